@@ -1,0 +1,1 @@
+"""What a trained thing is on disk, and how a scan becomes its input."""

@@ -1,0 +1,1 @@
+"""The science in torch: networks, losses, metrics; pure functions over tensors."""

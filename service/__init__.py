@@ -1,0 +1,1 @@
+"""Serves artefacts: segments scans over HTTP."""

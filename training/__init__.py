@@ -1,0 +1,1 @@
+"""Makes artefacts: federated algorithms, the engines that run them, and their data."""
