@@ -1,0 +1,178 @@
+"""The task, said once: what is segmented, in what kind of image, and how it reaches the network.
+
+A `task.yaml` lies at the root of a federation folder, travels in every manifest, and is carried out by
+`model_store.preprocessing` for training and serving alike.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from model_store.errors import TaskError
+
+Plane = Literal["axial", "coronal", "sagittal"]
+MaskValue = Annotated[int, Field(ge=0, le=65535)]
+
+# Four poolings by two: a U-Net's input sides must be multiples of this.
+SIZE_MULTIPLE = 16
+
+
+class TaskClass(NamedTuple):
+    """One softmax class: an atom of the labels (see `Task.classes`)."""
+
+    index: int
+    labels: tuple[str, ...]
+    values: tuple[int, ...]
+
+
+class Normalisation(BaseModel):
+    """From raw intensities to the network's: clip to `window`, clip to `percentiles`, then `method`.
+
+    `scope` says over what the percentiles and the moments are taken: each image (slice), or the volume it
+    belongs to. A 2-D scan is its own volume.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    scope: Literal["image", "volume"] = "image"
+    method: Literal["zscore", "minmax", "none"] = "zscore"
+    window: tuple[float, float] | None = None
+    percentiles: tuple[float, float] | None = None
+
+    @field_validator("window", "percentiles")
+    @classmethod
+    def _ordered(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not value[0] < value[1]:
+            raise ValueError(f"expected [low, high] with low < high, found {list(value)}")
+        return value
+
+
+class Task(BaseModel):
+    """A segmentation task.
+
+    `labels` maps a label's name to the mask values that belong to it. Labels may nest or overlap (an optic
+    disc is {1, 2}, its cup {2}); a mask value in neither `labels` nor `background` is refused.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")
+    labels: dict[str, tuple[MaskValue, ...]] = Field(min_length=1)
+    background: tuple[MaskValue, ...] = (0,)
+    channels: Literal[1, 3] = 1
+    colour: Literal["refuse", "luminance", "replicate"] = "refuse"
+    neighbours: int = Field(default=0, ge=0, le=3)
+    plane: Plane = "axial"
+    normalisation: Normalisation = Normalisation()
+    size: tuple[int, int]
+    patient: str | None = None
+
+    @field_validator("size")
+    @classmethod
+    def _multiple(cls, size: tuple[int, int]) -> tuple[int, int]:
+        for side in size:
+            if side % SIZE_MULTIPLE or not SIZE_MULTIPLE <= side <= 1024:
+                raise ValueError(
+                    f"each side of the network's input must be a multiple of {SIZE_MULTIPLE} up to 1024, "
+                    f"found {list(size)}"
+                )
+        return size
+
+    @field_validator("patient")
+    @classmethod
+    def _has_group(cls, pattern: str | None) -> str | None:
+        if pattern is not None:
+            try:
+                groups = re.compile(pattern).groupindex
+            except re.error as error:
+                raise ValueError(f"not a regular expression: {error}") from error
+            if "patient" not in groups:
+                raise ValueError("the expression needs a group named 'patient': (?P<patient>…)")
+        return pattern
+
+    @model_validator(mode="after")
+    def _disjoint(self) -> Task:
+        for label, values in self.labels.items():
+            if not values:
+                raise ValueError(f"label '{label}' has no mask value")
+            shared = set(values) & set(self.background)
+            if shared:
+                raise ValueError(f"mask values {sorted(shared)} are both background and label '{label}'")
+        return self
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the network's input: the scan's, times the slice and its neighbours."""
+        return self.channels * (2 * self.neighbours + 1)
+
+    @cached_property
+    def classes(self) -> tuple[TaskClass, ...]:
+        """The softmax classes: background, then one per distinct set of labels a mask value can bear.
+
+        These atoms exclude each other, which labels need not: disc = {1, 2} and cup = {2} give the classes
+        background, {disc} and {disc, cup}. Ordered by the smallest mask value.
+        """
+        bears: dict[int, tuple[str, ...]] = {}
+        for value in sorted({v for values in self.labels.values() for v in values}):
+            bears[value] = tuple(label for label, values in self.labels.items() if value in values)
+        atoms: dict[tuple[str, ...], list[int]] = {}
+        for value, labels in bears.items():
+            atoms.setdefault(labels, []).append(value)
+        background = TaskClass(0, (), tuple(self.background))
+        return (
+            background,
+            *(TaskClass(i, labels, tuple(values)) for i, (labels, values) in enumerate(atoms.items(), 1)),
+        )
+
+    def label_classes(self, label: str) -> tuple[int, ...]:
+        """Indices of the classes whose union is `label`."""
+        return tuple(c.index for c in self.classes if label in c.labels)
+
+    def lookup(self) -> NDArray[np.int16]:
+        """[max value + 1] -> class index, -1 for a value outside the task."""
+        table = np.full(max(v for c in self.classes for v in c.values) + 1, -1, dtype=np.int16)
+        for task_class in self.classes:
+            table[list(task_class.values)] = task_class.index
+        return table
+
+    def patient_of(self, stem: str) -> str:
+        """The patient a file belongs to, by its name without suffix; the name itself without a pattern."""
+        if self.patient is None:
+            return stem
+        found = re.search(self.patient, stem)
+        if found is None or not found["patient"]:
+            raise TaskError(
+                f"'{stem}': no patient in the name; task '{self.name}' reads it with {self.patient!r}. "
+                "Rename the file, or correct `patient` in task.yaml"
+            )
+        return found["patient"]
+
+    @classmethod
+    def load(cls, path: Path) -> Task:
+        """Read a task.yaml. Raises TaskError naming the file and every field that is wrong."""
+        try:
+            content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise TaskError(f"{path}: cannot be read as YAML: {error}") from error
+        if not isinstance(content, dict):
+            raise TaskError(f"{path}: expected a mapping of fields, found {type(content).__name__}")
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            problems = "; ".join(
+                f"{'.'.join(map(str, e['loc'])) or 'task'}: {e['msg']}" for e in error.errors()
+            )
+            raise TaskError(f"{path}: {problems}") from error
+
+    def dump(self, path: Path) -> None:
+        """Write the task as YAML that `load` reads back to an equal task."""
+        content = self.model_dump(mode="json", exclude_none=True)
+        path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
