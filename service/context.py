@@ -1,0 +1,45 @@
+"""What a running API holds, built once in the lifespan and found by every route at `request.app.state.locum`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import Depends, Request
+
+from service.settings import Settings
+
+if TYPE_CHECKING:
+    from model_store.store import Store
+    from service.database import Database
+    from service.health import Readiness
+    from service.inference.admission import Admission
+    from service.inference.sessions import SessionCache
+    from service.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class Context:
+    """The parts of one API process.
+
+    `sessions` and `admission` bound what inference may cost; `readiness` is refreshed in the background, so that asking for
+    health waits for nobody.
+    """
+
+    settings: Settings
+    store: Store
+    database: Database
+    sessions: SessionCache
+    admission: Admission
+    metrics: Metrics
+    readiness: Readiness
+
+
+def context_of(request: Request) -> Context:
+    """The context of the app that received this request."""
+    context: Context = request.app.state.locum
+    return context
+
+
+InContext = Annotated[Context, Depends(context_of)]
+"""A route parameter: `def route(context: InContext) -> ...`."""

@@ -1,0 +1,85 @@
+"""Every knob of the service: an environment variable `LOCUM_<NAME>`, each with a default for a laptop without a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _absolute(path: Path) -> Path:
+    # A worker, or a server started by a process manager, has another working directory than the person who wrote the
+    # setting: a relative path is fixed once, here.
+    return path.expanduser().absolute()
+
+
+Folder = Annotated[Path, AfterValidator(_absolute)]
+
+MEBIBYTE = 1024 * 1024
+
+
+class Settings(BaseSettings):
+    """What the API and the worker are told from outside; frozen, so that both see the same thing all their life."""
+
+    model_config = SettingsConfigDict(env_prefix="LOCUM_", frozen=True, validate_default=True)
+
+    # where things are
+    store: Folder = Field(Path(".locum/store"), description="folder of the published artefacts")
+    state_dir: Folder = Field(Path(".locum/state"), description="database, embedded Redis, spooled uploads")
+    database_url: SecretStr | None = Field(
+        None,
+        description="SQLAlchemy URL, for example postgresql+psycopg://...; SQLite in state_dir when unset",
+    )
+    redis_url: SecretStr | None = Field(
+        None, description="redis://, rediss:// or unix:// URL; a Redis of Locum's own in state_dir when unset"
+    )
+
+    # the listening socket: loopback, because Locum itself authenticates nobody
+    host: str = "127.0.0.1"
+    port: int = Field(8000, ge=0, le=65535)
+
+    # what one request may cost
+    max_upload_bytes: int = Field(512 * MEBIBYTE, gt=0, description="size of one uploaded scan")
+    max_decompressed_bytes: int = Field(2048 * MEBIBYTE, gt=0, description="its size after gzip or deflate")
+    max_pixels: int = Field(64_000_000, gt=0, description="height times width of a two-dimensional image")
+    max_voxels: int = Field(256_000_000, gt=0, description="number of voxels of a volume, channels included")
+
+    # how much work goes on at once
+    inference_slots: int = Field(1, gt=0, description="scans that are segmented at the same time")
+    inference_queue: int = Field(
+        8, ge=0, description="scans that may wait for a slot; beyond, 503 with Retry-After"
+    )
+    session_cache: int = Field(
+        4, gt=0, description="networks that are kept loaded, least recently used dropped"
+    )
+    threads: int = Field(0, ge=0, description="cores per inference; 0 leaves it to onnxruntime")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="where inference runs; `cuda` refuses to fall back to the CPU"
+    )
+
+    # the worker
+    embedded_worker: bool = Field(True, description="`python -m service` starts a worker of its own")
+    hard_limit_seconds: int = Field(6 * 3600, gt=0, description="a task that runs longer is killed")
+    verify_every_seconds: int = Field(
+        24 * 3600,
+        ge=0,
+        description="how often the worker hashes every artefact again; 0 leaves it to the operator",
+    )
+
+    # what is said about it all
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_format: Literal["json", "plain"] = "json"
+
+    @property
+    def resolved_database_url(self) -> str:
+        """The SQLAlchemy URL in force."""
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.state_dir / 'locum.db'}"
+
+    @property
+    def spool(self) -> Path:
+        """Where an upload lies while it is answered; emptied at start, because nothing in it outlives its request."""
+        return self.state_dir / "spool"
