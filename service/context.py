@@ -1,4 +1,4 @@
-"""What a running API holds, built once in the lifespan and found by every route at `request.app.state.locum`."""
+"""What a running API holds: built once in the lifespan, found by every route at `request.app.state.locum`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from service.settings import Settings
 
 if TYPE_CHECKING:
     from model_store.store import Store
+
     from service.database import Database
-    from service.health import Readiness
     from service.inference.admission import Admission
     from service.inference.sessions import SessionCache
     from service.metrics import Metrics
+    from service.readiness import Readiness
 
 
 @dataclass(frozen=True)
 class Context:
     """The parts of one API process.
 
-    `sessions` and `admission` bound what inference may cost; `readiness` is refreshed in the background, so that asking for
-    health waits for nobody.
+    `sessions` and `admission` bound what inference may cost; `readiness` is refreshed in the background, so
+    that asking for health waits for nobody.
     """
 
     settings: Settings

@@ -1,4 +1,4 @@
-"""Every knob of the service: an environment variable `LOCUM_<NAME>`, each with a default for a laptop without a GPU."""
+"""Every knob of the service: `LOCUM_<NAME>` in the environment, its default fit for a laptop without a GPU."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 def _absolute(path: Path) -> Path:
-    # A worker, or a server started by a process manager, has another working directory than the person who wrote the
-    # setting: a relative path is fixed once, here.
+    # A worker, or a server that a process manager starts, has another working directory than the person who
+    # wrote the setting: a relative path is fixed once, here.
     return path.expanduser().absolute()
 
 
@@ -21,7 +21,7 @@ MEBIBYTE = 1024 * 1024
 
 
 class Settings(BaseSettings):
-    """What the API and the worker are told from outside; frozen, so that both see the same thing all their life."""
+    """What the API and the worker are told from outside; frozen, so that neither changes under a request."""
 
     model_config = SettingsConfigDict(env_prefix="LOCUM_", frozen=True, validate_default=True)
 
@@ -30,7 +30,7 @@ class Settings(BaseSettings):
     state_dir: Folder = Field(Path(".locum/state"), description="database, embedded Redis, spooled uploads")
     database_url: SecretStr | None = Field(
         None,
-        description="SQLAlchemy URL, for example postgresql+psycopg://...; SQLite in state_dir when unset",
+        description="SQLAlchemy URL, such as postgresql+psycopg://...; SQLite in state_dir when unset",
     )
     redis_url: SecretStr | None = Field(
         None, description="redis://, rediss:// or unix:// URL; a Redis of Locum's own in state_dir when unset"
@@ -48,11 +48,9 @@ class Settings(BaseSettings):
 
     # how much work goes on at once
     inference_slots: int = Field(1, gt=0, description="scans that are segmented at the same time")
-    inference_queue: int = Field(
-        8, ge=0, description="scans that may wait for a slot; beyond, 503 with Retry-After"
-    )
+    inference_queue: int = Field(8, ge=0, description="scans that may wait for a slot; beyond, 503")
     session_cache: int = Field(
-        4, gt=0, description="networks that are kept loaded, least recently used dropped"
+        4, gt=0, description="networks kept loaded; the least recently used goes first"
     )
     threads: int = Field(0, ge=0, description="cores per inference; 0 leaves it to onnxruntime")
     device: Literal["auto", "cpu", "cuda"] = Field(
@@ -65,7 +63,7 @@ class Settings(BaseSettings):
     verify_every_seconds: int = Field(
         24 * 3600,
         ge=0,
-        description="how often the worker hashes every artefact again; 0 leaves it to the operator",
+        description="how often the worker hashes every artefact again; 0: never by itself",
     )
 
     # what is said about it all
@@ -81,5 +79,5 @@ class Settings(BaseSettings):
 
     @property
     def spool(self) -> Path:
-        """Where an upload lies while it is answered; emptied at start, because nothing in it outlives its request."""
+        """Where an upload lies while it is answered; nothing in it outlives its request."""
         return self.state_dir / "spool"
