@@ -1,0 +1,90 @@
+"""One published version: a folder whose files are checked against the manifest before they are used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from model_store.digest import sha256, sha256_of_file
+from model_store.errors import ArtefactDamaged
+from model_store.manifest import AnyManifest, parse_manifest
+
+MANIFEST = "manifest.json"
+DIGEST_FILE = "manifest.sha256"
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """A version of a name, with its manifest read and found whole."""
+
+    name: str
+    version: int
+    digest: str
+    path: Path
+    manifest: AnyManifest
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.version}"
+
+    @property
+    def published(self) -> datetime:
+        """When it was published (UTC), as the file system remembers."""
+        return datetime.fromtimestamp((self.path / MANIFEST).stat().st_mtime, UTC)
+
+    @classmethod
+    def read_from(cls, path: Path, name: str, version: int) -> Artefact:
+        """Read and check the manifest of a version's folder. Raises ArtefactDamaged, UnknownKind."""
+        where = f"{name}@{version}"
+        try:
+            content = (path / MANIFEST).read_bytes()
+            recorded = (path / DIGEST_FILE).read_text(encoding="ascii")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArtefactDamaged(f"{where}: {error}; publish the artefact again") from error
+        if sha256(content) != recorded:
+            raise ArtefactDamaged(
+                f"{where}: {MANIFEST} was changed: expected {recorded}, found {sha256(content)}; "
+                "publish the artefact again"
+            )
+        manifest = parse_manifest(content, where)
+        if manifest.name != name:
+            raise ArtefactDamaged(f"{where}: {MANIFEST} says it is '{manifest.name}'; it was moved by hand")
+        return cls(name, version, recorded, path, manifest)
+
+    def ancestors(self) -> set[str]:
+        """Digests this artefact is composed of or was made from, one step back."""
+        return {*self.manifest.references().values(), *self.manifest.lineage.parents}
+
+    def path_of(self, file: str) -> Path:
+        """Path of one of its files, size checked. Raises ArtefactDamaged."""
+        entry = self.manifest.files.get(file)
+        if entry is None:
+            raise ArtefactDamaged(
+                f"{self}: has no file {file}, only {', '.join(sorted(self.manifest.files))}"
+            )
+        path = self.path / file
+        size = path.stat().st_size if path.is_file() else None
+        if size != entry.size:
+            found = "no file" if size is None else f"{size} bytes"
+            raise ArtefactDamaged(
+                f"{self}: {file}: expected {entry.size} bytes, found {found}; publish the artefact again"
+            )
+        return path
+
+    def read(self, file: str) -> bytes:
+        """The bytes of one of its files, checked against the manifest. Raises ArtefactDamaged."""
+        content = self.path_of(file).read_bytes()
+        self._check(file, sha256(content))
+        return content
+
+    def verify(self) -> None:
+        """Hash every file. Raises ArtefactDamaged naming the first that is not what was published."""
+        for file in self.manifest.files:
+            self._check(file, sha256_of_file(self.path_of(file)))
+
+    def _check(self, file: str, found: str) -> None:
+        expected = self.manifest.files[file].sha256
+        if found != expected:
+            raise ArtefactDamaged(
+                f"{self}: {file}: expected {expected}, found {found}; publish the artefact again"
+            )

@@ -1,0 +1,149 @@
+"""What an artefact says about itself: everything that serving it needs, and where it came from.
+
+A manifest carries no time and no version number: the same training gives the same bytes and so the same
+digest. Which version it became, and when, is the store's business.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    JsonValue,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+
+from model_store.digest import Digest
+from model_store.errors import UnknownKind
+from model_store.guard import ReferenceStatistics
+from model_store.task import Task
+
+SCHEMA_VERSION = 1
+
+WEIGHTS = "weights.safetensors"
+GRAPH = "graph.onnx"
+
+# Dots join a composite's name to its part's (`brain.global`); no leading dot, no separator, no `@`.
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class FileEntry(_Frozen):
+    """Size in bytes and sha256 of one file of the artefact."""
+
+    size: int = Field(ge=0)
+    sha256: Digest
+
+
+class NetworkSpec(_Frozen):
+    """A registered network's name and its keyword arguments."""
+
+    name: str
+    arguments: dict[str, JsonValue]
+
+
+class Lineage(_Frozen):
+    """Where an artefact came from. `parents` are digests of artefacts; `details` the run's configuration."""
+
+    method: str
+    run: str
+    sites: tuple[str, ...]
+    rounds: int = Field(ge=0)
+    seed: int
+    parents: tuple[Digest, ...] = ()
+    details: dict[str, JsonValue] = {}
+
+
+class BaseManifest(_Frozen):
+    """What every kind has. `part_of` names the composite it belongs to: parts are not offered alone."""
+
+    schema_version: Literal[1] = SCHEMA_VERSION
+    name: Name
+    part_of: Name | None = None
+    task: Task
+    lineage: Lineage
+    metrics: dict[str, FiniteFloat] = {}
+    software: dict[str, str] = {}
+    files: dict[Name, FileEntry] = {}
+
+    def references(self) -> dict[str, str]:
+        """Role -> digest of each artefact this one is composed of."""
+        return {}
+
+    def to_bytes(self) -> bytes:
+        """The canonical bytes: what the digest is taken of."""
+        content = self.model_dump(mode="json", exclude_none=True)
+        return (json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+class ModelManifest(BaseManifest):
+    """One network: its weights and the graph that is served.
+
+    The graph maps `image` float32 [B, C, H, W] (B free) to `probabilities` float32 [B, classes, H, W].
+    `site` names the hospital an inside-personalized model belongs to. `statistics` is what the guard knows
+    of the scans it was trained on.
+    """
+
+    kind: Literal["model"] = "model"
+    role: str = "global"
+    site: str | None = None
+    network: NetworkSpec
+    statistics: ReferenceStatistics | None = None
+
+
+class RoutingSpaceManifest(BaseManifest):
+    """IOP-FL: a global model and the federation's inside-personalized models, by digest."""
+
+    kind: Literal["routing-space"] = "routing-space"
+    global_model: Digest
+    inside: dict[str, Digest]
+
+    @model_validator(mode="after")
+    def _only_parts(self) -> RoutingSpaceManifest:
+        if self.part_of is not None:
+            raise ValueError("a routing space is offered itself and is no part of another")
+        return self
+
+    def references(self) -> dict[str, str]:
+        """`global` and each site -> digest."""
+        return {"global": self.global_model, **self.inside}
+
+
+AnyManifest = ModelManifest | RoutingSpaceManifest
+_ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(Annotated[AnyManifest, Field(discriminator="kind")])
+KINDS = ("model", "routing-space")
+
+
+def parse_manifest(content: bytes, where: str) -> AnyManifest:
+    """Read a manifest; `where` names it in the error. Raises UnknownKind."""
+    try:
+        raw: Any = json.loads(content)
+    except ValueError as error:
+        raise UnknownKind(
+            f"{where}: manifest.json is not JSON ({error}); publish the artefact again"
+        ) from error
+    found = raw if isinstance(raw, dict) else {}
+    version, kind = found.get("schema_version"), found.get("kind")
+    if version != SCHEMA_VERSION:
+        raise UnknownKind(
+            f"{where}: expected schema_version {SCHEMA_VERSION}, found {version!r}; a newer Locum may read it"
+        )
+    if kind not in KINDS:
+        raise UnknownKind(
+            f"{where}: expected a kind in {', '.join(KINDS)}, found {kind!r}; a newer Locum may read it"
+        )
+    try:
+        return _ADAPTER.validate_python(raw, strict=False)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise UnknownKind(f"{where}: not a {kind} manifest: {problems}") from error

@@ -1,0 +1,272 @@
+"""The store: immutable, numbered versions of artefacts in a folder.
+
+ROOT/NAME/3/manifest.json        the artefact, files read-only
+ROOT/NAME/3/manifest.sha256      its digest, by which everything refers to it
+ROOT/NAME/3.withdrawn.json       a tombstone beside it, if it was withdrawn
+ROOT/.staging/                   where a version is written before one rename makes it visible
+"""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact
+from model_store.digest import sha256
+from model_store.durable import sync_folder, write_durably
+from model_store.errors import ArtefactWithdrawn, PublishRefused, ReferenceInvalid, ReferenceNotFound
+from model_store.manifest import GRAPH, WEIGHTS, AnyManifest, FileEntry, ModelManifest
+from model_store.reference import NAME, parse_reference
+
+# A publish takes seconds; what is older was left by a process that died.
+_STAGING_LIFETIME_S = 3600.0
+
+
+class Tombstone(BaseModel):
+    """Why, by whom and when (UTC) a version was withdrawn."""
+
+    actor: str
+    reason: str
+    time: datetime
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version as listed. `flagged` holds the withdrawn artefacts (`name@version`) it descends from."""
+
+    artefact: Artefact
+    withdrawn: Tombstone | None
+    flagged: tuple[str, ...]
+
+
+class Store:
+    """A folder of artefacts. Safe for many processes at once; the folder need not exist yet."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+        # Versions never change, so a manifest read once stays read.
+        self._known: dict[Path, Artefact] = {}
+
+    # ------------------------------------------------------------------ publish
+
+    def publish(self, manifest: AnyManifest, files: Mapping[str, bytes]) -> Artefact:
+        """Make `files` the next version of `manifest.name`; the manifest's own `files` are filled in here.
+
+        Atomic and idempotent: nobody ever sees half a version, and content that is already a version of this
+        name is returned as that version.
+
+        Raises:
+            PublishRefused: the files do not fit the kind, a reference is not in the store or does not fit.
+            ArtefactWithdrawn: the same content was published before and withdrawn.
+        """
+        self._check_draft(manifest, files)
+        entries = {name: FileEntry(size=len(data), sha256=sha256(data)) for name, data in files.items()}
+        manifest = manifest.model_copy(update={"files": entries})
+        content = manifest.to_bytes()
+        digest = sha256(content)
+        with self._locked(manifest.name) as folder:
+            for number in self._numbers(manifest.name):
+                if self._artefact(manifest.name, number).digest == digest:
+                    return self._refuse_withdrawn(self._artefact(manifest.name, number))
+            staged = self.root / ".staging" / uuid.uuid4().hex
+            staged.mkdir(parents=True)
+            for name, data in {**files, MANIFEST: content, DIGEST_FILE: digest.encode()}.items():
+                write_durably(staged / name, data, mode=0o444)
+            number = max(self._numbers(manifest.name), default=0) + 1
+            staged.rename(folder / str(number))
+            sync_folder(folder)
+        return self._artefact(manifest.name, number)
+
+    def _check_draft(self, manifest: AnyManifest, files: Mapping[str, bytes]) -> None:
+        if isinstance(manifest, ModelManifest):
+            missing = {WEIGHTS, GRAPH} - set(files)
+            if missing:
+                raise PublishRefused(
+                    f"{manifest.name}: a model needs {WEIGHTS} and {GRAPH}, missing {missing}"
+                )
+            return
+        parts: dict[str, ModelManifest] = {}
+        for role, digest in manifest.references().items():
+            try:
+                part = self.by_digest(digest).manifest
+            except (ReferenceNotFound, ArtefactWithdrawn) as error:
+                raise PublishRefused(f"{manifest.name}: its part '{role}' cannot be used: {error}") from error
+            if not isinstance(part, ModelManifest):
+                raise PublishRefused(f"{manifest.name}: its part '{role}' is a {part.kind}, expected a model")
+            parts[role] = part
+        reference = next(iter(parts.values()))
+        for role, part in parts.items():
+            if part.network != reference.network or part.task != manifest.task:
+                raise PublishRefused(
+                    f"{manifest.name}: its part '{role}' has another architecture or task "
+                    f"({part.network.name} {part.network.arguments}, task {part.task.name}) than "
+                    f"{reference.network.name} {reference.network.arguments}, task {manifest.task.name}"
+                )
+
+    # ------------------------------------------------------------------ open
+
+    def open(self, reference: str, *, verify: bool = True) -> Artefact:
+        """The artefact a reference stands for: `name` (its newest version not withdrawn), `name@3`,
+        `name@sha256:…`. With `verify`, every file is hashed first.
+
+        Raises:
+            ReferenceInvalid, ReferenceNotFound, ArtefactWithdrawn, ArtefactDamaged, UnknownKind.
+        """
+        name, number, digest = parse_reference(reference)
+        numbers = self._numbers(name)
+        if digest is not None:
+            numbers = [n for n in numbers if self._artefact(name, n).digest == digest]
+        elif number is not None:
+            numbers = [n for n in numbers if n == number]
+        if not numbers:
+            known = ", ".join(str(n) for n in self._numbers(name))
+            raise ReferenceNotFound(
+                f"'{reference}' is not in the store; "
+                + (
+                    f"'{name}' has the versions {known}"
+                    if known
+                    else f"names: {', '.join(self.names()) or 'none'}"
+                )
+            )
+        if number is None and digest is None:
+            numbers = [n for n in numbers if self.tombstone(name, n) is None] or numbers
+        artefact = self._refuse_withdrawn(self._artefact(name, numbers[-1]))
+        if verify:
+            artefact.verify()
+        return artefact
+
+    def by_digest(self, digest: str) -> Artefact:
+        """The artefact with this digest, whatever its name; not verified. Raises as `open`."""
+        for artefact in self._all():
+            if artefact.digest == digest:
+                return self._refuse_withdrawn(artefact)
+        raise ReferenceNotFound(f"'{digest}' is not in the store; publish or copy that artefact first")
+
+    # ------------------------------------------------------------------ list
+
+    def names(self) -> list[str]:
+        """Names that have a version, sorted."""
+        if not self.root.is_dir():
+            return []
+        return sorted(p.name for p in self.root.iterdir() if NAME.fullmatch(p.name) and self._numbers(p.name))
+
+    def versions(self, name: str) -> list[Version]:
+        """Every version of a name, oldest first, withdrawn ones too. Raises ReferenceNotFound."""
+        numbers = self._numbers(name)
+        if not numbers:
+            raise ReferenceNotFound(
+                f"'{name}' is not in the store; names: {', '.join(self.names()) or 'none'}"
+            )
+        withdrawn = self._withdrawn()
+        flags: dict[str, list[str]] = {}
+        for ancestor in withdrawn:
+            for child in self.descendants(ancestor.digest):
+                flags.setdefault(child.digest, []).append(str(ancestor))
+        artefacts = [self._artefact(name, number) for number in numbers]
+        return [
+            Version(a, self.tombstone(a.name, a.version), tuple(flags.get(a.digest, ()))) for a in artefacts
+        ]
+
+    def descendants(self, digest: str) -> list[Artefact]:
+        """Every artefact that is composed of, or was made from, the one with this digest, transitively."""
+        found: list[Artefact] = []
+        reached = {digest}
+        everything = list(self._all())
+        grown = True
+        while grown:
+            grown = False
+            for artefact in everything:
+                if artefact.digest not in reached and reached & artefact.ancestors():
+                    reached.add(artefact.digest)
+                    found.append(artefact)
+                    grown = True
+        return found
+
+    def tombstone(self, name: str, version: int) -> Tombstone | None:
+        """The tombstone of a version, if it was withdrawn."""
+        path = self._tombstone_path(name, version)
+        return Tombstone.model_validate_json(path.read_bytes()) if path.exists() else None
+
+    # ------------------------------------------------------------------ withdraw, prune
+
+    def withdraw(self, reference: str, *, actor: str, reason: str) -> list[Artefact]:
+        """Put a tombstone on a version: it no longer opens. Returns the descendants that are now flagged."""
+        if not actor.strip() or not reason.strip():
+            raise PublishRefused(f"withdrawing '{reference}' needs an actor and a reason, found an empty one")
+        artefact = self.open(reference, verify=False)
+        tombstone = Tombstone(actor=actor, reason=reason, time=datetime.now(UTC))
+        with self._locked(artefact.name):
+            write_durably(
+                self._tombstone_path(artefact.name, artefact.version), tombstone.model_dump_json().encode()
+            )
+        return self.descendants(artefact.digest)
+
+    def prune(self) -> list[Path]:
+        """Delete what nobody can open: abandoned staging, and the files of withdrawn versions (their manifest
+        and tombstone stay, so history keeps its answers). Returns what was deleted."""
+        deleted: list[Path] = []
+        for staged in (self.root / ".staging").glob("*"):
+            if time.time() - staged.stat().st_mtime > _STAGING_LIFETIME_S:
+                shutil.rmtree(staged, ignore_errors=True)
+                deleted.append(staged)
+        for artefact in self._withdrawn():
+            for name in artefact.manifest.files:
+                path = artefact.path / name
+                if path.exists():
+                    path.unlink()
+                    deleted.append(path)
+        return deleted
+
+    # ------------------------------------------------------------------ inside
+
+    def _numbers(self, name: str) -> list[int]:
+        folder = self.root / name
+        if not folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+
+    def _artefact(self, name: str, number: int) -> Artefact:
+        path = self.root / name / str(number)
+        if path not in self._known:
+            self._known[path] = Artefact.read_from(path, name, number)
+        return self._known[path]
+
+    def _all(self) -> Iterator[Artefact]:
+        for name in self.names():
+            for number in self._numbers(name):
+                yield self._artefact(name, number)
+
+    def _withdrawn(self) -> list[Artefact]:
+        return [a for a in self._all() if self._tombstone_path(a.name, a.version).exists()]
+
+    def _tombstone_path(self, name: str, version: int) -> Path:
+        return self.root / name / f"{version}.withdrawn.json"
+
+    def _refuse_withdrawn(self, artefact: Artefact) -> Artefact:
+        tombstone = self.tombstone(artefact.name, artefact.version)
+        if tombstone is not None:
+            raise ArtefactWithdrawn(
+                f"'{artefact}' was withdrawn by {tombstone.actor} on {tombstone.time:%Y-%m-%d}: "
+                f"{tombstone.reason}. Use another version"
+            )
+        return artefact
+
+    @contextmanager
+    def _locked(self, name: str) -> Iterator[Path]:
+        """One writer per name at a time, over all processes."""
+        if not NAME.fullmatch(name):
+            raise ReferenceInvalid(f"'{name}' cannot name an artefact: letters, digits, '_', '.', '-' only")
+        folder = self.root / name
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / ".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield folder
