@@ -1,0 +1,198 @@
+"""What a federated method is, said without any engine.
+
+A method is an object with pure steps. It reads and writes no files, uses no global random state and chooses no
+device: whatever it needs is handed to it, whatever it makes it returns. An engine runs it: processes on one
+machine, or real hospitals over a network.
+
+The run follows the method's `plan`: phases (rounds at the sites, then one server step per round) and server
+stages (steps on the server alone), in order.
+
+    for each phase, for each round:
+        site:    received = broadcast(...)          -> client_step(...)  -> uploads, and a memory that stays there
+        server:  uploads reduced group by group     -> server_step(...)  -> the server's memory
+    for each server stage, for each step:
+        server:  server_stage(...)                                       -> the server's memory
+
+What travels is declared in groups. A group has a *kind*, by which a site's egress policy may refuse it, and a
+*reduction*, by which the engine combines what the sites sent:
+
+    mean     weighted by each site's `ClientResult.weight`; integer tensors are copied from the first site
+    sum      plain sum
+    concat   along the first axis, in site order
+    collect  kept apart, by site
+
+A toy that federates a mean, in full:
+
+    class Mean(Algorithm[list[float]]):
+        def plan(self): return (Phase("sum", 1, (), (Group("total", "statistics", "sum"),)),)
+        def initial(self, context): return Memory()
+        def broadcast(self, phase, server, site): return {}
+        def client_step(self, context, received, memory, data):
+            total = torch.tensor([sum(data), len(data)], dtype=torch.float64)
+            return ClientResult({"total": {"sum_count": total}}, weight=len(data))
+        def server_step(self, context, server, round_):
+            total, count = round_.reduced["total"]["sum_count"]
+            return Memory({}, {"mean": float(total / count)})
+        def publication(self, server): return Publication("none", ())
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
+
+import torch
+
+Kind = Literal["weights", "features", "statistics", "images"]
+Reduction = Literal["mean", "sum", "concat", "collect"]
+State = dict[str, torch.Tensor]
+Data = TypeVar("Data")
+
+
+@dataclass(frozen=True)
+class Group:
+    """A named set of tensors that travels together.
+
+    `essential` says whether a site that does not let this kind out can take part at all. When it is False, such
+    a site takes part without the group.
+    """
+
+    name: str
+    kind: Kind
+    reduction: Reduction = "mean"
+    essential: bool = True
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Rounds of work at the sites.
+
+    `downloads` names the groups of `broadcast` (their reduction plays no part). A phase with `consent` runs only
+    at sites whose hospital said yes to it. `everyone` takes all sites whatever the participation of the run.
+    """
+
+    name: str
+    rounds: int
+    downloads: tuple[Group, ...]
+    uploads: tuple[Group, ...]
+    consent: bool = False
+    everyone: bool = False
+
+
+@dataclass(frozen=True)
+class ServerStage:
+    """Work of the server alone, in steps that are checkpointed one by one."""
+
+    name: str
+    steps: int
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the server, or one site, carries from round to round: tensors, and small JSON facts."""
+
+    tensors: State = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a step finds itself. `round` counts from 0 within its phase or stage.
+
+    `generator(purpose)` gives a fresh CPU generator that depends on the run's seed, the phase, the round, the
+    site and the purpose, and on nothing else: the same call gives the same numbers again.
+    """
+
+    phase: str
+    round: int
+    rounds: int
+    device: torch.device
+    generator: Callable[[str], torch.Generator]
+    site: str | None = None
+
+
+@dataclass(frozen=True)
+class ClientResult:
+    """What one site made of a round.
+
+    Only `uploads`, `weight` and `metrics` leave the site; `memory` stays (None: leave it as it was). Metrics are
+    numbers for a person to watch; they count as statistics, and a site that keeps statistics in keeps them too.
+    """
+
+    uploads: Mapping[str, State]
+    weight: float
+    memory: Memory | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What the server receives: groups reduced by mean, sum or concat, and groups collected by site.
+
+    `weights` has the sites that delivered, in site order. A group that no site let out is absent.
+    """
+
+    reduced: Mapping[str, State]
+    collected: Mapping[str, Mapping[str, State]]
+    weights: Mapping[str, float]
+    metrics: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class ModelDraft:
+    """One trained network, ready to become an artefact. `site` is None for a model of the whole federation."""
+
+    role: str
+    weights: State
+    site: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What a finished run offers: the artefact's kind, its models, and facts for the lineage."""
+
+    kind: str
+    models: tuple[ModelDraft, ...]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Algorithm(ABC, Generic[Data]):
+    """A federated method. Must be picklable: engines send it to other processes."""
+
+    @abstractmethod
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """Everything the run does, in order."""
+
+    @abstractmethod
+    def initial(self, context: Context) -> Memory:
+        """The server's memory before the first round."""
+
+    @abstractmethod
+    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
+        """The groups of `phase.downloads` for one site.
+
+        Return the *same* State object for sites that get the same: the engine then writes it once.
+        """
+
+    @abstractmethod
+    def client_step(
+        self, context: Context, received: Mapping[str, State], memory: Memory, data: Data
+    ) -> ClientResult:
+        """One round at one site. `received` and `memory` must not be changed in place."""
+
+    @abstractmethod
+    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+        """The server's memory after a round."""
+
+    def server_stage(self, context: Context, server: Memory) -> Memory:
+        """One step of a server stage; `context` names the stage and the step."""
+        raise TypeError(
+            f"{type(self).__name__} plans a server stage ({context.phase}) but defines no server_stage"
+        )
+
+    @abstractmethod
+    def publication(self, server: Memory) -> Publication:
+        """What the server's memory is worth publishing after the last step of the plan."""
