@@ -1,0 +1,76 @@
+"""One id per request: born here, in every answer (`Locum-Request`), every log line and every problem.
+
+The outermost middleware. It also ends what nothing else caught: an unexpected error becomes a plain 500
+problem, logged with the id and without its text being shown; a client that went away is no error at all.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import uuid
+from contextvars import ContextVar
+
+from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+REQUEST_HEADER = "Locum-Request"
+
+current_request: ContextVar[str] = ContextVar("locum_request", default="-")
+"""The id of the request being answered; `-` outside of one. For log records."""
+
+_log = logging.getLogger("locum.service")
+
+
+class RequestScope:
+    """ASGI middleware: gives the request its id and the response its `Locum-Request` header."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application inside the request's scope."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        # A client's own id is not taken over: ids are unique, and carry no text from outside into logs.
+        request_id = str(uuid.uuid4())
+        scope.setdefault("state", {})["request_id"] = request_id
+        token = current_request.set(request_id)
+        started = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)[REQUEST_HEADER] = request_id
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_with_id)
+        except ClientDisconnect:
+            _log.info("the client went away before its request was complete")
+        except Exception as error:
+            _log.error("unexpected %s while answering", type(error).__name__, exc_info=error)
+            if started:
+                raise
+            await _internal_error(request_id, send_with_id)
+        finally:
+            current_request.reset(token)
+
+
+async def _internal_error(request_id: str, send: Send) -> None:
+    """Answer 500 without any of the error's own words: they may hold paths or a patient's file name."""
+    body = json.dumps(
+        {
+            "type": "urn:locum:problem:internal-error",
+            "title": "Internal error",
+            "status": 500,
+            "detail": "The service failed while answering; its log holds the cause under this request's id.",
+            "instance": f"urn:uuid:{request_id}",
+        }
+    ).encode()
+    headers = [(b"content-type", b"application/problem+json"), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 500, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
