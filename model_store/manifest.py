@@ -7,7 +7,7 @@ digest. Which version it became, and when, is the store's business.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     BaseModel,
@@ -25,7 +25,7 @@ from model_store.errors import UnknownKind
 from model_store.guard import ReferenceStatistics
 from model_store.task import Task
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION: Final = 1
 
 WEIGHTS = "weights.safetensors"
 GRAPH = "graph.onnx"

@@ -7,9 +7,10 @@ A `task.yaml` lies at the root of a federation folder, travels in every manifest
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 import yaml
@@ -25,7 +26,8 @@ MaskValue = Annotated[int, Field(ge=0, le=65535)]
 SIZE_MULTIPLE = 16
 
 
-class TaskClass(NamedTuple):
+@dataclass(frozen=True)
+class TaskClass:
     """One softmax class: an atom of the labels (see `Task.classes`)."""
 
     index: int
@@ -102,7 +104,7 @@ class Task(BaseModel):
     def _disjoint(self) -> Task:
         for label, values in self.labels.items():
             if not values:
-                raise ValueError(f"label '{label}' has no mask value")
+                raise ValueError(f"labels: '{label}' has no mask value")
             shared = set(values) & set(self.background)
             if shared:
                 raise ValueError(f"mask values {sorted(shared)} are both background and label '{label}'")

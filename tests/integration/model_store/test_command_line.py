@@ -1,0 +1,66 @@
+"""`python -m model_store` as an operator runs it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from model_store.manifest import Lineage, ModelManifest, NetworkSpec
+from model_store.store import Store
+from model_store.task import Task
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    store = Store(tmp_path / "store")
+    for content in (b"1", b"2"):
+        store.publish(
+            ModelManifest(
+                name="brain",
+                task=Task(name="t", labels={"a": (1,)}, size=(32, 32)),
+                network=NetworkSpec(name="unet", arguments={}),
+                lineage=Lineage(method="fedavg", run="r", sites=("A",), rounds=1, seed=0),
+            ),
+            {"weights.safetensors": content, "graph.onnx": content},
+        )
+    return store.root
+
+
+def run(root: Path, *arguments: str) -> tuple[int, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "model_store", *arguments, "--store", str(root)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "COLUMNS": "200"},
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_list_show_verify_withdraw_prune(root: Path) -> None:
+    code, said = run(root, "list")
+    assert code == 0
+    assert "brain@1" in said
+    assert "brain@2" in said
+    code, said = run(root, "show", "brain@2")
+    assert '"kind": "model"' in said
+    code, said = run(root, "withdraw", "brain@2", "--actor", "ada", "--reason", "bad labels")
+    assert (code, "nothing descends" in said) == (0, True)
+    assert "withdrawn" in run(root, "list")[1]
+    assert run(root, "verify")[0] == 0
+    assert "2 deleted" in run(root, "prune")[1]
+
+
+def test_an_error_is_a_sentence_and_a_code(root: Path) -> None:
+    code, said = run(root, "show", "heart")
+    assert (code, "Traceback" in said) == (2, False)
+    assert "'heart' is not in the store; names: brain" in said
+    graph = root / "brain" / "1" / "graph.onnx"
+    graph.unlink()
+    code, said = run(root, "verify")
+    assert code == 1
+    assert "brain@1: graph.onnx: expected 1 bytes, found no file" in said

@@ -1,0 +1,62 @@
+"""Publishing from several processes at once, and from one that is killed on the way."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+from model_store.manifest import Lineage, ModelManifest, NetworkSpec
+from model_store.store import Store
+from model_store.task import Task
+
+
+def _publish(root: Path, contents: list[str]) -> None:
+    store = Store(root)
+    for content in contents:
+        store.publish(
+            ModelManifest(
+                name="brain",
+                task=Task(name="t", labels={"a": (1,)}, size=(32, 32)),
+                network=NetworkSpec(name="unet", arguments={}),
+                lineage=Lineage(method="fedavg", run="r", sites=("A",), rounds=1, seed=0),
+            ),
+            {"weights.safetensors": content.encode() * 1000, "graph.onnx": content.encode()},
+        )
+
+
+def test_two_processes_never_clash(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    # Both publish "shared": content that is already there must not become a second version.
+    workers = [
+        context.Process(target=_publish, args=(tmp_path, [f"{w}-{i}" for i in range(15)] + ["shared"]))
+        for w in "ab"
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+        assert worker.exitcode == 0
+    versions = Store(tmp_path).versions("brain")
+    assert [v.artefact.version for v in versions] == list(range(1, 32))
+    assert len({v.artefact.digest for v in versions}) == 31
+    for version in versions:
+        version.artefact.verify()
+
+
+def test_a_killed_publish_leaves_nothing_half_made(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    for round_ in range(3):
+        worker = context.Process(target=_publish, args=(tmp_path, [f"{round_}-{i}" for i in range(100_000)]))
+        worker.start()
+        seen = 3 * (round_ + 1)
+        while not (tmp_path / "brain" / str(seen)).exists():
+            assert worker.is_alive()
+        os.kill(worker.pid or 0, signal.SIGKILL)
+        worker.join()
+    store = Store(tmp_path)
+    for version in store.versions("brain"):
+        version.artefact.verify()
+    _publish(tmp_path, ["after"])
+    assert Store(tmp_path).open("brain").read("graph.onnx") == b"after"

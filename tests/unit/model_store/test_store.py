@@ -1,0 +1,197 @@
+"""The store: references, atomic and idempotent publishing, tampering, withdrawal, pruning."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_store.artefact import Artefact
+from model_store.errors import (
+    ArtefactDamaged,
+    ArtefactWithdrawn,
+    PublishRefused,
+    ReferenceInvalid,
+    ReferenceNotFound,
+    UnknownKind,
+)
+from model_store.manifest import Lineage, ModelManifest, NetworkSpec, RoutingSpaceManifest
+from model_store.store import Store
+from model_store.task import Task
+
+TASK = Task(name="t", labels={"a": (1,)}, size=(32, 32))
+UNET = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 4})
+LINEAGE = Lineage(method="fedavg", run="r", sites=("A", "B"), rounds=3, seed=0)
+
+
+def files(content: str = "w") -> dict[str, bytes]:
+    return {"weights.safetensors": content.encode(), "graph.onnx": b"graph of " + content.encode()}
+
+
+def model(name: str = "brain", **fields: Any) -> ModelManifest:
+    return ModelManifest.model_validate(
+        {"name": name, "task": TASK, "network": UNET, "lineage": LINEAGE, **fields}
+    )
+
+
+def space(parts: dict[str, Artefact]) -> RoutingSpaceManifest:
+    digests = {role: part.digest for role, part in parts.items()}
+    return RoutingSpaceManifest(
+        name="space", task=TASK, lineage=LINEAGE, global_model=digests.pop("global"), inside=digests
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "store")
+
+
+@pytest.fixture
+def routing_space(store: Store) -> Artefact:
+    parts = {
+        role: store.publish(model(f"space.{role}", part_of="space"), files(role))
+        for role in ("global", "A", "B")
+    }
+    return store.publish(space(parts), {})
+
+
+def test_every_kind_of_reference_opens_the_same_version(store: Store) -> None:
+    first = store.publish(model(), files("1"))
+    second = store.publish(model(), files("2"))
+    assert (first.version, second.version) == (1, 2)
+    assert store.open("brain") == second
+    assert store.open("brain@1") == first
+    assert store.open(f"brain@{first.digest}") == first
+    assert store.by_digest(second.digest) == second
+    assert store.open("brain").read("graph.onnx") == b"graph of 2"
+
+
+def test_another_process_reads_what_was_published(store: Store) -> None:
+    published = store.publish(model(statistics=None, metrics={"dice": 0.5}), files())
+    assert Store(store.root).open("brain") == published
+
+
+def test_publishing_the_same_content_again_makes_no_new_version(store: Store) -> None:
+    assert store.publish(model(), files()) == store.publish(model(), files())
+    assert [v.artefact.version for v in store.versions("brain")] == [1]
+
+
+@pytest.mark.parametrize(
+    "reference", ["", "../x", "a/b", "brain@0", "brain@latest", "brain@sha256:12", ".a", "a@"]
+)
+def test_a_malformed_reference_is_refused(store: Store, reference: str) -> None:
+    with pytest.raises(ReferenceInvalid):
+        store.open(reference)
+
+
+def test_an_absent_reference_lists_what_there_is(store: Store) -> None:
+    with pytest.raises(ReferenceNotFound, match="none"):
+        store.open("brain")
+    store.publish(model(), files())
+    with pytest.raises(ReferenceNotFound, match="versions 1"):
+        store.open("brain@7")
+    with pytest.raises(ReferenceNotFound, match="brain"):
+        store.open("heart")
+
+
+@pytest.mark.parametrize("file", ["weights.safetensors", "graph.onnx", "manifest.json"])
+@pytest.mark.parametrize("damage", ["changed", "truncated", "deleted"])
+def test_a_damaged_file_is_refused_by_name(store: Store, file: str, damage: str) -> None:
+    path = store.publish(model(), files()).path / file
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "changed":
+        path.write_bytes(content.replace(b"w", b"v") if b"w" in content else b"x" * len(content))
+    elif damage == "truncated":
+        path.write_bytes(content[:-1])
+    with pytest.raises(ArtefactDamaged, match=file):
+        Store(store.root).open("brain")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [("kind", "hologram", "hologram"), ("schema_version", 9, "schema_version"), ("seeds", 1, "seeds")],
+)
+def test_a_manifest_of_the_future_is_refused(store: Store, field: str, value: object, says: str) -> None:
+    from model_store.digest import sha256
+
+    published = store.publish(model(), files())
+    content = json.dumps(json.loads(published.manifest.to_bytes()) | {field: value}).encode()
+    for name, data in {"manifest.json": content, "manifest.sha256": sha256(content).encode()}.items():
+        (published.path / name).unlink()
+        (published.path / name).write_bytes(data)
+    with pytest.raises(UnknownKind, match=says):
+        Store(store.root).open("brain@1")
+
+
+def test_a_withdrawn_version_no_longer_opens(store: Store) -> None:
+    store.publish(model(), files("1"))
+    second = store.publish(model(), files("2"))
+    store.withdraw("brain@2", actor="ada", reason="mislabelled site")
+    assert store.open("brain").version == 1
+    for reference in ("brain@2", f"brain@{second.digest}"):
+        with pytest.raises(ArtefactWithdrawn, match=r"ada.*mislabelled site"):
+            store.open(reference)
+    with pytest.raises(ArtefactWithdrawn):
+        store.publish(model(), files("2"))
+    store.withdraw("brain@1", actor="ada", reason="too")
+    with pytest.raises(ArtefactWithdrawn):
+        store.open("brain")
+
+
+def test_withdrawing_flags_every_descendant(store: Store, routing_space: Artefact) -> None:
+    part = store.open("space.A")
+    derived = store.publish(
+        model("hospital", lineage=LINEAGE.model_copy(update={"parents": (routing_space.digest,)})), files("h")
+    )
+    bystander = store.publish(model("other"), files("o"))
+    flagged = store.withdraw(str(part), actor="ada", reason="consent revoked")
+    assert {str(a) for a in flagged} == {"space@1", "hospital@1"}
+    assert store.versions("space")[0].flagged == ("space.A@1",)
+    assert store.versions(derived.name)[0].flagged == ("space.A@1",)
+    assert store.versions(bystander.name)[0].flagged == ()
+    assert store.open("hospital") == derived
+
+
+def test_a_withdrawal_says_who_and_why(store: Store) -> None:
+    store.publish(model(), files())
+    with pytest.raises(PublishRefused, match="actor and a reason"):
+        store.withdraw("brain", actor="ada", reason=" ")
+
+
+def test_a_composite_needs_parts_that_fit(store: Store, routing_space: Artefact) -> None:
+    good = store.open("space.global")
+    wider = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 8})
+    other = store.publish(model("wide", network=wider), files("wide"))
+    with pytest.raises(PublishRefused, match="'A' has another architecture"):
+        store.publish(space({"global": good, "A": other}), {})
+    with pytest.raises(PublishRefused, match="'A' is a routing-space"):
+        store.publish(space({"global": good, "A": routing_space}), {})
+    absent = space({"global": good}).model_copy(update={"inside": {"A": "sha256:" + "0" * 64}})
+    with pytest.raises(PublishRefused, match="'A' cannot be used"):
+        store.publish(absent, {})
+
+
+def test_a_model_without_its_graph_is_not_published(store: Store) -> None:
+    with pytest.raises(PublishRefused, match=r"graph\.onnx"):
+        store.publish(model(), {"weights.safetensors": b""})
+    assert store.names() == []
+
+
+def test_prune_deletes_only_what_nobody_can_open(store: Store) -> None:
+    kept = store.publish(model(), files("1"))
+    store.publish(model(), files("2"))
+    store.withdraw("brain@2", actor="ada", reason="bad")
+    fresh, stale = store.root / ".staging" / "fresh", store.root / ".staging" / "stale"
+    for folder in (fresh, stale):
+        folder.mkdir()
+    os.utime(stale, (time.time() - 7200,) * 2)
+    assert len(store.prune()) == 3
+    assert fresh.exists()
+    assert not stale.exists()
+    assert store.open("brain") == kept
+    assert store.versions("brain")[1].withdrawn is not None

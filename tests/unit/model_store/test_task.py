@@ -1,0 +1,99 @@
+"""The task: classes as atoms of labels, lookup, patients, YAML and its refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from model_store.errors import TaskError
+from model_store.task import Task
+
+
+def task(**fields: object) -> Task:
+    return Task.model_validate({"name": "t", "labels": {"a": [1]}, "size": [32, 48], **fields})
+
+
+def test_nested_labels_become_exclusive_classes() -> None:
+    fundus = task(labels={"disc": [1, 2], "cup": [2]}, channels=3)
+    assert [(c.index, c.labels, c.values) for c in fundus.classes] == [
+        (0, (), (0,)),
+        (1, ("disc",), (1,)),
+        (2, ("disc", "cup"), (2,)),
+    ]
+    assert fundus.label_classes("disc") == (1, 2)
+    assert fundus.label_classes("cup") == (2,)
+
+
+def test_values_that_bear_the_same_labels_are_one_class() -> None:
+    whole = task(labels={"tumour": [1, 2, 4]}, background=(0, 3))
+    assert [c.values for c in whole.classes] == [(0, 3), (1, 2, 4)]
+
+
+def test_lookup_marks_values_outside_the_task() -> None:
+    table = task(labels={"tumour": [2]}, background=(0, 1)).lookup()
+    np.testing.assert_array_equal(table, [0, 0, 1])
+    np.testing.assert_array_equal(task(labels={"lesion": [255]}).lookup()[[0, 1, 255]], [0, -1, 1])
+
+
+def test_input_channels_count_the_neighbours() -> None:
+    assert task(channels=1, neighbours=1).in_channels == 3
+    assert task(channels=3).in_channels == 3
+
+
+def test_patient_is_read_from_the_name() -> None:
+    lgg = task(patient=r"^TCGA_[A-Z]+_(?P<patient>[0-9A-Z]+)_")
+    assert lgg.patient_of("TCGA_CS_4941_19960909_11") == "4941"
+    assert task().patient_of("anything") == "anything"
+    with pytest.raises(TaskError, match="no patient in the name"):
+        lgg.patient_of("scan_1")
+
+
+def test_yaml_round_trip(tmp_path: Path) -> None:
+    original = task(
+        labels={"disc": [1, 2], "cup": [2]},
+        neighbours=1,
+        plane="coronal",
+        normalisation={"scope": "volume", "window": [-100, 400], "percentiles": [1, 99.5]},
+        patient=r"(?P<patient>\d+)",
+    )
+    original.dump(tmp_path / "task.yaml")
+    assert Task.load(tmp_path / "task.yaml") == original
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("size", [30, 32], "multiple of 16"),
+        ("size", [32, 4096], "up to 1024"),
+        ("labels", {}, "at least 1"),
+        ("labels", {"a": []}, "no mask value"),
+        ("background", [0, 1], "both background and label"),
+        ("patient", "(", "not a regular expression"),
+        ("patient", r"\d+", "group named 'patient'"),
+        ("plane", "diagonal", "axial"),
+        ("normalisation", {"window": [5, 5]}, "low < high"),
+        ("colour_space", "lab", "Extra inputs"),
+    ],
+)
+def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object, says: str) -> None:
+    import yaml
+
+    content = {"name": "t", "labels": {"a": [1]}, "size": [32, 32], field: value}
+    path = tmp_path / "task.yaml"
+    path.write_text(yaml.safe_dump(content))
+    with pytest.raises(TaskError) as caught:
+        Task.load(path)
+    assert str(path) in str(caught.value)
+    assert field in str(caught.value)
+    assert says in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["- a\n- b\n", "{", "\x00"])
+def test_what_is_no_mapping_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "task.yaml").write_text(content)
+    with pytest.raises(TaskError, match=r"task\.yaml"):
+        Task.load(tmp_path / "task.yaml")
+    with pytest.raises(TaskError, match="cannot be read"):
+        Task.load(tmp_path / "absent.yaml")
