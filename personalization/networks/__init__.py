@@ -1,0 +1,8 @@
+"""The networks, built by name and arguments: `build("unet", in_channels=1, classes=2)`."""
+
+from __future__ import annotations
+
+from personalization.networks.registry import build, initialise, names, register
+from personalization.networks.unet import UNet
+
+__all__ = ["UNet", "build", "initialise", "names", "register"]

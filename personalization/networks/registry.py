@@ -1,0 +1,72 @@
+"""Networks by name and arguments, as a manifest records them."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from personalization.errors import NetworkError
+
+NetworkType = TypeVar("NetworkType", bound=type[nn.Module])
+
+_NETWORKS: dict[str, type[nn.Module]] = {}
+
+
+def register(name: str) -> Callable[[NetworkType], NetworkType]:
+    """Class decorator: make a network buildable under `name`. Names are forever: manifests hold them."""
+
+    def enter(network: NetworkType) -> NetworkType:
+        if name in _NETWORKS:
+            raise NetworkError(f"network '{name}' is registered twice: {_NETWORKS[name]} and {network}")
+        _NETWORKS[name] = network
+        return network
+
+    return enter
+
+
+def names() -> tuple[str, ...]:
+    """The registered names, sorted."""
+    return tuple(sorted(_NETWORKS))
+
+
+def build(name: str, /, **arguments: Any) -> nn.Module:
+    """The network `name` with PyTorch's default weights; `initialise` redraws them from a generator.
+
+    Raises NetworkError for an unknown name (listing the known ones) or arguments that do not fit.
+    """
+    if name not in _NETWORKS:
+        raise NetworkError(f"unknown network '{name}'; known: {', '.join(names())}")
+    network = _NETWORKS[name]
+    signature = inspect.signature(network)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        raise NetworkError(f"network '{name}': {error}; it takes {signature}, found {arguments}") from error
+    return network(**arguments)
+
+
+def initialise(network: nn.Module, generator: torch.Generator) -> nn.Module:
+    """Redraw every weight with PyTorch's default scheme, from `generator` instead of the global one.
+
+    In place, in module order, so that one seed gives one network whatever ran before. Returns the network.
+    Raises NetworkError for a layer whose default scheme is not known here.
+    """
+    for path, module in network.named_modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
+            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5), generator=generator)
+            if module.bias is not None:
+                # kaiming's fan-in is taken over dimension 1 of the weight, for transposed convolutions too
+                bound = 1 / math.sqrt(module.weight[0].numel())
+                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+        elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
+            module.reset_parameters()
+        elif any(True for _ in module.parameters(recurse=False)):
+            raise NetworkError(
+                f"{path or 'network'}: no default initialisation known for {type(module).__name__}"
+            )
+    return network

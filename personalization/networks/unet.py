@@ -1,0 +1,94 @@
+"""The U-Net of IOP-FL (Jiang et al., TMI 2023), plain.
+
+Parameter names are those of the authors' public checkpoints, so that their weights load; their unused
+self-supervision head (`bn`, `fc`: 3,076 parameters) is dropped.
+
+Legend: B batch, C channels, K classes, H and W height and width (multiples of 16).
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+
+from personalization.errors import NetworkError
+from personalization.networks.registry import register
+
+DEPTH = 4
+# Each of the four poolings halves the sides exactly once.
+SIZE_MULTIPLE = 2**DEPTH
+
+
+@register("unet")
+class UNet(nn.Module):
+    """U-Net with batch normalisation: four poolings, `width` channels at full resolution, 16x at the bottom.
+
+    `width=32` is the paper's (7,763,074 parameters for 3 channels and 2 classes).
+    """
+
+    def __init__(self, in_channels: int, classes: int, width: int = 32) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("in_channels", in_channels, 1),
+            ("classes", classes, 2),
+            ("width", width, 1),
+        ):
+            if value < least:
+                raise NetworkError(f"unet: {name} must be at least {least}, found {value}")
+        self.in_channels = in_channels
+        self.classes = classes
+        self.width = width
+        widths = [width * 2**level for level in range(DEPTH + 1)]
+        previous = in_channels
+        for level in range(1, DEPTH + 1):
+            self.add_module(f"encoder{level}", _block(previous, widths[level - 1], f"enc{level}"))
+            previous = widths[level - 1]
+        self.pool = nn.MaxPool2d(2)
+        self.bottleneck = _block(previous, widths[DEPTH], "bottleneck")
+        for level in range(DEPTH, 0, -1):
+            above, here = widths[level], widths[level - 1]
+            self.add_module(f"upconv{level}", nn.ConvTranspose2d(above, here, kernel_size=2, stride=2))
+            self.add_module(f"decoder{level}", _block(2 * here, here, f"dec{level}"))
+        self.conv = nn.Conv2d(width, classes, kernel_size=1)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """Logits [B, K, H, W] of images [B, C, H, W].
+
+        Raises NetworkError for another channel count or sides that are not multiples of 16.
+        """
+        self._check(image_BCHW)
+        skips: list[Tensor] = []
+        features = image_BCHW
+        for level in range(1, DEPTH + 1):
+            features = self.get_submodule(f"encoder{level}")(features)
+            skips.append(features)
+            features = self.pool(features)
+        features = self.bottleneck(features)
+        for level in range(DEPTH, 0, -1):
+            features = self.get_submodule(f"upconv{level}")(features)
+            features = torch.cat((features, skips.pop()), dim=1)
+            features = self.get_submodule(f"decoder{level}")(features)
+        logits: Tensor = self.conv(features)
+        return logits
+
+    def _check(self, image: Tensor) -> None:
+        shape = tuple(image.shape)
+        if len(shape) != 4 or shape[1] != self.in_channels:
+            raise NetworkError(f"unet: expected images [B, {self.in_channels}, H, W], found {list(shape)}")
+        if shape[2] % SIZE_MULTIPLE or shape[3] % SIZE_MULTIPLE or not shape[2] * shape[3]:
+            raise NetworkError(
+                f"unet: height and width must be multiples of {SIZE_MULTIPLE}, found {shape[2]}x{shape[3]}; "
+                "set such a `size` in the task"
+            )
+
+
+def _block(channels: int, features: int, name: str) -> nn.Sequential:
+    """(3x3 convolution without bias, batch norm, ReLU) twice."""
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, source in ((1, channels), (2, features)):
+        layers[f"{name}_conv{number}"] = nn.Conv2d(source, features, kernel_size=3, padding=1, bias=False)
+        layers[f"{name}_bn{number}"] = nn.BatchNorm2d(features)
+        layers[f"{name}_relu{number}"] = nn.ReLU(inplace=True)
+    return nn.Sequential(layers)
