@@ -1,0 +1,40 @@
+"""Losses of supervised segmentation.
+
+Legend: B batch, K classes, H and W height and width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from personalization.errors import LabelError
+
+SMOOTHING = 1e-5
+
+
+def soft_dice_loss(logits_BKHW: Tensor, target_BHW: Tensor) -> Tensor:
+    """Soft Dice over all classes, background included, summed over the whole batch (IOP-FL, 1.2).
+
+    L = 1 - 1/K sum_c (2 sum(p_c g_c) + 1e-5) / (sum p_c + sum g_c + 1e-5), p = softmax(logits), g one-hot;
+    the inner sums run over batch and pixels at once, so an image without foreground does not make its own
+    term of 0/0. `target` holds class indices of any integer type; the result is a scalar of the logits' type.
+
+    Raises LabelError when the shapes do not match or a target lies outside 0..K-1.
+    """
+    classes = logits_BKHW.shape[1]
+    expected = (logits_BKHW.shape[0], *logits_BKHW.shape[2:])
+    if tuple(target_BHW.shape) != expected:
+        raise LabelError(f"target: expected shape {list(expected)}, found {list(target_BHW.shape)}")
+    indices = target_BHW.long()
+    if indices.numel() and (int(indices.min()) < 0 or int(indices.max()) >= classes):
+        raise LabelError(
+            f"target: expected classes 0..{classes - 1}, found {int(indices.min())}..{int(indices.max())}"
+        )
+    probability = torch.softmax(logits_BKHW, dim=1)
+    truth = functional.one_hot(indices, classes).movedim(-1, 1).to(probability.dtype)
+    axes = (0, *range(2, probability.ndim))
+    overlap = (probability * truth).sum(axes)
+    total = probability.sum(axes) + truth.sum(axes)
+    return 1 - ((2 * overlap + SMOOTHING) / (total + SMOOTHING)).mean()
