@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from monai.metrics import compute_dice
+from torch.nn.functional import one_hot
+
+from personalization.errors import LabelError
+from personalization.metrics import dice, dice_by_patient, dice_official, foreground_dice
+
+# Pixels of two images, two classes. First: 1 of 2 and 3 foreground pixels shared. Second: empty twice.
+PRED = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.uint8)
+TRUE = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 0, 0, 0]], dtype=torch.uint8)
+
+
+def test_by_hand() -> None:
+    value = dice(PRED, TRUE, classes=2)
+    assert value.dtype == torch.float64
+    assert value[0].tolist() == pytest.approx([2 * 1 / (3 + 2), 2 * 1 / (2 + 3)])
+    assert float(value[1, 0]) == 1.0
+    assert math.isnan(float(value[1, 1]))
+
+
+@pytest.mark.parametrize(("empty", "expected"), [("one", 1.0), ("zero", 0.0)])
+def test_the_empty_case_is_the_callers(empty: str, expected: float) -> None:
+    assert float(dice(PRED, TRUE, 2, empty=empty)[1, 1]) == expected  # type: ignore[arg-type]
+    assert float(dice(PRED, TRUE, 2, empty=empty)[0, 1]) == pytest.approx(0.4)  # type: ignore[arg-type]
+
+
+def test_agrees_with_monai_on_random_volumes() -> None:
+    generator = torch.Generator().manual_seed(3)
+    pred = torch.randint(0, 4, (5, 6, 7, 3), generator=generator)
+    true = torch.randint(0, 3, (5, 6, 7, 3), generator=generator)
+    reference = compute_dice(
+        one_hot(pred, 4).movedim(-1, 1), one_hot(true, 4).movedim(-1, 1), include_background=True
+    )
+    # monai calls a class that is absent from the truth NaN even when it was predicted; there Dice is 0
+    ours = dice(pred, true, classes=4)
+    assert torch.allclose(ours[:, :3], reference[:, :3].double(), atol=1e-6)
+    assert bool((ours[:, 3] == 0).all())
+
+
+def test_official_counts_background_and_calls_empty_zero() -> None:
+    eps = 1e-5
+    background = (2 * 1 / (5 + eps) + 2 * 5 / (10 + eps)) / 2
+    foreground = (2 * 1 / (5 + eps) + 0 / (0 + eps)) / 2
+    assert dice_official(PRED, TRUE, 2) == pytest.approx((background + foreground) / 2, abs=1e-12)
+
+
+def test_by_patient_pools_slices_before_the_ratio() -> None:
+    pred = torch.tensor([[[1, 1]], [[0, 0]], [[2, 0]], [[0, 1]]])
+    true = torch.tensor([[[1, 0]], [[0, 0]], [[2, 2]], [[1, 1]]])
+    found = dice_by_patient(pred, true, ["b", "a", "b", "b"], classes=3)
+    assert list(found) == ["b", "a"]
+    # Patient b: class 1 shares 2 of 3 and 3 pixels, class 2 shares 1 of 1 and 2.
+    assert found["b"][1:].tolist() == pytest.approx([4 / 6, 2 / 3])
+    means = foreground_dice(pred, true, ["b", "a", "b", "b"], classes=3)
+    assert means["b"] == pytest.approx(2 / 3)
+    assert math.isnan(means["a"])
+
+
+@pytest.mark.parametrize("where", ["prediction", "ground truth"])
+@pytest.mark.parametrize("value", [2, -1])
+def test_values_outside_the_classes_are_refused(where: str, value: int) -> None:
+    good, bad = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
+    bad[0, 2] = value
+    pair = (bad, good) if where == "prediction" else (good, bad)
+    with pytest.raises(LabelError, match=rf"{where}: expected classes 0\.\.1"):
+        dice(*pair, classes=2)
+
+
+def test_shapes_types_and_names_are_checked() -> None:
+    with pytest.raises(LabelError, match=r"prediction has shape \[2, 5\], ground truth \[1, 5\]"):
+        dice(PRED, TRUE[:1], 2)
+    with pytest.raises(LabelError, match=r"expected integer class indices, found torch\.float32"):
+        dice(PRED.float(), TRUE, 2)
+    with pytest.raises(LabelError, match=r"class indices \[B, ...\]"):
+        dice(PRED[0], TRUE[0], 2)
+    with pytest.raises(LabelError, match=r"one name per slice \(2\), found 1"):
+        dice_by_patient(PRED, TRUE, ["a"], 2)
