@@ -1,0 +1,1 @@
+"""The hospitals' data: folders, checks, splits, slices and batches."""

@@ -1,0 +1,90 @@
+"""What a federation is made of: sites, and a site's cases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from model_store.task import Task
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+def stem_of(file_name: str) -> str:
+    """A file's name without its suffix, `.nii.gz` being one suffix."""
+    lowered = file_name.lower()
+    for suffix in (".nii.gz", ".nii", ".png", ".tiff", ".tif"):
+        if lowered.endswith(suffix):
+            return file_name[: -len(suffix)]
+    return Path(file_name).stem
+
+
+@dataclass(frozen=True)
+class Case:
+    """One image and its mask. `split` is None until cases.csv or `split_by_patient` says it."""
+
+    image: Path
+    mask: Path
+    patient: str
+    split: Split | None = None
+
+    @property
+    def name(self) -> str:
+        """The file name that image and mask share."""
+        return self.image.name
+
+
+@dataclass(frozen=True)
+class Site:
+    """One hospital: its name (the folder's) and its cases, ordered by file name."""
+
+    name: str
+    cases: tuple[Case, ...]
+
+    @property
+    def patients(self) -> tuple[str, ...]:
+        """Every patient once, sorted."""
+        return tuple(sorted({case.patient for case in self.cases}))
+
+    def of_split(self, split: Split) -> tuple[Case, ...]:
+        """The cases of one split."""
+        return tuple(case for case in self.cases if case.split == split)
+
+    def assigned(self, splits: dict[str, Split]) -> Site:
+        """The same site with the split of every case taken from its patient's."""
+        return replace(self, cases=tuple(replace(case, split=splits[case.patient]) for case in self.cases))
+
+
+@dataclass(frozen=True)
+class Federation:
+    """The sites of one task.
+
+    `inferred` says that no task was given and this one was read off the data. `digest` is a sha256 over the
+    task, the names, the patients and the bytes of all files: two federations with one digest train alike.
+    """
+
+    root: Path
+    task: Task
+    sites: tuple[Site, ...]
+    inferred: bool
+    digest: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The sites' names, in order."""
+        return tuple(site.name for site in self.sites)
+
+    def site(self, name: str) -> Site:
+        """The site of that name. Raises KeyError."""
+        for site in self.sites:
+            if site.name == name:
+                return site
+        raise KeyError(f"no site '{name}' in {self.root}; there are {', '.join(self.names)}")
+
+    def only(self, names: Iterable[str]) -> Federation:
+        """The same federation with some of its sites (the digest stays that of the whole folder)."""
+        kept = set(names)
+        return replace(self, sites=tuple(site for site in self.sites if site.name in kept))

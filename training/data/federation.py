@@ -1,0 +1,62 @@
+"""A folder to a federation, checked up front: whatever is wrong is found in one look and listed together."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from model_store.errors import TaskError
+from model_store.task import Task
+from training.data.cases import Case, Federation, Site
+from training.data.inference import infer_task
+from training.data.inspection import Look, fits_task, look_at
+from training.data.layout import find_sites, read_site
+from training.errors import FederationError
+
+__all__ = ["TASK_FILE", "Case", "Federation", "Site", "load_federation"]
+
+TASK_FILE = "task.yaml"
+
+
+def load_federation(root: Path, task: Task | None = None) -> Federation:
+    """Read and check the federation folder `root` (see `training.data.layout`).
+
+    The task is the one given, else `root/task.yaml`, else inferred (`Federation.inferred`). Every file is
+    decoded once. Raises FederationError whose `.problems` lists everything that is wrong, each with its file.
+    """
+    problems: list[str] = []
+    if task is None and (root / TASK_FILE).is_file():
+        try:
+            task = Task.load(root / TASK_FILE)
+        except TaskError as error:
+            raise _refused(root, [str(error)]) from error
+    sites = [read_site(folder, task, problems) for folder in find_sites(root, problems)]
+    looks = look_at(sites)
+    problems += [problem for look in looks for problem in look.problems]
+    inferred = task is None
+    if task is None:
+        try:
+            task = infer_task(root, looks)
+        except TaskError as error:
+            raise _refused(root, [*problems, str(error)]) from error
+    for look in looks:
+        problems += fits_task(look, task) if look.shape else []
+    if problems:
+        raise _refused(root, problems)
+    return Federation(root, task, tuple(sites), inferred, _digest(task, looks))
+
+
+def _refused(root: Path, problems: Sequence[str]) -> FederationError:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return FederationError(f"{root} is not a federation that can be trained on ({count}):", problems)
+
+
+def _digest(task: Task, looks: Sequence[Look]) -> str:
+    hasher = hashlib.sha256(task.model_dump_json().encode())
+    for look in looks:
+        case = look.case
+        # A separator that no file name can contain keeps neighbouring fields apart.
+        fields = (look.site, case.name, case.patient, case.split or "", look.digest)
+        hasher.update("\0".join(fields).encode() + b"\0")
+    return f"sha256:{hasher.hexdigest()}"

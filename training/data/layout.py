@@ -1,0 +1,151 @@
+"""Folders to sites: which image goes with which mask, whose it is, and in which split.
+
+root/                        or   root/
+  task.yaml (optional)              images/  masks/     (one site, named after the folder)
+  SITE/
+    images/  masks/               `labels/` is read as `masks/`
+    cases.csv (optional)          columns: file, and any of patient, split
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.errors import TaskError
+from model_store.task import Task
+from training.data.cases import SPLITS, Case, Site, Split, stem_of
+
+IMAGES = "images"
+# The Medical Segmentation Decathlon and many others call them labels.
+MASKS = ("masks", "labels")
+CASES = "cases.csv"
+
+# A site's name becomes a folder, a part of a URL and of an artefact's lineage.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of cases.csv; an empty field is None."""
+
+    patient: str | None
+    split: Split | None
+
+
+def find_sites(root: Path, problems: list[str]) -> list[Path]:
+    """The sites' folders, by name. What is wrong is added to `problems`."""
+    if not root.is_dir():
+        problems.append(f"{root}: expected a folder with one folder per site, found none")
+        return []
+    if (root / IMAGES).is_dir():
+        folders = [root.resolve()]
+    else:
+        folders = sorted(p for p in root.iterdir() if p.is_dir() and not p.name.startswith((".", "_")))
+        if not folders:
+            problems.append(
+                f"{root}: no site; expected a folder per site with {IMAGES}/ and {MASKS[0]}/ in it"
+            )
+    for folder in folders:
+        if not _SAFE_NAME.fullmatch(folder.name):
+            problems.append(
+                f"site {folder.name!r}: a site's name becomes part of paths; rename the folder to at most 64 "
+                "letters, digits, '.', '_' and '-', beginning with a letter or digit"
+            )
+    return folders
+
+
+def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
+    """The site in `folder`, its cases ordered by file name. What is wrong is added to `problems`.
+
+    A patient comes from cases.csv, else from the task's `patient` expression, else from the file's own name.
+    """
+    site = folder.name
+    images = _files(folder / IMAGES)
+    masks_folder = next((folder / name for name in MASKS if (folder / name).is_dir()), folder / MASKS[0])
+    masks = _files(masks_folder)
+    if not images and not masks:
+        problems.append(f"site '{site}': empty; expected images in {IMAGES}/ and their masks in {MASKS[0]}/")
+    problems += [
+        f"{site}/{IMAGES}/{name}: no mask; expected {site}/{masks_folder.name}/{name}"
+        for name in sorted(images.keys() - masks.keys())
+    ]
+    problems += [
+        f"{site}/{masks_folder.name}/{name}: no image; expected {site}/{IMAGES}/{name}"
+        for name in sorted(masks.keys() - images.keys())
+    ]
+    rows = _read_rows(folder / CASES, site, problems)
+    problems += [
+        f"{site}/{CASES}: '{name}' is not a file of {IMAGES}/" for name in sorted(rows.keys() - images.keys())
+    ]
+    cases = []
+    for name in sorted(images.keys() & masks.keys()):
+        row = rows.get(name, Row(None, None))
+        patient = row.patient
+        if patient is None:
+            try:
+                patient = task.patient_of(stem_of(name)) if task else stem_of(name)
+            except TaskError as error:
+                problems.append(f"{site}/{IMAGES}/{error}")
+                continue
+        cases.append(Case(images[name], masks[name], patient, row.split))
+    return Site(site, _whole_patients(site, cases, problems))
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    if not folder.is_dir():
+        return {}
+    return {p.name: p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")}
+
+
+def _read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
+    """cases.csv by file name."""
+    if not path.is_file():
+        return {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as stream:
+            reader = csv.DictReader(stream, skipinitialspace=True)
+            columns = reader.fieldnames or []
+            lines = list(reader)
+    except (UnicodeDecodeError, csv.Error) as error:
+        problems.append(f"{site}/{CASES}: cannot be read as CSV: {error}")
+        return {}
+    if "file" not in columns or not set(columns) <= {"file", "patient", "split"}:
+        problems.append(
+            f"{site}/{CASES}: expected the columns file, patient, split (the last two are optional), "
+            f"found {', '.join(columns) or 'none'}"
+        )
+        return {}
+    rows: dict[str, Row] = {}
+    for number, line in enumerate(lines, start=2):
+        name, patient, split = ((line.get(c) or "").strip() for c in ("file", "patient", "split"))
+        if name in rows:
+            problems.append(f"{site}/{CASES} line {number}: '{name}' is named twice")
+        known = next((s for s in SPLITS if s == split), None)
+        if split and known is None:
+            problems.append(
+                f"{site}/{CASES} line {number}: unknown split '{split}'; "
+                f"expected {', '.join(SPLITS)} or nothing"
+            )
+        rows[name] = Row(patient or None, known)
+    return rows
+
+
+def _whole_patients(site: str, cases: list[Case], problems: list[str]) -> tuple[Case, ...]:
+    """Give all cases of a patient the split that any of them has; two splits are a problem."""
+    declared: dict[str, set[Split]] = {}
+    for case in cases:
+        if case.split is not None:
+            declared.setdefault(case.patient, set()).add(case.split)
+    for patient, splits in sorted(declared.items()):
+        if len(splits) > 1:
+            problems.append(
+                f"{site}/{CASES}: patient '{patient}' is in {' and '.join(sorted(splits))}; "
+                "a patient belongs to one split"
+            )
+    return tuple(
+        Case(case.image, case.mask, case.patient, next(iter(declared.get(case.patient, ())), None))
+        for case in cases
+    )
