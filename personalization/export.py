@@ -39,11 +39,11 @@ def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int]) -> byte
         # source paths of the exporting machine into the file. Both fold batch norm and agree to rounding.
         warnings.simplefilter("ignore", DeprecationWarning)
         # Tracing warns that a network's checks of its input's shape become constants: the size is fixed here.
-        warnings.simplefilter("ignore", torch.jit.TracerWarning)
+        warnings.filterwarnings("ignore", message="Converting a tensor to a Python boolean")
         torch.onnx.export(
             served,
             (example,),
-            buffer,
+            buffer,  # type: ignore[arg-type]  # declared for paths only; a file object has always worked
             dynamo=False,
             input_names=[INPUT],
             output_names=[OUTPUT],
