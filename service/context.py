@@ -11,7 +11,6 @@ from service.settings import Settings
 
 if TYPE_CHECKING:
     from model_store.store import Store
-
     from service.database import Database
     from service.inference.admission import Admission
     from service.inference.sessions import SessionCache

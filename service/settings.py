@@ -1,4 +1,4 @@
-"""Every knob of the service: `LOCUM_<NAME>` in the environment, its default fit for a laptop without a GPU."""
+"""Every knob of the service: `LOCUM_<NAME>` in the environment, with a default for a laptop and no GPU."""
 
 from __future__ import annotations
 

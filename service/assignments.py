@@ -1,0 +1,188 @@
+"""Which version serves which hospital: an append-only log per (hospital, model), written by one at a time.
+
+    sequence   version   previous   restores
+    1          3         -          -            first assignment
+    2          4         1          -            assigned
+    3          3         -          1            rolled back: entry 1 is in force again
+    4          5         3          -            assigned anew
+
+A hospital without an entry is served the newest version that is not withdrawn; that rule belongs to the
+selection, the log only says "nobody decided" (None). Functions take a session, so that the caller chooses
+the transaction.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from service.database.models import Assignment, Hospital
+from service.errors import AssignmentStale, HospitalUnknown, NothingToRollBack
+
+
+def site_of(session: Session, hospital: str) -> str | None:
+    """The federation site of a member hospital; None for one from outside.
+
+    Raises:
+        HospitalUnknown: nobody registered it.
+    """
+    return _registered(session, hospital).site
+
+
+def assigned_version(session: Session, hospital: str, model: str, at: datetime | None = None) -> str | None:
+    """The digest (`sha256:…`) assigned to the hospital, now or at an instant; None when nobody decided.
+
+    Raises:
+        HospitalUnknown: nobody registered it.
+    """
+    entry = assignment(session, hospital, model, at)
+    return None if entry is None else entry.digest
+
+
+def assignment(session: Session, hospital: str, model: str, at: datetime | None = None) -> Assignment | None:
+    """The entry in force, now or at an aware instant; None when nobody had decided yet."""
+    _registered(session, hospital)
+    query = select(Assignment).where(Assignment.hospital == hospital, Assignment.model == model)
+    if at is not None:
+        query = query.where(Assignment.at <= at)
+    return session.scalars(query.order_by(Assignment.sequence.desc()).limit(1)).first()
+
+
+def history(session: Session, hospital: str, model: str) -> list[Assignment]:
+    """Every entry, oldest first."""
+    _registered(session, hospital)
+    query = select(Assignment).where(Assignment.hospital == hospital, Assignment.model == model)
+    return list(session.scalars(query.order_by(Assignment.sequence)))
+
+
+def assign(
+    session: Session,
+    hospital: str,
+    model: str,
+    *,
+    version: int,
+    digest: str,
+    expected: int,
+    actor: str,
+    reason: str,
+) -> Assignment:
+    """Append: from now on this version serves.
+
+    Args:
+        session: of a writing transaction.
+        hospital: id of a registered hospital.
+        model: name in the store.
+        version: number in the store.
+        digest: of that version's manifest.
+        expected: sequence of the entry the caller saw in force; 0 for none.
+        actor: who decided.
+        reason: and why.
+
+    Raises:
+        HospitalUnknown: nobody registered it.
+        AssignmentStale: another entry is in force by now.
+    """
+    current = _current(session, hospital, model, expected)
+    entry = Assignment(
+        hospital=hospital,
+        model=model,
+        sequence=expected + 1,
+        version=version,
+        digest=digest,
+        actor=actor,
+        reason=reason,
+        previous=None if current is None else current.sequence,
+        restores=None,
+        at=_instant(current),
+    )
+    return _append(session, entry)
+
+
+def before(session: Session, hospital: str, model: str) -> Assignment | None:
+    """The entry that a rollback would return to; None when there is none."""
+    current = assignment(session, hospital, model)
+    if current is None or current.previous is None:
+        return None
+    return session.scalars(
+        select(Assignment).where(
+            Assignment.hospital == hospital,
+            Assignment.model == model,
+            Assignment.sequence == current.previous,
+        )
+    ).one()
+
+
+def roll_back(
+    session: Session, hospital: str, model: str, *, expected: int, actor: str, reason: str
+) -> Assignment:
+    """Append: the previous assignment is in force again. Repeated, it goes one further back each time.
+
+    Raises:
+        HospitalUnknown: nobody registered it.
+        AssignmentStale: another entry is in force by now.
+        NothingToRollBack: the entry in force is the first.
+    """
+    current = _current(session, hospital, model, expected)
+    target = before(session, hospital, model)
+    if target is None:
+        raise NothingToRollBack(
+            f"hospital {hospital!r} has no earlier assignment of {model!r} to return to "
+            f"({expected} in its log): assign a version instead"
+        )
+    entry = Assignment(
+        hospital=hospital,
+        model=model,
+        sequence=expected + 1,
+        version=target.version,
+        digest=target.digest,
+        actor=actor,
+        reason=reason,
+        previous=target.previous,
+        restores=target.sequence,
+        at=_instant(current),
+    )
+    return _append(session, entry)
+
+
+def _registered(session: Session, hospital: str) -> Hospital:
+    found = session.get(Hospital, hospital)
+    if found is None:
+        raise HospitalUnknown(
+            f"no hospital {hospital!r} is registered: PUT /hospitals/{hospital} registers it"
+        )
+    return found
+
+
+def _current(session: Session, hospital: str, model: str, expected: int) -> Assignment | None:
+    current = assignment(session, hospital, model)
+    found = 0 if current is None else current.sequence
+    if found != expected:
+        raise _stale(hospital, model, expected, found)
+    return current
+
+
+def _append(session: Session, entry: Assignment) -> Assignment:
+    session.add(entry)
+    try:
+        session.flush()
+    except IntegrityError as error:
+        # Another writer took this sequence number between our look and our insert.
+        raise _stale(entry.hospital, entry.model, entry.sequence - 1, entry.sequence) from error
+    return entry
+
+
+def _stale(hospital: str, model: str, expected: int, found: int) -> AssignmentStale:
+    return AssignmentStale(
+        f"the serving log of hospital {hospital!r} for {model!r} is at entry {found}, not {expected}: "
+        "look at what serves now, then decide again"
+    )
+
+
+def _instant(current: Assignment | None) -> datetime:
+    # A clock that is set back must not put an entry before the one it follows: "what served at T" reads
+    # these times.
+    now = datetime.now(UTC)
+    return now if current is None else max(now, current.at + timedelta(microseconds=1))

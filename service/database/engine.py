@@ -1,0 +1,81 @@
+"""One door to the database, SQLite or PostgreSQL: `read()` and `write()` give a session each."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import ConnectionPoolEntry
+
+BUSY_SECONDS = 30.0
+_BEGIN = "locum_begin"
+
+
+class Database:
+    """An engine and its two kinds of transaction. Safe to share between threads, not across a fork."""
+
+    def __init__(self, url: str) -> None:
+        self.url = make_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        if self.is_sqlite:
+            self.engine = _sqlite_engine(url)
+        else:
+            # A connection that the server closed while it idled is replaced instead of failing a request.
+            self.engine = create_engine(url, pool_pre_ping=True)
+        writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+        self._readers = sessionmaker(self.engine, expire_on_commit=False)
+        self._writers = sessionmaker(writer, expire_on_commit=False)
+
+    @property
+    def file(self) -> Path | None:
+        """SQLite's file; None elsewhere."""
+        return Path(self.url.database) if self.is_sqlite and self.url.database else None
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session for looking only: what it changed is given up at the end."""
+        with self._readers() as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """A session that commits at the end of the block and rolls back when it raises.
+
+        On SQLite the write lock is taken at once: a transaction that reads first and writes later would
+        otherwise be refused without waiting when another wrote in between.
+        """
+        with self._writers.begin() as session:
+            yield session
+
+    def dispose(self) -> None:
+        """Close every connection."""
+        self.engine.dispose()
+
+
+def _sqlite_engine(url: str) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:
+        assert isinstance(connection, sqlite3.Connection)
+        # The driver's own transaction handling starts none before a SELECT or a CREATE; SQLAlchemy's begin
+        # event does.
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys = ON")
+        # Without it, INSERT OR REPLACE would delete a row of an append-only table behind the back of its
+        # trigger.
+        connection.execute("PRAGMA recursive_triggers = ON")
+        # An entry in the serving log must outlive a power cut: the default of WAL mode would not promise
+        # that.
+        connection.execute("PRAGMA synchronous = FULL")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))
+
+    return engine

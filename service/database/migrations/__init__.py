@@ -1,0 +1,1 @@
+"""The migrations, applied by `service.database.schema`."""

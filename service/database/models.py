@@ -1,0 +1,102 @@
+"""The tables, typed. Times are UTC; append-only tables are guarded by triggers (see the migrations)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import JSON, CheckConstraint, DateTime, ForeignKey, MetaData, String, Text, UniqueConstraint
+from sqlalchemy.engine import Dialect
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeDecorator
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """An aware datetime, always in UTC. SQLite keeps no zone, so that it is taken off and put back here."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Refuse a naive time, which could mean any hour of the day."""
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone: times in the database are aware and in UTC")
+        in_utc = value.astimezone(UTC)
+        return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """Always aware, always UTC, whatever the session's zone on the server."""
+        if value is None:
+            return None
+        return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
+
+
+class Base(DeclarativeBase):
+    """Names of constraints follow one rule, so that a later migration can address them on every database."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "ck": "ck_%(table_name)s_%(constraint_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class Hospital(Base):
+    """A hospital that is served. One that took part in the federation names its site there."""
+
+    __tablename__ = "hospital"
+
+    id: Mapped[str] = mapped_column(String(64), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200))
+    site: Mapped[str | None] = mapped_column(String(200))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Assignment(Base):
+    """One entry of the serving log: from `at` on, this version of the model serves the hospital.
+
+    Append-only. The entries of a (hospital, model) are numbered from 1; the number's uniqueness is what
+    makes one of two concurrent writers lose. `previous` is the entry a rollback returns to, so that a
+    rollback after a rollback goes one further back; `restores` is set on the entries that a rollback made.
+    """
+
+    __tablename__ = "assignment"
+    __table_args__ = (
+        UniqueConstraint("hospital", "model", "sequence"),
+        CheckConstraint("sequence >= 1", name="sequence_from_one"),
+    )
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"))
+    model: Mapped[str] = mapped_column(String(200))
+    sequence: Mapped[int]
+    version: Mapped[int]
+    digest: Mapped[str] = mapped_column(String(71))
+    actor: Mapped[str] = mapped_column(String(200))
+    reason: Mapped[str] = mapped_column(Text)
+    previous: Mapped[int | None]
+    restores: Mapped[int | None]
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
+class Verification(Base):
+    """One pass over the store in which every file of every version was hashed again.
+
+    `damaged` maps a reference to what is wrong with it; `finished_at` stays empty for a pass that never
+    came to its end.
+    """
+
+    __tablename__ = "verification"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    started_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime, index=True)
+    versions: Mapped[int] = mapped_column(default=0)
+    damaged: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)

@@ -1,0 +1,98 @@
+"""Bringing a database to this code's schema, at the start of every process, one process at a time."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, text
+
+from service.database.engine import Database
+from service.errors import DatabaseNotMigrated
+
+MIGRATIONS = Path(__file__).parent / "migrations"
+
+# Any number will do, as long as nothing else in the same PostgreSQL database uses it.
+_ADVISORY_LOCK = 0x4C6F63756D
+
+
+def configuration() -> Config:
+    """Alembic's configuration, without an ini file: the migrations travel inside the package."""
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
+    config.set_main_option("path_separator", "os")
+    return config
+
+
+def head() -> str:
+    """The revision that this code was written for."""
+    revision = ScriptDirectory.from_config(configuration()).get_current_head()
+    assert revision is not None
+    return revision
+
+
+def current(database: Database) -> str | None:
+    """The revision that the database is at; None for an empty one."""
+    with database.engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def is_current(database: Database) -> bool:
+    """Whether the database has exactly this code's schema."""
+    return current(database) == head()
+
+
+def upgrade(database: Database) -> None:
+    """Migrate to the newest revision; a second process waits, and then finds nothing left to do.
+
+    Raises:
+        DatabaseNotMigrated: the database was written by a newer Locum.
+    """
+    if database.file is not None:
+        database.file.parent.mkdir(parents=True, exist_ok=True)
+    with _exclusively(database):
+        config = configuration()
+        with database.engine.connect() as connection:
+            found = MigrationContext.configure(connection).get_current_revision()
+        known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+        if found is not None and found not in known:
+            raise DatabaseNotMigrated(
+                f"the database {database.url.render_as_string()} is at revision {found}, which this version "
+                f"of Locum does not know (its own is {head()}): run the newer Locum that migrated it, or "
+                "restore a backup"
+            )
+        with database.engine.begin() as connection:
+            config.attributes["connection"] = connection
+            command.upgrade(config, "head")
+
+
+@contextmanager
+def _exclusively(database: Database) -> Iterator[None]:
+    if database.file is not None:
+        with database.file.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            # Kept in the file, so once is enough; under the lock, because switching waits for no other
+            # connection.
+            with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+            yield
+    elif database.engine.dialect.name == "postgresql":
+        with database.engine.connect() as connection:
+            _advise(connection, "pg_advisory_lock")
+            try:
+                yield
+            finally:
+                _advise(connection, "pg_advisory_unlock")
+    else:
+        yield
+
+
+def _advise(connection: Connection, function: str) -> None:
+    connection.execute(text(f"SELECT {function}(:key)"), {"key": _ADVISORY_LOCK})
+    connection.commit()

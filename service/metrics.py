@@ -1,0 +1,85 @@
+"""What Prometheus is told, in one place: each name of a metric, its labels and its unit.
+
+A registry per app, not the library's global one: two apps in one process (as in the tests) never count each
+other's requests. Label values are bounded by construction: route templates, never paths; models of the
+store, never what a client wrote.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+
+
+class Metrics:
+    """The metrics of one API process.
+
+    Attributes:
+        requests: answers, by method, route template and status.
+        request_seconds: from the first byte of the request to the last of its answer.
+        inference_seconds: inside onnxruntime only, by model and execution provider.
+        inference_running: scans that hold a slot.
+        inference_waiting: scans that wait for one.
+        inference_refused: scans that were told 503.
+        sessions_loaded: networks in memory.
+        session_lookups: by outcome, `hit` or `miss`.
+        session_evictions: networks dropped to make room.
+        store_verified: when the store was last hashed from end to end, in seconds since the epoch.
+        store_damaged: how many versions that found damaged.
+        ready: 1 while `/health/ready` says so, by part.
+    """
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "locum_requests", "Answers sent.", ("method", "route", "status"), registry=self.registry
+        )
+        self.request_seconds = Histogram(
+            "locum_request_seconds",
+            "Time from request to the end of the answer.",
+            ("method", "route"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.inference_seconds = Histogram(
+            "locum_inference_seconds",
+            "Time inside onnxruntime per scan.",
+            ("model", "provider"),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self.inference_running = Gauge(
+            "locum_inference_running", "Scans being segmented now.", registry=self.registry
+        )
+        self.inference_waiting = Gauge(
+            "locum_inference_waiting", "Scans waiting for an inference slot.", registry=self.registry
+        )
+        self.inference_refused = Counter(
+            "locum_inference_refused", "Scans refused because the queue was full.", registry=self.registry
+        )
+        self.sessions_loaded = Gauge(
+            "locum_sessions_loaded", "Networks held in memory.", registry=self.registry
+        )
+        self.session_lookups = Counter(
+            "locum_session_lookups", "Look-ups in the session cache.", ("outcome",), registry=self.registry
+        )
+        self.session_evictions = Counter(
+            "locum_session_evictions", "Networks dropped to make room.", registry=self.registry
+        )
+        self.store_verified = Gauge(
+            "locum_store_verified_timestamp_seconds",
+            "When every artefact was last hashed; 0 when never.",
+            registry=self.registry,
+        )
+        self.store_damaged = Gauge(
+            "locum_store_damaged_artefacts", "Versions found damaged then.", registry=self.registry
+        )
+        self.ready = Gauge(
+            "locum_ready", "1 while this part of the service works.", ("part",), registry=self.registry
+        )
+
+    def exposition(self) -> tuple[bytes, str]:
+        """The text format and its content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
