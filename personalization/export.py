@@ -39,7 +39,7 @@ def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int]) -> byte
         # source paths of the exporting machine into the file. Both fold batch norm and agree to rounding.
         warnings.simplefilter("ignore", DeprecationWarning)
         # Tracing warns that a network's checks of its input's shape become constants: the size is fixed here.
-        warnings.filterwarnings("ignore", message="Converting a tensor to a Python boolean")
+        warnings.filterwarnings("ignore", message="Converting a tensor to a Python")
         torch.onnx.export(
             served,
             (example,),
