@@ -1,0 +1,76 @@
+"""Admission: how many scans are worked on at once, how many may wait, and what the others are told.
+
+A scan in work holds its decoded voxels and its probabilities in memory, so the number of them is bounded here
+and nowhere else. A request beyond the queue is refused at once, with an estimate of when to come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from service.problems import Problem
+
+_MAX_RETRY_AFTER_S = 120
+# Weight of the newest duration in the running mean that Retry-After is made from.
+_MEMORY = 0.2
+
+
+class Admission:
+    """`slots` at work, `queue` waiting, first come first served. For one event loop."""
+
+    def __init__(self, slots: int, queue: int) -> None:
+        self.slots = slots
+        self.queue = queue
+        self.running = 0
+        self.waiting = 0
+        self._semaphore = asyncio.Semaphore(slots)
+        self._mean_seconds = 1.0
+
+    @property
+    def full(self) -> bool:
+        """Whether a scan that came now would be refused."""
+        return self.running + self.waiting >= self.slots + self.queue
+
+    def retry_after(self) -> int:
+        """Whole seconds until a slot is likely to be free, 1 to 120."""
+        ahead = (self.running + self.waiting) / self.slots
+        return max(1, min(_MAX_RETRY_AFTER_S, math.ceil(self._mean_seconds * ahead)))
+
+    def refuse_if_full(self) -> None:
+        """Raise the 503 that `slot` would raise. For refusing before a body is read."""
+        if self.full:
+            raise self._busy()
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Wait for a slot and hold it. Raises Problem 503 when the queue is full."""
+        self.refuse_if_full()
+        self.waiting += 1
+        try:
+            await self._semaphore.acquire()
+        finally:
+            self.waiting -= 1
+        self.running += 1
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.running -= 1
+            self._mean_seconds += _MEMORY * (time.monotonic() - started - self._mean_seconds)
+            self._semaphore.release()
+
+    def _busy(self) -> Problem:
+        seconds = self.retry_after()
+        return Problem(
+            503,
+            "busy",
+            "Every slot is taken",
+            f"{self.running} scans are being segmented and {self.waiting} are waiting, which is the limit "
+            f"here; send the scan again in {seconds} s.",
+            {"Retry-After": str(seconds)},
+            retry_after=seconds,
+        )

@@ -1,0 +1,117 @@
+"""Loaded networks: a bounded cache of onnxruntime sessions, one per graph digest.
+
+Keyed by the graph's own digest, so two artefacts that share a graph share its session, and a new version
+never meets an old network. A graph is read, checked and loaded once however many requests ask for it at that
+moment; the least recently used session goes first, and lives on until those that still run it are done.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from model_store.errors import ArtefactDamaged
+from service.inference.providers import CUDA, Device, wanted_providers
+from service.problems import Problem
+
+INPUT = "image"
+OUTPUT = "probabilities"
+# Slices per run: bounds the memory of the activations, and is the same for every scan of one shape.
+BATCH = 8
+_ERRORS_ONLY = 3
+
+
+class Session:
+    """One loaded graph. Safe to run from several threads at once."""
+
+    def __init__(self, digest: str, graph: bytes, *, threads: int = 0, device: Device = "auto") -> None:
+        """Load `graph` (the bytes of an onnx file). Raises ArtefactDamaged, Problem 503."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = _ERRORS_ONLY
+        options.use_deterministic_compute = True
+        try:
+            self._session = onnxruntime.InferenceSession(graph, options, providers=wanted_providers(device))
+            outputs = {output.name: output for output in self._session.get_outputs()}
+            inputs = {node.name for node in self._session.get_inputs()}
+        except Exception as error:  # onnxruntime raises a dozen unrelated types here
+            raise ArtefactDamaged(
+                f"graph {digest}: onnxruntime cannot load it ({type(error).__name__}); "
+                "publish the model again"
+            ) from error
+        if inputs != {INPUT} or OUTPUT not in outputs:
+            raise ArtefactDamaged(
+                f"graph {digest}: expected an input '{INPUT}' and an output '{OUTPUT}', "
+                f"found {sorted(inputs)} and {sorted(outputs)}; publish the model again"
+            )
+        self.digest = digest
+        # Asked of the session itself: what was wanted is not what one gets.
+        self.provider: str = self._session.get_providers()[0]
+        if device == "cuda" and self.provider != CUDA:
+            raise Problem(
+                503,
+                "no-gpu",
+                "No GPU",
+                "LOCUM_DEVICE=cuda, but onnxruntime cannot use CUDA here; see the service's log, or set "
+                "LOCUM_DEVICE=auto.",
+            )
+
+    def run(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[S, C, H, W] -> class probabilities [S, K, H, W], `BATCH` slices at a time."""
+        first = self._run(slices[:BATCH])
+        if len(slices) <= BATCH:
+            return first
+        probabilities = np.empty((len(slices), *first.shape[1:]), dtype=np.float32)
+        probabilities[:BATCH] = first
+        for start in range(BATCH, len(slices), BATCH):
+            probabilities[start : start + BATCH] = self._run(slices[start : start + BATCH])
+        return probabilities
+
+    def _run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
+        result: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: np.ascontiguousarray(batch)})[0]
+        return result
+
+
+class SessionCache:
+    """At most `capacity` sessions, by graph digest. Safe from any thread."""
+
+    def __init__(self, capacity: int, *, threads: int = 0, device: Device = "auto") -> None:
+        self.capacity = capacity
+        self._threads = threads
+        self._device = device
+        self._lock = threading.Lock()
+        self._sessions: OrderedDict[str, Future[Session]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def get(self, digest: str, read: Callable[[], bytes]) -> Session:
+        """The session of the graph with this digest; `read` gives its checked bytes if it must be loaded.
+
+        Blocking: a graph takes a second or so to load. Raises what `read` and `Session` raise, to everyone
+        who waited for it; the next call tries again.
+        """
+        with self._lock:
+            future = self._sessions.get(digest)
+            mine = future is None
+            if future is None:
+                future = self._sessions[digest] = Future()
+            self._sessions.move_to_end(digest)
+            while len(self._sessions) > self.capacity:
+                self._sessions.popitem(last=False)
+        if mine:
+            try:
+                future.set_result(Session(digest, read(), threads=self._threads, device=self._device))
+            except BaseException as error:
+                with self._lock:
+                    if self._sessions.get(digest) is future:
+                        del self._sessions[digest]
+                future.set_exception(error)
+        return future.result()
