@@ -1,0 +1,19 @@
+"""A synthetic federation made by code: known anatomy, four scanners, and no patient in it."""
+
+from __future__ import annotations
+
+from training.phantom.anatomy import Anatomy, true_centroid, true_volume_ml
+from training.phantom.federation import TASK, patient_seed, write_federation
+from training.phantom.scanners import SCANNERS, Scanner, make_volume
+
+__all__ = [
+    "SCANNERS",
+    "TASK",
+    "Anatomy",
+    "Scanner",
+    "make_volume",
+    "patient_seed",
+    "true_centroid",
+    "true_volume_ml",
+    "write_federation",
+]

@@ -1,0 +1,69 @@
+"""The phantom federation as a folder on disk, byte for byte the same each time it is written."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.task import Normalisation, Task
+from training.phantom.scanners import SCANNERS, make_volume
+
+TASK = Task(
+    name="phantom",
+    labels={"organ": (1,)},
+    plane="axial",
+    normalisation=Normalisation(scope="volume", method="zscore"),
+    size=(48, 48),
+)
+
+
+def patient_seed(seed: int, site: str, index: int) -> int:
+    """The anatomy's seed of patient `index` at a site of the federation written with `seed`."""
+    material = hashlib.sha256(f"phantom\0{seed}\0{site}\0{index}".encode()).digest()
+    return int.from_bytes(material[:6], "big")
+
+
+def write_federation(
+    root: Path,
+    sites: Sequence[str] = ("aster", "birch", "cedar", "dune"),
+    patients_per_site: int = 8,
+    size: int = 48,
+    seed: int = 0,
+) -> Path:
+    """Write task.yaml and, per site, images/, masks/ and cases.csv under `root`; gives `root` back.
+
+    `sites` are names of SCANNERS. `size` is the network's input and about the volumes' in-plane matrix; a
+    multiple of 16. A volume holds 12 to 14 slices.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    TASK.model_copy(update={"size": (size, size)}).dump(root / "task.yaml")
+    for site in sites:
+        scanner = SCANNERS[site]
+        affine, shape = scanner.grid(size)
+        folder = root / site
+        for part in ("images", "masks"):
+            (folder / part).mkdir(parents=True, exist_ok=True)
+        rows = ["file,patient,split"]
+        for index in range(patients_per_site):
+            patient = f"{site}-{index + 1:02d}"
+            voxels, mask = make_volume(scanner, patient_seed(seed, site, index), affine, shape)
+            name = f"{patient}.nii.gz"
+            (folder / "images" / name).write_bytes(nifti_bytes(voxels, affine))
+            (folder / "masks" / name).write_bytes(nifti_bytes(mask, affine))
+            rows.append(f"{name},{patient},")
+        (folder / "cases.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    return root
+
+
+def nifti_bytes(voxels: NDArray[np.int16] | NDArray[np.uint8], affine: NDArray[np.float64]) -> bytes:
+    """A .nii.gz whose bytes depend on nothing but the arguments."""
+    image = nib.Nifti1Image(voxels, affine)
+    image.header.set_xyzt_units("mm")
+    image.set_qform(affine, code=1)
+    return gzip.compress(image.to_bytes(), compresslevel=6, mtime=0)
