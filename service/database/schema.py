@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -13,7 +14,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, text
 
-from service.database.engine import Database
+from service.database.engine import BUSY_SECONDS, Database
 from service.errors import DatabaseNotMigrated
 
 MIGRATIONS = Path(__file__).parent / "migrations"
@@ -79,8 +80,8 @@ def _exclusively(database: Database) -> Iterator[None]:
             fcntl.flock(lock, fcntl.LOCK_EX)
             # Kept in the file, so once is enough; under the lock, because switching waits for no other
             # connection.
-            with database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-                connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+            with closing(sqlite3.connect(database.file, timeout=BUSY_SECONDS)) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
             yield
     elif database.engine.dialect.name == "postgresql":
         with database.engine.connect() as connection:
