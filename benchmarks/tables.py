@@ -1,0 +1,99 @@
+"""Figures to Markdown: means with their spread, differences with their interval, and the page around them."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+Key = TypeVar("Key")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean difference, its bootstrap percentile interval, and over how many pairs."""
+
+    mean: float
+    low: float
+    high: float
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.3f} [{self.low:+.3f}, {self.high:+.3f}]"
+
+
+def paired_bootstrap(
+    first: Mapping[Key, float],
+    second: Mapping[Key, float],
+    strata: Mapping[Key, str] | None = None,
+    *,
+    confidence: float = 0.95,
+    draws: int = 10_000,
+    seed: int = 0,
+) -> Interval:
+    """Mean of first - second over the units (patients) that have both, with its percentile interval.
+
+    Units are drawn with replacement, within each stratum (site) where strata are given. A unit whose value is
+    NaN in either is left out. Raises ValueError when none is left.
+    """
+    units = [u for u in first if u in second and math.isfinite(first[u]) and math.isfinite(second[u])]
+    if not units:
+        raise ValueError("no unit has a finite value on both sides: nothing to compare")
+    groups: dict[str, list[float]] = {}
+    for unit in units:
+        groups.setdefault(strata[unit] if strata else "", []).append(first[unit] - second[unit])
+    generator = np.random.default_rng(seed)
+    sums = np.zeros(draws)
+    for name in sorted(groups):
+        values = np.asarray(groups[name])
+        sums += values[generator.integers(len(values), size=(draws, len(values)))].sum(axis=1)
+    low, high = np.quantile(sums / len(units), [(1 - confidence) / 2, (1 + confidence) / 2])
+    mean = sum(sum(values) for values in groups.values()) / len(units)
+    return Interval(float(mean), float(low), float(high), len(units))
+
+
+def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
+    """`0.712 ± 0.021`: mean and sample standard deviation; the mean alone for one value, a dash for none."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return "–"
+    mean = f"{np.mean(finite):.{digits}f}"
+    return mean if len(finite) == 1 else f"{mean} ± {np.std(finite, ddof=1):.{digits}f}"
+
+
+def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
+    """A Markdown table, its first column to the left and the others to the right, padded to be read raw."""
+    lines = [[str(cell).replace("|", "\\|") for cell in line] for line in (header, *body)]
+    for line in lines:
+        if len(line) != len(header):
+            raise ValueError(f"expected {len(header)} columns, found {len(line)}: {line}")
+    widths = [max(3, *(len(line[column]) for line in lines)) for column in range(len(header))]
+
+    def padded(line: Sequence[str]) -> str:
+        cells = [line[0].ljust(widths[0])]
+        cells += [cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)]
+        return "| " + " | ".join(cells) + " |"
+
+    rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
+    return "\n".join([padded(lines[0]), padded(rule), *map(padded, lines[1:])])
+
+
+def write_page(path: Path, title: str, command: str, rows: Path, sections: Sequence[str]) -> None:
+    """A page of results: the exact command, the rows it rests on, then the sections. Replaced atomically."""
+    text = "\n\n".join(
+        [
+            f"# {title}",
+            f"```bash\n{command}\n```",
+            f"One row per finished cell: [{rows.name}]({rows.name}).",
+            *sections,
+        ]
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text + "\n", encoding="utf-8")
+    aside.replace(path)
