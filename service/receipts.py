@@ -1,0 +1,61 @@
+"""The receipt of an answer: what was asked, what answered, and where, so that it can be told and repeated.
+
+The same input, graph, options, provider and onnxruntime version give the same mask, byte for byte.
+"""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final
+
+import onnxruntime
+from pydantic import BaseModel, Field, JsonValue
+
+NOTICE: Final = "research use only"
+
+
+class ModelReceipt(BaseModel):
+    """One artefact, as it was used."""
+
+    name: str = Field(description="`name@version`")
+    digest: str = Field(description="sha256 of its manifest")
+
+
+class Receipt(BaseModel):
+    """Everything that a mask depends on."""
+
+    request: str = Field(description="Id of the request; also in `Locum-Request`.")
+    input_sha256: str = Field(description="Of the scan's file as it was received.")
+    input_bytes: int
+    model: ModelReceipt = Field(description="What was asked for.")
+    network: ModelReceipt = Field(description="The network inside it that answered.")
+    graph: str = Field(description="sha256 of the onnx graph; also in `Locum-Graph`.")
+    personalization: str
+    site: str | None
+    why: str = Field(description="How version and network were chosen.")
+    options: dict[str, JsonValue] = Field(description="The request's parameters, defaults filled in.")
+    provider: str = Field(description="onnxruntime's execution provider.")
+    onnxruntime: str
+    locum: str
+    machine: str = Field(description="Processor architecture: other ones may round otherwise.")
+    notice: str = NOTICE
+
+
+@cache
+def locum_version() -> str:
+    """Locum's version."""
+    try:
+        return version("locum")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def software() -> dict[str, str]:
+    """The part of a receipt that is the same for every request."""
+    return {
+        "onnxruntime": onnxruntime.__version__,
+        "locum": locum_version(),
+        "machine": platform.machine(),
+    }

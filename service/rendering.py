@@ -1,0 +1,147 @@
+"""The overlay: what the mask says, drawn on what the scan shows, for a person to look at.
+
+Each class is a translucent fill with a solid contour in its own colour (Okabe and Ito's, distinguishable for
+the colour-blind). A volume becomes a montage of the slices that carry most of the mask, in their order.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+COLOURS: tuple[tuple[int, int, int], ...] = (
+    (230, 159, 0),
+    (86, 180, 233),
+    (0, 158, 115),
+    (240, 228, 66),
+    (213, 94, 0),
+    (204, 121, 167),
+    (0, 114, 178),
+)
+MAX_PANELS = 9
+_COLUMNS = 3
+_SINGLE_SIDE = 640
+_PANEL_SIDE = 300
+_GAP = 6
+_MARGIN = 12
+_FILL = 0.35
+_PAPER = (20, 20, 22)
+_INK = (235, 235, 235)
+_FAINT = (160, 160, 165)
+
+Pixels = NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One slice: intensities [H, W] or [H, W, 3], classes uint8 [H, W], and a caption.
+
+    `aspect` is a pixel's height over its width in the patient.
+    """
+
+    image: NDArray[np.generic]
+    classes: Pixels
+    caption: str = ""
+    aspect: float = 1.0
+
+
+def choose_slices(voxels_per_slice: Sequence[int], count: int = MAX_PANELS) -> list[int]:
+    """The slices that carry most foreground, in ascending order; evenly spread ones for an empty mask."""
+    counts = np.asarray(voxels_per_slice)
+    if counts.max(initial=0) == 0:
+        middle = (np.arange(min(count, len(counts))) + 0.5) * len(counts) / min(count, len(counts))
+        return [int(index) for index in middle]
+    ranked = np.argsort(-counts, kind="stable")[:count]
+    return sorted(int(index) for index in ranked if counts[index] > 0)
+
+
+def colour_of(index: int) -> tuple[int, int, int]:
+    """The colour of class `index`, 1 being the first; they repeat after the seventh."""
+    return COLOURS[(index - 1) % len(COLOURS)]
+
+
+def overlay(
+    panels: Sequence[Panel],
+    legend: Sequence[tuple[int, str]],
+    title: str,
+    footer: str,
+    window: tuple[float, float] | None = None,
+) -> bytes:
+    """The picture as a PNG.
+
+    Args:
+        panels: one for an image, several for a volume.
+        legend: (class index, text) per line.
+        title: first line.
+        footer: last line.
+        window: intensities shown as black and white; the 1st and 99th percentiles of the panels if None.
+    """
+    low, high = window if window is not None else _percentiles(panels)
+    side = _SINGLE_SIDE if len(panels) == 1 else _PANEL_SIDE
+    drawn = [_draw(panel, low, high, side) for panel in panels]
+    columns = min(_COLUMNS, len(drawn))
+    width = max(picture.width for picture in drawn)
+    height = max(picture.height for picture in drawn)
+    rows = -(-len(drawn) // columns)
+    font, small = ImageFont.load_default(16), ImageFont.load_default(13)
+    grid_width = columns * width + (columns - 1) * _GAP
+    texts = [(title, font), (footer, small), *(("■  " + text, font) for _, text in legend)]
+    canvas_width = max(grid_width, *(int(used.getlength(text)) + 8 for text, used in texts)) + 2 * _MARGIN
+    top = _MARGIN + 26
+    bottom = top + rows * (height + _GAP)
+    canvas = Image.new("RGB", (canvas_width, bottom + 24 * len(legend) + 30 + _MARGIN), _PAPER)
+    pen = ImageDraw.Draw(canvas)
+    pen.text((_MARGIN, _MARGIN), title, _INK, font)
+    for number, (panel, picture) in enumerate(zip(panels, drawn, strict=True)):
+        x = _MARGIN + (number % columns) * (width + _GAP)
+        y = top + (number // columns) * (height + _GAP)
+        canvas.paste(picture, (x, y))
+        if panel.caption:
+            pen.text((x + 6, y + 4), panel.caption, _INK, small, stroke_width=2, stroke_fill=(0, 0, 0))
+    y = bottom + 4
+    for index, text in legend:
+        pen.rectangle((_MARGIN, y + 2, _MARGIN + 14, y + 16), fill=colour_of(index))
+        pen.text((_MARGIN + 24, y), text, _INK, font)
+        y += 24
+    pen.text((_MARGIN, y + 4), footer, _FAINT, small)
+    stream = io.BytesIO()
+    canvas.save(stream, "PNG")
+    return stream.getvalue()
+
+
+def _percentiles(panels: Sequence[Panel]) -> tuple[float, float]:
+    values = np.concatenate([np.asarray(panel.image, dtype=np.float64).ravel() for panel in panels])
+    low, high = np.percentile(values, (1, 99))
+    return float(low), float(high)
+
+
+def _draw(panel: Panel, low: float, high: float, side: int) -> Image.Image:
+    height, width = panel.classes.shape
+    scale = side / max(height * panel.aspect, width)
+    shape = (max(1, round(width * scale)), max(1, round(height * panel.aspect * scale)))
+    grey = np.clip((panel.image.astype(np.float64) - low) / max(high - low, 1e-12), 0, 1)
+    picture = Image.fromarray((grey * 255).astype(np.uint8)).convert("RGB")
+    picture = picture.resize(shape, Image.Resampling.BICUBIC)
+    pixels = np.asarray(picture, dtype=np.float64).copy()
+    classes = np.asarray(Image.fromarray(panel.classes).resize(shape, Image.Resampling.NEAREST))
+    colours = np.array([(0, 0, 0), *(colour_of(i) for i in range(1, int(classes.max(initial=0)) + 1))], float)
+    inside = classes > 0
+    pixels[inside] = (1 - _FILL) * pixels[inside] + _FILL * colours[classes[inside]]
+    edge = _contour(classes)
+    pixels[edge] = colours[classes[edge]]
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def _contour(classes: Pixels) -> NDArray[np.bool_]:
+    """[H, W]: foreground within two pixels of another class or of the border of the picture."""
+    height, width = classes.shape
+    padded = np.pad(classes, 2)
+    edge = np.zeros(classes.shape, dtype=bool)
+    for dy, dx in ((0, 1), (0, -1), (1, 0), (-1, 0), (0, 2), (0, -2), (2, 0), (-2, 0)):
+        edge |= padded[2 + dy : 2 + dy + height, 2 + dx : 2 + dx + width] != classes
+    return edge & (classes > 0)
