@@ -1,17 +1,17 @@
 """What a federated method is, said without any engine.
 
-A method is an object with pure steps. It reads and writes no files, uses no global random state and chooses no
-device: whatever it needs is handed to it, whatever it makes it returns. An engine runs it: processes on one
-machine, or real hospitals over a network.
+A method is an object with pure steps. It reads and writes no files, uses no global random state and chooses
+no device: whatever it needs is handed to it, whatever it makes it returns. An engine runs it: processes on
+one machine, or real hospitals over a network.
 
 The run follows the method's `plan`: phases (rounds at the sites, then one server step per round) and server
 stages (steps on the server alone), in order.
 
     for each phase, for each round:
-        site:    received = broadcast(...)          -> client_step(...)  -> uploads, and a memory that stays there
-        server:  uploads reduced group by group     -> server_step(...)  -> the server's memory
+        site:    received = broadcast(...)       -> client_step(...)  -> uploads; and a memory that stays
+        server:  uploads reduced group by group  -> server_step(...)  -> the server's memory
     for each server stage, for each step:
-        server:  server_stage(...)                                       -> the server's memory
+        server:  server_stage(...)                                    -> the server's memory
 
 What travels is declared in groups. A group has a *kind*, by which a site's egress policy may refuse it, and a
 *reduction*, by which the engine combines what the sites sent:
@@ -55,8 +55,8 @@ Data = TypeVar("Data")
 class Group:
     """A named set of tensors that travels together.
 
-    `essential` says whether a site that does not let this kind out can take part at all. When it is False, such
-    a site takes part without the group.
+    `essential` says whether a site that does not let this kind out can take part at all. When it is False,
+    such a site takes part without the group.
     """
 
     name: str
@@ -69,8 +69,8 @@ class Group:
 class Phase:
     """Rounds of work at the sites.
 
-    `downloads` names the groups of `broadcast` (their reduction plays no part). A phase with `consent` runs only
-    at sites whose hospital said yes to it. `everyone` takes all sites whatever the participation of the run.
+    `downloads` names the groups of `broadcast` (their reduction plays no part). A phase with `consent` runs
+    only at sites whose hospital said yes to it. `everyone` takes all sites whatever the run's participation.
     """
 
     name: str
@@ -117,8 +117,8 @@ class Context:
 class ClientResult:
     """What one site made of a round.
 
-    Only `uploads`, `weight` and `metrics` leave the site; `memory` stays (None: leave it as it was). Metrics are
-    numbers for a person to watch; they count as statistics, and a site that keeps statistics in keeps them too.
+    Only `uploads`, `weight` and `metrics` leave the site; `memory` stays (None: leave it as it was). Metrics
+    are numbers for a person to watch; they count as statistics: a site that keeps those in keeps them too.
     """
 
     uploads: Mapping[str, State]
@@ -142,7 +142,7 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class ModelDraft:
-    """One trained network, ready to become an artefact. `site` is None for a model of the whole federation."""
+    """One trained network, ready to become an artefact. `site` is None for a model of the federation."""
 
     role: str
     weights: State
@@ -187,10 +187,10 @@ class Algorithm(ABC, Generic[Data]):
     def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
         """The server's memory after a round."""
 
-    def server_stage(self, context: Context, server: Memory) -> Memory:
+    def server_stage(self, context: Context, server: Memory) -> Memory:  # noqa: ARG002
         """One step of a server stage; `context` names the stage and the step."""
         raise TypeError(
-            f"{type(self).__name__} plans a server stage ({context.phase}) but defines no server_stage"
+            f"{type(self).__name__} plans the server stage '{context.phase}' but does not define it"
         )
 
     @abstractmethod

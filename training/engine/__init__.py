@@ -1,0 +1,1 @@
+"""Engines: what runs a federated method. Here, processes on one machine."""

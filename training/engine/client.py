@@ -1,0 +1,44 @@
+"""One step at one site: what every engine does around a method's `client_step`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from training.algorithm import Algorithm, Context, Memory, Phase, State
+from training.engine.egress import Outgoing, SiteSpec, let_out
+from training.engine.seeds import generator
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a run gives every step: its seed, its device, and threads per site (never per machine)."""
+
+    seed: int
+    device: str = "cpu"
+    threads: int = 1
+
+    def context(self, phase: str, round_: int, rounds: int, site: str | None = None) -> Context:
+        """The context of one step; the server's has no site."""
+
+        def draw(purpose: str) -> torch.Generator:
+            return generator(self.seed, phase, round_, site or "", purpose)
+
+        return Context(phase, round_, rounds, torch.device(self.device), draw, site)
+
+
+def run_step(
+    algorithm: Algorithm[Any],
+    phase: Phase,
+    context: Context,
+    site: SiteSpec,
+    received: Mapping[str, State],
+    memory: Memory,
+    data: Any,
+) -> tuple[Outgoing, Memory | None]:
+    """One client step, and the site's egress policy over what it sends. Raises as they do."""
+    result = algorithm.client_step(context, received, memory, data)
+    return let_out(phase, site, result), result.memory

@@ -1,0 +1,92 @@
+"""What a site lets out: the hospital's word, kept at the hospital."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from training.algorithm import ClientResult, Kind, Phase, ServerStage, State
+from training.errors import AlgorithmError, EgressRefused
+
+ALL_KINDS: frozenset[Kind] = frozenset(get_args(Kind))
+
+
+@dataclass(frozen=True)
+class SiteSpec:
+    """One member hospital, as an engine knows it.
+
+    `load` reads its data and is called only where the site's steps run; it must be picklable. `allows` are
+    the kinds the hospital lets out, `consents` whether it agreed to the phases that ask for consent. `size`
+    is anything that grows with the work (its number of cases), for spreading sites over workers.
+    """
+
+    name: str
+    load: Callable[[], Any] = field(compare=False)
+    allows: frozenset[Kind] = ALL_KINDS
+    consents: bool = False
+    size: int = 1
+
+
+def check_plan(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -> None:
+    """Refuse a run, before it starts, in which a site would keep in what the method cannot do without.
+
+    Raises EgressRefused naming every such site, group and kind.
+    """
+    refusals = [
+        f"site {site.name}: phase '{phase.name}' uploads '{group.name}', of kind {group.kind}, "
+        f"which its egress policy refuses (it allows {', '.join(sorted(site.allows)) or 'nothing'})"
+        for phase in plan
+        if isinstance(phase, Phase) and not phase.consent
+        for site in sites
+        for group in phase.uploads
+        if group.essential and group.kind not in site.allows
+    ]
+    if refusals:
+        raise EgressRefused(
+            "; ".join(refusals) + ". Widen the policy, leave the site out, or use another method"
+        )
+
+
+def may_take_part(phase: Phase, site: SiteSpec) -> bool:
+    """Whether a site runs this phase at all: consent where it is asked, and nothing essential refused."""
+    if phase.consent and not site.consents:
+        return False
+    return all(group.kind in site.allows for group in phase.uploads if group.essential)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What is left of a client result after the site's policy; `withheld` names what was kept in."""
+
+    uploads: Mapping[str, State]
+    weight: float
+    metrics: Mapping[str, float]
+    withheld: tuple[str, ...]
+
+
+def let_out(phase: Phase, site: SiteSpec, result: ClientResult) -> Outgoing:
+    """Apply a site's policy to what a step wants to send.
+
+    Raises AlgorithmError when the method uploads other groups than it declared, EgressRefused when the site
+    should not have been asked at all (an engine that asked `may_take_part` never sees it).
+    """
+    declared = {group.name: group for group in phase.uploads}
+    if result.uploads.keys() != declared.keys():
+        raise AlgorithmError(
+            f"phase '{phase.name}' at site {site.name}: declared the uploads {sorted(declared)}, "
+            f"made {sorted(result.uploads)}"
+        )
+    refused = [group for group in phase.uploads if group.kind not in site.allows]
+    essential = [group.name for group in refused if group.essential]
+    if essential or not may_take_part(phase, site):
+        raise EgressRefused(
+            f"site {site.name} does not take part in phase '{phase.name}' ({essential or 'consent'})"
+        )
+    withheld = [group.name for group in refused]
+    metrics = result.metrics
+    if "statistics" not in site.allows and metrics:
+        metrics = {}
+        withheld.append("metrics")
+    uploads = {name: state for name, state in result.uploads.items() if name not in withheld}
+    return Outgoing(uploads, result.weight, metrics, tuple(withheld))

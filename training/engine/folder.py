@@ -1,0 +1,131 @@
+"""A run's folder: enough to go on after a kill at any instant, with the same result.
+
+RUN/run.json                 what the run is: method, configuration, data, seed
+RUN/checkpoint.json          the last committed round; points at the server's slot and at each site's
+RUN/server-{a,b}.safetensors the server's memory
+RUN/sites/SITE/memory-{a,b}.safetensors   the site's own memory; stays at the site
+RUN/exchange/                tensors on their way between processes; worthless after a round
+
+Memories alternate between two slots: a step writes the slot that the last committed round does *not* point
+at, so whatever is half-written when the power goes is not referred to. Replacing checkpoint.json, by one
+rename, is what commits a round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from training.algorithm import Memory
+from training.engine.tensorfile import read_tensors, write_tensors
+from training.errors import RunMismatch, TrainingError
+
+Slot = Literal["a", "b"]
+
+
+def other(slot: Slot | None) -> Slot:
+    """The slot that may be written while `slot` must stay."""
+    return "b" if slot == "a" else "a"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run stands: `step` indexes the plan, `round` is the next one to do within it."""
+
+    step: int
+    round: int
+    server_slot: Slot
+    site_slots: Mapping[str, Slot] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
+
+
+class SiteFolder:
+    """One site's own memory. Only processes that work for the site touch it."""
+
+    def __init__(self, root: Path, site: str) -> None:
+        self._path = root / "sites" / re.sub(r"[^\w.-]", "_", site)
+
+    def save(self, slot: Slot, memory: Memory) -> None:
+        """Write a slot that no committed round refers to."""
+        write_tensors(self._file(slot), memory.tensors, memory.facts, durable=True)
+
+    def load(self, slot: Slot | None) -> Memory:
+        """The memory in a slot; an empty one when the site never had any."""
+        return Memory() if slot is None else Memory(*read_tensors(self._file(slot)))
+
+    def _file(self, slot: Slot) -> Path:
+        return self._path / f"memory-{slot}.safetensors"
+
+
+class RunFolder:
+    """The server's side of a run's folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(root)
+        self.exchange = self.root / "exchange"
+
+    def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:
+        """Make the folder this run's.
+
+        Raises RunMismatch when it holds another run (naming the fields that differ), or the same one without
+        `resume`.
+        """
+        path = self.root / "run.json"
+        if not path.exists():
+            self.root.mkdir(parents=True, exist_ok=True)
+            _replace(path, dict(identity))
+            return
+        found = json.loads(path.read_text())
+        differences = [
+            f"{name}: this run {_short(identity.get(name))}, the folder's {_short(found.get(name))}"
+            for name in sorted({*identity, *found})
+            if json.loads(json.dumps(identity.get(name))) != found.get(name)
+        ]
+        if differences:
+            raise RunMismatch(
+                f"{self.root} holds another run; take another folder, or resume what it was started with",
+                differences,
+            )
+        if not resume and self.checkpoint() is not None:
+            raise RunMismatch(
+                f"{self.root} holds this run already", ["resume it, or delete the folder to start anew"]
+            )
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The last committed round; None before the first."""
+        path = self.root / "checkpoint.json"
+        return Checkpoint(**json.loads(path.read_text())) if path.exists() else None
+
+    def server(self, slot: Slot) -> Memory:
+        """The server's memory in a slot."""
+        return Memory(*read_tensors(self._server_file(slot)))
+
+    def commit(self, checkpoint: Checkpoint, server: Memory) -> None:
+        """Make a round part of the run: all of it or, after a kill, nothing of it."""
+        write_tensors(self._server_file(checkpoint.server_slot), server.tensors, server.facts, durable=True)
+        _replace(self.root / "checkpoint.json", checkpoint.__dict__)
+
+    def _server_file(self, slot: Slot) -> Path:
+        return self.root / f"server-{slot}.safetensors"
+
+
+def _replace(path: Path, content: Mapping[str, Any]) -> None:
+    staged = path.with_suffix(".staged")
+    try:
+        with staged.open("w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
+    except OSError as error:
+        raise TrainingError(f"{path}: cannot be written: {error}; free some space and resume") from error
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."

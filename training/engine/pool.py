@@ -1,0 +1,129 @@
+"""N worker processes, each with its own sites, and a stream of their answers in a fixed order."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from training.algorithm import Algorithm
+from training.engine.client import Surroundings
+from training.engine.egress import SiteSpec
+from training.engine.worker import Delivery, Failure, Task, serve
+
+_GOODBYE_S = 5.0
+
+
+class WorkerPool:
+    """Persistent worker processes. A site always goes to the same one, so its data is in memory once.
+
+    `window` bounds how far the fastest worker may run ahead of the first answer still missing.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        sites: Sequence[SiteSpec],
+        surroundings: Surroundings,
+        root: Path,
+        workers: int,
+    ) -> None:
+        self._arguments = (algorithm, tuple(sites), surroundings, root)
+        self._worker_of = spread(sites, workers)
+        self.window = 2 * workers + 1
+        # spawn: a forked child would inherit torch's thread pools in an undefined state
+        self._spawn = multiprocessing.get_context("spawn")
+        self._processes = [self._start() for _ in range(workers)]
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for _, connection in self._processes:
+            connection.close()
+        for process, _ in self._processes:
+            # After an error nobody waits for a step that may take minutes.
+            process.join(_GOODBYE_S if error is None else 0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
+        """Do the tasks; answers come in the order of the tasks, whichever is done first.
+
+        A worker that dies costs its site this task, no more: it is replaced. Task `i` is begun only when all
+        answers up to `i - window` were taken.
+        """
+        queues: dict[int, deque[int]] = {worker: deque() for worker in range(len(self._processes))}
+        for index, task in enumerate(tasks):
+            queues[self._worker_of[task.site]].append(index)
+        busy: dict[int, int] = {}
+        done: dict[int, Delivery | Failure] = {}
+        for due in range(len(tasks)):
+            while due not in done:
+                for worker, queue in queues.items():
+                    if worker not in busy and queue and queue[0] < due + self.window:
+                        busy[worker] = queue.popleft()
+                        self._send(worker, tasks[busy[worker]])
+                ready = wait([self._processes[worker][1] for worker in busy])
+                for worker in [worker for worker in busy if self._processes[worker][1] in ready]:
+                    index = busy.pop(worker)
+                    done[index] = self._receive(worker, tasks[index])
+            yield done.pop(due)
+
+    def _send(self, worker: int, task: Task) -> None:
+        try:
+            self._processes[worker][1].send(task)
+        except (BrokenPipeError, ConnectionResetError):
+            # It died idle, which is nobody's fault: the task goes to its successor.
+            self._replace(worker)
+            self._processes[worker][1].send(task)
+
+    def _receive(self, worker: int, task: Task) -> Delivery | Failure:
+        try:
+            answer: Delivery | Failure = self._processes[worker][1].recv()
+            return answer
+        except (EOFError, ConnectionResetError):
+            code = self._replace(worker)
+            how = (
+                f"was killed by signal {-code}"
+                if code is not None and code < 0
+                else f"exited with code {code}"
+            )
+            return Failure(task.site, f"its worker process {how}; a new one was started")
+
+    def _replace(self, worker: int) -> int | None:
+        process, connection = self._processes[worker]
+        connection.close()
+        process.join()
+        code = process.exitcode
+        process.close()
+        self._processes[worker] = self._start()
+        return code
+
+    def _start(self) -> tuple[BaseProcess, Connection]:
+        here, there = self._spawn.Pipe()
+        process = self._spawn.Process(target=serve, args=(there, *self._arguments), daemon=True)
+        process.start()
+        # Only the child may hold its end: then the child's death closes it, and ours closes the child.
+        there.close()
+        return process, here
+
+
+def spread(sites: Sequence[SiteSpec], workers: int) -> dict[str, int]:
+    """Site -> worker, the largest sites first and each to the worker with the least to do."""
+    load = [0] * workers
+    placed: dict[str, int] = {}
+    for site in sorted(sites, key=lambda site: (-site.size, site.name)):
+        worker = load.index(min(load))
+        load[worker] += max(site.size, 1)
+        placed[site.name] = worker
+    return placed

@@ -1,0 +1,84 @@
+"""Combining what the sites of a round sent, site by site as it arrives.
+
+Floating-point addition is not associative, so sites are added in their fixed order, whichever finishes first.
+`mean` and `sum` hold one running total whatever the number of sites; `concat` and `collect` keep them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from personalization.errors import PersonalizationError
+from personalization.state import StreamingMean, check_compatible, check_finite, clone
+from training.algorithm import Group, Phase, RoundResult, State
+from training.errors import SiteFailed
+
+
+class Reducer:
+    """Reduces one round of a phase. `add` must be called in site order."""
+
+    def __init__(self, phase: Phase) -> None:
+        self._groups = {group.name: group for group in phase.uploads}
+        self._means: dict[str, StreamingMean] = {}
+        self._sums: dict[str, State] = {}
+        self._lists: dict[str, dict[str, State]] = {}
+        self._likes: dict[str, State] = {}
+        self._weights: dict[str, float] = {}
+        self._metrics: dict[str, Mapping[str, float]] = {}
+
+    def add(
+        self, site: str, uploads: Mapping[str, State], weight: float, metrics: Mapping[str, float]
+    ) -> None:
+        """Take in one site's round. A site that cannot be taken in changes nothing.
+
+        Raises SiteFailed for tensors unlike the other sites', values that are not finite, or a weight that is
+        not positive.
+        """
+        try:
+            if not 0 < weight < float("inf"):
+                raise SiteFailed(f"site {site}: expected a positive weight, found {weight}")
+            for name, state in uploads.items():
+                self._check(self._groups[name], state)
+        except PersonalizationError as error:
+            raise SiteFailed(f"site {site}: {error}") from error
+        for name, state in uploads.items():
+            self._take_in(site, self._groups[name], state, weight)
+        self._weights[site] = weight
+        self._metrics[site] = dict(metrics)
+
+    def result(self) -> RoundResult:
+        """The round, reduced. Groups that no site let out are absent."""
+        reduced = {name: mean.result() for name, mean in self._means.items()} | self._sums
+        collected: dict[str, Mapping[str, State]] = {}
+        for name, by_site in self._lists.items():
+            if self._groups[name].reduction == "concat":
+                reduced[name] = _concatenate(list(by_site.values()))
+            else:
+                collected[name] = by_site
+        return RoundResult(reduced, collected, self._weights, self._metrics)
+
+    def _check(self, group: Group, state: State) -> None:
+        check_finite(state, f"group '{group.name}'")
+        if group.reduction == "collect":
+            return
+        # An expanded scalar has a tensor's shape and type and none of its memory.
+        like = {name: torch.empty((), dtype=t.dtype).expand(t.shape) for name, t in state.items()}
+        check_compatible([self._likes.setdefault(group.name, like), like])
+
+    def _take_in(self, site: str, group: Group, state: State, weight: float) -> None:
+        if group.reduction == "mean":
+            self._means.setdefault(group.name, StreamingMean()).add(state, weight, f"site {site}")
+        elif group.reduction == "sum":
+            if group.name not in self._sums:
+                self._sums[group.name] = clone(state)
+            else:
+                for name, total in self._sums[group.name].items():
+                    total.add_(state[name])
+        else:
+            self._lists.setdefault(group.name, {})[site] = state
+
+
+def _concatenate(states: Sequence[State]) -> State:
+    return {name: torch.cat([state[name] for state in states]) for name in states[0]}

@@ -1,0 +1,170 @@
+"""A worker process: does the steps of the sites it is given, and keeps their data and memories.
+
+Commands and answers are small and go over a pipe; tensors lie in files of the exchange folder. A site's
+memory and data never leave this side of the pipe.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.algorithm import Algorithm, Memory, Phase
+from training.engine.client import Surroundings, run_step
+from training.engine.egress import SiteSpec
+from training.engine.folder import SiteFolder, Slot, other
+from training.engine.tensorfile import read_tensors, size_of, write_tensors
+from training.errors import AlgorithmError, TrainingError
+
+
+@dataclass(frozen=True)
+class Task:
+    """One site's part of a round; with `step` None, only loading its data.
+
+    `slot` is where the site's last accepted memory lies. Uploads are written to `upload` with the group's
+    name added.
+    """
+
+    site: str
+    step: int | None = None
+    round: int = 0
+    received: Mapping[str, Path] | None = None
+    slot: Slot | None = None
+    upload: Path | None = None
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """What a site sent, as files, and where its new memory lies."""
+
+    site: str
+    files: Mapping[str, Path]
+    sent: Mapping[str, int]
+    weight: float
+    metrics: Mapping[str, float]
+    withheld: tuple[str, ...]
+    slot: Slot | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a site did not deliver. `fatal`: the method is at fault, and no other round would go better."""
+
+    site: str
+    reason: str
+    fatal: bool = False
+
+
+def serve(
+    connection: Connection,
+    algorithm: Algorithm[Any],
+    sites: Sequence[SiteSpec],
+    surroundings: Surroundings,
+    root: Path,
+) -> None:
+    """The worker's main loop; returns when the other end of the pipe closes."""
+    # Ctrl-C goes to the whole process group; the engine decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    torch.set_num_threads(surroundings.threads)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    worker = Worker(algorithm, sites, surroundings, root)
+    try:
+        while True:
+            connection.send(worker.answer(connection.recv()))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _die_with_parent() -> None:
+    """A step may take minutes; an engine that was killed and resumed must not find it still running."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+class Worker:
+    """The sites of one process: their data and memories, loaded when first needed."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: Surroundings, root: Path
+    ) -> None:
+        self._algorithm = algorithm
+        self._plan = algorithm.plan()
+        self._sites = {site.name: site for site in sites}
+        self._surroundings = surroundings
+        self._root = root
+        self._data: dict[str, Any] = {}
+        # The slot last written or read, and what is in it: what spares reading it again.
+        self._memories: dict[str, tuple[Slot, Memory]] = {}
+
+    def answer(self, task: Task) -> Delivery | Failure:
+        """Do a task; whatever goes wrong becomes a Failure."""
+        try:
+            return self._do(task)
+        except AlgorithmError as error:
+            return Failure(task.site, str(error), fatal=True)
+        except TrainingError as error:
+            return Failure(task.site, str(error))
+        except Exception as error:
+            where = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
+            return Failure(task.site, reason)
+
+    def _do(self, task: Task) -> Delivery:
+        started = time.perf_counter()
+        site = self._sites[task.site]
+        if task.site not in self._data:
+            self._data[task.site] = site.load()
+        if task.step is None or task.upload is None:
+            return Delivery(task.site, {}, {}, 0.0, {}, (), None, time.perf_counter() - started)
+        phase = self._plan[task.step]
+        assert isinstance(phase, Phase)
+        context = self._surroundings.context(phase.name, task.round, phase.rounds, task.site)
+        received = {name: read_tensors(path)[0] for name, path in (task.received or {}).items()}
+        memory = self._recall(task)
+        outgoing, new = run_step(
+            self._algorithm, phase, context, site, received, memory, self._data[task.site]
+        )
+        files = {name: task.upload.with_name(f"{task.upload.name}-{name}") for name in outgoing.uploads}
+        for name, state in outgoing.uploads.items():
+            write_tensors(files[name], state)
+        slot = task.slot
+        if new is not None:
+            slot = other(task.slot)
+            SiteFolder(self._root, task.site).save(slot, new)
+            self._memories[task.site] = (slot, new)
+        sent = {name: size_of(state) for name, state in outgoing.uploads.items()}
+        return Delivery(
+            task.site,
+            files,
+            sent,
+            outgoing.weight,
+            outgoing.metrics,
+            outgoing.withheld,
+            slot,
+            time.perf_counter() - started,
+        )
+
+    def _recall(self, task: Task) -> Memory:
+        slot, memory = self._memories.get(task.site, (None, Memory()))
+        if slot != task.slot:
+            # What this process wrote last was not accepted, or another process wrote it.
+            memory = SiteFolder(self._root, task.site).load(task.slot)
+            if task.slot is not None:
+                self._memories[task.site] = (task.slot, memory)
+        return memory
