@@ -27,9 +27,9 @@ class Tissues:
 class Scanner:
     """A scanner: grid (matrix against the federation's, slices, stored axes, tilt) and response.
 
-    `response` is the exponent of its brightness curve, `noise` a standard deviation and `bias` the amplitude of
-    slow shading (both as shares of full brightness), `blur` the width of an edge in mm, `gain` and `offset` its raw
-    intensities.
+    `response` is the exponent of its brightness curve, `noise` a standard deviation and `bias` the amplitude
+    of slow shading (both as shares of full brightness), `blur` the width of an edge in mm, `gain` and
+    `offset` its raw intensities.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Scanner:
         return affine, (shape[0], shape[1], shape[2])
 
 
-# Dune is the hospital from outside: sharper shading, more noise, a flatter and lower contrast than the others.
+# Dune is the hospital from outside: stronger shading, more noise and a lower contrast than the others.
 SCANNERS: dict[str, Scanner] = {
     scanner.name: scanner
     for scanner in (
@@ -99,8 +99,8 @@ def make_volume(
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
     """What `scanner` sees of patient `seed` on any grid: voxels [I, J, K] and the true organ mask [I, J, K].
 
-    `affine` maps voxel indices to RAS mm and may be oblique. Everything but the noise is a function of the world
-    point, so two grids show one patient; the mask says which voxel centres lie in the organ.
+    `affine` maps voxel indices to RAS mm and may be oblique. Everything but the noise is a function of the
+    world point, so two grids show one patient; the mask says which voxel centres lie in the organ.
     """
     anatomy = Anatomy.of(seed)
     indices = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), axis=-1)

@@ -1,0 +1,54 @@
+"""Random rotation and flips (IOP-FL Sec. IV: "random rotation and flip"), a whole batch in one resampling.
+
+Shape suffixes: B images of a batch, C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import affine_grid, grid_sample
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """How far the images of a batch may be turned (degrees, either way), and whether they may be flipped."""
+
+    rotation: float = 15.0
+    flip: bool = True
+
+    def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+        """For each image an angle (radians) [B] and a sign per axis (x, y) [B, 2], -1 being a flip."""
+        uniform = torch.rand(count, 3, generator=generator)
+        angles = (2 * uniform[:, 0] - 1) * math.radians(self.rotation)
+        signs = torch.ones(count, 2)
+        if self.flip:
+            signs[uniform[:, 1:] < 0.5] = -1.0
+        return angles, signs
+
+
+def transform(
+    images_BCHW: Tensor, targets_BHW: Tensor, angles_B: Tensor, signs_B2: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Turn and flip each image about its centre, its target with it.
+
+    Images are sampled bilinearly and targets (class indices, uint8) at the nearest pixel, on the same grid.
+    What comes from outside repeats the border: a zero would be the mean of a normalised image, and hence
+    tissue.
+    """
+    height, width = images_BCHW.shape[-2:]
+    cos, sin = torch.cos(angles_B), torch.sin(angles_B)
+    flip_x, flip_y = signs_B2.unbind(1)
+    # The grid's coordinates run from -1 to 1 along both sides, so a turn in pixels needs the sides' ratio.
+    theta = torch.zeros(len(images_BCHW), 2, 3)
+    theta[:, 0, 0], theta[:, 0, 1] = flip_x * cos, -flip_x * sin * (height / width)
+    theta[:, 1, 0], theta[:, 1, 1] = flip_y * sin * (width / height), flip_y * cos
+    grid = affine_grid(theta, list(images_BCHW.shape), align_corners=False)
+    images = grid_sample(images_BCHW, grid, mode="bilinear", padding_mode="border", align_corners=False)
+    targets = grid_sample(
+        targets_BHW[:, None].float(), grid, mode="nearest", padding_mode="border", align_corners=False
+    )
+    return images, targets[:, 0].to(targets_BHW.dtype)

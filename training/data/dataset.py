@@ -1,0 +1,144 @@
+"""A site's slices in memory, ready for the network, by the same preprocessing that serving uses.
+
+Shape suffixes: N slices, C channels (a slice and its neighbours), H rows, W columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model_store.errors import LocumStoreError
+from model_store.guard import ReferenceStatistics, summarise
+from model_store.preprocessing import prepare, prepare_mask
+from model_store.scan import Scan, decode
+from model_store.task import Task
+from training.data.augmentation import Augmentation, transform
+from training.data.cases import Case, Site
+from training.errors import FederationError
+
+
+@dataclass(frozen=True)
+class SliceSet:
+    """Slices [N, C, H, W] float32 and class indices [N, H, W] uint8, with whose and from where each is.
+
+    `cases` has file names, `positions` the index of the slice within its volume (0 for a 2-D image).
+    """
+
+    images: NDArray[np.float32]
+    targets: NDArray[np.uint8]
+    patients: tuple[str, ...]
+    cases: tuple[str, ...]
+    positions: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def of(self, keep: NDArray[np.bool_]) -> SliceSet:
+        """The slices where `keep` [N] is true."""
+        chosen = np.flatnonzero(keep)
+
+        def pick(values: Sequence[str]) -> tuple[str, ...]:
+            return tuple(values[i] for i in chosen)
+
+        positions = tuple(self.positions[i] for i in chosen)
+        return SliceSet(
+            self.images[keep], self.targets[keep], pick(self.patients), pick(self.cases), positions
+        )
+
+    def with_foreground(self) -> SliceSet:
+        """Only the slices that show anything but background."""
+        return self.of(self.targets.any(axis=(1, 2)))
+
+
+@dataclass(frozen=True)
+class SiteData:
+    """One hospital's slices by split, and what its training scans look like.
+
+    A site with one patient has no validation split of its own: `val` is then `train`. `test` may be empty.
+    """
+
+    site: str
+    train: SliceSet
+    val: SliceSet
+    test: SliceSet
+    statistics: ReferenceStatistics | None
+
+    @classmethod
+    def load(cls, site: Site, task: Task, *, keep_empty: bool = True) -> SiteData:
+        """Decode and prepare a site whose cases have their split.
+
+        `keep_empty=False` drops slices without foreground from training (not from validation and testing),
+        unless nothing would be left. Statistics are taken over the training scans alone, or None if there is
+        none. Raises FederationError naming the file that cannot be prepared.
+        """
+        statistics: list[ReferenceStatistics] = []
+        train = _prepared(site, site.of_split("train"), task, statistics)
+        if not keep_empty and train.targets.any():
+            train = train.with_foreground()
+        val = _prepared(site, site.of_split("val"), task)
+        test = _prepared(site, site.of_split("test"), task)
+        merged = reduce(ReferenceStatistics.merge, statistics) if statistics else None
+        return cls(site.name, train, val if len(val) else train, test, merged)
+
+
+def batches(
+    slices: SliceSet,
+    batch_size: int,
+    generator: torch.Generator,
+    augment: bool,
+    augmentation: Augmentation | None = None,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch: every slice once, shuffled, as (images [B, C, H, W] float32, targets [B, H, W] uint8).
+
+    The order and every augmentation come from `generator` alone. The last batch may be smaller.
+    """
+    order = torch.randperm(len(slices), generator=generator)
+    images, targets = torch.from_numpy(slices.images), torch.from_numpy(slices.targets)
+    recipe = (augmentation or Augmentation()) if augment else None
+    for chosen in order.split(batch_size):
+        batch = images[chosen], targets[chosen]
+        yield transform(*batch, *recipe.draw(len(chosen), generator)) if recipe else batch
+
+
+def _prepared(
+    site: Site, cases: Sequence[Case], task: Task, statistics: list[ReferenceStatistics] | None = None
+) -> SliceSet:
+    """The slices of `cases`, in order; each scan's statistics are added to `statistics`."""
+    height, width = task.size
+    images: list[NDArray[np.float32]] = [np.empty((0, task.in_channels, height, width), np.float32)]
+    targets: list[NDArray[np.uint8]] = [np.empty((0, height, width), np.uint8)]
+    patients: list[str] = []
+    names: list[str] = []
+    positions: list[int] = []
+    for case in cases:
+        try:
+            scan = _read(case.image)
+            prepared = prepare(scan, task)
+            classes = prepare_mask(_read(case.mask), task, prepared.geometry)
+            if statistics is not None:
+                statistics.append(ReferenceStatistics.of(summarise(scan, prepared)))
+        except LocumStoreError as error:
+            raise FederationError(
+                f"site '{site.name}' cannot be loaded:", [f"{site.name}/{case.name}: {error}"]
+            ) from error
+        images.append(prepared.slices)
+        targets.append(classes)
+        count = len(classes)
+        patients += [case.patient] * count
+        names += [case.name] * count
+        positions += range(count)
+    return SliceSet(
+        np.concatenate(images), np.concatenate(targets), tuple(patients), tuple(names), tuple(positions)
+    )
+
+
+def _read(path: Path) -> Scan:
+    return decode(path.read_bytes())
