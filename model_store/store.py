@@ -74,14 +74,14 @@ class Store:
         content = manifest.to_bytes()
         digest = sha256(content)
         with self._locked(manifest.name) as folder:
-            for number in self._numbers(manifest.name):
+            for number in self.numbers(manifest.name):
                 if self._artefact(manifest.name, number).digest == digest:
                     return self._refuse_withdrawn(self._artefact(manifest.name, number))
             staged = self.root / ".staging" / uuid.uuid4().hex
             staged.mkdir(parents=True)
             for name, data in {**files, MANIFEST: content, DIGEST_FILE: digest.encode()}.items():
                 write_durably(staged / name, data, mode=0o444)
-            number = max(self._numbers(manifest.name), default=0) + 1
+            number = max(self.numbers(manifest.name), default=0) + 1
             staged.rename(folder / str(number))
             sync_folder(folder)
         return self._artefact(manifest.name, number)
@@ -122,13 +122,13 @@ class Store:
             ReferenceInvalid, ReferenceNotFound, ArtefactWithdrawn, ArtefactDamaged, UnknownKind.
         """
         name, number, digest = parse_reference(reference)
-        numbers = self._numbers(name)
+        numbers = self.numbers(name)
         if digest is not None:
             numbers = [n for n in numbers if self._artefact(name, n).digest == digest]
         elif number is not None:
             numbers = [n for n in numbers if n == number]
         if not numbers:
-            known = ", ".join(str(n) for n in self._numbers(name))
+            known = ", ".join(str(n) for n in self.numbers(name))
             raise ReferenceNotFound(
                 f"'{reference}' is not in the store; "
                 + (
@@ -157,11 +157,18 @@ class Store:
         """Names that have a version, sorted."""
         if not self.root.is_dir():
             return []
-        return sorted(p.name for p in self.root.iterdir() if NAME.fullmatch(p.name) and self._numbers(p.name))
+        return sorted(p.name for p in self.root.iterdir() if NAME.fullmatch(p.name) and self.numbers(p.name))
+
+    def numbers(self, name: str) -> list[int]:
+        """The version numbers of a name, damaged and withdrawn ones too; none for an unknown name."""
+        folder = self.root / name
+        if not folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
 
     def versions(self, name: str) -> list[Version]:
         """Every version of a name, oldest first, withdrawn ones too. Raises ReferenceNotFound."""
-        numbers = self._numbers(name)
+        numbers = self.numbers(name)
         if not numbers:
             raise ReferenceNotFound(
                 f"'{name}' is not in the store; names: {', '.join(self.names()) or 'none'}"
@@ -228,12 +235,6 @@ class Store:
 
     # ------------------------------------------------------------------ inside
 
-    def _numbers(self, name: str) -> list[int]:
-        folder = self.root / name
-        if not folder.is_dir():
-            return []
-        return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
-
     def _artefact(self, name: str, number: int) -> Artefact:
         path = self.root / name / str(number)
         if path not in self._known:
@@ -242,7 +243,7 @@ class Store:
 
     def _all(self) -> Iterator[Artefact]:
         for name in self.names():
-            for number in self._numbers(name):
+            for number in self.numbers(name):
                 yield self._artefact(name, number)
 
     def _withdrawn(self) -> list[Artefact]:
