@@ -11,7 +11,7 @@ BIN := .venv/bin
 install: .venv/.installed
 
 demo: install
-	$(BIN)/python -m training.demo
+	$(BIN)/python -m demo
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --quiet

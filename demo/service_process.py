@@ -1,0 +1,55 @@
+"""The service as a process of its own, the way a person starts it, and a client that talks to it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+_START_TIMEOUT_S = 60.0
+
+
+@contextmanager
+def running_service(store: Path, state: Path, port: int) -> Iterator[httpx.Client]:
+    """Start `python -m service`, wait until it is ready, and stop it at the end.
+
+    Raises RuntimeError with the log's place if it does not become ready.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    log = state / "service.log"
+    command = [sys.executable, "-m", "service", "--store", str(store), "--port", str(port)]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LOCUM_STATE_DIR": str(state)},
+            # Ctrl-C is for the demo, which then stops the service in order.
+            start_new_session=True,
+        )
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
+            _wait_until_ready(client, process, log)
+            yield client
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _wait_until_ready(client: httpx.Client, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        try:
+            if client.get("/health/ready").status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.1)
+    said = log.read_text(errors="replace")[-2000:]
+    raise RuntimeError(f"the service did not become ready; the end of {log}:\n{said}")
