@@ -14,7 +14,7 @@ import asyncio
 import errno
 import hashlib
 import tempfile
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -108,11 +108,23 @@ def prepare_spool(spool: Path) -> None:
 
 
 async def receive(
-    request: Request, spool: Path, limits: UploadLimits, file_fields: Collection[str] = ("scan",)
+    request: Request,
+    spool: Path,
+    limits: UploadLimits,
+    *,
+    file_fields: Collection[str] = ("scan",),
+    admit: Callable[[], None] = lambda: None,
 ) -> UploadForm:
     """Receive a `multipart/form-data` body.
 
     It is never held in memory as a whole, and reading stops at the limit whatever `Content-Length` said.
+
+    Args:
+        request: whose body has not been touched.
+        spool: folder for large files.
+        limits: what it may send.
+        file_fields: fields that must hold a file; every other must not.
+        admit: called before the body is read; refuses by raising a Problem.
 
     Raises:
         Problem: 413 too large, 415 not multipart, 422 malformed, 408 stalled, 507 no room on the disk.
@@ -121,12 +133,13 @@ async def receive(
     stream = request.stream()
     form = UploadForm()
     try:
+        admit()
         await _receive_into(form, request, stream, spool, limits, file_fields)
     except Problem as problem:
         form.close()
         problem.headers["Connection"] = "close"
         if problem.status != 408:
-            await drain(stream)
+            await _drain(stream)
         raise
     except BaseException:
         form.close()
@@ -208,7 +221,7 @@ async def _write(pending: list[tuple[Sink, bytes]]) -> None:
         ) from error
 
 
-async def drain(stream: AsyncIterator[bytes]) -> None:
+async def _drain(stream: AsyncIterator[bytes]) -> None:
     """Read on for a while without keeping anything, so that the client is ready to hear why it is refused."""
     read = 0
     try:

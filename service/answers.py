@@ -1,0 +1,142 @@
+"""The forms in which a segmentation is answered: NIfTI, PNG, overlay, JSON.
+
+    nifti    the mask as .nii.gz on the scan's own grid and affine; volumes only: an image has no affine
+    png      the mask as an 8-bit grey PNG of the image's own size; images only
+    overlay  a PNG picture for a person: mask over image, or a montage of a volume's slices
+    json     labels with their volumes, uncertainty, warnings, timing and the receipt
+
+In a mask a voxel's value is its class index: 0 is background, and `Locum-Labels` says which labels each other
+value stands for. Labels may overlap (a cup lies inside its disc), so a value can stand for more than one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from model_store.scan import Scan, encode_nifti, encode_png
+from model_store.task import Task
+from service.inference.pipeline import Segmentation
+from service.panels import panels_of
+from service.problems import Problem
+from service.receipts import NOTICE, Receipt
+from service.rendering import overlay
+
+Output = Literal["nifti", "png", "overlay", "json"]
+
+MEDIA_TYPES: dict[Output, tuple[str, str]] = {
+    "nifti": ("application/gzip", "mask.nii.gz"),
+    "png": ("image/png", "mask.png"),
+    "overlay": ("image/png", "overlay.png"),
+    "json": ("application/json", "segmentation.json"),
+}
+
+
+class LabelReport(BaseModel):
+    """How much of the scan is one label."""
+
+    classes: list[int] = Field(description="Mask values that belong to the label.")
+    voxels: int = Field(description="Voxels of a volume, pixels of an image.")
+    fraction: float = Field(description="Of all voxels of the scan.")
+    volume_ml: float | None = Field(description="In mL, by the scan's own spacing; null without one.")
+
+
+class SegmentationReport(BaseModel):
+    """What `output=json` answers."""
+
+    labels: dict[str, LabelReport]
+    uncertainty: float = Field(
+        description="Mean normalised entropy of the class probabilities, weighted by the probability of "
+        "foreground: 0 certain, 1 nothing known. Not a probability of error."
+    )
+    warnings: list[str] = Field(description="In which ways the scan does not look like the task.")
+    shape: list[int] = Field(description="Of the mask: [H, W], or the volume's own [I, J, K].")
+    timing_ms: dict[str, float]
+    receipt: Receipt
+    notice: str = NOTICE
+
+
+def choose_output(wanted: Output | None, scan: Scan) -> Output:
+    """The form of the answer. Raises Problem 422 for one the scan cannot have."""
+    if wanted is None:
+        return "nifti" if scan.is_volume else "png"
+    if wanted == "png" and scan.is_volume:
+        raise Problem(
+            422,
+            "output-mismatch",
+            "A volume has no PNG mask",
+            "The scan is a volume, whose mask is no single picture; ask for output=nifti, overlay or json.",
+        )
+    if wanted == "nifti" and not scan.is_volume:
+        raise Problem(
+            422,
+            "output-mismatch",
+            "An image has no NIfTI mask",
+            "The scan is an image without position and spacing, which a NIfTI would have to make up; "
+            "ask for output=png, overlay or json.",
+        )
+    return wanted
+
+
+def label_values(task: Task) -> dict[str, list[str]]:
+    """Mask value -> labels, for every class but the background. JSON's keys are strings."""
+    return {str(c.index): list(c.labels) for c in task.classes if c.index > 0}
+
+
+def label_header(task: Task) -> str:
+    """For `Locum-Labels`: JSON in ASCII, as a header must be."""
+    return json.dumps(label_values(task), ensure_ascii=True)
+
+
+def measure(segmentation: Segmentation, task: Task) -> dict[str, LabelReport]:
+    """Voxels, fraction and volume of each label."""
+    counts = np.bincount(segmentation.classes.ravel(), minlength=len(task.classes))
+    voxel_ml = segmentation.scan.voxel_volume_ml
+    reports = {}
+    for label in task.labels:
+        classes = list(task.label_classes(label))
+        voxels = int(counts[classes].sum())
+        reports[label] = LabelReport(
+            classes=classes,
+            voxels=voxels,
+            fraction=voxels / segmentation.classes.size,
+            volume_ml=None if voxel_ml is None else voxels * voxel_ml,
+        )
+    return reports
+
+
+def encode(
+    output: Output,
+    segmentation: Segmentation,
+    task: Task,
+    title: str,
+    report: Callable[[], SegmentationReport],
+) -> bytes:
+    """The body of the answer. `report` is only made for JSON."""
+    if output == "nifti":
+        affine = segmentation.scan.affine
+        assert affine is not None
+        return encode_nifti(segmentation.classes, affine)
+    if output == "png":
+        return encode_png(segmentation.classes)
+    if output == "overlay":
+        return _picture(segmentation, task, title)
+    return report().model_dump_json().encode()
+
+
+def _picture(segmentation: Segmentation, task: Task, title: str) -> bytes:
+    measured = measure(segmentation, task)
+    legend = []
+    for task_class in task.classes[1:]:
+        names = " + ".join(task_class.labels)
+        voxels = int(np.count_nonzero(segmentation.classes == task_class.index))
+        voxel_ml = segmentation.scan.voxel_volume_ml
+        size = f"{voxels} pixels" if voxel_ml is None else f"{voxels * voxel_ml:.2f} mL"
+        legend.append((task_class.index, f"{names}   {size}"))
+    if not any(label.voxels for label in measured.values()):
+        legend.append((0, "nothing found"))
+    return overlay(panels_of(segmentation), legend, title, NOTICE, task.normalisation.window)

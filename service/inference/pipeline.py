@@ -1,0 +1,90 @@
+"""One scan through one network: decode, prepare, guard, run, restore. Synchronous: for a worker thread.
+
+Every step is a function of the bytes, the task and the graph, so the same scan gets the same mask again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.guard import check, summarise
+from model_store.manifest import ModelManifest
+from model_store.preprocessing import Geometry, prepare, restore
+from model_store.scan import Limits, Scan, decode
+from service.inference.sessions import Session
+from service.inference.uncertainty import uncertainty
+
+
+@dataclass
+class Stopwatch:
+    """Milliseconds per stage, in the order in which they were entered."""
+
+    stages: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Time the block; a stage entered twice adds up."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            elapsed = (time.perf_counter() - started) * 1000
+            self.stages[name] = self.stages.get(name, 0.0) + elapsed
+
+    def header(self) -> str:
+        """For `Server-Timing`."""
+        return ", ".join(f"{name};dur={duration:.2f}" for name, duration in self.stages.items())
+
+
+@dataclass(frozen=True)
+class Segmentation:
+    """`classes`: uint8 class indices on the scan's own grid, [H, W] or [I, J, K]."""
+
+    scan: Scan
+    geometry: Geometry
+    classes: NDArray[np.uint8]
+    uncertainty: float
+    warnings: tuple[str, ...]
+
+
+def segment(
+    data: bytes,
+    manifest: ModelManifest,
+    session: Session,
+    limits: Limits,
+    watch: Stopwatch,
+    before_running: Callable[[Scan, tuple[str, ...]], None],
+) -> Segmentation:
+    """Segment the scan in `data` (the bytes of a file).
+
+    Args:
+        data: PNG, TIFF or NIfTI, told by its content.
+        manifest: of the network in `session`.
+        session: the loaded graph.
+        limits: what a scan may cost.
+        watch: receives the time of every stage.
+        before_running: called with the decoded scan and the guard's warnings; it refuses by raising.
+
+    Raises:
+        ScanError: the scan cannot be read or does not fit the task.
+    """
+    with watch.stage("decode"):
+        scan = decode(data, limits)
+    with watch.stage("prepare"):
+        prepared = prepare(scan, manifest.task)
+    with watch.stage("guard"):
+        warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
+    before_running(scan, warnings)
+    with watch.stage("inference"):
+        probabilities = session.run(prepared.slices)
+    with watch.stage("uncertainty"):
+        unsure = uncertainty(probabilities)
+    with watch.stage("restore"):
+        classes = restore(probabilities, prepared.geometry)
+    return Segmentation(scan, prepared.geometry, classes, unsure, warnings)
