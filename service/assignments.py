@@ -23,13 +23,27 @@ from service.database.models import Assignment, Hospital
 from service.errors import AssignmentStale, HospitalUnknown, NothingToRollBack
 
 
+def registered(session: Session, hospital: str) -> Hospital:
+    """The hospital's row.
+
+    Raises:
+        HospitalUnknown: nobody registered it.
+    """
+    found = session.get(Hospital, hospital)
+    if found is None:
+        raise HospitalUnknown(
+            f"no hospital {hospital!r} is registered: PUT /hospitals/{hospital} registers it"
+        )
+    return found
+
+
 def site_of(session: Session, hospital: str) -> str | None:
     """The federation site of a member hospital; None for one from outside.
 
     Raises:
         HospitalUnknown: nobody registered it.
     """
-    return _registered(session, hospital).site
+    return registered(session, hospital).site
 
 
 def assigned_version(session: Session, hospital: str, model: str, at: datetime | None = None) -> str | None:
@@ -44,7 +58,7 @@ def assigned_version(session: Session, hospital: str, model: str, at: datetime |
 
 def assignment(session: Session, hospital: str, model: str, at: datetime | None = None) -> Assignment | None:
     """The entry in force, now or at an aware instant; None when nobody had decided yet."""
-    _registered(session, hospital)
+    registered(session, hospital)
     query = select(Assignment).where(Assignment.hospital == hospital, Assignment.model == model)
     if at is not None:
         query = query.where(Assignment.at <= at)
@@ -53,7 +67,7 @@ def assignment(session: Session, hospital: str, model: str, at: datetime | None 
 
 def history(session: Session, hospital: str, model: str) -> list[Assignment]:
     """Every entry, oldest first."""
-    _registered(session, hospital)
+    registered(session, hospital)
     query = select(Assignment).where(Assignment.hospital == hospital, Assignment.model == model)
     return list(session.scalars(query.order_by(Assignment.sequence)))
 
@@ -145,15 +159,6 @@ def roll_back(
         at=_instant(current),
     )
     return _append(session, entry)
-
-
-def _registered(session: Session, hospital: str) -> Hospital:
-    found = session.get(Hospital, hospital)
-    if found is None:
-        raise HospitalUnknown(
-            f"no hospital {hospital!r} is registered: PUT /hospitals/{hospital} registers it"
-        )
-    return found
 
 
 def _current(session: Session, hospital: str, model: str, expected: int) -> Assignment | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from service.inference.admission import Admission
     from service.inference.sessions import SessionCache
     from service.metrics import Metrics
+    from service.queue import Queue
     from service.readiness import Readiness
 
 
@@ -23,7 +24,7 @@ class Context:
     """The parts of one API process.
 
     `sessions` and `admission` bound what inference may cost; `readiness` is refreshed in the background, so
-    that asking for health waits for nobody.
+    that asking for health waits for nobody; `queue` is where long work goes.
     """
 
     settings: Settings
@@ -33,6 +34,7 @@ class Context:
     admission: Admission
     metrics: Metrics
     readiness: Readiness
+    queue: Queue
 
 
 def context_of(request: Request) -> Context:

@@ -7,8 +7,14 @@ store, never what a client wrote.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+
+if TYPE_CHECKING:
+    from service.inference.admission import Admission
+    from service.inference.sessions import SessionCache
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 
@@ -20,12 +26,6 @@ class Metrics:
         requests: answers, by method, route template and status.
         request_seconds: from the first byte of the request to the last of its answer.
         inference_seconds: inside onnxruntime only, by model and execution provider.
-        inference_running: scans that hold a slot.
-        inference_waiting: scans that wait for one.
-        inference_refused: scans that were told 503.
-        sessions_loaded: networks in memory.
-        session_lookups: by outcome, `hit` or `miss`.
-        session_evictions: networks dropped to make room.
         store_verified: when the store was last hashed from end to end, in seconds since the epoch.
         store_damaged: how many versions that found damaged.
         ready: 1 while `/health/ready` says so, by part.
@@ -50,24 +50,6 @@ class Metrics:
             buckets=SECONDS,
             registry=self.registry,
         )
-        self.inference_running = Gauge(
-            "locum_inference_running", "Scans being segmented now.", registry=self.registry
-        )
-        self.inference_waiting = Gauge(
-            "locum_inference_waiting", "Scans waiting for an inference slot.", registry=self.registry
-        )
-        self.inference_refused = Counter(
-            "locum_inference_refused", "Scans refused because the queue was full.", registry=self.registry
-        )
-        self.sessions_loaded = Gauge(
-            "locum_sessions_loaded", "Networks held in memory.", registry=self.registry
-        )
-        self.session_lookups = Counter(
-            "locum_session_lookups", "Look-ups in the session cache.", ("outcome",), registry=self.registry
-        )
-        self.session_evictions = Counter(
-            "locum_session_evictions", "Networks dropped to make room.", registry=self.registry
-        )
         self.store_verified = Gauge(
             "locum_store_verified_timestamp_seconds",
             "When every artefact was last hashed; 0 when never.",
@@ -79,6 +61,17 @@ class Metrics:
         self.ready = Gauge(
             "locum_ready", "1 while this part of the service works.", ("part",), registry=self.registry
         )
+
+    def watch(self, admission: Admission, sessions: SessionCache) -> None:
+        """Read the queue and the cache whenever somebody asks for the metrics."""
+        for name, text, value in (
+            ("locum_inference_running", "Scans being segmented now.", lambda: admission.running),
+            ("locum_inference_waiting", "Scans waiting for an inference slot.", lambda: admission.waiting),
+            ("locum_inference_slots", "Scans that may be segmented at once.", lambda: admission.slots),
+            ("locum_sessions_loaded", "Networks held in memory.", lambda: len(sessions)),
+            ("locum_sessions_capacity", "Networks that may be held.", lambda: sessions.capacity),
+        ):
+            Gauge(name, text, registry=self.registry).set_function(value)
 
     def exposition(self) -> tuple[bytes, str]:
         """The text format and its content type."""

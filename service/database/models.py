@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from sqlalchemy import JSON, CheckConstraint, DateTime, ForeignKey, MetaData, String, Text, UniqueConstraint
 from sqlalchemy.engine import Dialect
@@ -89,14 +88,14 @@ class Assignment(Base):
 class Verification(Base):
     """One pass over the store in which every file of every version was hashed again.
 
-    `damaged` maps a reference to what is wrong with it; `finished_at` stays empty for a pass that never
-    came to its end.
+    Written at its end: a pass that was killed leaves no row. `damaged` maps a reference to what is wrong
+    with it.
     """
 
     __tablename__ = "verification"
 
     id: Mapped[int] = mapped_column(primary_key=True)
     started_at: Mapped[datetime] = mapped_column(UtcDateTime)
-    finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime, index=True)
-    versions: Mapped[int] = mapped_column(default=0)
-    damaged: Mapped[dict[str, Any]] = mapped_column(JSON, default=dict)
+    finished_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    versions: Mapped[int]
+    damaged: Mapped[dict[str, str]] = mapped_column(JSON)

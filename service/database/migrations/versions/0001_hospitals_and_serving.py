@@ -48,7 +48,7 @@ def upgrade() -> None:
         "verification",
         sa.Column("id", sa.Integer(), nullable=False),
         sa.Column("started_at", UtcDateTime(), nullable=False),
-        sa.Column("finished_at", UtcDateTime(), nullable=True),
+        sa.Column("finished_at", UtcDateTime(), nullable=False),
         sa.Column("versions", sa.Integer(), nullable=False),
         sa.Column("damaged", sa.JSON(), nullable=False),
         sa.PrimaryKeyConstraint("id", name="pk_verification"),

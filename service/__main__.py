@@ -1,0 +1,86 @@
+"""`python -m service`: the API, an embedded Redis and an embedded worker, on a laptop or on one server."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+import uvicorn
+from pydantic import ValidationError
+
+from service import logs
+from service.app import create_app
+from service.embedded import EmbeddedWorker
+from service.errors import ServiceError
+from service.settings import Settings
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def serve(
+    store: Annotated[Path | None, typer.Option(help="Folder of the published artefacts.")] = None,
+    port: Annotated[int | None, typer.Option(help="TCP port; 0 takes a free one.")] = None,
+    host: Annotated[str | None, typer.Option(help="Address to listen on; loopback by default.")] = None,
+    state_dir: Annotated[Path | None, typer.Option(help="Database, embedded Redis, spool.")] = None,
+    worker: Annotated[
+        bool | None, typer.Option("--worker/--no-worker", help="Start a worker beside the API.")
+    ] = None,
+) -> None:
+    """Serve until Ctrl-C. Every other setting is an environment variable LOCUM_<NAME>."""
+    given: dict[str, Any] = {
+        "store": store,
+        "port": port,
+        "host": host,
+        "state_dir": state_dir,
+        "embedded_worker": worker,
+    }
+    try:
+        settings = Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise typer.BadParameter(str(error)) from error
+    logs.configure(settings)
+    signal.signal(signal.SIGTERM, _end)
+    server = _server(settings)
+    try:
+        if settings.embedded_worker:
+            with EmbeddedWorker(settings, ready=lambda: server.started):
+                server.run()
+        else:
+            server.run()
+    except KeyboardInterrupt:
+        # Ctrl-C is how one ends it: uvicorn has finished its requests, and repeats the signal.
+        return
+    except ServiceError as error:
+        typer.echo(f"locum: {error}", err=True)
+        raise typer.Exit(1) from error
+    if not server.started:
+        raise typer.Exit(1)
+
+
+def _server(settings: Settings) -> uvicorn.Server:
+    config = uvicorn.Config(
+        create_app(settings),
+        host=settings.host,
+        port=settings.port,
+        log_config=None,
+        access_log=False,
+        # The name and version of the server are nobody's business.
+        server_header=False,
+        # A client that holds its connection open must not hold up the end.
+        timeout_graceful_shutdown=30,
+    )
+    return uvicorn.Server(config)
+
+
+def _end(_: int, __: FrameType | None) -> None:
+    # uvicorn has shut down in good order by the time it repeats the signal; this lets the children be
+    # stopped too.
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,127 @@
+"""The API: `uvicorn service.app:create_app --factory`, settings from the environment.
+
+This half of the service never imports torch: it validates, stores, enqueues, and runs onnxruntime.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from model_store.store import Store
+from service import logs, problems
+from service.broker import Broker
+from service.context import Context
+from service.database import Database, is_current, upgrade
+from service.errors import BrokerError, DatabaseNotMigrated
+from service.inference.admission import Admission
+from service.inference.sessions import SessionCache
+from service.metrics import Metrics
+from service.observe import Observe
+from service.queue import Queue
+from service.readiness import Readiness
+from service.routes import health, hospitals, metrics, models, refusals, segment, serving
+from service.settings import Settings
+from service.uploads import prepare_spool
+from service.verification import Verifier
+
+DESCRIPTION = """\
+Segments scans with models that a federation of hospitals trained, personalized to the hospital that asks.
+
+Every refusal is a problem (RFC 9457, `application/problem+json`). Every answer carries `Locum-Request`, the
+id to \\ ask about it with. **For research use only: no answer of this service is a diagnosis.**
+"""
+
+_log = logging.getLogger("locum.service")
+
+
+def create_app(settings: Settings | None = None) -> FastAPI:
+    """Build the application. Nothing is opened or started before its lifespan begins.
+
+    Args:
+        settings: from the environment when None.
+    """
+    chosen = Settings() if settings is None else settings
+    measured = Metrics()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        logs.configure(chosen)
+        async with AsyncExitStack() as stack:
+            app.state.locum = await _open(chosen, measured, stack)
+            _log.info("ready on store %s", chosen.store)
+            yield
+
+    app = FastAPI(
+        title="Locum",
+        version=version("locum"),
+        description=DESCRIPTION,
+        license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        lifespan=lifespan,
+    )
+    for routes in (segment, models, hospitals, serving, health, metrics):
+        app.include_router(routes.router)
+    refusals.install(app)
+    app.add_middleware(Observe, metrics=measured)
+    # Last, and so outermost: the request's id is there for everything else.
+    problems.install(app)
+    return app
+
+
+async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) -> Context:
+    """Open every part, and leave on the stack how it is closed. Whatever blocks does so in a thread."""
+    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    prepare_spool(settings.spool)
+    store = Store(settings.store)
+    database = Database(settings.resolved_database_url)
+    stack.callback(database.dispose)
+    broker = Broker(settings)
+    stack.push_async_callback(asyncio.to_thread, broker.stop)
+    # Side by side; without Redis the service starts all the same: it segments, and says that it is not ready.
+    await asyncio.gather(asyncio.to_thread(upgrade, database), asyncio.to_thread(_start, broker))
+    queue = Queue(settings, broker)
+    stack.callback(queue.close)
+    verifier = Verifier(settings, database, queue, measured)
+
+    def store_check() -> str:
+        names = store.names()
+        return f"{len(names)} names in the store" if names else "the store is empty: publish a model"
+
+    def database_check() -> str:
+        if not is_current(database):
+            raise DatabaseNotMigrated(
+                "the database was migrated by another version of Locum: restart this one"
+            )
+        return "migrated"
+
+    def queue_check() -> str:
+        # An embedded Redis that died, or whose owner went away, is started again right here.
+        broker.start()
+        return "embedded Redis answers" if broker.embedded else "Redis answers"
+
+    checks = {"store": store_check, "database": database_check, "queue": queue_check}
+    readiness = Readiness(checks, observe=lambda part, ok: measured.ready.labels(part).set(ok))
+    stack.callback(readiness.close)
+    await readiness.look()
+    for watching in (readiness.watch(), verifier.watch()):
+        stack.push_async_callback(_cancel, asyncio.create_task(watching))
+    admission = Admission(settings.inference_slots, settings.inference_queue)
+    sessions = SessionCache(settings.session_cache, threads=settings.threads, device=settings.device)
+    measured.watch(admission, sessions)
+    return Context(settings, store, database, sessions, admission, measured, readiness, queue)
+
+
+def _start(broker: Broker) -> None:
+    with suppress(BrokerError):
+        broker.start()
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task

@@ -1,0 +1,91 @@
+"""Child processes that never outlive this one, not even when it is killed with -9.
+
+The child is started in a session of its own, so that Ctrl-C in a terminal reaches this process alone, which
+then stops
+its children in order. Beside it sits a tiny shell that reads from a pipe of which only this process holds
+the other end: the end of file it meets when this process is gone, however it went, is its signal to stop
+the child. (Linux has PR_SET_PDEATHSIG for that, but it fires when the starting *thread* ends, and other
+systems have none.)
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+# Standard input is the pipe; $0 is the grace in tenths of a second, the rest the child's command. The
+# watcher keeps nothing else open: neither a lock that the child was handed, nor an output that somebody
+# reads to its end.
+_WATCHED = """
+exec 3<&0 < /dev/null
+(
+    read -r _ <&3
+    kill -TERM $$
+    n=$0
+    while kill -0 $$ && [ $n -gt 0 ]; do sleep 0.1; n=$((n - 1)); done
+    kill -KILL 0
+) > /dev/null 2>&1 &
+exec "$@" 3<&-
+"""
+
+
+class Child:
+    """A running child process and its watcher; both are one process group."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        output: int | IO[bytes] | None = None,
+        grace_seconds: float = 5.0,
+    ) -> None:
+        """Start it.
+
+        Args:
+            command: program and arguments.
+            environment: all of it; this process's own when None.
+            output: where both outputs go, held open by the child alone; this process's own when None.
+            grace_seconds: between SIGTERM and SIGKILL.
+        """
+        self._grace = grace_seconds
+        self._process = subprocess.Popen(
+            ["/bin/sh", "-c", _WATCHED, str(max(1, round(grace_seconds * 10))), *command],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """Of the child itself: the shell that started it has become it."""
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the child runs."""
+        return self._process.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        """None while it runs; the negative signal when one ended it."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """SIGTERM, then SIGKILL after the grace, to the child and whatever is left in its group."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(self._grace)
+        # The group outlives the child as long as the watcher is in it, so that its number cannot be
+        # another's by now.
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()

@@ -1,0 +1,85 @@
+"""Whether this process can do its work, looked at in the background, so that asking waits for nobody.
+
+The parts are checked in a thread of their own: with every other thread of the process busy, health still
+answers, and from what was seen a moment ago. A check that hangs is told by the age of what was seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+_log = logging.getLogger("locum.service")
+
+INTERVAL_SECONDS = 2.0
+STALE_SECONDS = 15.0
+
+Check = Callable[[], str]
+"""Says in words what it found; raises when the part does not work."""
+
+
+@dataclass(frozen=True)
+class PartState:
+    """What one check found."""
+
+    ok: bool
+    detail: str
+
+
+class Readiness:
+    """The latest state of every part."""
+
+    def __init__(self, checks: Mapping[str, Check], observe: Callable[[str, bool], None]) -> None:
+        """`checks` by name of the part; `observe(part, ok)` is told of every result."""
+        self._checks = dict(checks)
+        self._observe = observe
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="readiness")
+        self._states: Mapping[str, PartState] = {}
+        self._seen = float("-inf")
+
+    @property
+    def states(self) -> Mapping[str, PartState]:
+        """By part."""
+        if time.monotonic() - self._seen > STALE_SECONDS:
+            stale = PartState(False, f"the checks have not come back for {STALE_SECONDS:.0f} s")
+            return {**dict.fromkeys(self._checks, stale)}
+        return self._states
+
+    @property
+    def ready(self) -> bool:
+        """Whether every part works."""
+        return all(state.ok for state in self.states.values())
+
+    async def look(self) -> None:
+        """Check every part once."""
+        self._states = await asyncio.get_running_loop().run_in_executor(self._executor, self._look)
+        self._seen = time.monotonic()
+
+    async def watch(self) -> None:
+        """Check again and again until cancelled."""
+        while True:
+            await asyncio.sleep(INTERVAL_SECONDS)
+            await self.look()
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _look(self) -> dict[str, PartState]:
+        states = {name: self._try(name, check) for name, check in self._checks.items()}
+        for name, state in states.items():
+            self._observe(name, state.ok)
+        return states
+
+    def _try(self, name: str, check: Check) -> PartState:
+        try:
+            return PartState(True, check())
+        except Exception as error:  # whatever it is, the part does not work
+            before = self._states.get(name)
+            if before is None or before.ok:
+                _log.warning("%s is not ready: %s", name, error, extra={"part": name})
+            return PartState(False, f"{type(error).__name__}: {error}")

@@ -1,0 +1,56 @@
+"""`/health`: for whoever must know, every few seconds, whether to restart this process or send it work."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.context import InContext
+
+router = APIRouter(tags=["health"], prefix="/health")
+
+
+class Live(BaseModel):
+    """The process runs and its event loop turns."""
+
+    status: Literal["live"] = "live"
+
+
+class PartView(BaseModel):
+    """One thing that the service needs."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    ok: bool
+    detail: str = Field(description="What was found, in words.")
+
+
+class Ready(BaseModel):
+    """Whether work should be sent here."""
+
+    status: Literal["ready", "not-ready"]
+    parts: dict[str, PartView]
+
+
+# Both are coroutines on purpose: a plain function would wait for a thread, of which a busy service has none
+# to spare.
+
+
+@router.get("/live")
+async def live() -> Live:
+    """Answers as long as the process is alive: restart it when this does not."""
+    return Live()
+
+
+@router.get("/ready", responses={503: {"model": Ready, "description": "A part does not work."}})
+async def ready(context: InContext, response: Response) -> Ready:
+    """Whether the store can be read, the database is migrated and Redis answers, as seen moments ago."""
+    states = context.readiness.states
+    well = all(state.ok for state in states.values())
+    response.status_code = 200 if well else 503
+    return Ready(
+        status="ready" if well else "not-ready",
+        parts={name: PartView.model_validate(state) for name, state in states.items()},
+    )

@@ -1,0 +1,81 @@
+"""`/hospitals`: whom this service knows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy import select
+
+from service.assignments import registered
+from service.context import InContext
+from service.database import Hospital
+from service.problems import problem_responses
+from service.routes.parameters import HospitalId, Text
+
+router = APIRouter(tags=["hospitals"])
+
+
+class HospitalBody(BaseModel):
+    """How a hospital is called, and which site of the federation it is, if any."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Text = Field(description="For people; the id in the path is for programs.")
+    site: Text | None = Field(None, description="A member hospital names its site in the federation.")
+
+
+class HospitalView(HospitalBody):
+    """A registered hospital."""
+
+    id: str
+    created_at: datetime
+    updated_at: datetime
+
+
+class HospitalList(BaseModel):
+    """All of them, by id."""
+
+    hospitals: list[HospitalView]
+
+
+@router.get("/hospitals")
+def list_hospitals(context: InContext) -> HospitalList:
+    """Every registered hospital."""
+    with context.database.read() as session:
+        rows = session.scalars(select(Hospital).order_by(Hospital.id)).all()
+    return HospitalList(hospitals=[_view(row) for row in rows])
+
+
+@router.get("/hospitals/{hospital}", responses=problem_responses(404, 422))
+def get_hospital(context: InContext, hospital: HospitalId) -> HospitalView:
+    """One hospital."""
+    with context.database.read() as session:
+        return _view(registered(session, hospital))
+
+
+@router.put(
+    "/hospitals/{hospital}",
+    responses={201: {"model": HospitalView, "description": "Registered"}, **problem_responses(422)},
+)
+def put_hospital(
+    context: InContext, hospital: HospitalId, body: HospitalBody, response: Response
+) -> HospitalView:
+    """Register a hospital, or change its name or site."""
+    now = datetime.now(UTC)
+    with context.database.write() as session:
+        row = session.get(Hospital, hospital)
+        if row is None:
+            row = Hospital(id=hospital, name=body.name, site=body.site, created_at=now, updated_at=now)
+            session.add(row)
+            response.status_code = 201
+        else:
+            row.name, row.site, row.updated_at = body.name, body.site, now
+    return _view(row)
+
+
+def _view(row: Hospital) -> HospitalView:
+    return HospitalView(
+        id=row.id, name=row.name, site=row.site, created_at=row.created_at, updated_at=row.updated_at
+    )

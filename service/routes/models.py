@@ -1,0 +1,167 @@
+"""`/models`: what can be asked of this service, and where each version came from."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from model_store.errors import LocumStoreError, ReferenceNotFound
+from model_store.store import Store, Tombstone, Version
+from service.context import InContext
+from service.problems import problem_responses
+from service.routes.parameters import ModelName, VersionNumber
+
+router = APIRouter(tags=["models"])
+
+
+class VersionSummary(BaseModel):
+    """One version: it never changes, but it can be withdrawn, or descend from one that was."""
+
+    version: int
+    digest: str = Field(description="`sha256:` and the hash of the manifest: what a receipt refers to.")
+    published: datetime
+    withdrawn: Tombstone | None = Field(description="Who withdrew it, when and why. It no longer opens.")
+    flagged: list[str] = Field(description="Withdrawn artefacts that it descends from.")
+
+
+class ModelSummary(BaseModel):
+    """A model as it is offered."""
+
+    name: str
+    kind: str = Field(description="`model` is one network; `routing-space` a global one with one per site.")
+    latest: VersionSummary | None = Field(description="The newest version that is not withdrawn.")
+    task: str
+    labels: list[str]
+    channels: int
+    sites: list[str] = Field(description="The federation's sites it was trained at.")
+
+
+class UnreadableModel(BaseModel):
+    """A name in the store whose artefacts cannot be read."""
+
+    name: str
+    detail: str
+
+
+class ModelList(BaseModel):
+    """Everything the store offers. Parts of a composite are not offered on their own."""
+
+    models: list[ModelSummary]
+    unreadable: list[UnreadableModel]
+
+
+class ModelDetail(ModelSummary):
+    """A model with all its versions, oldest first."""
+
+    part_of: str | None
+    versions: list[VersionSummary]
+
+
+class Part(BaseModel):
+    """An artefact that a composite is made of."""
+
+    role: str
+    digest: str
+    reference: str | None = Field(description="`name@version`; null when it is not in the store any more.")
+
+
+class VersionDetail(VersionSummary):
+    """A version with everything its manifest says."""
+
+    name: str
+    manifest: dict[str, Any]
+    parts: list[Part]
+    descendants: list[str] = Field(description="Artefacts made from this one, or composed of it.")
+
+
+@router.get("/models")
+def list_models(context: InContext) -> ModelList:
+    """What `model` may be in a request."""
+    models: list[ModelSummary] = []
+    unreadable: list[UnreadableModel] = []
+    for name in context.store.names():
+        try:
+            versions = context.store.versions(name)
+        except LocumStoreError as error:
+            # One damaged artefact must not hide the others.
+            unreadable.append(UnreadableModel(name=name, detail=str(error)))
+            continue
+        if versions[-1].artefact.manifest.part_of is None:
+            models.append(_summary(versions))
+    return ModelList(models=models, unreadable=unreadable)
+
+
+@router.get("/models/{model}", responses=problem_responses(404, 422, 503))
+def get_model(context: InContext, model: ModelName) -> ModelDetail:
+    """One model and all its versions."""
+    versions = context.store.versions(model)
+    return ModelDetail(
+        **_summary(versions).model_dump(),
+        part_of=versions[-1].artefact.manifest.part_of,
+        versions=[_version(version) for version in versions],
+    )
+
+
+@router.get("/models/{model}/versions/{version}", responses=problem_responses(404, 422, 503))
+def get_version(context: InContext, model: ModelName, version: VersionNumber) -> VersionDetail:
+    """One version: manifest, digest, lineage, parts; for a withdrawn one, its tombstone too."""
+    found = find_version(context.store, model, version)
+    artefact = found.artefact
+    return VersionDetail(
+        **_version(found).model_dump(),
+        name=artefact.name,
+        manifest=artefact.manifest.model_dump(mode="json"),
+        parts=[
+            Part(role=role, digest=digest, reference=_reference(context.store, digest))
+            for role, digest in artefact.manifest.references().items()
+        ],
+        descendants=[str(child) for child in context.store.descendants(artefact.digest)],
+    )
+
+
+def find_version(store: Store, model: str, version: int | str) -> Version:
+    """A version by number or digest, withdrawn or not. Raises ReferenceNotFound."""
+    versions = store.versions(model)
+    for candidate in versions:
+        if version in (candidate.artefact.version, candidate.artefact.digest):
+            return candidate
+    known = ", ".join(str(candidate.artefact.version) for candidate in versions)
+    raise ReferenceNotFound(f"'{model}@{version}' is not in the store; '{model}' has the versions {known}")
+
+
+def _summary(versions: list[Version]) -> ModelSummary:
+    in_force = [version for version in versions if version.withdrawn is None]
+    shown = (in_force or versions)[-1]
+    manifest = shown.artefact.manifest
+    return ModelSummary(
+        name=manifest.name,
+        kind=manifest.kind,
+        latest=_version(shown) if in_force else None,
+        task=manifest.task.name,
+        labels=list(manifest.task.labels),
+        channels=manifest.task.channels,
+        sites=list(manifest.lineage.sites),
+    )
+
+
+def _version(version: Version) -> VersionSummary:
+    artefact = version.artefact
+    return VersionSummary(
+        version=artefact.version,
+        digest=artefact.digest,
+        published=artefact.published,
+        withdrawn=version.withdrawn,
+        flagged=list(version.flagged),
+    )
+
+
+def _reference(store: Store, digest: str) -> str | None:
+    # Not `by_digest`, which refuses a withdrawn part: here it is only named.
+    for name in store.names():
+        for version in store.versions(name):
+            if version.artefact.digest == digest:
+                return str(version.artefact)
+    return None

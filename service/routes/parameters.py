@@ -1,0 +1,18 @@
+"""Parameters and members of bodies that more than one route takes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import Path
+from pydantic import StringConstraints
+
+HOSPITAL_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+
+HospitalId = Annotated[str, Path(pattern=HOSPITAL_ID, description="Letters, digits, `-` and `_`.")]
+ModelName = Annotated[str, Path(pattern=MODEL_NAME, description="Name in the store.")]
+VersionNumber = Annotated[int, Path(ge=1, le=999_999_999, description="Version number, from 1.")]
+
+Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
+Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]

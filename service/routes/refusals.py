@@ -1,0 +1,28 @@
+"""Which problem each of the service's own errors becomes."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI, Request
+from starlette.responses import Response
+
+from service import errors
+from service.problems import Problem, respond
+
+_PROBLEMS: dict[type[errors.ServiceError], tuple[int, str, str]] = {
+    errors.HospitalUnknown: (404, "hospital-unknown", "No such hospital"),
+    errors.AssignmentStale: (412, "assignment-stale", "The serving log has moved on"),
+    errors.NothingToRollBack: (409, "nothing-to-roll-back", "There is no earlier assignment"),
+    errors.BrokerError: (503, "queue-unavailable", "The job queue is not available"),
+}
+
+
+def install(app: FastAPI) -> None:
+    """Answer each of these errors with its problem, wherever in a request it was raised."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        assert isinstance(error, errors.ServiceError)
+        status, slug, title = _PROBLEMS[type(error)]
+        return respond(request, Problem(status, slug, title, str(error)))
+
+    for kind in _PROBLEMS:
+        app.add_exception_handler(kind, refuse)

@@ -1,0 +1,51 @@
+"""What serves a hospital, now or at an instant: the assignment, or else the newest version of the time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from sqlalchemy.orm import Session
+
+from model_store.store import Store, Version
+from service import assignments
+from service.database import Assignment
+
+
+@dataclass(frozen=True)
+class Serving:
+    """One answer to "which version served this hospital for this model then".
+
+    `version` is None when there was none to serve. `withdrawn` says that it was assigned but already
+    withdrawn: a scan would have been refused, not answered by another version behind the hospital's back.
+    """
+
+    version: int | None
+    digest: str | None
+    because: Literal["assigned", "newest", "nothing"]
+    withdrawn: bool
+    assignment: Assignment | None
+
+
+def serving(store: Store, session: Session, hospital: str, model: str, at: datetime | None = None) -> Serving:
+    """Answer from the log, and where it is silent from the times at which versions came and went.
+
+    Raises:
+        HospitalUnknown: nobody registered it.
+        ReferenceNotFound: no model of that name was ever published.
+    """
+    when = datetime.now(UTC) if at is None else at
+    versions = store.versions(model)
+    entry = assignments.assignment(session, hospital, model, at)
+    if entry is not None:
+        withdrawn = any(v.artefact.digest == entry.digest and _withdrawn(v, when) for v in versions)
+        return Serving(entry.version, entry.digest, "assigned", withdrawn, entry)
+    offered = [v.artefact for v in versions if v.artefact.published <= when and not _withdrawn(v, when)]
+    if not offered:
+        return Serving(None, None, "nothing", False, None)
+    return Serving(offered[-1].version, offered[-1].digest, "newest", False, None)
+
+
+def _withdrawn(version: Version, when: datetime) -> bool:
+    return version.withdrawn is not None and version.withdrawn.time <= when

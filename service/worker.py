@@ -1,0 +1,65 @@
+"""The worker, the half of the service that may use torch: `celery -A service.worker worker`.
+
+A worker runs one task at a time on the queue `adaptation`. It is stopped by SIGTERM (it finishes its task),
+and may be killed at any moment: the message was not acknowledged, and goes to the next worker.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from celery.signals import setup_logging, worker_init, worker_shutdown
+
+from service import logs
+from service.broker import Broker
+from service.database import Database, upgrade
+from service.queue import VERIFY_STORE, celery_app
+from service.settings import Settings
+from service.verification import verify_store
+
+_log = logging.getLogger("locum.worker")
+
+settings = Settings()
+broker = Broker(settings)
+worker = celery_app(settings, broker.celery_url)
+
+
+@setup_logging.connect
+def _configure_logging(**_: object) -> None:
+    # A receiver of this signal is what keeps Celery from setting up logging of its own.
+    logs.configure(settings)
+
+
+@worker_init.connect
+def _prepare(**_: object) -> None:
+    broker.start()
+    with _database() as database:
+        upgrade(database)
+
+
+@worker_shutdown.connect
+def _finish(**_: object) -> None:
+    broker.stop()
+
+
+@contextmanager
+def _database() -> Iterator[Database]:
+    # Opened per task: an engine must not be carried over the fork between the worker and the process of its
+    # tasks.
+    database = Database(settings.resolved_database_url)
+    try:
+        yield database
+    finally:
+        database.dispose()
+
+
+@worker.task(name=VERIFY_STORE)
+def verify() -> None:
+    """Hash every artefact of the store again, and record what was found."""
+    with _database() as database:
+        verdict = verify_store(settings.store, database)
+    for reference, wrong in verdict.damaged.items():
+        _log.error("%s is damaged: %s", reference, wrong)
+    _log.info("verified %d versions, %d damaged", verdict.versions, len(verdict.damaged))
