@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from service.metrics import Metrics
 from service.problems import Problem
 
 _MAX_RETRY_AFTER_S = 120
@@ -23,12 +22,11 @@ _MEMORY = 0.2
 class Admission:
     """`slots` at work, `queue` waiting, first come first served. For one event loop."""
 
-    def __init__(self, slots: int, queue: int, metrics: Metrics) -> None:
+    def __init__(self, slots: int, queue: int) -> None:
         self.slots = slots
         self.queue = queue
         self.running = 0
         self.waiting = 0
-        self._metrics = metrics
         self._semaphore = asyncio.Semaphore(slots)
         self._mean_seconds = 1.0
 
@@ -45,7 +43,6 @@ class Admission:
     def refuse_if_full(self) -> None:
         """Raise the 503 that `slot` would raise. For refusing before a body is read."""
         if self.full:
-            self._metrics.inference_refused.inc()
             raise self._busy()
 
     @asynccontextmanager
@@ -53,25 +50,19 @@ class Admission:
         """Wait for a slot and hold it; gives the seconds waited. Raises Problem 503 beyond the queue."""
         self.refuse_if_full()
         arrived = time.monotonic()
-        self._count(waiting=1)
+        self.waiting += 1
         try:
             await self._semaphore.acquire()
         finally:
-            self._count(waiting=-1)
-        self._count(running=1)
+            self.waiting -= 1
+        self.running += 1
         started = time.monotonic()
         try:
             yield started - arrived
         finally:
             self._mean_seconds += _MEMORY * (time.monotonic() - started - self._mean_seconds)
-            self._count(running=-1)
+            self.running -= 1
             self._semaphore.release()
-
-    def _count(self, *, running: int = 0, waiting: int = 0) -> None:
-        self.running += running
-        self.waiting += waiting
-        self._metrics.inference_running.set(self.running)
-        self._metrics.inference_waiting.set(self.waiting)
 
     def _busy(self) -> Problem:
         seconds = self.retry_after()

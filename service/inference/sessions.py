@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
 from service.inference.providers import CUDA, Device, wanted_providers
-from service.metrics import Metrics
 from service.problems import Problem
 
 INPUT = "image"
@@ -83,9 +82,8 @@ class Session:
 class SessionCache:
     """At most `capacity` sessions, by graph digest. Safe from any thread."""
 
-    def __init__(self, capacity: int, metrics: Metrics, *, threads: int = 0, device: Device = "auto") -> None:
+    def __init__(self, capacity: int, *, threads: int = 0, device: Device = "auto") -> None:
         self.capacity = capacity
-        self._metrics = metrics
         self._threads = threads
         self._device = device
         self._lock = threading.Lock()
@@ -108,9 +106,6 @@ class SessionCache:
             self._sessions.move_to_end(digest)
             while len(self._sessions) > self.capacity:
                 self._sessions.popitem(last=False)
-                self._metrics.session_evictions.inc()
-            self._metrics.sessions_loaded.set(len(self._sessions))
-        self._metrics.session_lookups.labels("miss" if mine else "hit").inc()
         if mine:
             try:
                 future.set_result(Session(digest, read(), threads=self._threads, device=self._device))
@@ -118,6 +113,5 @@ class SessionCache:
                 with self._lock:
                     if self._sessions.get(digest) is future:
                         del self._sessions[digest]
-                    self._metrics.sessions_loaded.set(len(self._sessions))
                 future.set_exception(error)
         return future.result()
