@@ -42,7 +42,7 @@ def serve(
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise typer.BadParameter(str(error)) from error
-    logs.configure(settings)
+    logs.configure(settings, whole_process=True)
     signal.signal(signal.SIGTERM, _end)
     server = _server(settings)
     try:

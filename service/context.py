@@ -37,8 +37,12 @@ class Context:
     queue: Queue
 
 
-def context_of(request: Request) -> Context:
-    """The context of the app that received this request."""
+async def context_of(request: Request) -> Context:
+    """The context of the app that received this request.
+
+    A coroutine, though it waits for nothing: a plain function would be run in a thread, and health must not
+    need one.
+    """
     context: Context = request.app.state.locum
     return context
 

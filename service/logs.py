@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 from service.request_scope import current_request
 from service.settings import Settings
@@ -45,20 +45,28 @@ class PlainFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
-def configure(settings: Settings) -> None:
-    """Send every logger to standard error, and keep uvicorn's access log, which has paths in it, silent."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if settings.log_format == "json" else PlainFormatter())
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(settings.log_level)
-    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):
-        logger = logging.getLogger(name)
-        logger.handlers.clear()
-        logger.propagate = True
+def configure(settings: Settings, *, whole_process: bool = False) -> None:
+    """Send what Locum and uvicorn say to standard error, and keep uvicorn's access log, with its paths, silent.
+
+    With `whole_process`, the warnings of every library too: for a process that is Locum's own. Calling it
+    again changes nothing.
+    """
+    logging.getLogger("locum").setLevel(settings.log_level)
+    logging.getLogger("uvicorn").setLevel(settings.log_level)
     logging.getLogger("uvicorn.access").disabled = True
-    # Alembic tells every step of a migration; one line of ours says that there was one.
-    logging.getLogger("alembic").setLevel(logging.WARNING)
+    # A logger without a name is the root, through which everything passes.
+    for name in ("",) if whole_process else ("locum", "uvicorn"):
+        logger = logging.getLogger(name)
+        if not any(isinstance(handler, _Handler) for handler in (*logger.handlers, *logging.root.handlers)):
+            for other in logger.handlers[:] if name else []:
+                logger.removeHandler(other)
+            logger.addHandler(_Handler(settings))
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(sys.stderr)
+        self.setFormatter(JsonFormatter() if settings.log_format == "json" else PlainFormatter())
 
 
 def _time(record: logging.LogRecord) -> str:

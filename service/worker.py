@@ -29,7 +29,7 @@ worker = celery_app(settings, broker.celery_url)
 @setup_logging.connect
 def _configure_logging(**_: object) -> None:
     # A receiver of this signal is what keeps Celery from setting up logging of its own.
-    logs.configure(settings)
+    logs.configure(settings, whole_process=True)
 
 
 @worker_init.connect
