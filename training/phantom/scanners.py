@@ -71,10 +71,10 @@ SCANNERS: dict[str, Scanner] = {
     for scanner in (
         Scanner("aster", "RAS", 1.0, 12, response=1.0, noise=0.03, bias=0.05, blur=0.8, gain=1000),
         Scanner(
-            "birch", "LPS", 1.15, 12, response=0.75, noise=0.05, bias=0.10, blur=1.2, gain=340, offset=20
+            "birch", "LPS", 1.15, 12, response=0.85, noise=0.05, bias=0.10, blur=1.2, gain=340, offset=20
         ),
         Scanner(
-            "cedar", "PSR", 1.3, 14, response=1.35, noise=0.04, bias=0.15, blur=1.0, gain=2600, offset=-300
+            "cedar", "PSR", 1.3, 14, response=1.2, noise=0.04, bias=0.1, blur=1.0, gain=2600, offset=-300
         ),
         Scanner(
             "dune",
