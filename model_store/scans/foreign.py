@@ -1,0 +1,53 @@
+"""Formats that Locum does not read, by their first bytes, and what to do with each."""
+
+from __future__ import annotations
+
+import re
+
+from model_store.scans.tiff import BIG_SIGNATURES
+
+_READ = "Locum reads PNG, TIFF, .nii and .nii.gz"
+
+_DICOM = (
+    "this is DICOM; convert the series to NIfTI first (for example with dcm2niix), which keeps its position "
+    "in the patient"
+)
+_LOSSY = "save it as PNG from the original, since JPEG has altered the intensities"
+
+_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"\xff\xd8\xff", f"this is JPEG; {_LOSSY}"),
+    (b"\x00\x00\x00\x0cjP  ", "this is JPEG 2000; save it as PNG or TIFF"),
+    (b"\xff\x4f\xff\x51", "this is JPEG 2000; save it as PNG or TIFF"),
+    *((signature, "this is BigTIFF; save it as an ordinary TIFF") for signature in BIG_SIGNATURES),
+    (b"NRRD", "this is NRRD; save it as NIfTI (3D Slicer does)"),
+    (b"ObjectType", "this is MetaImage; save it as NIfTI (3D Slicer does)"),
+    (b"NDims", "this is MetaImage; save it as NIfTI (3D Slicer does)"),
+    (b"\x89HDF\r\n\x1a\n", "this is HDF5 or MINC; convert it to NIfTI"),
+    (b"\x93NUMPY", "this is a NumPy array, which has no orientation; save it as NIfTI or PNG"),
+    (b"PK\x03\x04", "this is a ZIP archive; send one scan at a time, unpacked"),
+    (b"%PDF", "this is a PDF; export the image itself"),
+    (b"GIF8", "this is GIF; save it as PNG"),
+    (b"BM", "this is a bitmap; save it as PNG"),
+    (b"RIFF", "this is WebP or another RIFF file; save it as PNG from the original"),
+    (b"BZh", "this is bzip2; send .nii or .nii.gz"),
+    (b"\xfd7zXZ", "this is xz; send .nii or .nii.gz"),
+    (b"\x28\xb5\x2f\xfd", "this is Zstandard; send .nii or .nii.gz"),
+)
+
+# A DICOM data set that has lost its preamble: an element of group 0002 or 0008 with a value representation.
+_DICOM_ELEMENT = re.compile(rb"[\x02\x08]\0.\0(?:UI|UL|CS|DA|TM|LO|SH|PN|OB)", re.DOTALL)
+
+
+def is_dicom(data: bytes) -> bool:
+    """Whether it is a DICOM file, which may carry the signature of a TIFF in its preamble."""
+    return data[128:132] == b"DICM"
+
+
+def advice(data: bytes) -> str:
+    """What the file is, as far as it can be told, and what to do."""
+    if is_dicom(data) or _DICOM_ELEMENT.search(data, 0, 256):
+        return f"{_DICOM}. {_READ}"
+    for signature, what in _SIGNATURES:
+        if data.startswith(signature):
+            return f"{what}. {_READ}"
+    return f"the format is not known (it begins with the bytes {data[:8].hex(' ')}). {_READ}"

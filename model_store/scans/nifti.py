@@ -1,0 +1,95 @@
+"""NIfTI-1 and NIfTI-2, single file, plain or gzip: bytes to a Scan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import DamagedScan, UnsupportedScan
+from model_store.scans.inflate import BoundedGunzip
+from model_store.scans.nifti_header import NiftiHeader, header_version, parse_header
+from model_store.scans.types import Limits, Scan, check_finite
+
+_LONGEST_HEADER = 540
+
+# Some writers pad the end of the file. More than this is data that the header does not own up to.
+_TRAILING_ALLOWED = 1024
+
+# Deflate cannot do better than 258 bytes for 2 bits; a header that asks for more memory than that lies.
+_DEFLATE_MAX_RATIO = 1032
+
+
+def read_nifti(data: bytes, limits: Limits) -> Scan:
+    """Read an uncompressed file. The voxels are a view of `data` where its type and byte order allow."""
+    header = parse_header(data[:_LONGEST_HEADER], limits)
+    found = len(data) - header.data_offset
+    _check_length(header, found)
+    return _scan(header, memoryview(data)[header.data_offset :][: header.data_bytes])
+
+
+def read_gzipped(data: bytes, limits: Limits) -> Scan:
+    """Read a gzip file: the header first, then exactly as much as it announces, and no more."""
+    stream = BoundedGunzip(data)
+    start = memoryview(bytearray(_LONGEST_HEADER))
+    start = start[: stream.read_into(start)]
+    if header_version(bytes(start)) is None:
+        raise UnsupportedScan(
+            "gzip: expected a NIfTI volume (.nii.gz), found something else; send PNG and TIFF as they are"
+        )
+    header = parse_header(bytes(start), limits)
+    size = header.data_offset + header.data_bytes
+    if size > _DEFLATE_MAX_RATIO * len(data):
+        raise DamagedScan(
+            f"NIfTI: the header announces {size} bytes, more than {len(data)} compressed bytes can hold; "
+            "send the whole file"
+        )
+    content = np.empty(size, np.uint8).data
+    already = min(len(start), len(content))
+    content[:already] = start[:already]
+    filled = already + stream.read_into(content[already:])
+    surplus = len(start) - already + stream.read_into(memoryview(bytearray(_TRAILING_ALLOWED + 1)))
+    _check_length(header, filled - header.data_offset + surplus)
+    return _scan(header, content[header.data_offset :])
+
+
+def _check_length(header: NiftiHeader, found: int) -> None:
+    announced = " x ".join(map(str, header.shape))
+    if found < header.data_bytes:
+        raise DamagedScan(
+            f"NIfTI: the header announces {announced} voxels ({header.data_bytes} bytes), "
+            f"found {max(found, 0)} bytes of data; send the whole file"
+        )
+    if found > header.data_bytes + _TRAILING_ALLOWED:
+        raise DamagedScan(
+            f"NIfTI: the header announces {announced} voxels ({header.data_bytes} bytes), "
+            "but more data follow; its dimensions are wrong"
+        )
+
+
+def _scan(header: NiftiHeader, content: memoryview) -> Scan:
+    stored = np.frombuffer(content, header.dtype)
+    notes = list(header.notes)
+    voxels: NDArray[Any]
+    if header.samples == 1:
+        voxels = stored.reshape((*header.shape, 1), order="F")
+    else:
+        # Samples of one voxel lie together, then the first axis runs fastest.
+        voxels = np.moveaxis(stored.reshape((header.samples, *header.shape), order="F"), 0, -1)
+        if header.samples == 4:
+            if int(voxels[..., 3].min()) < 255:
+                notes.append("the transparency (alpha) of the volume is ignored")
+            voxels = voxels[..., :3]
+    check_finite(voxels, "NIfTI")
+    if header.samples == 1 and (header.slope, header.intercept) != (1.0, 0.0):
+        # float32 holds a scaled 16-bit value exactly enough; wider integers need the wider float.
+        narrow = voxels.dtype.itemsize <= 2 or voxels.dtype == np.float32
+        with np.errstate(over="ignore"):  # an overflow becomes infinity, which is refused just below
+            voxels = np.multiply(voxels, header.slope, dtype=np.float32 if narrow else np.float64)
+            voxels += header.intercept
+        check_finite(voxels, "NIfTI, scaled")
+    elif not voxels.dtype.isnative:
+        voxels = voxels.astype(voxels.dtype.newbyteorder("="), order="K")
+    voxels.flags.writeable = False
+    return Scan(voxels, header.affine, "nifti", header.mm_per_unit, tuple(notes))

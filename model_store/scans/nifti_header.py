@@ -1,0 +1,214 @@
+"""A NIfTI header, read and doubted: everything is checked against the limits before the data are touched."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
+from model_store.scans.types import MIN_SIDE, Limits
+
+HEADER_SIZES = {348: 1, 540: 2}
+
+# datatype code -> numpy type of one sample, and samples per voxel. Complex and 128-bit floats are left out:
+# no scanner writes them as an intensity.
+_TYPES: dict[int, tuple[str, int]] = {
+    2: ("u1", 1),
+    256: ("i1", 1),
+    4: ("i2", 1),
+    512: ("u2", 1),
+    8: ("i4", 1),
+    768: ("u4", 1),
+    1024: ("i8", 1),
+    1280: ("u8", 1),
+    16: ("f4", 1),
+    64: ("f8", 1),
+    128: ("u1", 3),
+    2304: ("u1", 4),
+}
+_UNITS = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}
+
+
+@dataclass(frozen=True)
+class NiftiHeader:
+    """What is needed to read the data: `samples` per voxel are 1, 3 (RGB) or 4 (RGBA)."""
+
+    shape: tuple[int, int, int]
+    dtype: np.dtype[Any]
+    samples: int
+    data_offset: int
+    slope: float
+    intercept: float
+    affine: NDArray[np.float64]
+    mm_per_unit: float
+    notes: tuple[str, ...]
+
+    @property
+    def data_bytes(self) -> int:
+        """Bytes that the data occupy in the file, decompressed."""
+        return math.prod(self.shape) * self.samples * self.dtype.itemsize
+
+
+def header_version(start: bytes) -> tuple[int, str] | None:
+    """(NIfTI version, byte order) by the header's size field; None if it is no NIfTI."""
+    for order in "<>":
+        version = (
+            HEADER_SIZES.get(int(np.frombuffer(start[:4], order + "i4")[0])) if len(start) >= 4 else None
+        )
+        if version is not None:
+            return version, order
+    return None
+
+
+def parse_header(block: bytes, limits: Limits) -> NiftiHeader:
+    """Check the first 348 or 540 bytes. Raises DamagedScan, UnsupportedScan, ScanTooLarge."""
+    found = header_version(block)
+    assert found is not None, "the caller has told the format by the header's size"
+    version, order = found
+    kind: Any = nib.Nifti1Header if version == 1 else nib.Nifti2Header
+    size = {1: 348, 2: 540}[version]
+    if len(block) < size:
+        raise DamagedScan(f"NIfTI: the file ends within its header of {size} bytes; send the whole file")
+    # check=False: nibabel would repair silently what is to be refused here.
+    header = kind(block[:size], endianness=order, check=False)
+    _check_magic(bytes(block), version)
+    shape = _shape(header, limits)
+    code = int(header["datatype"])
+    if code not in _TYPES:
+        raise UnsupportedScan(
+            f"NIfTI: expected integer, float or RGB voxels, found datatype code {code}; "
+            "convert it, for example to int16 or float32"
+        )
+    sample, samples = _TYPES[code]
+    dtype = np.dtype(order + sample)
+    slope, intercept = _scaling(header)
+    affine, notes = _affine(header, shape)
+    parsed = NiftiHeader(
+        shape=shape,
+        dtype=dtype,
+        samples=samples,
+        data_offset=_offset(header, size),
+        slope=slope,
+        intercept=intercept,
+        affine=affine,
+        mm_per_unit=_UNITS.get(int(header["xyzt_units"]) & 7, 1.0),
+        notes=notes,
+    )
+    if parsed.data_offset + parsed.data_bytes > limits.max_decompressed:
+        raise ScanTooLarge(
+            f"NIfTI: expected at most {limits.max_decompressed} bytes decompressed, the header announces "
+            f"{parsed.data_bytes}; send a cropped volume or a smaller voxel type"
+        )
+    return parsed
+
+
+def _check_magic(block: bytes, version: int) -> None:
+    magic = block[344:348] if version == 1 else block[4:12]
+    single = b"n+1\0" if version == 1 else b"n+2\0\r\n\x1a\n"
+    if magic == single:
+        return
+    if magic[:3] in (b"ni1", b"ni2"):
+        raise UnsupportedScan("NIfTI: a .hdr/.img pair cannot be sent in one part; save it as one .nii file")
+    raise UnsupportedScan(
+        f"NIfTI: expected the magic {single!r}, found {magic!r}; an ANALYZE file has no orientation: "
+        "save it as NIfTI, from the original images"
+    )
+
+
+def _shape(header: Any, limits: Limits) -> tuple[int, int, int]:
+    dim = [int(d) for d in header["dim"]]
+    if not 1 <= dim[0] <= 7:
+        raise DamagedScan(f"NIfTI: expected dim[0] (the number of dimensions) in 1…7, found {dim[0]}")
+    sides = dim[1 : dim[0] + 1]
+    if min(sides) < 1:
+        raise DamagedScan(f"NIfTI: expected positive dimensions, found {sides}; the header is damaged")
+    if any(side > 1 for side in sides[3:]):
+        raise UnsupportedScan(
+            f"NIfTI: expected one volume of up to 3 dimensions, found {' x '.join(map(str, sides))}; "
+            "send one volume of the series (for example with fslroi or nibabel's slicer)"
+        )
+    i, j, k = (*sides[:3], 1, 1)[:3]
+    if sorted((i, j, k))[1] < MIN_SIDE:
+        raise DamagedScan(
+            f"NIfTI: expected at least {MIN_SIDE} voxels along two axes, found {i} x {j} x {k}; "
+            "send the whole volume"
+        )
+    if i * j * k > limits.max_voxels:
+        raise ScanTooLarge(
+            f"NIfTI: expected at most {limits.max_voxels} voxels, the header announces {i} x {j} x {k}; "
+            "crop or downsample it"
+        )
+    return i, j, k
+
+
+def _offset(header: Any, size: int) -> int:
+    offset = float(header["vox_offset"])
+    # Four bytes after the header say whether extensions follow, so data start here at the earliest.
+    if not (math.isfinite(offset) and offset == int(offset) and offset >= size + 4):
+        raise DamagedScan(f"NIfTI: expected data at byte {size + 4} or later, vox_offset is {offset:g}")
+    return int(offset)
+
+
+def _scaling(header: Any) -> tuple[float, float]:
+    slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
+    # The standard: a slope of 0 means "not scaled"; nibabel writes NaN for the same.
+    if slope == 0 or math.isnan(slope):
+        return 1.0, 0.0
+    intercept = 0.0 if math.isnan(intercept) else intercept
+    if not (math.isfinite(slope) and math.isfinite(intercept)):
+        raise DamagedScan(f"NIfTI: expected a finite scaling, found slope {slope}, intercept {intercept}")
+    return slope, intercept
+
+
+def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    """The header's best affine: sform, else qform, else voxel sizes alone."""
+    notes: list[str] = []
+    has_sform, has_qform = int(header["sform_code"]) > 0, int(header["qform_code"]) > 0
+    if not has_sform:
+        for axis in range(3):
+            size = float(header["pixdim"][axis + 1])
+            if shape[axis] == 1 and size == 0:
+                header["pixdim"][axis + 1] = 1.0
+                notes.append("the slice thickness is missing from the header; 1 is assumed")
+            elif not (math.isfinite(size) and size > 0):
+                raise DamagedScan(
+                    f"NIfTI: expected a positive voxel size along axis {axis}, pixdim is {size:g}; "
+                    "correct the header"
+                )
+    if not (has_sform or has_qform):
+        notes.append(
+            "the header says nothing about orientation (sform_code and qform_code are 0): "
+            "rows and slices are taken as stored, x from left to right as in ANALYZE"
+        )
+    try:
+        # A damaged quaternion overflows on its way to the checks below; they judge the result.
+        with np.errstate(all="ignore"):
+            affine = np.array(header.get_best_affine(), np.float64)
+    except (ValueError, ArithmeticError, nib.spatialimages.HeaderDataError, np.linalg.LinAlgError) as error:
+        raise DamagedScan(f"NIfTI: the header's orientation cannot be read: {error}") from error
+    if not np.isfinite(affine).all():
+        raise DamagedScan("NIfTI: expected a finite affine, found NaN or infinity; correct sform or qform")
+    sizes = np.linalg.norm(affine[:3, :3], axis=0)
+    # Relative to the voxel sizes, so that a small voxel is not taken for a flat one.
+    if not (sizes > 0).all() or abs(np.linalg.det(affine[:3, :3] / sizes)) < 1e-3:
+        raise DamagedScan(
+            "NIfTI: expected an affine whose three axes span space, found "
+            f"{affine[:3, :3].round(4).tolist()}; correct sform or qform"
+        )
+    if sizes.max() > 1e6 or sizes.min() < 1e-6 or np.abs(affine[:3, 3]).max() > 1e9:
+        raise DamagedScan(f"NIfTI: expected voxel sizes in mm, found {sizes.tolist()}; correct the header")
+    pixdim = np.array(header["pixdim"][1:4], np.float64)
+    if has_sform and not np.allclose(pixdim, sizes, rtol=0.02):
+        notes.append(
+            f"voxel sizes {_by(sizes)} by the affine, {_by(pixdim)} by pixdim; those of the affine are used"
+        )
+    return affine, tuple(notes)
+
+
+def _by(sizes: NDArray[np.float64]) -> str:
+    return " x ".join(f"{size:.4g}" for size in sizes)

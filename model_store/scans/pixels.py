@@ -1,0 +1,89 @@
+"""Pillow's part: pixels of a PNG or TIFF whose header has been checked, as an array with channels last."""
+
+from __future__ import annotations
+
+import io
+import threading
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
+from model_store.scans.types import Scan, check_finite
+
+# Pillow warns about odd but harmless metadata; that is not the business of whoever sends the scan. Filters of
+# warnings belong to the process, so two threads must not change them at once.
+_SILENCE = threading.Lock()
+
+
+def decode_pixels(
+    content: bytes,
+    kind: Literal["png", "tiff"],
+    notes: tuple[str, ...] = (),
+    view: type[np.generic] | None = None,
+) -> Scan:
+    """Decode `content`; `view` reinterprets the bits of a grey sample that Pillow takes for another type.
+
+    Raises DamagedScan, UnsupportedScan.
+    """
+    try:
+        voxels = _array(content, kind, view)
+    except ScanError:
+        raise
+    except MemoryError as error:
+        raise ScanTooLarge(f"{kind.upper()}: not enough memory to decode it; send a smaller image") from error
+    # What a decoder of foreign bytes raises on hostile ones is no list that could be kept: all of it means
+    # that the file cannot be decoded.
+    except Exception as error:
+        raise DamagedScan(f"{kind.upper()}: cannot be decoded ({error}); save or send it again") from error
+    check_finite(voxels, kind.upper())
+    voxels.flags.writeable = False
+    return Scan(voxels, None, kind, notes=notes)
+
+
+def _array(content: bytes, kind: str, view: type[np.generic] | None) -> NDArray[Any]:
+    if kind == "tiff":
+        with _SILENCE, warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            image = _open(content, kind)
+    else:
+        image = _open(content, kind)
+    if image.mode in ("P", "RGB"):
+        # A transparent colour becomes an alpha channel to be judged. A grey value that is marked so (often 0,
+        # in masks) is still that value.
+        image = image.convert("RGBA" if "transparency" in image.info else "RGB")
+    if image.mode in ("LA", "RGBA"):
+        image = _opaque(image)
+    if image.mode == "1":
+        return np.array(image, np.uint8)[..., None]
+    if image.mode in ("L", "I", "F") or image.mode.startswith("I;16"):
+        grey_pixels = np.array(image)
+        if not grey_pixels.dtype.isnative:
+            grey_pixels = grey_pixels.astype(grey_pixels.dtype.newbyteorder("="))
+        return (grey_pixels if view is None else grey_pixels.view(view))[..., None]
+    if image.mode == "RGB":
+        return np.array(image)
+    raise UnsupportedScan(
+        f"{kind.upper()}: expected grey, RGB or a palette, found mode {image.mode}; save it as grey or RGB"
+    )
+
+
+def _open(content: bytes, kind: str) -> Image.Image:
+    image = Image.open(io.BytesIO(content), formats=(kind.upper(),))
+    image.load()
+    return image
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    alpha = image.getchannel("A")
+    low, _ = alpha.getextrema()
+    if float(low) < 255:  # type: ignore[arg-type]
+        raise UnsupportedScan(
+            "expected an opaque image, found transparent pixels, whose intensity is undefined; "
+            "flatten the image"
+        )
+    grey = image.mode == "LA"
+    return image.convert("L" if grey else "RGB")

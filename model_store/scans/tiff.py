@@ -1,0 +1,142 @@
+"""TIFF: the directory is read and rewritten here, the pixels are decoded by Pillow.
+
+A TIFF's directory may point anywhere, any number of times: tens of thousands of entries that each name the
+whole file, directories within directories. So the entries that make up the pixels are checked one by one and
+put into a directory of their own at the end of the file; no decoder sees the rest.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+
+from model_store.errors import DamagedScan, UnsupportedScan
+from model_store.scans.pixels import decode_pixels
+from model_store.scans.types import Limits, Scan, check_sides
+
+SIGNATURES = (b"II*\0", b"MM\0*")
+BIG_SIGNATURES = (b"II+\0", b"MM\0+")
+
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 256, 257, 258, 259, 262, 266
+_OFFSETS, _ORIENTATION, _SAMPLES, _ROWS, _COUNTS, _PLANAR = 273, 274, 277, 278, 279, 284
+_PREDICTOR, _COLOURS, _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS = 317, 320, 322, 323, 324, 325
+_EXTRA, _FORMAT = 338, 339
+_KEPT = (
+    *(_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _OFFSETS, _SAMPLES, _ROWS, _COUNTS),
+    *(_PLANAR, _PREDICTOR, _COLOURS, _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS, _EXTRA, _FORMAT),
+)
+# Tag type -> struct letter. Only whole numbers occur among the kept tags.
+_TYPES = {1: "B", 3: "H", 4: "I"}
+_LOSSLESS = {1: "none", 5: "LZW", 8: "deflate", 32946: "deflate", 32773: "PackBits"}
+_MOST_ENTRIES = 512
+_MOST_VALUES = 65536
+
+
+@dataclass(frozen=True)
+class _Entry:
+    tag: int
+    type: int
+    count: int
+    raw: bytes  # the four bytes of value or offset
+    first: int  # the first value; the others are for the decoder
+
+
+def read_tiff(data: bytes, limits: Limits) -> Scan:
+    """Read a one-page TIFF of 1 to 32 bits, integer or float, grey, RGB or palette.
+
+    Raises DamagedScan, UnsupportedScan, ScanTooLarge.
+    """
+    order = "<" if data[:2] == b"II" else ">"
+    entries = _directory(data, order)
+    _check(entries, limits)
+    bits, sample_format = _first(entries, _BITS, 1), _first(entries, _FORMAT, 1)
+    grey = _first(entries, _SAMPLES, 1) == 1
+    view: type[np.generic] | None = None
+    if grey and (bits, sample_format) == (8, 2):
+        view = np.int8
+    elif grey and (bits, sample_format) == (32, 1):
+        # Pillow's 32-bit mode is signed, and it refuses big-endian unsigned: the same bits, read as unsigned.
+        view = np.uint32
+        one = struct.pack(order + "H2x", 2)
+        entries[_FORMAT] = _Entry(_FORMAT, 3, 1, one, 2)
+    notes = ("16 bits per colour are read as 8; only grey images keep 16",) if bits == 16 and not grey else ()
+    return decode_pixels(_rewrite(data, order, entries), "tiff", notes, view)
+
+
+def _directory(data: bytes, order: str) -> dict[int, _Entry]:
+    try:
+        (start,) = struct.unpack_from(order + "I", data, 4)
+        (count,) = struct.unpack_from(order + "H", data, start)
+        if count > _MOST_ENTRIES:
+            raise DamagedScan(f"TIFF: expected at most {_MOST_ENTRIES} directory entries, found {count}")
+        raw = [struct.unpack_from(order + "HHI4s", data, start + 2 + 12 * i) for i in range(count)]
+        (following,) = struct.unpack_from(order + "I", data, start + 2 + 12 * count)
+    except struct.error as error:
+        raise DamagedScan("TIFF: the file ends before its directory; send the whole file") from error
+    if following:
+        raise UnsupportedScan("TIFF: expected one page, found several; send one page, or the volume as NIfTI")
+    return {
+        tag: _entry(data, order, tag, kind, number, value)
+        for tag, kind, number, value in raw
+        if tag in _KEPT or tag == _ORIENTATION
+    }
+
+
+def _entry(data: bytes, order: str, tag: int, kind: int, count: int, raw: bytes) -> _Entry:
+    letter = _TYPES.get(kind)
+    if letter is None:
+        raise DamagedScan(f"TIFF: tag {tag} has type {kind}, expected a whole number; send the file again")
+    if not 1 <= count <= _MOST_VALUES:
+        raise DamagedScan(f"TIFF: tag {tag} has {count} values, expected 1 to {_MOST_VALUES}; save it again")
+    size = struct.calcsize(order + letter) * count
+    offset, source = 0, raw
+    if size > 4:
+        (offset,) = struct.unpack(order + "I", raw)
+        source = data
+    if offset + size > len(source):
+        raise DamagedScan(f"TIFF: tag {tag} points beyond the end of the file; send the whole file")
+    return _Entry(tag, kind, count, raw, struct.unpack_from(order + letter, source, offset)[0])
+
+
+def _first(entries: dict[int, _Entry], tag: int, default: int) -> int:
+    entry = entries.get(tag)
+    return entry.first if entry else default
+
+
+def _check(entries: dict[int, _Entry], limits: Limits) -> None:
+    width, height = _first(entries, _WIDTH, 0), _first(entries, _HEIGHT, 0)
+    check_sides(width, height, limits, "TIFF")
+    compression = _first(entries, _COMPRESSION, 1)
+    if compression not in _LOSSLESS:
+        raise UnsupportedScan(
+            f"TIFF: expected no compression, LZW, deflate or PackBits, found compression {compression}; "
+            "save it without loss"
+        )
+    if _first(entries, _ORIENTATION, 1) != 1:
+        raise UnsupportedScan("TIFF: the image is stored rotated (orientation tag); save it upright")
+    if _first(entries, _PHOTOMETRIC, 1) == 0 and _first(entries, _BITS, 1) > 8:
+        raise UnsupportedScan("TIFF: white is zero (an inverted image); save it with black as zero")
+    samples = _first(entries, _SAMPLES, 1)
+    if not 1 <= samples <= 4:
+        raise UnsupportedScan(
+            f"TIFF: expected 1 to 4 samples per pixel, found {samples}; save it as grey or RGB"
+        )
+    # A decoder allocates a whole tile, however small the image in it.
+    if _first(entries, _TILE_WIDTH, 1) > max(1024, 2 * width) or (
+        _first(entries, _TILE_HEIGHT, 1) > max(1024, 2 * height)
+    ):
+        raise DamagedScan("TIFF: its tiles are far larger than its image; save it in strips")
+
+
+def _rewrite(data: bytes, order: str, entries: dict[int, _Entry]) -> bytes:
+    """The same file with a directory of only the kept entries, at its end; all offsets stay valid."""
+    kept = [entries[tag] for tag in sorted(_KEPT) if tag in entries]
+    padding = b"\0" * (len(data) % 2)
+    start = len(data) + len(padding)
+    directory = struct.pack(order + "H", len(kept))
+    for entry in kept:
+        directory += struct.pack(order + "HHI4s", entry.tag, entry.type, entry.count, entry.raw)
+    directory += struct.pack(order + "I", 0)
+    return b"".join([data[:4], struct.pack(order + "I", start), data[8:], padding, directory])
