@@ -45,9 +45,28 @@ from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
+from model_store.guard import ReferenceStatistics
+from model_store.manifest import NetworkSpec
+from personalization.state import State
+
+__all__ = [
+    "Algorithm",
+    "ClientResult",
+    "Context",
+    "Group",
+    "Kind",
+    "Memory",
+    "ModelDraft",
+    "Phase",
+    "Publication",
+    "Reduction",
+    "RoundResult",
+    "ServerStage",
+    "State",
+]
+
 Kind = Literal["weights", "features", "statistics", "images"]
 Reduction = Literal["mean", "sum", "concat", "collect"]
-State = dict[str, torch.Tensor]
 Data = TypeVar("Data")
 
 
@@ -145,6 +164,7 @@ class ModelDraft:
     """One trained network, ready to become an artefact. `site` is None for a model of the federation."""
 
     role: str
+    network: NetworkSpec
     weights: State
     site: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -152,11 +172,16 @@ class ModelDraft:
 
 @dataclass(frozen=True)
 class Publication:
-    """What a finished run offers: the artefact's kind, its models, and facts for the lineage."""
+    """What a finished run offers: the artefact's kind, its models, and facts for the lineage.
+
+    `statistics` is what the guard of a service should know of the scans the federation trained on, if the
+    sites let it out.
+    """
 
     kind: str
     models: tuple[ModelDraft, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
+    statistics: ReferenceStatistics | None = None
 
 
 class Algorithm(ABC, Generic[Data]):
@@ -174,7 +199,7 @@ class Algorithm(ABC, Generic[Data]):
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
         """The groups of `phase.downloads` for one site.
 
-        Return the *same* State object for sites that get the same: the engine then writes it once.
+        Return the *same* tensors for sites that get the same: the engine then writes them once.
         """
 
     @abstractmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
@@ -84,7 +85,8 @@ def let_out(phase: Phase, site: SiteSpec, result: ClientResult) -> Outgoing:
             f"site {site.name} does not take part in phase '{phase.name}' ({essential or 'consent'})"
         )
     withheld = [group.name for group in refused]
-    metrics = result.metrics
+    # A record is JSON, which knows no NaN: what was not measured is left out.
+    metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
     if "statistics" not in site.allows and metrics:
         metrics = {}
         withheld.append("metrics")

@@ -13,10 +13,12 @@ rename, is what commits a round.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -68,6 +70,22 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
         self.exchange = self.root / "exchange"
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes out of the folder. Raises TrainingError when one is in it.
+
+        The lock goes with the process that holds it, so a kill leaves none behind.
+        """
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / ".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise TrainingError(
+                    f"{self.root} is in use by another process; wait for it, or take another folder"
+                ) from error
+            yield
 
     def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:
         """Make the folder this run's.

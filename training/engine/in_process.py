@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from training.engine.client import Surroundings
 from training.engine.egress import SiteSpec, check_plan, may_take_part
 from training.engine.folder import Checkpoint, RunFolder, Slot, other
 from training.engine.history import Observer, RoundEntry, Silent, SiteEntry
-from training.engine.pool import WorkerPool
+from training.engine.pool import Inline, Pool, WorkerPool
 from training.engine.reduction import Reducer
 from training.engine.seeds import generator
 from training.engine.tensorfile import read_tensors, size_of, write_tensors
@@ -50,7 +51,11 @@ class _Standing:
 
 
 class InProcessEngine:
-    """Runs an algorithm over sites; `participation` is the share of them drawn for a round (at least one)."""
+    """Runs an algorithm over sites.
+
+    `workers` processes do the sites' steps, at most one per site; with 0 this process does them.
+    `participation` is the share of the sites that is drawn for a round, at least one.
+    """
 
     def __init__(
         self,
@@ -68,7 +73,7 @@ class InProcessEngine:
         self._sites = tuple(sites)
         self._surroundings = surroundings
         self._folder = folder
-        self._workers = max(1, min(workers, len(sites)))
+        self._workers = workers
         self._participation = participation
         self._observer = observer or Silent()
 
@@ -81,13 +86,17 @@ class InProcessEngine:
         check_plan(self._plan, self._sites)
         standing = self._standing()
         if standing.step < len(self._plan):
-            with WorkerPool(
-                self._algorithm, self._sites, self._surroundings, self._folder.root, self._workers
-            ) as pool:
+            with self._pool() as pool:
                 self._load(pool)
                 while standing.step < len(self._plan):
                     self._advance(standing, pool)
         return Outcome(standing.server, tuple(standing.history))
+
+    def _pool(self) -> AbstractContextManager[Pool]:
+        arguments = (self._algorithm, self._sites, self._surroundings, self._folder.root)
+        if self._workers == 0:
+            return nullcontext(Inline(*arguments))
+        return WorkerPool(*arguments, min(self._workers, len(self._sites)))
 
     # ------------------------------------------------------------------ where the run stands
 
@@ -116,7 +125,7 @@ class InProcessEngine:
             server,
         )
 
-    def _load(self, pool: WorkerPool) -> None:
+    def _load(self, pool: Pool) -> None:
         """Have every site read its data, so that what cannot be read is known before the first round."""
         answers = list(pool.run([Task(site.name) for site in self._sites]))
         failures = [
@@ -127,7 +136,7 @@ class InProcessEngine:
 
     # ------------------------------------------------------------------ one round
 
-    def _advance(self, standing: _Standing, pool: WorkerPool) -> None:
+    def _advance(self, standing: _Standing, pool: Pool) -> None:
         step = self._plan[standing.step]
         started = time.perf_counter()
         if isinstance(step, ServerStage):
@@ -177,7 +186,7 @@ class InProcessEngine:
         self,
         phase: Phase,
         standing: _Standing,
-        pool: WorkerPool,
+        pool: Pool,
         sites: Sequence[SiteSpec],
         slots: dict[str, Slot],
         entries: dict[str, SiteEntry],
@@ -218,8 +227,8 @@ class InProcessEngine:
         self, phase: Phase, standing: _Standing, sites: Sequence[SiteSpec], window: int
     ) -> tuple[list[Task], dict[str, dict[str, int]]]:
         """The sites' tasks with their downloads written out, and the bytes each site downloads by group."""
-        files: dict[int, Path] = {}
-        kept: list[State] = []  # keeps the states alive, so that an id stands for one state only
+        files: dict[tuple[int, ...], Path] = {}
+        kept: list[State] = []  # keeps the tensors alive, so that an id stands for one of them only
         tasks: list[Task] = []
         received: dict[str, dict[str, int]] = {}
         for index, site in enumerate(sites):
@@ -230,22 +239,27 @@ class InProcessEngine:
                     f"phase '{phase.name}': declared the downloads {sorted(declared)}, made {sorted(states)}"
                 )
             for state in states.values():
-                if id(state) not in files:
+                if _key(state) not in files:
                     kept.append(state)
-                    files[id(state)] = self._folder.exchange / f"down-{len(kept)}"
-                    write_tensors(files[id(state)], state)
+                    files[_key(state)] = self._folder.exchange / f"down-{len(kept)}"
+                    write_tensors(files[_key(state)], state)
             received[site.name] = {name: size_of(state) for name, state in states.items()}
             tasks.append(
                 Task(
                     site.name,
                     standing.step,
                     standing.round,
-                    {name: files[id(state)] for name, state in states.items()},
+                    {name: files[_key(state)] for name, state in states.items()},
                     standing.site_slots.get(site.name),
                     self._folder.exchange / f"up-{index % window}",
                 )
             )
         return tasks, received
+
+
+def _key(state: State) -> tuple[int, ...]:
+    """What two states that hold the same tensors have in common."""
+    return tuple(id(part) for name, tensor in state.items() for part in (name, tensor))
 
 
 def _read(phase: Phase, delivery: Delivery) -> dict[str, State]:

@@ -1,4 +1,7 @@
-"""N worker processes, each with its own sites, and a stream of their answers in a fixed order."""
+"""N worker processes, each with its own sites, and a stream of their answers in a fixed order.
+
+`Inline` is the same without processes, for a debugger and for steps too small to be worth one.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,47 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
+
+import torch
 
 from training.algorithm import Algorithm
 from training.engine.client import Surroundings
 from training.engine.egress import SiteSpec
-from training.engine.worker import Delivery, Failure, Task, serve
+from training.engine.worker import Delivery, Failure, Task, Worker, serve
 
 _GOODBYE_S = 5.0
+
+
+class Pool(Protocol):
+    """Does tasks; `window` bounds how many uploads are on disk at once."""
+
+    window: int
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
+        """Do the tasks; answers come in their order."""
+
+
+class Inline:
+    """Does the sites' steps in this process, one after the other."""
+
+    def __init__(
+        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: Surroundings, root: Path
+    ) -> None:
+        self.window = 1
+        self._worker = Worker(algorithm, sites, surroundings, root)
+        self._threads = surroundings.threads
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
+        """Do the tasks in their order."""
+        for task in tasks:
+            before = torch.get_num_threads()
+            torch.set_num_threads(self._threads)
+            try:
+                answer = self._worker.answer(task)
+            finally:
+                torch.set_num_threads(before)
+            yield answer
 
 
 class WorkerPool:

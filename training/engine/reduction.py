@@ -64,7 +64,9 @@ class Reducer:
         if group.reduction == "collect":
             return
         # An expanded scalar has a tensor's shape and type and none of its memory.
-        like = {name: torch.empty((), dtype=t.dtype).expand(t.shape) for name, t in state.items()}
+        # What is concatenated may differ in its first axis.
+        axes = slice(1, None) if group.reduction == "concat" else slice(None)
+        like = {name: torch.empty((), dtype=t.dtype).expand(t.shape[axes]) for name, t in state.items()}
         check_compatible([self._likes.setdefault(group.name, like), like])
 
     def _take_in(self, site: str, group: Group, state: State, weight: float) -> None:

@@ -1,0 +1,86 @@
+"""The configuration of a run: what a method takes, what every run takes, and reading both from a file.
+
+A file has two sections, both optional, with the fields of the method's configuration and of `RunConfig`:
+
+    method: {rounds: 100, width: 32}
+    run: {participation: 0.5, egress: {CS: [weights]}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from training.algorithm import Kind
+from training.errors import ConfigurationError
+
+Config = TypeVar("Config", bound="StrictConfig")
+
+
+class StrictConfig(BaseModel):
+    """Immutable, and without room for a misspelt field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MethodConfig(StrictConfig):
+    """What every method has: a number of rounds."""
+
+    rounds: int = Field(25, ge=1, description="rounds of local training")
+
+
+class RunConfig(StrictConfig):
+    """What decides a run's result beside the method: another value here is another run.
+
+    The number of worker processes is not among them, because it decides nothing.
+    """
+
+    seed: int = Field(0, ge=0)
+    leave_out: tuple[str, ...] = Field((), description="sites that take no part")
+    participation: float = Field(1.0, gt=0, le=1, description="share of sites drawn for each round")
+    test: float = Field(0.2, ge=0, lt=1, description="share of a site's patients kept for testing")
+    val: float = Field(0.2, ge=0, lt=1, description="share of the remaining patients kept for validation")
+    keep_empty: bool = Field(True, description="train on slices without foreground too")
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = Field(1, ge=1, description="threads of one site's step; the result may depend on it")
+    consent: tuple[str, ...] | Literal["all"] = Field((), description="sites that agree to the export phase")
+    egress: dict[str, tuple[Kind, ...]] = Field(
+        {},
+        description="site -> kinds it lets out (weights, features, statistics, images); unnamed sites: all",
+    )
+
+
+def parse(config: type[Config], content: Mapping[str, Any], where: str) -> Config:
+    """A configuration from plain values; `where` names their source. Raises ConfigurationError."""
+    try:
+        return config.model_validate(dict(content))
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(str(part) for part in found['loc'])}: {found['msg']} (found {found['input']!r})"
+            for found in error.errors()
+        ]
+        known = ", ".join(config.model_fields)
+        raise ConfigurationError(f"{where} (it takes: {known})", problems) from error
+
+
+def read_sections(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The sections `method` and `run` of a YAML file. Raises ConfigurationError."""
+    if path is None:
+        return {}, {}
+    try:
+        content = yaml.safe_load(path.read_text()) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"{path} cannot be read", [str(error)]) from error
+    sections = content if isinstance(content, dict) else {"": content}
+    problems = [
+        f"'{name}': expected a section 'method' or 'run' with fields below it"
+        for name, section in sections.items()
+        if name not in ("method", "run") or not isinstance(section, dict)
+    ]
+    if problems:
+        raise ConfigurationError(f"{path} is not a configuration", problems)
+    return dict(sections.get("method", {})), dict(sections.get("run", {}))

@@ -1,0 +1,9 @@
+"""Federated methods, one per file, by name."""
+
+from __future__ import annotations
+
+from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.iop_fl import IopFl, IopFlConfig
+from training.methods.registry import Method, method, methods
+
+__all__ = ["FedAvg", "FedAvgConfig", "IopFl", "IopFlConfig", "Method", "method", "methods"]

@@ -1,0 +1,208 @@
+"""FedAvg: McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
+
+The federation of IOP-FL (Jiang et al., 2023), Eq. 1 and 3. In a round every site k starts from the global
+w_g, trains on its own slices (Eq. 3: w_k <- w_k - eta grad L, with Adam), and the server averages
+
+    w_g <- sum_k (n_k / n) w_k         n_k training slices; uniform, 1/K, is an option (Eq. 1 as printed)
+
+Batch-norm buffers are part of the weights: running statistics are averaged, counters copied. Adam's moments
+start anew every round. In each round the sites also validate the w_g they receive; the server keeps the best.
+
+Shared:  weights w_k and w_g; the number of training slices; Dice on validation patients (sum and count);
+         once, summary statistics of the training scans for the service's guard.
+Stays:   images, masks, and everything else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from model_store.guard import ReferenceStatistics
+from model_store.manifest import NetworkSpec
+from model_store.task import Task
+from training.algorithm import (
+    Algorithm,
+    ClientResult,
+    Context,
+    Group,
+    Memory,
+    ModelDraft,
+    Phase,
+    Publication,
+    RoundResult,
+    ServerStage,
+    State,
+)
+from training.config import MethodConfig
+from training.data.dataset import SiteData
+from training.methods.local import Schedule, Score, evaluate, network_of, new_network, state_of, train_locally
+from training.methods.registry import register
+from training.methods.trees import join, part
+
+WEIGHTS = Group("weights", "weights", "mean")
+SCORES = Group("scores", "statistics", "collect", essential=False)
+STATISTICS = Group("statistics", "statistics", "collect", essential=False)
+
+
+class FedAvgConfig(MethodConfig):
+    """What FedAvg takes. Defaults suit a laptop; the paper's are 100 rounds at width 32."""
+
+    width: int = Field(16, ge=1, description="channels of the U-Net at full resolution")
+    local_epochs: int = Field(1, ge=1, description="passes over the site's slices per round")
+    local_steps: int | None = Field(None, ge=1, description="batches per round, instead of local_epochs")
+    batch_size: int = Field(16, ge=1)
+    learning_rate: float = Field(1e-3, gt=0)
+    learning_rate_decay: float = Field(1.0, gt=0, le=1, description="factor per round")
+    amsgrad: bool = False
+    augment: bool = Field(True, description="random rotation and flip in training")
+    aggregation: Literal["sample", "uniform"] = Field(
+        "sample", description="weight of a site: n_k / n, or 1/K"
+    )
+    selection: Literal["best", "last"] = Field("best", description="the round whose model is published")
+
+
+@register("fedavg", FedAvgConfig)
+class FedAvg(Algorithm[SiteData]):
+    """FedAvg of a U-Net for a segmentation task."""
+
+    def __init__(self, config: FedAvgConfig, task: Task) -> None:
+        self.config = config
+        self.classes = len(task.classes)
+        self.network = NetworkSpec(
+            name="unet",
+            arguments={"in_channels": task.in_channels, "classes": self.classes, "width": config.width},
+        )
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """Describe the data once, train, and validate the last global model, which no round has."""
+        return (
+            Phase("describe", 1, (), (STATISTICS,), everyone=True),
+            Phase("train", self.config.rounds, (WEIGHTS,), (WEIGHTS, SCORES)),
+            Phase("validate", 1, (WEIGHTS,), (SCORES,), everyone=True),
+        )
+
+    def initial(self, context: Context) -> Memory:
+        """w_g of round 0: PyTorch's default weights, from the run's seed."""
+        return Memory(join({"global": state_of(new_network(self.network, context.generator("weights")))}))
+
+    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+        """w_g, to every site the same."""
+        return {WEIGHTS.name: part(server.tensors, "global")} if phase.downloads else {}
+
+    def client_step(
+        self,
+        context: Context,
+        received: Mapping[str, State],
+        memory: Memory,  # noqa: ARG002
+        data: SiteData,
+    ) -> ClientResult:
+        """Validate w_g; in training, go on to train from it."""
+        weight = float(len(data.train)) if self.config.aggregation == "sample" else 1.0
+        if context.phase == "describe":
+            return ClientResult({STATISTICS.name: _pack(data.statistics)}, weight)
+        network = network_of(self.network, received[WEIGHTS.name], context.device)
+        score = evaluate(network, data.val, self.classes, self.config.batch_size)
+        uploads = {SCORES.name: score_state(score)}
+        metrics = score_metrics("val_dice", score)
+        if context.phase == "train":
+            metrics["loss"] = train_locally(
+                network, data.train, self.schedule(context.round), context.generator("train")
+            )
+            uploads[WEIGHTS.name] = state_of(network)
+        return ClientResult(uploads, weight, metrics=metrics)
+
+    def schedule(self, round_: int) -> Schedule:
+        """How a site trains in a round."""
+        config = self.config
+        rate = config.learning_rate * config.learning_rate_decay**round_
+        return Schedule(
+            config.local_epochs, config.local_steps, config.batch_size, rate, config.amsgrad, config.augment
+        )
+
+    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+        """Note the scores of the w_g that was sent, keep it if it is the best so far, take the average."""
+        if context.phase == "describe":
+            found = [_unpack(state) for state in result.collected.get(STATISTICS.name, {}).values()]
+            merged = _merge([statistics for statistics in found if statistics is not None])
+            return Memory(
+                server.tensors, {**server.facts, "statistics": merged and merged.model_dump(mode="json")}
+            )
+        states = {"global": part(server.tensors, "global"), "best": part(server.tensors, "best")}
+        facts = self._score(context, server.facts, result)
+        if facts["best"] != server.facts.get("best"):
+            states["best"] = states["global"]
+        if context.phase == "train":
+            states["global"] = dict(result.reduced[WEIGHTS.name])
+        return Memory(join(states), facts)
+
+    def _score(self, context: Context, facts: Mapping[str, Any], result: RoundResult) -> dict[str, Any]:
+        """A site that was not there this round counts with its last score: else rounds would be compared on
+        different patients."""
+        scores = dict(facts.get("scores", {}))
+        for site, state in result.collected.get(SCORES.name, {}).items():
+            scores[site] = state["score"].tolist()
+        total = Score(math.fsum(s[0] for s in scores.values()), int(sum(s[1] for s in scores.values())))
+        latest = {"val_dice": total.mean if total.patients else None, "round": self._rounds_done(context)}
+        best = facts.get("best")
+        if total.patients and (best is None or total.mean > best["val_dice"]):
+            best = latest
+        return {
+            **facts,
+            "scores": scores,
+            "latest": latest,
+            "best": best if self.config.selection == "best" else None,
+        }
+
+    def _rounds_done(self, context: Context) -> int:
+        """How many rounds of training the w_g that was sent has behind it."""
+        return context.round if context.phase == "train" else self.config.rounds
+
+    def publication(self, server: Memory) -> Publication:
+        """The best global model, or the last one where nothing could be validated."""
+        chosen = server.facts.get("best")
+        weights = part(server.tensors, "best" if chosen else "global")
+        facts = chosen or server.facts["latest"]
+        metrics = {} if facts["val_dice"] is None else {"val_dice": facts["val_dice"]}
+        statistics = server.facts.get("statistics")
+        return Publication(
+            "model",
+            (ModelDraft("global", self.network, weights, metrics=metrics),),
+            {"selected_round": facts["round"]},
+            None if statistics is None else ReferenceStatistics.model_validate(statistics),
+        )
+
+
+def score_state(score: Score) -> State:
+    """A score as tensors: float64 [2], sum and count."""
+    return {"score": torch.tensor([score.total, score.patients], dtype=torch.float64)}
+
+
+def score_metrics(name: str, score: Score) -> dict[str, float]:
+    """A score as a metric; nothing when no patient has a Dice."""
+    return {name: score.mean} if score.patients else {}
+
+
+def _pack(statistics: ReferenceStatistics | None) -> State:
+    """Statistics as the bytes of their JSON, so that they are counted and refused like all that travels."""
+    content = json.dumps(None if statistics is None else statistics.model_dump(mode="json")).encode()
+    return {"json": torch.tensor(list(content), dtype=torch.uint8)}
+
+
+def _unpack(state: State) -> ReferenceStatistics | None:
+    content = json.loads(bytes(state["json"].tolist()))
+    return None if content is None else ReferenceStatistics.model_validate(content)
+
+
+def _merge(found: list[ReferenceStatistics]) -> ReferenceStatistics | None:
+    if not found:
+        return None
+    merged = found[0]
+    for statistics in found[1:]:
+        merged = merged.merge(statistics)
+    return merged

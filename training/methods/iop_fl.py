@@ -1,0 +1,137 @@
+"""IOP-FL, inside personalization: Jiang et al., IOP-FL, IEEE TMI 2023 (Sections III-B and III-C).
+
+The federation is FedAvg. Beside it, each site k keeps a personal model P_k that follows its own local models
+w_k as an exponential moving average (Eq. 4 with its base point restored: as printed, it decays to zero):
+
+    P_k <- (1 - tau) P_k + tau w_k         P_k = w_g of round 0 at first, tau = 0.9, after each local training
+
+P_k never feeds back into training. The site keeps the P_k with the best Dice on its own validation patients.
+
+Shared:  what FedAvg shares. In the phase `export`, and only at sites that consent to it: the best P_k and its
+         validation Dice, because serving a personal model needs it.
+Stays:   P_k until then; images, masks, and everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pydantic import Field
+
+from model_store.task import Task
+from personalization.state import clone, ema
+from training.algorithm import (
+    ClientResult,
+    Context,
+    Group,
+    Memory,
+    ModelDraft,
+    Phase,
+    Publication,
+    RoundResult,
+    ServerStage,
+    State,
+)
+from training.data.dataset import SiteData
+from training.errors import SiteFailed
+from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, score_metrics, score_state
+from training.methods.local import Score, evaluate, network_of
+from training.methods.registry import register
+from training.methods.trees import join, part
+
+PERSONAL = Group("personal", "weights", "collect")
+PERSONAL_SCORE = Group("personal_score", "statistics", "collect", essential=False)
+
+
+class IopFlConfig(FedAvgConfig):
+    """What IOP-FL takes beside FedAvg's. `selection` applies to the personal models too."""
+
+    tau: float = Field(0.9, gt=0, le=1, description="share of the newest local model in a personal one")
+
+
+@register("iop-fl", IopFlConfig)
+class IopFl(FedAvg):
+    """FedAvg, and a personal model at each site."""
+
+    def __init__(self, config: IopFlConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.tau = config.tau
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """FedAvg's, and the consented export."""
+        export = Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True)
+        return (*super().plan(), export)
+
+    def client_step(
+        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """FedAvg's step, and after local training the personal model's."""
+        if context.phase == "export":
+            return self._export(memory)
+        result = super().client_step(context, received, memory, data)
+        if context.phase == "validate" and not memory.tensors:
+            # It was in no round: what it has is the global model, with no local training.
+            return replace(result, memory=self._remember(0, memory, clone(received[WEIGHTS.name]), Score()))
+        if context.phase != "train":
+            return result
+        # A site that joins late starts from the first global model it sees.
+        previous = part(memory.tensors, "personal") or received[WEIGHTS.name]
+        personal = ema(previous, result.uploads[WEIGHTS.name], self.tau)
+        network = network_of(self.network, personal, context.device)
+        score = evaluate(network, data.val, self.classes, self.config.batch_size)
+        metrics = {**result.metrics, **score_metrics("personal_val_dice", score)}
+        return replace(
+            result, memory=self._remember(context.round + 1, memory, personal, score), metrics=metrics
+        )
+
+    def _remember(self, round_: int, memory: Memory, personal: State, score: Score) -> Memory:
+        """The site's memory after a round: P_k, and the P_k worth exporting."""
+        best = memory.facts.get("best")
+        latest = {"total": score.total, "patients": score.patients, "round": round_}
+        improved = bool(score.patients) and (best is None or score.mean > best["total"] / best["patients"])
+        if self.config.selection == "best" and improved:
+            best, kept = latest, personal
+        else:
+            kept = part(memory.tensors, "best")
+        return Memory(join({"personal": personal, "best": kept}), {"latest": latest, "best": best})
+
+    def _export(self, memory: Memory) -> ClientResult:
+        """The chosen P_k. Raises SiteFailed at a site that dropped out of every phase before."""
+        if not memory.facts:
+            raise SiteFailed("it has no personal model: it dropped out of every round")
+        facts = memory.facts["best"] or memory.facts["latest"]
+        chosen = part(memory.tensors, "best" if memory.facts["best"] else "personal")
+        score = Score(facts["total"], facts["patients"])
+        return ClientResult(
+            {PERSONAL.name: chosen, PERSONAL_SCORE.name: score_state(score)},
+            weight=1.0,
+            metrics=score_metrics("personal_val_dice", score),
+        )
+
+    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+        """Set the exported models beside the global one."""
+        if context.phase != "export":
+            return super().server_step(context, server, result)
+        inside = {f"inside/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()}
+        scores = {
+            site: state["score"].tolist()
+            for site, state in result.collected.get(PERSONAL_SCORE.name, {}).items()
+        }
+        exported = {site: scores.get(site, [0.0, 0]) for site in result.weights}
+        return Memory({**server.tensors, **join(inside)}, {**server.facts, "exported": exported})
+
+    def publication(self, server: Memory) -> Publication:
+        """A routing space of the global and the exported models; without any of those, the global alone."""
+        base = super().publication(server)
+        inside = tuple(
+            ModelDraft(
+                "inside",
+                self.network,
+                part(server.tensors, f"inside/{site}"),
+                site,
+                score_metrics("val_dice", Score(total, int(patients))),
+            )
+            for site, (total, patients) in server.facts.get("exported", {}).items()
+        )
+        return replace(base, kind="routing-space", models=(*base.models, *inside)) if inside else base

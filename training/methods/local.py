@@ -1,0 +1,120 @@
+"""Training and validating one network on one site's slices: what methods and benchmarks have in common."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count, islice
+
+import torch
+from torch import Tensor, nn
+
+from model_store.manifest import NetworkSpec
+from personalization.losses import soft_dice_loss
+from personalization.metrics import foreground_dice
+from personalization.networks import build, initialise
+from personalization.state import clone
+from training.algorithm import State
+from training.data.dataset import SliceSet, batches
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a network is trained on one site: `steps` batches, or `epochs` passes when `steps` is None."""
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+    amsgrad: bool = False
+    augment: bool = True
+
+
+def new_network(spec: NetworkSpec, generator: torch.Generator) -> nn.Module:
+    """A network with fresh weights from `generator` alone."""
+    return initialise(build(spec.name, **spec.arguments), generator)
+
+
+def network_of(spec: NetworkSpec, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+    """A network with a copy of these weights, on a device."""
+    # On the meta device no initial weights are drawn only to be dropped.
+    with torch.device("meta"):
+        network = build(spec.name, **spec.arguments)
+    network.load_state_dict(clone(state), assign=True)
+    return network.to(device)
+
+
+def state_of(network: nn.Module) -> State:
+    """A copy of a network's parameters and buffers on the CPU."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
+
+
+def train_locally(
+    network: nn.Module, slices: SliceSet, schedule: Schedule, generator: torch.Generator
+) -> float:
+    """Train in place with a fresh Adam and the soft Dice loss; returns the mean loss of its batches.
+
+    `generator` alone decides order and augmentation. Raises ValueError when there is nothing to train on.
+    """
+    if not len(slices):
+        raise ValueError("there is no slice to train on")
+    device = next(network.parameters()).device
+    optimiser = torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, amsgrad=schedule.amsgrad)
+    per_epoch = math.ceil(len(slices) / schedule.batch_size)
+    steps = schedule.epochs * per_epoch if schedule.steps is None else schedule.steps
+    endless = (
+        batch for _ in count() for batch in batches(slices, schedule.batch_size, generator, schedule.augment)
+    )
+    network.train()
+    total = 0.0
+    for images, targets in islice(endless, steps):
+        optimiser.zero_grad(set_to_none=True)
+        loss = soft_dice_loss(network(images.to(device)), targets.to(device))
+        torch.autograd.backward(loss)
+        optimiser.step()
+        total += loss.item()
+    return total / max(steps, 1)
+
+
+@torch.no_grad()
+def predict(network: nn.Module, slices: SliceSet, batch_size: int = 16) -> Tensor:
+    """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics."""
+    network.eval()
+    device = next(network.parameters()).device
+    parts = torch.split(torch.from_numpy(slices.images), batch_size)
+    return torch.cat([network(part.to(device)).argmax(dim=1).to(torch.uint8).cpu() for part in parts])
+
+
+def dice_per_patient(
+    network: nn.Module, slices: SliceSet, classes: int, batch_size: int = 16
+) -> dict[str, float]:
+    """Foreground Dice of every patient, all its slices as one volume; NaN where there is none to find."""
+    if not len(slices):
+        return {}
+    predicted = predict(network, slices, batch_size)
+    return foreground_dice(predicted, torch.from_numpy(slices.targets), slices.patients, classes)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A sum of Dice over the patients that have one, so that scores of several sites add up."""
+
+    total: float = 0.0
+    patients: int = 0
+
+    @classmethod
+    def of(cls, dice: Mapping[str, float]) -> Score:
+        """The score of some patients; NaN is left out."""
+        defined = [value for value in dice.values() if not math.isnan(value)]
+        return cls(math.fsum(defined), len(defined))
+
+    @property
+    def mean(self) -> float:
+        """Mean Dice per patient; NaN of none."""
+        return self.total / self.patients if self.patients else math.nan
+
+
+def evaluate(network: nn.Module, slices: SliceSet, classes: int, batch_size: int = 16) -> Score:
+    """The network's foreground Dice on some slices."""
+    return Score.of(dice_per_patient(network, slices, classes, batch_size))

@@ -1,0 +1,123 @@
+"""From a finished run to artefacts in a store.
+
+Parts are published before the composite that refers to them, so a composite is never seen without its models.
+Publishing the same run again publishes nothing new: equal content is one version.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+from model_store.artefact import Artefact
+from model_store.errors import LocumStoreError
+from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, RoutingSpaceManifest
+from model_store.store import Store
+from model_store.task import Task
+from personalization.errors import PersonalizationError
+from personalization.export import to_onnx
+from personalization.networks import build
+from personalization.state import to_safetensors
+from training.algorithm import ModelDraft, Publication
+from training.errors import PublishError
+
+_SOFTWARE = ("locum", "torch", "onnx", "numpy")
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What all artefacts of a run share."""
+
+    name: str
+    task: Task
+    lineage: Lineage
+
+
+def software() -> dict[str, str]:
+    """The versions that an artefact's bytes may depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _SOFTWARE}}
+
+
+def publish(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:
+    """Publish a run's models; the artefact that a person asks for by name comes last.
+
+    Raises PublishError, naming the artefact, when a model cannot be exported or the store refuses it.
+    """
+    if publication.kind not in _KINDS:
+        raise PublishError(
+            f"'{origin.name}': kind '{publication.kind}' cannot be published; known: {', '.join(_KINDS)}"
+        )
+    details = {**origin.lineage.details, **publication.details}
+    origin = replace(origin, lineage=origin.lineage.model_copy(update={"details": details}))
+    try:
+        return _KINDS[publication.kind](store, origin, publication)
+    except (LocumStoreError, PersonalizationError) as error:
+        raise PublishError(
+            f"'{origin.name}' was not published to {store.root}: {error}. "
+            "The run is kept: mend the cause and resume"
+        ) from error
+
+
+def _publish_model(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:
+    (draft,) = publication.models
+    return (_model(store, origin, draft, publication, name=origin.name, part_of=None),)
+
+
+def _publish_routing_space(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:
+    digests: dict[str | None, str] = {}
+    parts: list[Artefact] = []
+    metrics: dict[str, float] = {}
+    for draft in publication.models:
+        label = draft.site or "global"
+        part = _model(store, origin, draft, publication, name=f"{origin.name}.{label}", part_of=origin.name)
+        parts.append(part)
+        digests[draft.site] = part.digest
+        metrics |= {f"{label}.{metric}": value for metric, value in draft.metrics.items()}
+    manifest = RoutingSpaceManifest(
+        name=origin.name,
+        task=origin.task,
+        lineage=origin.lineage,
+        metrics=metrics,
+        software=software(),
+        global_model=digests[None],
+        inside={site: digest for site, digest in digests.items() if site is not None},
+    )
+    return (*parts, store.publish(manifest, {}))
+
+
+def _model(
+    store: Store,
+    origin: Origin,
+    draft: ModelDraft,
+    publication: Publication,
+    *,
+    name: str,
+    part_of: str | None,
+) -> Artefact:
+    network = build(draft.network.name, **draft.network.arguments)
+    network.load_state_dict(draft.weights)
+    manifest = ModelManifest(
+        name=name,
+        part_of=part_of,
+        role=draft.role,
+        site=draft.site,
+        task=origin.task,
+        network=draft.network,
+        lineage=origin.lineage,
+        metrics=dict(draft.metrics),
+        statistics=publication.statistics,
+        software=software(),
+    )
+    files = {
+        WEIGHTS: to_safetensors(draft.weights),
+        GRAPH: to_onnx(network, origin.task.in_channels, origin.task.size),
+    }
+    return store.publish(manifest, files)
+
+
+_KINDS: Mapping[str, Callable[[Store, Origin, Publication], tuple[Artefact, ...]]] = {
+    "model": _publish_model,
+    "routing-space": _publish_routing_space,
+}

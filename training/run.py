@@ -1,0 +1,178 @@
+"""A federation, a method and a configuration to a trained result: the one entry for people and benchmarks."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model_store.artefact import Artefact
+from model_store.manifest import Lineage
+from model_store.store import Store
+from training.algorithm import Algorithm, Publication
+from training.config import MethodConfig, RunConfig
+from training.data.cases import Federation, Site
+from training.data.dataset import SiteData
+from training.data.splits import split_by_patient
+from training.engine.client import Surroundings
+from training.engine.egress import ALL_KINDS, SiteSpec
+from training.engine.folder import RunFolder
+from training.engine.history import Observer, RoundEntry
+from training.engine.in_process import InProcessEngine
+from training.errors import ConfigurationError
+from training.methods import method
+from training.publish import Origin, publish
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is to be run. `method` is a registered name, `config` of the class that the method takes.
+
+    The sites' splits are taken as they are where every case has one (a benchmark's folds), and drawn by
+    patient from the seed otherwise.
+    """
+
+    federation: Federation
+    method: str
+    config: MethodConfig
+    settings: RunConfig = field(default_factory=RunConfig)
+
+    def identity(self) -> dict[str, Any]:
+        """Everything that decides the result, as JSON."""
+        splits = {site.name: {case.name: case.split for case in site.cases} for site in self.federation.sites}
+        return {
+            "method": self.method,
+            "data": self.federation.digest,
+            "splits": _digest(splits),
+            "config": self.config.model_dump(mode="json"),
+            "run": self.settings.model_dump(mode="json"),
+        }
+
+    @property
+    def id(self) -> str:
+        """A short name that is the same for the same run, wherever and whenever it runs."""
+        return _digest(self.identity())[:16]
+
+    def sites(self) -> tuple[Site, ...]:
+        """The sites that take part, every case with its split. Raises ConfigurationError."""
+        known = [site.name for site in self.federation.sites]
+        named = {"leave_out": self.settings.leave_out, "egress": tuple(self.settings.egress)}
+        if self.settings.consent != "all":
+            named["consent"] = self.settings.consent
+        problems = [
+            f"{field}: there is no site '{name}'; sites: {', '.join(known)}"
+            for field, names in named.items()
+            for name in names
+            if name not in known
+        ]
+        kept = [site for site in self.federation.sites if site.name not in self.settings.leave_out]
+        if not kept and not problems:
+            problems = ["leave_out: no site is left"]
+        if problems:
+            raise ConfigurationError("the run does not fit the federation", problems)
+        return tuple(
+            site
+            if all(case.split for case in site.cases)
+            else split_by_patient(site, self.settings.seed, test=self.settings.test, val=self.settings.val)
+            for site in kept
+        )
+
+    def algorithm(self) -> Algorithm[Any]:
+        """The method, made for this federation's task. Raises ConfigurationError for an unknown one."""
+        return method(self.method).build(self.config, self.federation.task)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: what it offers, what happened, and what was published (the composite last)."""
+
+    run: Run
+    publication: Publication
+    history: tuple[RoundEntry, ...]
+    artefacts: tuple[Artefact, ...]
+
+
+def execute(
+    run: Run,
+    folder: Path,
+    *,
+    workers: int | None = None,
+    resume: bool = False,
+    observer: Observer | None = None,
+    store: Store | None = None,
+    name: str | None = None,
+) -> Result:
+    """Run a federation to its end, and publish it when there is a store.
+
+    Args:
+        folder: the run's folder; a killed run goes on from it with `resume`.
+        workers: worker processes, at most one per site; the number of cores by default, 0 for none. Decides
+            no result.
+        name: of the published artefact; the task's by default.
+
+    Raises:
+        TrainingError: see `training.errors`; RunMismatch when the folder holds another run.
+    """
+    sites = run.sites()
+    algorithm = run.algorithm()
+    if run.settings.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("the run cannot start", ["device: no CUDA device is available; use cpu"])
+    run_folder = RunFolder(folder)
+    with run_folder.held():
+        run_folder.claim(run.identity(), resume=resume)
+        engine = InProcessEngine(
+            algorithm,
+            _specs(run, sites),
+            Surroundings(run.settings.seed, run.settings.device, run.settings.threads),
+            run_folder,
+            workers=(os.cpu_count() or 1) if workers is None else workers,
+            participation=run.settings.participation,
+            observer=observer,
+        )
+        outcome = engine.run()
+        publication = algorithm.publication(outcome.server)
+        artefacts: tuple[Artefact, ...] = ()
+        if store is not None:
+            origin = _origin(run, sites, name or run.federation.task.name)
+            artefacts = publish(store, origin, publication)
+    return Result(run, publication, outcome.history, artefacts)
+
+
+def _specs(run: Run, sites: Sequence[Site]) -> list[SiteSpec]:
+    consent = run.settings.consent
+    return [
+        SiteSpec(
+            site.name,
+            partial(SiteData.load, site, run.federation.task, keep_empty=run.settings.keep_empty),
+            frozenset(run.settings.egress.get(site.name, ALL_KINDS)),
+            consent == "all" or site.name in consent,
+            len(site.cases),
+        )
+        for site in sites
+    ]
+
+
+def _origin(run: Run, sites: Sequence[Site], name: str) -> Origin:
+    return Origin(
+        name,
+        run.federation.task,
+        Lineage(
+            method=run.method,
+            run=run.id,
+            sites=tuple(site.name for site in sites),
+            rounds=run.config.rounds,
+            seed=run.settings.seed,
+            details=run.identity(),
+        ),
+    )
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
