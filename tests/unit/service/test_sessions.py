@@ -1,4 +1,4 @@
-"""The session cache: each graph loaded once, the least recently used forgotten, and what a session computes."""
+"""Sessions and their cache: each graph loaded once, the least recently used forgotten, the right numbers."""
 
 from __future__ import annotations
 
