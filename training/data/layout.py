@@ -88,7 +88,7 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
             try:
                 patient = task.patient_of(stem_of(name)) if task else stem_of(name)
             except TaskError as error:
-                problems.append(f"{site}/{IMAGES}/{error}")
+                problems.append(f"{site}/{IMAGES}/{name}: {error}")
                 continue
         cases.append(Case(images[name], masks[name], patient, row.split))
     return Site(site, _whole_patients(site, cases, problems))

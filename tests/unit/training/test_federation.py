@@ -1,0 +1,303 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+
+from model_store.task import Task
+from training.data.federation import load_federation
+from training.errors import FederationError
+from training.phantom.federation import nifti_bytes
+
+TASK = {
+    "name": "nodules",
+    "labels": {"nodule": [255]},
+    "channels": 1,
+    "size": [32, 32],
+    "patient": "^(?P<patient>p[0-9]+)_",
+}
+
+
+def grey(shape: tuple[int, int] = (20, 24), seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 255, shape, dtype=np.uint8)
+
+
+def blob(value: int = 255, shape: tuple[int, int] = (20, 24)) -> np.ndarray:
+    mask = np.zeros(shape, np.uint8)
+    mask[5:10, 6:12] = value
+    return mask
+
+
+def save(path: Path, array: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(array).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two sites of two patients, two images each."""
+    root = tmp_path / "Lung Nodules"
+    for site in ("north", "south"):
+        for patient in (1, 2):
+            for i in (0, 1):
+                save(root / site / "images" / f"p{patient}_{i}.png", grey(seed=patient * 10 + i))
+                save(root / site / "masks" / f"p{patient}_{i}.png", blob())
+    (root / "task.yaml").write_text(yaml.safe_dump(TASK))
+    return root
+
+
+def problems(root: Path, task: Task | None = None) -> tuple[str, ...]:
+    with pytest.raises(FederationError) as caught:
+        load_federation(root, task)
+    assert all(problem in str(caught.value) for problem in caught.value.problems)
+    return caught.value.problems
+
+
+def test_a_sound_federation(root: Path) -> None:
+    federation = load_federation(root)
+    assert federation.names == ("north", "south")
+    assert not federation.inferred
+    assert federation.task.name == "nodules"
+    site = federation.site("south")
+    assert site.patients == ("p1", "p2")
+    assert [case.name for case in site.cases] == ["p1_0.png", "p1_1.png", "p2_0.png", "p2_1.png"]
+    assert all(case.split is None for case in site.cases)
+    assert all(case.mask == root / "south" / "masks" / case.name for case in site.cases)
+    assert federation.only(["north"]).names == ("north",)
+    with pytest.raises(KeyError, match="no site 'west'"):
+        federation.site("west")
+
+
+def test_a_given_task_goes_before_the_files(root: Path) -> None:
+    task = Task.load(root / "task.yaml").model_copy(update={"name": "other", "patient": None})
+    federation = load_federation(root, task)
+    assert federation.task.name == "other"
+    assert len(federation.sites[0].patients) == 4
+
+
+def test_everything_wrong_is_listed_at_once(root: Path) -> None:
+    north, south = root / "north", root / "south"
+    (north / "masks" / "p1_0.png").unlink()
+    (north / "images" / "p2_0.png").unlink()
+    save(north / "masks" / "p1_1.png", blob(7))
+    save(north / "masks" / "p2_1.png", blob(shape=(20, 25)))
+    save(south / "images" / "p1_0.png", np.stack([grey()] * 3, axis=-1))
+    (south / "images" / "p1_1.png").write_bytes((south / "images" / "p1_1.png").read_bytes()[:60])
+    save(south / "images" / "scan.png", grey())
+    save(south / "masks" / "scan.png", blob())
+    (root / "empty" / "images").mkdir(parents=True)
+    (south / "cases.csv").write_text("file,patient,split\nabsent.png,p9,train\np2_0.png,,exam\n")
+    found = problems(root)
+    for fragment in (
+        "north/images/p1_0.png: no mask; expected north/masks/p1_0.png",
+        "north/masks/p2_0.png: no image",
+        "north/masks/p1_1.png: mask values 7 are not in task 'nodules', which has 0, 255",
+        "north/masks/p2_1.png: shape 20x25, but its image has 20x24",
+        "south/images/p1_0.png: 3 channels; task 'nodules' expects 1 (colour: refuse)",
+        "south/images/p1_1.png: ",
+        "south/images/'scan': no patient in the name",
+        "site 'empty': empty",
+        "south/cases.csv: 'absent.png' is not a file of images/",
+        "south/cases.csv line 3: unknown split 'exam'; expected train, val, test or nothing",
+    ):
+        assert sum(fragment in problem for problem in found) == 1, (fragment, found)
+    assert len(found) == 10
+
+
+def test_cases_csv_gives_patients_and_whole_patients_their_split(root: Path) -> None:
+    (root / "north" / "cases.csv").write_text(
+        "file, patient, split\np1_0.png, ann, test\np1_1.png, ann,\np2_0.png, , train\n"
+    )
+    cases = {case.name: case for case in load_federation(root).site("north").cases}
+    assert (cases["p1_0.png"].patient, cases["p1_0.png"].split) == ("ann", "test")
+    assert (cases["p1_1.png"].patient, cases["p1_1.png"].split) == ("ann", "test")
+    assert (cases["p2_0.png"].patient, cases["p2_0.png"].split) == ("p2", "train")
+    assert (cases["p2_1.png"].patient, cases["p2_1.png"].split) == ("p2", "train")
+
+
+@pytest.mark.parametrize(
+    ("content", "fragment"),
+    [
+        ("file,patient,split\np1_0.png,a,train\np1_1.png,a,val\n", "patient 'a' is in train and val"),
+        ("name,patient\np1_0.png,a\n", "expected the columns file, patient, split"),
+        ("file\np1_0.png\np1_0.png\n", "line 3: 'p1_0.png' is named twice"),
+        ("", "found none"),
+    ],
+)
+def test_a_wrong_cases_csv(root: Path, content: str, fragment: str) -> None:
+    (root / "north" / "cases.csv").write_text(content)
+    (problem,) = problems(root)
+    assert problem.startswith("north/cases.csv")
+    assert fragment in problem
+
+
+def test_binary_junk_as_cases_csv(root: Path) -> None:
+    (root / "north" / "cases.csv").write_bytes(b"\xff\xfe\x00file")
+    (problem,) = problems(root)
+    assert "cannot be read as CSV" in problem
+
+
+@pytest.mark.parametrize("name", ["a b", "über", "-x", "a" * 65])
+def test_a_site_name_that_is_unsafe_in_a_path(root: Path, name: str) -> None:
+    (root / "north").rename(root / name)
+    (problem,) = problems(root)
+    assert problem.startswith(f"site {name!r}: a site's name becomes part of paths")
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    assert "expected a folder" in problems(tmp_path / "absent")[0]
+    assert "no site" in problems(tmp_path)[0]
+
+
+def test_a_wrong_task_is_named(root: Path) -> None:
+    (root / "task.yaml").write_text("name: x\nsize: [33, 32]\n")
+    (problem,) = problems(root)
+    assert "task.yaml" in problem
+    assert "labels" in problem
+
+
+def test_hidden_files_and_folders_are_no_cases(root: Path) -> None:
+    (root / "north" / "images" / ".DS_Store").write_bytes(b"x")
+    (root / ".cache").mkdir()
+    assert len(load_federation(root).site("north").cases) == 4
+
+
+def test_a_root_that_is_one_site_and_calls_its_masks_labels(root: Path) -> None:
+    single = root.parent / "single"
+    shutil.copytree(root / "north", single)
+    (single / "masks").rename(single / "labels")
+    federation = load_federation(single, Task.model_validate(TASK))
+    assert federation.names == ("single",)
+    save(single / "labels" / "p1_0.png", blob(9))
+    assert "single/labels/p1_0.png: mask values 9" in problems(single, Task.model_validate(TASK))[0]
+
+
+def test_colour_may_be_converted_when_the_task_says_so(root: Path) -> None:
+    save(root / "north" / "images" / "p1_0.png", np.stack([grey()] * 3, axis=-1))
+    assert len(problems(root)) == 1
+    (root / "task.yaml").write_text(yaml.safe_dump(TASK | {"colour": "luminance"}))
+    load_federation(root)
+    (root / "task.yaml").write_text(yaml.safe_dump(TASK | {"colour": "replicate", "channels": 3}))
+    load_federation(root)
+
+
+def test_a_coloured_mask_is_refused(root: Path) -> None:
+    save(root / "north" / "masks" / "p1_0.png", np.stack([blob()] * 3, axis=-1))
+    assert "a mask has one channel of label values, found 3 channels" in problems(root)[0]
+
+
+class TestVolumes:
+    """NIfTI sites: grids and affines count too."""
+
+    @pytest.fixture
+    def volumes(self, tmp_path: Path) -> Path:
+        for name in ("a", "b"):
+            for part, voxels in (("images", self.voxels()), ("masks", self.mask())):
+                path = tmp_path / "hospital" / part / f"{name}.nii.gz"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(nifti_bytes(voxels, np.diag([1.0, 1.0, 2.0, 1.0])))
+        return tmp_path
+
+    @staticmethod
+    def voxels() -> np.ndarray:
+        return np.random.default_rng(0).integers(0, 900, (30, 34, 10)).astype(np.int16)
+
+    @staticmethod
+    def mask(value: int = 1) -> np.ndarray:
+        mask = np.zeros((30, 34, 10), np.uint8)
+        mask[4:9, 6:14, 2:7] = value
+        return mask
+
+    def test_sound(self, volumes: Path) -> None:
+        federation = load_federation(volumes)
+        assert federation.inferred
+        assert [case.patient for case in federation.sites[0].cases] == ["a", "b"]
+        assert federation.task.size == (32, 32)
+
+    def test_a_mask_that_lies_elsewhere(self, volumes: Path) -> None:
+        path = volumes / "hospital" / "masks" / "b.nii.gz"
+        path.write_bytes(nifti_bytes(self.mask(), np.diag([-1.0, 1.0, 2.0, 1.0])))
+        (problem,) = problems(volumes)
+        assert problem.startswith(
+            "hospital/masks/b.nii.gz: its affine differs from its image's by up to 2 mm"
+        )
+
+    def test_a_mask_of_fractions(self, volumes: Path) -> None:
+        image = nib.Nifti1Image(self.mask() * np.float32(0.5), np.diag([1.0, 1.0, 2.0, 1.0]))
+        (volumes / "hospital" / "masks" / "b.nii.gz").unlink()
+        nib.save(image, volumes / "hospital" / "masks" / "b.nii.gz")
+        (problem,) = problems(volumes)
+        assert problem == "hospital/masks/b.nii.gz: mask values 0.5 are not whole numbers"
+
+
+class TestInference:
+    """Without task.yaml."""
+
+    def test_binary_from_any_values_and_one_patient_per_file(self, root: Path) -> None:
+        (root / "task.yaml").unlink()
+        save(root / "north" / "masks" / "p1_0.png", blob(7))
+        federation = load_federation(root)
+        assert federation.inferred
+        task = federation.task
+        assert task.labels == {"foreground": (7, 255)}
+        assert (task.name, task.channels, task.size) == ("lung-nodules", 1, (16, 32))
+        assert federation.site("north").patients == ("p1_0", "p1_1", "p2_0", "p2_1")
+
+    def test_large_images_become_256(self, root: Path) -> None:
+        (root / "task.yaml").unlink()
+        for path in root.rglob("*.png"):
+            save(path, np.asarray(Image.open(path).resize((700, 300), Image.Resampling.NEAREST)))
+        assert load_federation(root).task.size == (256, 256)
+
+    def test_mixed_channels_become_three(self, root: Path) -> None:
+        (root / "task.yaml").unlink()
+        save(root / "north" / "images" / "p1_0.png", np.stack([grey()] * 3, axis=-1))
+        task = load_federation(root).task
+        assert (task.channels, task.colour) == (3, "replicate")
+
+    def test_in_plane_size_follows_the_affine(self, tmp_path: Path) -> None:
+        # Stored with the axial axis first.
+        affine = np.zeros((4, 4))
+        affine[2, 0], affine[0, 1], affine[1, 2], affine[3, 3] = 3.0, 1.0, 1.0, 1.0
+        for part in ("images", "masks"):
+            path = tmp_path / "h" / part / "a.nii.gz"
+            path.parent.mkdir(parents=True)
+            voxels = np.random.default_rng(0).integers(0, 2, (12, 50, 64)).astype(np.uint8)
+            path.write_bytes(nifti_bytes(voxels, affine))
+        assert load_federation(tmp_path).task.size == (48, 64)
+
+    def test_nothing_to_infer_from(self, root: Path) -> None:
+        (root / "task.yaml").unlink()
+        for path in root.glob("*/masks/*.png"):
+            save(path, blob(0))
+        assert "no mask has a non-zero value" in problems(root)[-1]
+
+
+class TestDigest:
+    """What the digest depends on, and what not."""
+
+    def test_the_same_wherever_it_lies(self, root: Path, tmp_path: Path) -> None:
+        copy = tmp_path / "copy"
+        shutil.copytree(root, copy)
+        assert load_federation(copy).digest == load_federation(root).digest
+
+    @pytest.mark.parametrize("change", ["image", "mask", "task", "split", "name"])
+    def test_anything_that_training_sees_changes_it(self, root: Path, change: str) -> None:
+        before = load_federation(root).digest
+        north = root / "north"
+        if change == "image":
+            save(north / "images" / "p1_0.png", grey(seed=99))
+        elif change == "mask":
+            save(north / "masks" / "p1_0.png", blob()[::-1])
+        elif change == "task":
+            (root / "task.yaml").write_text(yaml.safe_dump(TASK | {"size": [48, 32]}))
+        elif change == "split":
+            (north / "cases.csv").write_text("file,split\np1_0.png,test\n")
+        else:
+            north.rename(root / "nord")
+        assert load_federation(root).digest != before
