@@ -24,7 +24,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def phantom_federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small phantom federation on disk, not to be written to: aster, birch, cedar, four patients each, 32x32."""
+    """A small phantom federation, not to be written to: aster, birch, cedar, four patients each, 32x32."""
     from training.phantom import write_federation
 
     root = tmp_path_factory.mktemp("phantom")

@@ -100,7 +100,7 @@ def test_everything_wrong_is_listed_at_once(root: Path) -> None:
         "north/masks/p2_1.png: shape 20x25, but its image has 20x24",
         "south/images/p1_0.png: 3 channels; task 'nodules' expects 1 (colour: refuse)",
         "south/images/p1_1.png: ",
-        "south/images/'scan': no patient in the name",
+        "south/images/scan.png: 'scan': no patient in the name",
         "site 'empty': empty",
         "south/cases.csv: 'absent.png' is not a file of images/",
         "south/cases.csv line 3: unknown split 'exam'; expected train, val, test or nothing",
