@@ -129,14 +129,12 @@ def encode(
 
 
 def _picture(segmentation: Segmentation, task: Task, title: str) -> bytes:
-    measured = measure(segmentation, task)
-    legend = []
-    for task_class in task.classes[1:]:
-        names = " + ".join(task_class.labels)
-        voxels = int(np.count_nonzero(segmentation.classes == task_class.index))
-        voxel_ml = segmentation.scan.voxel_volume_ml
-        size = f"{voxels} pixels" if voxel_ml is None else f"{voxels * voxel_ml:.2f} mL"
-        legend.append((task_class.index, f"{names}   {size}"))
-    if not any(label.voxels for label in measured.values()):
-        legend.append((0, "nothing found"))
-    return overlay(panels_of(segmentation), legend, title, NOTICE, task.normalisation.window)
+    # Labels can overlap and classes cannot: the legend names the classes that are drawn, the last line how
+    # much there is of each label.
+    legend = [(c.index, " + ".join(c.labels)) for c in task.classes[1:]]
+    sizes = [
+        f"{label} {report.voxels} px" if report.volume_ml is None else f"{label} {report.volume_ml:.2f} mL"
+        for label, report in measure(segmentation, task).items()
+    ]
+    footer = "  ·  ".join([*sizes, NOTICE])
+    return overlay(panels_of(segmentation), legend, title, footer, task.normalisation.window)
