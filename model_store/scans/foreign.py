@@ -34,8 +34,8 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "this is Zstandard; send .nii or .nii.gz"),
 )
 
-# A DICOM data set that has lost its preamble: an element of group 0002 or 0008 with a value representation.
-_DICOM_ELEMENT = re.compile(rb"[\x02\x08]\0.\0(?:UI|UL|CS|DA|TM|LO|SH|PN|OB)", re.DOTALL)
+# A DICOM data set that has lost its preamble: it begins with group 0008, or an element of it is near.
+_DICOM_ELEMENT = re.compile(rb"\A\x08\0.\0|[\x02\x08]\0.\0(?:UI|UL|CS|DA|TM|LO|SH|PN|OB)", re.DOTALL)
 
 
 def is_dicom(data: bytes) -> bool:

@@ -1,0 +1,32 @@
+"""The one path from a scan to a network's input, and from its probabilities to a mask on the scan's own grid.
+
+Training and serving both take it, so they cannot drift apart. NumPy, SciPy and Pillow only.
+
+    prepare        scan -> slices [S, C, H, W] float32 and the geometry that leads back
+    prepare_mask   mask -> class indices [S, H, W] of the same slices
+    class_map      mask -> class indices on its own grid
+    restore        probabilities [S, K, H, W] -> class indices on the scan's own grid
+    Restorer       the same, batch by batch
+    display_slices the slices as a person wants to see them, at the scan's own resolution
+    to_slices      a mask on the scan's own grid -> the same slices
+"""
+
+from model_store.preprocessing.display import DisplaySlices, display_slices, to_slices
+from model_store.preprocessing.forward import Prepared, prepare
+from model_store.preprocessing.geometry import Geometry, geometry_of
+from model_store.preprocessing.masks import class_map, prepare_mask
+from model_store.preprocessing.restore import Restorer, restore
+
+__all__ = [
+    "DisplaySlices",
+    "Geometry",
+    "Prepared",
+    "Restorer",
+    "class_map",
+    "display_slices",
+    "geometry_of",
+    "prepare",
+    "prepare_mask",
+    "restore",
+    "to_slices",
+]

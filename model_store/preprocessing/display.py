@@ -1,0 +1,70 @@
+"""Slices for a person to look at: those of the network, at the scan's own resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.preprocessing.geometry import Geometry, geometry_of
+from model_store.preprocessing.masks import resample_nearest
+from model_store.preprocessing.slices import NativeSlices, stacked
+from model_store.scans.types import Scan
+from model_store.task import Task
+
+# The darkest and brightest half percent are noise, metal and labels burnt into the image.
+_PERCENTILES = (0.5, 99.5)
+_SAMPLES = 2**20
+
+
+class DisplaySlices(Sequence[NDArray[np.uint8]]):
+    """The slices as uint8 [R, C, 3], made when asked for.
+
+    `geometry.spacing` has the millimetres per row and column: pixels need not be square.
+    """
+
+    def __init__(self, scan: Scan, geometry: Geometry, window: tuple[float, float] | None) -> None:
+        self.geometry = geometry
+        self._native = NativeSlices(scan.voxels, geometry)
+        self._plain = window is None and scan.voxels.dtype == np.uint8 and scan.affine is None
+        self._low, self._high = window or _usual_range(scan.voxels)
+
+    def __len__(self) -> int:
+        return len(self._native)
+
+    @overload
+    def __getitem__(self, index: int) -> NDArray[np.uint8]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[NDArray[np.uint8]]: ...
+    def __getitem__(self, index: int | slice) -> NDArray[np.uint8] | list[NDArray[np.uint8]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        plane = self._native[index]
+        if not self._plain:
+            span = max(self._high - self._low, 1e-30)
+            scaled = (plane.astype(np.float32) - np.float32(self._low)) * np.float32(255 / span)
+            plane = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
+        return np.broadcast_to(plane, (*plane.shape[:2], 3))
+
+
+def display_slices(scan: Scan, task: Task) -> DisplaySlices:
+    """The scan's slices in the task's plane and window. An 8-bit image without a window is shown as it is."""
+    return DisplaySlices(scan, geometry_of(scan, task), task.normalisation.window)
+
+
+def to_slices(labels: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
+    """A mask on the scan's own grid -> [S, R, C], one for each slice of `display_slices`."""
+    if geometry.to_own is None:
+        return labels[None]
+    if not geometry.resampled:
+        return stacked(labels, geometry)
+    return resample_nearest(labels, np.array(geometry.to_own), geometry.slices)
+
+
+def _usual_range(voxels: NDArray[Any]) -> tuple[float, float]:
+    # Enough samples for a picture; the stride is the only thing here that depends on the stored order.
+    flat = voxels.reshape(-1, order="A")
+    low, high = np.percentile(flat[:: max(1, flat.size // _SAMPLES)], _PERCENTILES)
+    return float(low), float(high)

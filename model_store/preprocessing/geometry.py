@@ -1,0 +1,170 @@
+"""How a scan's own grid and the slices that a network sees lie to each other.
+
+Slices are always seen the same way, whatever the order and direction in which the file stores its axes:
+
+    plane      slices run to    rows run to     columns run to
+    axial      superior         posterior       the patient's left
+    coronal    posterior        inferior        the patient's left
+    sagittal   left             inferior        posterior
+
+which is how radiologists look at them (the patient's right on the left of the picture).
+
+Acquisitions are tilted on purpose (along the AC-PC line, a vertebra, the heart's axis), and the networks were
+trained on slices as they were acquired. So a tilt of up to `OBLIQUE_DEGREES` keeps the stored planes, which
+needs no interpolation. Beyond that the nearest stored plane is no longer the plane of the task, and the
+volume is resampled onto a grid along the patient's axes that covers all of it. The mask comes back on the
+file's own grid in both cases.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import ScanMismatch, ScanTooLarge
+from model_store.scans.types import MIN_SIDE, Scan
+from model_store.task import Plane, Task
+
+OBLIQUE_DEGREES = 15.0
+
+# Slices, rows and columns, each with the direction in which its index grows.
+_DIRECTIONS: dict[Plane, tuple[str, str, str]] = {
+    "axial": ("S", "P", "L"),
+    "coronal": ("P", "I", "L"),
+    "sagittal": ("L", "I", "P"),
+}
+
+# 1 GiB of float32 for the network's input, and as much for an oblique volume set upright: a header can
+# announce a thin rod of a million slices, each of which would be enlarged to the network's size.
+_MOST_ELEMENTS = 2**28
+
+# nibabel carries no types.
+_orientations: Any = nib.orientations
+
+Matrix = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The way from slices back to the scan's own grid.
+
+    Attributes:
+        grid: the scan's own shape, [H, W] or [I, J, K].
+        slices: (S, R, C), number, rows and columns of the slices at the scan's own resolution.
+        size: (H, W) that the network sees.
+        to_own: [4, 4], slice index (s, r, c) -> index in the scan's own grid. None for an image.
+        resampled: whether the slices do not run along the stored axes.
+        spacing: (s, r, c) in mm, None for an image.
+        tilt_degrees: largest angle between a stored axis and the patient's axis nearest to it.
+        affine: the scan's own, None for an image.
+    """
+
+    grid: tuple[int, ...]
+    slices: tuple[int, int, int]
+    size: tuple[int, int]
+    to_own: Matrix | None = None
+    resampled: bool = False
+    spacing: tuple[float, float, float] | None = None
+    tilt_degrees: float = 0.0
+    affine: Matrix | None = None
+
+    @property
+    def order(self) -> tuple[tuple[int, bool], ...]:
+        """For slices along stored axes: of (s, r, c) each, the stored axis and whether it runs backwards."""
+        columns = np.array(self.to_own)[:3, :3].T
+        axes = [int(np.abs(column).argmax()) for column in columns]
+        return tuple((axis, bool(column[axis] < 0)) for axis, column in zip(axes, columns, strict=True))
+
+
+def geometry_of(scan: Scan, task: Task) -> Geometry:
+    """Where the slices of `scan` along the task's plane are.
+
+    Raises ScanMismatch where a slice would be too thin to be one, ScanTooLarge where they are too many.
+    """
+    if scan.affine is None:
+        rows, columns = scan.grid
+        return Geometry(scan.grid, (1, rows, columns), task.size)
+    grid, affine = np.array(scan.grid), scan.affine
+    directions = _DIRECTIONS[task.plane]
+    wanted = _orientations.axcodes2ornt(directions)
+    stored = _orientations.io_orientation(affine)
+    tilt = _tilt(affine, stored)
+    if tilt <= OBLIQUE_DEGREES:
+        transform = _orientations.ornt_transform(stored, wanted)
+        shape = np.empty(3, np.int64)
+        shape[transform[:, 0].astype(int)] = grid
+        to_own = _orientations.inv_ornt_aff(transform, scan.grid)
+    else:
+        shape, to_own = _covering_grid(affine, grid, stored, wanted)
+    in_mm = affine[:3, :3] @ to_own[:3, :3] * scan.mm_per_unit
+    spacing = np.linalg.norm(in_mm, axis=0)
+    geometry = Geometry(
+        grid=scan.grid,
+        slices=(int(shape[0]), int(shape[1]), int(shape[2])),
+        size=task.size,
+        to_own=_frozen(to_own),
+        resampled=tilt > OBLIQUE_DEGREES,
+        spacing=(float(spacing[0]), float(spacing[1]), float(spacing[2])),
+        tilt_degrees=tilt,
+        affine=_frozen(affine),
+    )
+    _check(geometry, task)
+    return geometry
+
+
+def _tilt(affine: NDArray[np.float64], stored: NDArray[np.float64]) -> float:
+    """The largest angle, in degrees, between a stored axis and the patient's axis it is assigned to."""
+    directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
+    cosines = [abs(directions[int(world), axis]) for axis, (world, _) in enumerate(stored)]
+    return math.degrees(math.acos(min(1.0, *cosines)))
+
+
+def _covering_grid(
+    affine: NDArray[np.float64],
+    grid: NDArray[np.int64],
+    stored: NDArray[np.float64],
+    wanted: NDArray[np.float64],
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(shape, to_own) of a grid along the patient's axes that covers the volume, at its own voxel sizes."""
+    sizes = np.linalg.norm(affine[:3, :3], axis=0)
+    along_world = np.empty(3)
+    along_world[stored[:, 0].astype(int)] = sizes
+    corners = np.array(np.meshgrid(*[(-0.5, side - 0.5) for side in grid])).reshape(3, -1)
+    world = affine[:3, :3] @ corners + affine[:3, 3:]
+    low, high = world.min(axis=1), world.max(axis=1)
+    to_world = np.zeros((4, 4))
+    to_world[3, 3] = 1
+    shape = np.empty(3, np.int64)
+    to_world[:3, 3] = (low + high) / 2
+    for axis, (direction, sign) in enumerate(wanted):
+        step = along_world[int(direction)]
+        extent = float(high[int(direction)] - low[int(direction)])
+        shape[axis] = max(1, math.ceil(extent / step - 1e-6))
+        to_world[int(direction), axis] = sign * step
+    to_world[:3, 3] -= to_world[:3, :3] @ ((shape - 1) / 2)
+    return shape, np.linalg.inv(affine) @ to_world
+
+
+def _check(geometry: Geometry, task: Task) -> None:
+    count, rows, columns = geometry.slices
+    if min(rows, columns) < MIN_SIDE:
+        raise ScanMismatch(
+            f"task '{task.name}' is seen in {task.plane} slices, which in this scan have {rows} x {columns} "
+            f"voxels (expected at least {MIN_SIDE} a side); send a volume, or an image of that plane"
+        )
+    height, width = geometry.size
+    elements = (count + 2 * task.neighbours) * task.channels * height * width
+    if elements > _MOST_ELEMENTS or (geometry.resampled and count * rows * columns > _MOST_ELEMENTS):
+        raise ScanTooLarge(
+            f"{count} {task.plane} slices of {rows} x {columns} voxels are too many at once for task "
+            f"'{task.name}'; send a part of the volume"
+        )
+
+
+def _frozen(matrix: NDArray[np.float64]) -> Matrix:
+    return tuple(tuple(float(value) for value in row) for row in matrix)

@@ -1,0 +1,139 @@
+"""Channels and intensities: from what a scanner stored to what the network was trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import ScanMismatch
+from model_store.scans.types import Scan
+from model_store.task import Normalisation, Task
+
+# ITU-R BT.601, as Pillow and most viewers turn colour into grey.
+_LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
+
+# A deviation that rounding alone can make of a constant image, relative to its level.
+_CONSTANT = 1e-6
+
+
+def match_channels(scan: Scan, task: Task) -> NDArray[Any]:
+    """The voxels with the task's channel count, by its `colour` policy.
+
+    Grey saved as RGB (three equal channels) is grey, whatever the policy: nothing is lost or made up.
+    Raises ScanMismatch.
+    """
+    voxels = scan.voxels
+    found, expected = scan.channels, task.channels
+    if found == expected:
+        return voxels
+    if found == 3 and expected == 1:
+        if np.array_equal(voxels[..., 0], voxels[..., 1]) and np.array_equal(voxels[..., 1], voxels[..., 2]):
+            return voxels[..., :1]
+        if task.colour == "luminance":
+            return (voxels.astype(np.float32) @ _LUMINANCE)[..., None]
+    if found == 1 and expected == 3 and task.colour == "replicate":
+        return np.broadcast_to(voxels, (*voxels.shape[:-1], 3))
+    names = {1: "grey", 3: "colour"}
+    raise ScanMismatch(
+        f"task '{task.name}' expects a {names[expected]} scan ({expected} channels), "
+        f"found {names[found]} ({found} channels); send a {names[expected]} scan"
+    )
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Clip to [low, high], then (x - shift) * factor."""
+
+    low: float
+    high: float
+    shift: float
+    factor: float
+
+    def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
+        """Values of any type and shape -> float32 of that shape."""
+        scaled = values.astype(np.float32)
+        if math.isfinite(self.low) or math.isfinite(self.high):
+            np.clip(scaled, self.low, self.high, out=scaled)
+        if self.shift:
+            scaled -= np.float32(self.shift)
+        if self.factor != 1:
+            scaled *= np.float32(self.factor)
+        return scaled
+
+
+def scale_of(parts: Iterable[NDArray[Any]], normalisation: Normalisation) -> Scale:
+    """The normalisation of all values in `parts`, taken together: an image, or a volume's slices in order.
+
+    Moments are merged part by part in float64 (Chan, Golub and LeVeque, 1979), so that a volume needs no copy
+    and gives the same result in whatever order the file stored it.
+    """
+    parts = [part for part in parts if part.size]
+    low, high = normalisation.window or (-math.inf, math.inf)
+    if not parts:
+        return Scale(low, high, 0.0, 0.0)
+    if normalisation.percentiles is not None:
+        low, high = _percentiles(parts, low, high, normalisation.percentiles)
+    if normalisation.method == "none":
+        return Scale(low, high, 0.0, 1.0)
+    if normalisation.method == "minmax":
+        ends = [value for part in parts for value in (float(part.min()), float(part.max()))]
+        least, most = np.clip([min(ends), max(ends)], low, high).tolist()
+        span = most - least
+        return Scale(low, high, least, 1 / span if span > _CONSTANT * abs(least) else 0.0)
+    mean, deviation = _moments(parts, low, high)
+    constant = deviation <= _CONSTANT * max(abs(mean), 1e-30)
+    return Scale(low, high, mean, 0.0 if constant else 1 / deviation)
+
+
+def _moments(parts: list[NDArray[Any]], low: float, high: float) -> tuple[float, float]:
+    clipped = math.isfinite(low) or math.isfinite(high)
+    count, mean, squares = 0, 0.0, 0.0
+    for part in parts:
+        values = part.astype(np.float32)
+        if clipped:
+            np.clip(values, low, high, out=values)
+        own = float(values.mean(dtype=np.float64))
+        values -= np.float32(own)
+        # The subtraction above rounds its shift; what is left of the mean is taken out of the squares.
+        rest = float(values.mean(dtype=np.float64))
+        flat = values.ravel().astype(np.float64)
+        own_squares = float(flat @ flat) - rest * rest * flat.size
+        delta = own - mean
+        total = count + flat.size
+        squares += own_squares + delta * delta * count * flat.size / total
+        mean += delta * flat.size / total
+        count = total
+    return mean, math.sqrt(max(squares, 0.0) / count)
+
+
+def _percentiles(
+    parts: list[NDArray[Any]], low: float, high: float, wanted: tuple[float, float]
+) -> tuple[float, float]:
+    """As np.percentile (linear) of the clipped values; narrow integers are counted rather than sorted."""
+    dtype = parts[0].dtype
+    if dtype.kind in "iu" and dtype.itemsize <= 2:
+        least = min(int(part.min()) for part in parts)
+        size = max(int(part.max()) for part in parts) - least + 1
+        counts = np.zeros(size, np.int64)
+        for part in parts:
+            counts += np.bincount(part.ravel().astype(np.int64) - least, minlength=size)
+        cumulative = np.cumsum(counts)
+        ends = []
+        for percent in wanted:
+            position = percent / 100 * (int(cumulative[-1]) - 1)
+            below = math.floor(position)
+            pair = (
+                np.searchsorted(cumulative, [below, min(below + 1, cumulative[-1] - 1)], side="right") + least
+            )
+            first, second = np.clip(pair.astype(np.float64), low, high)
+            ends.append(float(first + (second - first) * (position - below)))
+        return ends[0], ends[1]
+    values = np.concatenate([part.ravel() for part in parts]).astype(np.float32)
+    np.clip(values, low, high, out=values)
+    first, second = np.percentile(values, wanted, overwrite_input=True)
+    return float(first), float(second)

@@ -1,0 +1,123 @@
+"""From a mask as it was drawn to class indices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+
+from model_store.errors import ScanMismatch, TaskError
+from model_store.preprocessing.geometry import Geometry
+from model_store.preprocessing.slices import network_to_slices, stacked
+from model_store.scans.types import Scan
+from model_store.task import Task
+
+# Scaled masks (scl_slope) come back as floats next to whole numbers.
+_WHOLE = 1e-3
+
+
+def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
+    """Class indices on the mask's own grid, [H, W] or [I, J, K].
+
+    Raises TaskError naming the values that are not in the task, ScanMismatch for a mask in colour.
+    """
+    voxels = mask.voxels
+    if mask.channels == 3 and not (voxels[..., :1] == voxels).all():
+        raise ScanMismatch(
+            f"expected a mask of one channel of label values of task '{task.name}', found colours; "
+            "save the label values themselves as grey"
+        )
+    values = _whole(voxels[..., 0], task)
+    table = task.lookup()
+    if int(values.min()) >= 0 and int(values.max()) < len(table):
+        classes = table[values]
+        if int(classes.min()) >= 0:
+            return np.asarray(classes, np.uint8)
+    found = np.unique(values)
+    allowed = sorted(value for task_class in task.classes for value in task_class.values)
+    outside = [int(value) for value in found if value not in allowed]
+    shown = ", ".join(map(str, outside[:8])) + (f", … ({len(outside)} in all)" if len(outside) > 8 else "")
+    raise TaskError(
+        f"the mask has values that task '{task.name}' does not name: {shown}; expected {allowed}. "
+        "Correct the mask, or add the values to a label or to background in task.yaml"
+    )
+
+
+def prepare_mask(mask: Scan, task: Task, geometry: Geometry) -> NDArray[np.uint8]:
+    """Class indices [S, H, W] of the slices that `prepare` made of the scan, by nearest neighbour.
+
+    `geometry` is the scan's. Raises ScanMismatch if the mask is not on the scan's grid, and TaskError as
+    `class_map` does.
+    """
+    _check_grid(mask, geometry)
+    classes = class_map(mask, task)
+    if classes.ndim == 2:
+        return _resized(classes[None], geometry.size)
+    if not geometry.resampled:
+        return _resized(stacked(classes, geometry), geometry.size)
+    to_own = np.array(geometry.to_own) @ network_to_slices(geometry)
+    return resample_nearest(classes, to_own, (geometry.slices[0], *geometry.size))
+
+
+def resample_nearest(
+    classes: NDArray[np.uint8], to_own: NDArray[np.float64], shape: tuple[int, int, int]
+) -> NDArray[np.uint8]:
+    """Classes on a grid of `shape` that `to_own` maps into the grid of `classes`; background outside."""
+    sampled = np.empty(shape, np.uint8)
+    ndimage.affine_transform(
+        classes,
+        to_own[:3, :3],
+        to_own[:3, 3],
+        output_shape=shape,
+        output=sampled,
+        order=0,
+        mode="grid-constant",
+        cval=0,
+    )
+    return sampled
+
+
+def _resized(stack: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint8]:
+    if stack.shape[1:] == size:
+        return np.ascontiguousarray(stack)
+    resized = np.empty((len(stack), *size), np.uint8)
+    for index, plane in enumerate(stack):
+        image = Image.fromarray(np.ascontiguousarray(plane), "L")
+        resized[index] = np.asarray(image.resize(size[::-1], Image.Resampling.NEAREST))
+    return resized
+
+
+def _whole(values: NDArray[Any], task: Task) -> NDArray[Any]:
+    if values.dtype.kind in "iu":
+        return values
+    rounded = np.round(values)
+    odd = values[np.abs(values - rounded) > _WHOLE]
+    if odd.size:
+        shown = np.unique(odd)[:8]
+        raise TaskError(
+            f"the mask has values that are not whole numbers ({', '.join(f'{v:g}' for v in shown)}); "
+            f"a mask of task '{task.name}' holds label values, without interpolation"
+        )
+    return rounded.astype(np.int64)
+
+
+def _check_grid(mask: Scan, geometry: Geometry) -> None:
+    if mask.grid != geometry.grid:
+        raise ScanMismatch(
+            f"the mask has {' x '.join(map(str, mask.grid))} voxels, its scan "
+            f"{' x '.join(map(str, geometry.grid))}; draw the mask on the scan's own grid"
+        )
+    if mask.affine is None or geometry.affine is None:
+        return
+    affine = np.array(geometry.affine)
+    corners = np.array(np.meshgrid(*[(0.0, side - 1.0) for side in mask.grid], [1.0])).reshape(4, -1)
+    shift = float(np.linalg.norm(((mask.affine - affine) @ corners)[:3], axis=0).max())
+    # Programs round affines on the way; half a voxel is where a label would belong to the neighbour.
+    if shift > 0.5 * float(np.linalg.norm(affine[:3, :3], axis=0).min()):
+        raise ScanMismatch(
+            f"the mask lies up to {shift:.3g} mm beside its scan (their affines differ); "
+            "resample the mask onto the scan's grid"
+        )

@@ -1,0 +1,141 @@
+"""From the network's probabilities to a mask on the scan's own grid: upsampled first, decided then.
+
+Deciding first and enlarging the labels would make stairs of every border; enlarged probabilities put it where
+the network was undecided.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+
+from model_store.preprocessing.geometry import Geometry
+from model_store.preprocessing.slices import network_to_slices, unstacked
+
+# Closer than this, rounding could decide between two classes, and both are looked at (see `_two_classes`).
+_UNDECIDED = 2e-6
+
+
+def restore(probabilities: NDArray[np.float32], geometry: Geometry) -> NDArray[np.uint8]:
+    """Class indices on the scan's own grid, [H, W] or [I, J, K].
+
+    Args:
+        probabilities: [S, K, H, W] of the slices that `prepare` made.
+        geometry: what `prepare` returned with them.
+
+    The class with the highest probability wins, the lowest index among equals. Raises ValueError for
+    probabilities of another shape, or that are not finite.
+    """
+    restorer = Restorer(geometry)
+    restorer.add(probabilities)
+    return restorer.finish()
+
+
+class Restorer:
+    """`restore` batch by batch, so that the probabilities of a whole volume need not be held at once."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self._geometry = geometry
+        self._filled = 0
+        # Across slices, oblique volumes need their neighbours' probabilities: decided only in `finish`.
+        self._kept: list[NDArray[np.float32]] = []
+        self._labels = np.empty((0, 0, 0), np.uint8)
+        if not geometry.resampled:
+            self._labels = np.empty(geometry.slices, np.uint8)
+
+    def add(self, probabilities: NDArray[np.float32]) -> None:
+        """Take the next slices' probabilities [s, K, H, W]."""
+        expected = self._geometry.size
+        if probabilities.ndim != 4 or probabilities.shape[2:] != expected:
+            raise ValueError(
+                f"probabilities: expected [slices, classes, {expected[0]}, {expected[1]}], "
+                f"found {list(probabilities.shape)}"
+            )
+        if self._filled + len(probabilities) > self._geometry.slices[0]:
+            raise ValueError(
+                f"probabilities: expected {self._geometry.slices[0]} slices, "
+                f"found {self._filled + len(probabilities)}"
+            )
+        # They are in [0, 1], so their sum is finite exactly if all of them are.
+        if not np.isfinite(probabilities.sum()):
+            raise ValueError("probabilities: expected finite numbers, found NaN or infinity: a broken graph")
+        if self._geometry.resampled:
+            self._kept.append(np.array(probabilities, np.float32))
+        else:
+            for index, stack in enumerate(probabilities, self._filled):
+                decide(stack, self._geometry.slices[1:], self._labels[index])
+        self._filled += len(probabilities)
+
+    def finish(self) -> NDArray[np.uint8]:
+        """The mask, once every slice has been added."""
+        if self._filled != self._geometry.slices[0]:
+            raise ValueError(
+                f"probabilities: expected {self._geometry.slices[0]} slices, found {self._filled}"
+            )
+        if self._geometry.resampled:
+            return _onto_own_grid(np.concatenate(self._kept), self._geometry)
+        if self._geometry.to_own is None:
+            own: NDArray[np.uint8] = self._labels[0]
+        else:
+            own = unstacked(self._labels, self._geometry)
+        return own
+
+
+def decide(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDArray[np.uint8]) -> None:
+    """Probabilities [K, H, W] -> class indices [R, C], written into `labels`."""
+    if stack.shape[1:] == shape:
+        _argmax(stack, labels)
+    elif len(stack) == 2:
+        _two_classes(stack, shape, labels)
+    else:
+        _argmax(np.stack([_resized(plane, shape) for plane in stack]), labels)
+
+
+def _two_classes(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDArray[np.uint8]) -> None:
+    """Resizing is linear, so the difference is resized in place of both; near a tie both are, after all."""
+    difference = _resized(stack[1] - stack[0], shape)
+    if float(np.abs(difference).min()) > _UNDECIDED:
+        np.greater(difference, 0, out=labels)
+    else:
+        _argmax(np.stack([_resized(plane, shape) for plane in stack]), labels)
+
+
+def _argmax(stack: NDArray[np.float32], labels: NDArray[np.uint8]) -> None:
+    """np.argmax over the first axis; class by class, which is several times faster for few classes."""
+    if len(stack) == 2:
+        np.greater(stack[1], stack[0], out=labels)
+        return
+    labels[...] = 0
+    best = stack[0]
+    for index in range(1, len(stack)):
+        np.copyto(labels, index, where=stack[index] > best)
+        best = np.maximum(best, stack[index])
+
+
+def _resized(plane: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.float32]:
+    image = Image.fromarray(np.ascontiguousarray(plane, np.float32), "F")
+    return np.asarray(image.resize(shape[::-1], Image.Resampling.BILINEAR))
+
+
+def _onto_own_grid(probabilities: NDArray[np.float32], geometry: Geometry) -> NDArray[np.uint8]:
+    """Trilinear, from the network's pixels straight to an oblique volume's voxels, slab by slab."""
+    to_own = np.array(geometry.to_own) @ network_to_slices(geometry)
+    to_network = np.linalg.inv(to_own)
+    i, j, k = geometry.grid
+    labels = np.empty((i, j, k), np.uint8, order="F")
+    slab = np.empty((probabilities.shape[1], i, j, 1), np.float32)
+    for index in range(k):
+        for channel, target in enumerate(slab):
+            ndimage.affine_transform(
+                probabilities[:, channel],
+                to_network[:3, :3],
+                to_network[:3, 3] + to_network[:3, 2] * index,
+                output_shape=(i, j, 1),
+                output=target,
+                order=1,
+                mode="nearest",
+            )
+        _argmax(slab[..., 0], labels[..., index])
+    return labels

@@ -1,0 +1,110 @@
+"""A scan's slices at its own resolution, one at a time, in the order and direction of `geometry`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from model_store.preprocessing.geometry import Geometry
+
+
+class NativeSlices(Sequence[NDArray[Any]]):
+    """The slices [R, C, channels] of `voxels`, contiguous, in the stored type (float32 where resampled).
+
+    Contiguous always: sums over them come out the same to the last bit whatever the stored order was.
+    """
+
+    def __init__(self, voxels: NDArray[Any], geometry: Geometry) -> None:
+        self._geometry = geometry
+        if voxels.ndim == 3:
+            self._stack = voxels[None]
+        elif geometry.resampled:
+            self._stack = voxels
+            self._fill = float(voxels.min())
+        else:
+            self._stack = stacked(voxels, geometry)
+
+    def __len__(self) -> int:
+        return self._geometry.slices[0]
+
+    @overload
+    def __getitem__(self, index: int) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[NDArray[Any]]: ...
+    def __getitem__(self, index: int | slice) -> NDArray[Any] | list[NDArray[Any]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        if not 0 <= index < len(self):
+            raise IndexError(f"slice {index} of {len(self)}")
+        if self._geometry.resampled:
+            return self._resampled(index)
+        return np.ascontiguousarray(self._stack[index])
+
+    def inside(self, index: int) -> NDArray[np.bool_] | None:
+        """[R, C]: where the slice lies within the volume; None if everywhere.
+
+        What was never acquired says nothing about intensities, and stays out of their statistics.
+        """
+        if not self._geometry.resampled:
+            return None
+        _, rows, columns = self._geometry.slices
+        to_own = np.array(self._geometry.to_own)
+        r, c = np.arange(rows)[:, None], np.arange(columns)[None, :]
+        inside = np.ones((rows, columns), bool)
+        for axis, side in enumerate(self._geometry.grid):
+            s_term, r_term, c_term, offset = to_own[axis]
+            position = s_term * index + r_term * r + c_term * c + offset
+            inside &= (position >= -0.5) & (position <= side - 0.5)
+        return inside
+
+    def _resampled(self, index: int) -> NDArray[np.float32]:
+        _, rows, columns = self._geometry.slices
+        to_own = np.array(self._geometry.to_own)
+        plane = np.empty((rows, columns, self._stack.shape[-1]), np.float32)
+        for channel in range(plane.shape[-1]):
+            ndimage.affine_transform(
+                self._stack[..., channel],
+                to_own[:3, :3],
+                to_own[:3, 3] + to_own[:3, 0] * index,
+                output_shape=(1, rows, columns),
+                output=plane[None, ..., channel],
+                order=1,
+                mode="nearest",
+            )
+        inside = self.inside(index)
+        assert inside is not None
+        plane[~inside] = self._fill
+        return plane
+
+
+def stacked(volume: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
+    """A view [S, R, C, …] of a volume [I, J, K, …] whose slices run along stored axes."""
+    order = geometry.order
+    rest = range(len(order), volume.ndim)
+    turned = volume.transpose(*(axis for axis, _ in order), *rest)
+    return turned[tuple(slice(None, None, -1 if backwards else None) for _, backwards in order)]
+
+
+def unstacked(stack: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
+    """The inverse view of `stacked`: [S, R, C, …] -> [I, J, K, …]."""
+    order = geometry.order
+    turned = stack[tuple(slice(None, None, -1 if backwards else None) for _, backwards in order)]
+    axes = [axis for axis, _ in order]
+    rest = range(len(order), stack.ndim)
+    return turned.transpose(*(axes.index(axis) for axis in range(len(order))), *rest)
+
+
+def network_to_slices(geometry: Geometry) -> NDArray[np.float64]:
+    """[4, 4]: index (s, y, x) of a network's pixel -> index (s, r, c) of a slice's.
+
+    Resizing maps areas onto each other, not centres: the half pixels at both ends are why there is an offset.
+    """
+    _, rows, columns = geometry.slices
+    scales = np.array([1.0, rows / geometry.size[0], columns / geometry.size[1]])
+    matrix = np.diag([*scales, 1.0])
+    matrix[:3, 3] = (scales - 1) / 2
+    return matrix
