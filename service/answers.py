@@ -18,13 +18,13 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, Field
 
+from model_store.preprocessing import display_slices, to_slices
 from model_store.scan import Scan, encode_nifti, encode_png
 from model_store.task import Task
 from service.inference.pipeline import Segmentation
-from service.panels import panels_of
 from service.problems import Problem
 from service.receipts import NOTICE, Receipt
-from service.rendering import overlay
+from service.rendering import Panel, choose_slices, overlay
 
 Output = Literal["nifti", "png", "overlay", "json"]
 
@@ -54,6 +54,7 @@ class SegmentationReport(BaseModel):
         "foreground: 0 certain, 1 nothing known. Not a probability of error."
     )
     warnings: list[str] = Field(description="In which ways the scan does not look like the task.")
+    notes: list[str] = Field(description="How the file was read, where it left that open.")
     shape: list[int] = Field(description="Of the mask: [H, W], or the volume's own [I, J, K].")
     timing_ms: dict[str, float]
     receipt: Receipt
@@ -120,7 +121,7 @@ def encode(
     if output == "nifti":
         affine = segmentation.scan.affine
         assert affine is not None
-        return encode_nifti(segmentation.classes, affine)
+        return encode_nifti(segmentation.classes, affine, segmentation.scan.mm_per_unit)
     if output == "png":
         return encode_png(segmentation.classes)
     if output == "overlay":
@@ -137,4 +138,15 @@ def _picture(segmentation: Segmentation, task: Task, title: str) -> bytes:
         for label, report in measure(segmentation, task).items()
     ]
     footer = "  ·  ".join([*sizes, NOTICE])
-    return overlay(panels_of(segmentation), legend, title, footer, task.normalisation.window)
+    return overlay(_panels(segmentation, task), legend, title, footer)
+
+
+def _panels(segmentation: Segmentation, task: Task) -> list[Panel]:
+    pictures = display_slices(segmentation.scan, task)
+    classes = to_slices(segmentation.classes, segmentation.geometry)
+    spacing = segmentation.geometry.spacing
+    if spacing is None:
+        return [Panel(pictures[0], classes[0])]
+    chosen = choose_slices(np.count_nonzero(classes, axis=(1, 2)))
+    count, aspect = len(pictures), spacing[1] / spacing[2]
+    return [Panel(pictures[i], classes[i], f"{task.plane} {i + 1} of {count}", aspect) for i in chosen]

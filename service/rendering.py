@@ -39,18 +39,20 @@ Pixels = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Panel:
-    """One slice: intensities [H, W] or [H, W, 3], classes uint8 [H, W], and a caption.
+    """One slice: its picture uint8 [H, W, 3], its classes uint8 [H, W], and a caption.
 
     `aspect` is a pixel's height over its width in the patient.
     """
 
-    image: NDArray[np.generic]
+    picture: Pixels
     classes: Pixels
     caption: str = ""
     aspect: float = 1.0
 
 
-def choose_slices(voxels_per_slice: Sequence[int], count: int = MAX_PANELS) -> list[int]:
+def choose_slices(
+    voxels_per_slice: Sequence[int] | NDArray[np.integer], count: int = MAX_PANELS
+) -> list[int]:
     """The slices that carry most foreground, in ascending order; evenly spread ones for an empty mask."""
     counts = np.asarray(voxels_per_slice)
     if counts.max(initial=0) == 0:
@@ -70,7 +72,6 @@ def overlay(
     legend: Sequence[tuple[int, str]],
     title: str,
     footer: str,
-    window: tuple[float, float] | None = None,
 ) -> bytes:
     """The picture as a PNG.
 
@@ -79,11 +80,9 @@ def overlay(
         legend: (class index, text) per line.
         title: first line.
         footer: last line.
-        window: intensities shown as black and white; the 1st and 99th percentiles of the panels if None.
     """
-    low, high = window if window is not None else _percentiles(panels)
     side = _SINGLE_SIDE if len(panels) == 1 else _PANEL_SIDE
-    drawn = [_draw(panel, low, high, side) for panel in panels]
+    drawn = [_draw(panel, side) for panel in panels]
     columns = min(_COLUMNS, len(drawn))
     width = max(picture.width for picture in drawn)
     height = max(picture.height for picture in drawn)
@@ -114,19 +113,11 @@ def overlay(
     return stream.getvalue()
 
 
-def _percentiles(panels: Sequence[Panel]) -> tuple[float, float]:
-    values = np.concatenate([np.asarray(panel.image, dtype=np.float64).ravel() for panel in panels])
-    low, high = np.percentile(values, (1, 99))
-    return float(low), float(high)
-
-
-def _draw(panel: Panel, low: float, high: float, side: int) -> Image.Image:
+def _draw(panel: Panel, side: int) -> Image.Image:
     height, width = panel.classes.shape
     scale = side / max(height * panel.aspect, width)
     shape = (max(1, round(width * scale)), max(1, round(height * panel.aspect * scale)))
-    grey = np.clip((panel.image.astype(np.float64) - low) / max(high - low, 1e-12), 0, 1)
-    picture = Image.fromarray((grey * 255).astype(np.uint8)).convert("RGB")
-    picture = picture.resize(shape, Image.Resampling.BICUBIC)
+    picture = Image.fromarray(np.ascontiguousarray(panel.picture)).resize(shape, Image.Resampling.BICUBIC)
     pixels = np.asarray(picture, dtype=np.float64).copy()
     classes = np.asarray(Image.fromarray(panel.classes).resize(shape, Image.Resampling.NEAREST))
     colours = np.array([(0, 0, 0), *(colour_of(i) for i in range(1, int(classes.max(initial=0)) + 1))], float)

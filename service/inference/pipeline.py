@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from model_store.errors import ArtefactDamaged
 from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest
-from model_store.preprocessing import Geometry, prepare, restore
+from model_store.preprocessing import Geometry, Restorer, prepare
 from model_store.scan import Limits, Scan, decode
 from service.inference.sessions import Session
-from service.inference.uncertainty import uncertainty
+from service.inference.uncertainty import Uncertainty
+
+# Slices per run: bounds the memory of activations and probabilities, whatever the volume's length.
+BATCH = 8
 
 
 @dataclass
@@ -73,6 +77,7 @@ def segment(
 
     Raises:
         ScanError: the scan cannot be read or does not fit the task.
+        ArtefactDamaged: the network gives no probabilities for it.
     """
     with watch.stage("decode"):
         scan = decode(data, limits)
@@ -81,10 +86,21 @@ def segment(
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
     before_running(scan, warnings)
-    with watch.stage("inference"):
-        probabilities = session.run(prepared.slices)
-    with watch.stage("uncertainty"):
-        unsure = uncertainty(probabilities)
+    restorer, uncertainty = Restorer(prepared.geometry), Uncertainty()
+    for start in range(0, len(prepared.slices), BATCH):
+        with watch.stage("inference"):
+            probabilities = session.run(prepared.slices[start : start + BATCH])
+        with watch.stage("uncertainty"):
+            uncertainty.add(probabilities)
+        with watch.stage("restore"):
+            _add(restorer, probabilities, session.digest)
     with watch.stage("restore"):
-        classes = restore(probabilities, prepared.geometry)
-    return Segmentation(scan, prepared.geometry, classes, unsure, warnings)
+        classes = restorer.finish()
+    return Segmentation(scan, prepared.geometry, classes, uncertainty.value, warnings)
+
+
+def _add(restorer: Restorer, probabilities: NDArray[np.float32], graph: str) -> None:
+    try:
+        restorer.add(probabilities)
+    except ValueError as error:
+        raise ArtefactDamaged(f"graph {graph}: {error}; withdraw the model or publish it again") from error

@@ -22,8 +22,6 @@ from service.problems import Problem
 
 INPUT = "image"
 OUTPUT = "probabilities"
-# Slices per run: bounds the memory of the activations, and is the same for every scan of one shape.
-BATCH = 8
 _ERRORS_ONLY = 3
 
 
@@ -64,18 +62,8 @@ class Session:
             )
 
     def run(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[S, C, H, W] -> class probabilities [S, K, H, W], `BATCH` slices at a time."""
-        first = self._run(slices[:BATCH])
-        if len(slices) <= BATCH:
-            return first
-        probabilities = np.empty((len(slices), *first.shape[1:]), dtype=np.float32)
-        probabilities[:BATCH] = first
-        for start in range(BATCH, len(slices), BATCH):
-            probabilities[start : start + BATCH] = self._run(slices[start : start + BATCH])
-        return probabilities
-
-    def _run(self, batch: NDArray[np.float32]) -> NDArray[np.float32]:
-        result: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: np.ascontiguousarray(batch)})[0]
+        """[S, C, H, W] -> class probabilities [S, K, H, W], all in one run."""
+        result: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: np.ascontiguousarray(slices)})[0]
         return result
 
 
