@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,3 +30,35 @@ def phantom_federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     root = tmp_path_factory.mktemp("phantom")
     return write_federation(root, ("aster", "birch", "cedar"), patients_per_site=4, size=32, seed=0)
+
+
+@pytest.fixture(scope="session")
+def threshold_graph() -> Callable[..., bytes]:
+    """`threshold_graph(at=0.5)`: the onnx file of a two-class network, sure of foreground above `at`.
+
+    logits = (0, 8 (x - at)), so p(foreground) = sigmoid(8 (x - at)).
+    """
+
+    import onnx
+    from onnx import TensorProto, helper
+
+    def build(at: float = 0.5, slope: float = 8.0, output: str = "probabilities") -> bytes:
+        weights = helper.make_tensor("w", TensorProto.FLOAT, [2, 1, 1, 1], [0.0, slope])
+        bias = helper.make_tensor("b", TensorProto.FLOAT, [2], [0.0, -slope * at])
+        nodes = [
+            helper.make_node("Conv", ["image", "w", "b"], ["logits"], kernel_shape=[1, 1]),
+            helper.make_node("Softmax", ["logits"], [output], axis=1),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "threshold",
+            [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["B", 1, "H", "W"])],
+            [helper.make_tensor_value_info(output, TensorProto.FLOAT, ["B", 2, "H", "W"])],
+            [weights, bias],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+        onnx.checker.check_model(model)
+        content: bytes = model.SerializeToString()
+        return content
+
+    return build
