@@ -41,21 +41,16 @@ class SliceSet:
     def __len__(self) -> int:
         return len(self.images)
 
-    def of(self, keep: NDArray[np.bool_]) -> SliceSet:
-        """The slices where `keep` [N] is true."""
-        chosen = np.flatnonzero(keep)
-
-        def pick(values: Sequence[str]) -> tuple[str, ...]:
-            return tuple(values[i] for i in chosen)
-
-        positions = tuple(self.positions[i] for i in chosen)
-        return SliceSet(
-            self.images[keep], self.targets[keep], pick(self.patients), pick(self.cases), positions
-        )
-
     def with_foreground(self) -> SliceSet:
         """Only the slices that show anything but background."""
-        return self.of(self.targets.any(axis=(1, 2)))
+        kept = [index for index, target in enumerate(self.targets) if target.any()]
+        return SliceSet(
+            self.images[kept],
+            self.targets[kept],
+            tuple(self.patients[i] for i in kept),
+            tuple(self.cases[i] for i in kept),
+            tuple(self.positions[i] for i in kept),
+        )
 
 
 @dataclass(frozen=True)
@@ -103,7 +98,7 @@ def batches(
     order = torch.randperm(len(slices), generator=generator)
     images, targets = torch.from_numpy(slices.images), torch.from_numpy(slices.targets)
     recipe = (augmentation or Augmentation()) if augment else None
-    for chosen in order.split(batch_size):
+    for chosen in torch.split(order, batch_size):
         batch = images[chosen], targets[chosen]
         yield transform(*batch, *recipe.draw(len(chosen), generator)) if recipe else batch
 

@@ -10,7 +10,7 @@ from model_store.errors import TaskError
 from model_store.task import Task
 from training.data.cases import Case, Federation, Site
 from training.data.inference import infer_task
-from training.data.inspection import Look, fits_task, look_at
+from training.data.inspection import Look, look_at
 from training.data.layout import find_sites, read_site
 from training.errors import FederationError
 
@@ -22,8 +22,8 @@ TASK_FILE = "task.yaml"
 def load_federation(root: Path, task: Task | None = None) -> Federation:
     """Read and check the federation folder `root` (see `training.data.layout`).
 
-    The task is the one given, else `root/task.yaml`, else inferred (`Federation.inferred`). Every file is
-    decoded once. Raises FederationError whose `.problems` lists everything that is wrong, each with its file.
+    The task is the one given, else `root/task.yaml`, else inferred (`Federation.inferred`). Raises
+    FederationError whose `.problems` lists everything that is wrong, each with its file.
     """
     problems: list[str] = []
     if task is None and (root / TASK_FILE).is_file():
@@ -32,16 +32,14 @@ def load_federation(root: Path, task: Task | None = None) -> Federation:
         except TaskError as error:
             raise _refused(root, [str(error)]) from error
     sites = [read_site(folder, task, problems) for folder in find_sites(root, problems)]
-    looks = look_at(sites)
-    problems += [problem for look in looks for problem in look.problems]
     inferred = task is None
     if task is None:
         try:
-            task = infer_task(root, looks)
+            task = infer_task(root, sites)
         except TaskError as error:
             raise _refused(root, [*problems, str(error)]) from error
-    for look in looks:
-        problems += fits_task(look, task) if look.shape else []
+    looks = look_at(sites, task)
+    problems += [problem for look in looks for problem in look.problems]
     if problems:
         raise _refused(root, problems)
     return Federation(root, task, tuple(sites), inferred, _digest(task, looks))

@@ -3,54 +3,58 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
-from nibabel.orientations import io_orientation
 
-from model_store.errors import TaskError
+from model_store.errors import LocumStoreError, TaskError
+from model_store.preprocessing import geometry_of
+from model_store.scan import decode
 from model_store.task import SIZE_MULTIPLE, Task
-from training.data.inspection import Look
+from training.data.cases import Site
 
 # Where nothing is said, a size that a laptop trains in reasonable time.
 _LARGEST_SIDE = 256
 _MAX_VALUE = 65535
 
 
-def infer_task(root: Path, looks: Sequence[Look]) -> Task:
+def infer_task(root: Path, sites: Iterable[Site]) -> Task:
     """One binary label of all non-zero values; channels and size from the images; one file, one patient.
 
-    Raises TaskError if there is nothing to infer from: no sound case, or no mask with a non-zero value.
+    Files that cannot be decoded are passed over: checking them is another's work. Raises TaskError if no mask
+    has anything in it.
     """
-    looks = [look for look in looks if look.shape]
-    values = sorted({v for look in looks for v in look.values if 0 < v <= _MAX_VALUE})
+    values: set[int] = set()
+    channels: set[int] = set()
+    sides: list[tuple[int, int]] = []
+    # Only where its slices lie is asked of this one; the size it will have is not yet known.
+    axial = Task(name="any", labels={"foreground": (1,)}, size=(SIZE_MULTIPLE, SIZE_MULTIPLE))
+    for case in (case for site in sites for case in site.cases):
+        try:
+            image, mask = (decode(path.read_bytes()) for path in (case.image, case.mask))
+            _, rows, columns = geometry_of(image, axial).slices
+        except LocumStoreError:
+            continue
+        found = np.unique(mask.voxels)
+        values |= {int(v) for v in found if v == round(float(v)) and 0 < v <= _MAX_VALUE}
+        channels.add(image.channels)
+        sides.append((rows, columns))
     if not values:
         raise TaskError(
             f"{root}: no task.yaml, and none can be inferred: no mask has a non-zero value. "
             "Write a task.yaml, or give a task"
         )
-    channels = {look.channels for look in looks}
-    heights, widths = zip(*(_in_plane(look) for look in looks), strict=True)
+    height, width = np.median(np.array(sides), axis=0)
     return Task(
         name=re.sub(r"[^a-z0-9_-]+", "-", root.resolve().name.lower()).strip("-_")[:64] or "federation",
-        labels={"foreground": tuple(values)},
+        labels={"foreground": tuple(sorted(values))},
         channels=1 if channels == {1} else 3,
         colour="refuse" if len(channels) == 1 else "replicate",
-        size=(_side(heights), _side(widths)),
+        size=(_side(height), _side(width)),
     )
 
 
-def _in_plane(look: Look) -> tuple[int, int]:
-    """Rows and columns of an image, or of a volume's axial slices."""
-    axes = [0, 1]
-    if look.affine is not None:
-        world = io_orientation(np.array(look.affine))[:, 0]
-        axes = [axis for axis in range(3) if world[axis] != 2]
-    first, second = (look.shape[axis] for axis in axes)
-    return first, second
-
-
-def _side(lengths: Sequence[int]) -> int:
-    rounded = round(float(np.median(lengths)) / SIZE_MULTIPLE) * SIZE_MULTIPLE
-    return int(min(max(rounded, SIZE_MULTIPLE), _LARGEST_SIDE))
+def _side(length: float) -> int:
+    rounded = round(length / SIZE_MULTIPLE) * SIZE_MULTIPLE
+    return min(max(rounded, SIZE_MULTIPLE), _LARGEST_SIDE)

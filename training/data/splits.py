@@ -65,7 +65,8 @@ def folds(site: Site, k: int, seed: int, val: float = 0.2) -> tuple[Site, ...]:
         rest = [p for p in patients if p not in tested]
         n_val = _share(val, len(rest), keep=1) if val > 0 else 0
         splits: dict[str, Split] = dict.fromkeys(tested, "test")
-        splits |= dict.fromkeys(rest[:n_val], "val") | dict.fromkeys(rest[n_val:], "train")
+        splits |= dict.fromkeys(rest[:n_val], "val")
+        splits |= dict.fromkeys(rest[n_val:], "train")
         versions.append(site.assigned(splits))
     return tuple(versions)
 

@@ -25,7 +25,8 @@ _MIRROR_X = np.array([-1.0, 1.0, 1.0])
 def _ellipsoid(points: Points, centre: tuple[float, ...], radii: tuple[float, ...]) -> Points:
     """About the distance to the surface, mm; negative inside. Exact on the surface, where it matters."""
     scaled: Points = (points - np.array(centre)) / np.array(radii)
-    return (np.linalg.norm(scaled, axis=-1) - 1.0) * min(radii)
+    distance: Points = (np.linalg.norm(scaled, axis=-1) - 1.0) * min(radii)
+    return distance
 
 
 @dataclass(frozen=True)

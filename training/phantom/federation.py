@@ -6,6 +6,7 @@ import gzip
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -21,6 +22,9 @@ TASK = Task(
     normalisation=Normalisation(scope="volume", method="zscore"),
     size=(48, 48),
 )
+
+# nibabel carries no types.
+_Image: Any = nib.Nifti1Image
 
 
 def patient_seed(seed: int, site: str, index: int) -> int:
@@ -63,7 +67,8 @@ def write_federation(
 
 def nifti_bytes(voxels: NDArray[np.int16] | NDArray[np.uint8], affine: NDArray[np.float64]) -> bytes:
     """A .nii.gz whose bytes depend on nothing but the arguments."""
-    image = nib.Nifti1Image(voxels, affine)
+    image = _Image(voxels, affine)
     image.header.set_xyzt_units("mm")
     image.set_qform(affine, code=1)
-    return gzip.compress(image.to_bytes(), compresslevel=6, mtime=0)
+    content: bytes = image.to_bytes()
+    return gzip.compress(content, compresslevel=6, mtime=0)

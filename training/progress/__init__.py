@@ -1,0 +1,16 @@
+"""Watching a run: a live table at a terminal, plain lines anywhere else.
+
+A display is an engine's `Observer` with a beginning and an end:
+
+    with open_progress() as progress:
+        progress.run_started("iop-fl on brain-lgg-flair", algorithm.plan(), sites)
+        result = execute(run, folder, observer=progress)
+        progress.published("brain-lgg-flair@3", digest)
+"""
+
+from __future__ import annotations
+
+from training.progress.display import PlainProgress, Progress, RichProgress, open_progress
+from training.progress.state import RunState, SiteState
+
+__all__ = ["PlainProgress", "Progress", "RichProgress", "RunState", "SiteState", "open_progress"]

@@ -1,0 +1,207 @@
+"""The two displays, and the choice between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from types import TracebackType
+from typing import Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from training.algorithm import Phase, ServerStage
+from training.engine.history import Observer, RoundEntry, SiteEntry
+from training.progress import wording
+from training.progress.state import RunState, bytes_of, heading
+
+Plan = Sequence[Phase | ServerStage]
+
+# A line that names more sites than these is no line any more.
+_NAMED_SITES = 5
+
+_MARKS = {
+    "waiting": Text("·", style="dim"),
+    "working": Text("working", style="cyan"),
+    "dropped": Text("dropped", style="bold red"),
+    "absent": Text("not asked", style="dim"),
+}
+
+
+class Progress(Observer, Protocol):
+    """What a command tells its display, beside what the engine does."""
+
+    def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
+        """A run begins, or goes on."""
+
+    def published(self, reference: str, digest: str) -> None:
+        """An artefact is in the store."""
+
+    def __enter__(self) -> Self:
+        """Begin to show."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop, and leave the last state to be read."""
+
+
+class _Display:
+    """What both displays do: keep the state, and say what has no place in a table."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._state: RunState | None = None
+
+    @property
+    def state(self) -> RunState:
+        """Where the run stands. Raises RuntimeError before `run_started`."""
+        if self._state is None:
+            raise RuntimeError("run_started comes first")
+        return self._state
+
+    def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
+        """A run begins, or goes on."""
+        self._state = RunState(title, plan, sites)
+
+    def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
+        """A round begins."""
+        self.state.round_started(phase, round, rounds, sites)
+
+    def site_finished(self, phase: str, round: int, site: str, entry: SiteEntry) -> None:  # noqa: ARG002
+        """A site delivered."""
+        self.state.site_finished(site, entry)
+
+    def round_finished(self, entry: RoundEntry) -> None:
+        """A round is over."""
+        self.state.round_finished(entry)
+
+    def warning(self, message: str) -> None:
+        """Something a person should know."""
+        self._console.print(f"[bold yellow]warning[/] {escape(message)}", highlight=False, soft_wrap=True)
+
+    def published(self, reference: str, digest: str) -> None:
+        """An artefact is in the store."""
+        line = f"[bold green]published[/] [bold]{escape(reference)}[/]  [dim]{escape(digest)}[/]"
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing to close."""
+
+
+class PlainProgress(_Display):
+    """A line per round, for logs and pipes."""
+
+    def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
+        """Say what is run."""
+        super().run_started(title, plan, sites)
+        self._line(f"{title}: {len(sites)} sites ({', '.join(sites)}), {self.state.total} rounds")
+
+    def round_finished(self, entry: RoundEntry) -> None:
+        """One line: the sites' means, each site's Dice, bytes, time."""
+        super().round_finished(entry)
+        state, parts = self.state, [f"{entry.phase} {entry.round + 1}/{entry.rounds}"]
+        for metric in state.metrics:
+            here = {name: site.metrics.get(metric) for name, site in entry.sites.items()}
+            parts += _summary(heading(metric), {k: v for k, v in here.items() if v is not None})
+        if entry.sites:
+            parts.append(wording.size(sum(map(bytes_of, entry.sites.values()))))
+        parts.append(f"{entry.seconds:.1f} s")
+        if state.left is not None and state.done < state.total:
+            parts.append(f"{wording.duration(state.left)} left")
+        self._line("  ".join(parts))
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+class RichProgress(_Display):
+    """A live table of the sites under a bar of rounds."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(console)
+        self._live = Live(console=console, get_renderable=self.render, refresh_per_second=4)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leave the last state on the screen."""
+        self._live.stop()
+
+    def render(self) -> Group | Text:
+        """The display as it is now."""
+        if self._state is None:
+            return Text("")
+        return Group(Text(""), self._head(self._state), Text(""), self._sites(self._state))
+
+    @staticmethod
+    def _head(state: RunState) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        left = "" if state.left is None else f"{wording.duration(state.left)} left"
+        over = state.done >= state.total
+        where = f"{state.phase} {state.round + 1}/{state.rounds}" if state.rounds else ""
+        grid.add_row(
+            Text(state.title, style="bold"),
+            Text(
+                "done" if over else f"{state.phase} {state.round + 1}/{state.rounds}" if state.rounds else ""
+            ),
+            ProgressBar(total=max(state.total, 1), completed=state.done, width=32),
+            Text(wording.duration(state.elapsed), style="dim"),
+            Text("" if over else left, style="cyan"),
+        )
+        return grid
+
+    @staticmethod
+    def _sites(state: RunState) -> Table:
+        metrics = state.metrics
+        trend = next((m for m in ("personal_val_dice", "val_dice") if m in metrics), None)
+        table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), show_footer=len(state.sites) > 1)
+        table.add_column("site", footer=Text("mean", style="dim"), min_width=8)
+        for metric in metrics:
+            footer = Text(wording.number(state.mean(metric)), style="dim")
+            table.add_column(heading(metric), footer=footer, justify="right", min_width=6)
+        if trend:
+            table.add_column(f"{heading(trend)}, round by round", min_width=16)
+        traffic = wording.size(sum(site.bytes for site in state.sites.values()))
+        table.add_column("traffic", footer=Text(traffic, style="dim"), justify="right", min_width=8)
+        table.add_column("this round", min_width=10)
+        for name, site in state.sites.items():
+            cells: list[Text | str] = [Text(name, style="bold")]
+            cells += [wording.number(site.last(metric)) for metric in metrics]
+            if trend:
+                cells.append(Text(wording.sparkline(site.metrics.get(trend, ())), style="green"))
+            cells.append(wording.size(site.bytes))
+            took = f"{site.seconds:.1f} s" if site.seconds is not None else ""
+            cells.append(_MARKS.get(site.state, Text(took, style="dim")))
+            table.add_row(*cells)
+        return table
+
+
+def _summary(name: str, values: Mapping[str, float]) -> list[str]:
+    """One metric of a round: its mean and who has what, or between what, of many sites."""
+    if not values:
+        return []
+    if len(values) <= _NAMED_SITES:
+        detail = ", ".join(f"{site} {wording.number(value)}" for site, value in values.items())
+    else:
+        detail = f"{wording.number(min(values.values()))} to {wording.number(max(values.values()))}"
+    return [f"{name} {wording.number(fmean(values.values()))} ({detail})"]
+
+
+def open_progress(console: Console | None = None) -> PlainProgress | RichProgress:
+    """The display for where the output goes; use it as a context manager."""
+    console = console or Console()
+    return RichProgress(console) if console.is_terminal else PlainProgress(console)
