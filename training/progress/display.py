@@ -155,9 +155,7 @@ class RichProgress(_Display):
         where = f"{state.phase} {state.round + 1}/{state.rounds}" if state.rounds else ""
         grid.add_row(
             Text(state.title, style="bold"),
-            Text(
-                "done" if over else f"{state.phase} {state.round + 1}/{state.rounds}" if state.rounds else ""
-            ),
+            Text("done" if over else where),
             ProgressBar(total=max(state.total, 1), completed=state.done, width=32),
             Text(wording.duration(state.elapsed), style="dim"),
             Text("" if over else left, style="cyan"),

@@ -230,7 +230,7 @@ class TestVolumes:
         path = volumes / "hospital" / "masks" / "b.nii.gz"
         path.write_bytes(nifti_bytes(self.mask(), np.diag([-1.0, 1.0, 2.0, 1.0])))
         (problem,) = problems(volumes)
-        assert problem.startswith("hospital/masks/b.nii.gz: the mask lies up to 58 mm beside its scan mm")
+        assert problem.startswith("hospital/masks/b.nii.gz: the mask lies up to 58 mm beside its scan")
 
     def test_a_mask_of_fractions(self, volumes: Path) -> None:
         image = nib.Nifti1Image(self.mask() * np.float32(0.5), np.diag([1.0, 1.0, 2.0, 1.0]))
@@ -274,7 +274,7 @@ class TestInference:
             path.parent.mkdir(parents=True)
             voxels = np.random.default_rng(0).integers(0, 2, (12, 50, 64)).astype(np.uint8)
             path.write_bytes(nifti_bytes(voxels, affine))
-        assert load_federation(tmp_path).task.size == (48, 64)
+        assert load_federation(tmp_path).task.size == (64, 48)
 
     def test_nothing_to_infer_from(self, root: Path) -> None:
         (root / "task.yaml").unlink()
