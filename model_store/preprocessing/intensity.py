@@ -21,6 +21,13 @@ _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 _CONSTANT = 1e-6
 
 
+def is_grey(voxels: NDArray[Any]) -> bool:
+    """Whether voxels [..., C] have no colour: one channel, or three equal ones, as many programs save grey."""
+    return voxels.shape[-1] == 1 or bool(
+        np.array_equal(voxels[..., 0], voxels[..., 1]) and np.array_equal(voxels[..., 1], voxels[..., 2])
+    )
+
+
 def match_channels(scan: Scan, task: Task) -> NDArray[Any]:
     """The voxels with the task's channel count, by its `colour` policy.
 
@@ -32,7 +39,7 @@ def match_channels(scan: Scan, task: Task) -> NDArray[Any]:
     if found == expected:
         return voxels
     if found == 3 and expected == 1:
-        if np.array_equal(voxels[..., 0], voxels[..., 1]) and np.array_equal(voxels[..., 1], voxels[..., 2]):
+        if is_grey(voxels):
             return voxels[..., :1]
         if task.colour == "luminance":
             return (voxels.astype(np.float32) @ _LUMINANCE)[..., None]

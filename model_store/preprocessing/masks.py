@@ -11,6 +11,7 @@ from scipy import ndimage
 
 from model_store.errors import ScanMismatch, TaskError
 from model_store.preprocessing.geometry import Geometry
+from model_store.preprocessing.intensity import is_grey
 from model_store.preprocessing.slices import network_to_slices, stacked
 from model_store.scans.types import Scan
 from model_store.task import Task
@@ -25,7 +26,7 @@ def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
     Raises TaskError naming the values that are not in the task, ScanMismatch for a mask in colour.
     """
     voxels = mask.voxels
-    if mask.channels == 3 and not (voxels[..., :1] == voxels).all():
+    if not is_grey(voxels):
         raise ScanMismatch(
             f"expected a mask of one channel of label values of task '{task.name}', found colours; "
             "save the label values themselves as grey"

@@ -1,0 +1,227 @@
+"""Does a scan look like those that a network was trained on?
+
+A site summarises each of its training scans in a few numbers and sends sums of them: counts, sums, products,
+least and greatest. They merge over sites by addition, travel in the manifest, and a scan is held against them
+before it is segmented: its kind, size, spacing and tilt against the ranges, and what it looks like by its
+Mahalanobis distance (1936) to the mean of training. A warning is a sentence for a person; it decides nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from model_store.appearance import DESCRIPTORS, describe
+from model_store.preprocessing import Prepared
+from model_store.preprocessing.intensity import is_grey
+from model_store.scans.types import Scan
+from model_store.task import Task
+
+# Squared distance per descriptor beyond which a scan is unlike training. Chosen on FLAIR slices of four
+# institutions, each against the other three: at most a tenth of a new institution's slices lie beyond it,
+# nine tenths of ultrasound, retina and inverted images do.
+_UNLIKE = 5.5
+# Correlations are drawn towards none by a tenth, more with few scans; and no descriptor is trusted to vary
+# less than this (in standard deviations of a scan's intensities).
+_SHRINKAGE = 0.1
+_LEAST_DEVIATION = 0.05
+
+# How far beyond the range seen in training a size or spacing may lie, as a factor, and a tilt in degrees.
+_FACTORS = {"rows": 1.5, "columns": 1.5, "slices": 3.0, "row_mm": 1.5, "column_mm": 1.5, "slice_mm": 2.0}
+_TILT_MARGIN = 10.0
+_PHRASES = {
+    "rows": "rows per slice",
+    "columns": "columns per slice",
+    "slices": "slices",
+    "row_mm": "mm per row",
+    "column_mm": "mm per column",
+    "slice_mm": "mm between slices",
+}
+_SAMPLES = 2**16
+
+
+@dataclass(frozen=True)
+class ScanSummary:
+    """What the guard knows of one scan.
+
+    `kind` is for example "grey volume"; `measures` are sizes, spacings in mm, the tilt in degrees and raw
+    intensities (1st, 50th and 99th percentile); `appearance` has a number per `DESCRIPTORS`.
+    """
+
+    kind: str
+    measures: dict[str, float]
+    appearance: tuple[float, ...]
+    constant: bool
+    notes: tuple[str, ...]
+
+
+def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
+    """Describe a scan and what `prepare` made of it."""
+    geometry = prepared.geometry
+    count, rows, columns = geometry.slices
+    measures = {"rows": float(rows), "columns": float(columns)}
+    if geometry.spacing is not None:
+        slice_mm, row_mm, column_mm = geometry.spacing
+        measures |= {"slices": float(count), "slice_mm": slice_mm, "row_mm": row_mm, "column_mm": column_mm}
+        measures["tilt"] = geometry.tilt_degrees
+    flat = scan.voxels.reshape(-1, order="A")
+    low, middle, high = np.percentile(flat[:: max(1, flat.size // _SAMPLES)], (1, 50, 99))
+    measures |= {"raw_low": float(low), "raw_middle": float(middle), "raw_high": float(high)}
+    appearance, constant = describe(prepared.slices)
+    kind = f"{'grey' if is_grey(scan.voxels) else 'colour'} {'volume' if scan.is_volume else 'image'}"
+    return ScanSummary(kind, measures, appearance, constant, scan.notes)
+
+
+class Range(BaseModel):
+    """Least and greatest over scans."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    low: FiniteFloat
+    high: FiniteFloat
+
+
+class ReferenceStatistics(BaseModel):
+    """What training scans look like, as sums, least and greatest over them.
+
+    `sums` and `products` are over the scans' appearance vectors v: Σv and Σvvᵀ.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    count: int = Field(ge=1)
+    kinds: dict[str, int]
+    ranges: dict[str, Range]
+    sums: tuple[FiniteFloat, ...] = Field(min_length=len(DESCRIPTORS), max_length=len(DESCRIPTORS))
+    products: tuple[tuple[FiniteFloat, ...], ...] = Field(
+        min_length=len(DESCRIPTORS), max_length=len(DESCRIPTORS)
+    )
+
+    @classmethod
+    def of(cls, summary: ScanSummary) -> ReferenceStatistics:
+        """The statistics of one scan."""
+        vector = np.array(summary.appearance)
+        return cls(
+            count=1,
+            kinds={summary.kind: 1},
+            ranges={name: Range(low=value, high=value) for name, value in summary.measures.items()},
+            sums=summary.appearance,
+            products=_rows(np.outer(vector, vector)),
+        )
+
+    def merge(self, other: ReferenceStatistics) -> ReferenceStatistics:
+        """The statistics of both sets of scans together."""
+        kinds = {
+            kind: self.kinds.get(kind, 0) + other.kinds.get(kind, 0)
+            for kind in sorted({*self.kinds, *other.kinds})
+        }
+        ranges = dict(self.ranges)
+        for name, theirs in other.ranges.items():
+            ours = ranges.get(name, theirs)
+            ranges[name] = Range(low=min(ours.low, theirs.low), high=max(ours.high, theirs.high))
+        return ReferenceStatistics(
+            count=self.count + other.count,
+            kinds=kinds,
+            ranges=dict(sorted(ranges.items())),
+            sums=tuple(a + b for a, b in zip(self.sums, other.sums, strict=True)),
+            products=_rows(np.array(self.products) + np.array(other.products)),
+        )
+
+    def mean_and_deviation(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Of each descriptor over the scans."""
+        mean = np.array(self.sums) / self.count
+        variance = np.diagonal(np.array(self.products)) / self.count - mean**2
+        return mean, np.sqrt(np.maximum(variance, 0) + _LEAST_DEVIATION**2)
+
+    def distance(self, appearance: tuple[float, ...]) -> float:
+        """Squared Mahalanobis distance per descriptor: about 1 for the scans of training themselves.
+
+        With n scans and d descriptors, correlations are shrunk by max(0.1, d / (n + d)), and the distance is
+        divided by 1 + d / n, by which a mean and a covariance of few scans overstate it.
+        """
+        size = len(DESCRIPTORS)
+        mean, deviation = self.mean_and_deviation()
+        covariance = np.array(self.products) / self.count - np.outer(mean, mean)
+        correlation = covariance / np.outer(deviation, deviation)
+        np.fill_diagonal(correlation, 1)
+        weight = max(_SHRINKAGE, size / (self.count + size))
+        shrunk = (1 - weight) * correlation + weight * np.eye(size)
+        z = (np.array(appearance) - mean) / deviation
+        return float(z @ np.linalg.solve(shrunk, z)) / size / (1 + size / self.count)
+
+
+def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Task) -> list[str]:
+    """In which ways the scan does not look like training, a sentence each; none if it does.
+
+    Without a reference only what the scan itself gives away is said.
+    """
+    warnings = list(summary.notes)
+    if summary.constant:
+        return [*warnings, "the scan has the same intensity everywhere; there is nothing in it to segment"]
+    if reference is None:
+        return warnings
+    if summary.kind not in reference.kinds:
+        seen = " or ".join(f"{kind}s" for kind in reference.kinds)
+        warnings.append(f"the scan is a {summary.kind}; task '{task.name}' was trained on {seen}")
+    warnings += _beyond_ranges(summary, reference)
+    warnings += _raw_intensities(summary, reference, task)
+    warnings += _appearance(summary, reference)
+    return warnings
+
+
+def _beyond_ranges(summary: ScanSummary, reference: ReferenceStatistics) -> list[str]:
+    warnings = []
+    for name, factor in _FACTORS.items():
+        value, seen = summary.measures.get(name), reference.ranges.get(name)
+        if value is None or seen is None or seen.low / factor <= value <= seen.high * factor:
+            continue
+        warnings.append(f"the scan has {value:.4g} {_PHRASES[name]}; training had {_range(seen)}")
+    tilt, seen = summary.measures.get("tilt"), reference.ranges.get("tilt")
+    if tilt is not None and seen is not None and tilt > seen.high + _TILT_MARGIN:
+        warnings.append(
+            f"the scan is tilted by {tilt:.0f}° against the patient's axes; "
+            f"training had at most {seen.high:.0f}°"
+        )
+    return warnings
+
+
+def _raw_intensities(summary: ScanSummary, reference: ReferenceStatistics, task: Task) -> list[str]:
+    """Only where the network depends on the scanner's units: a window, or no scaling at all."""
+    normalisation = task.normalisation
+    if normalisation.window is None and normalisation.method != "none":
+        return []
+    low, high = reference.ranges.get("raw_low"), reference.ranges.get("raw_high")
+    if low is None or high is None:
+        return []
+    margin = 0.5 * max(high.high - low.low, 1e-6)
+    found_low, found_high = summary.measures["raw_low"], summary.measures["raw_high"]
+    if low.low - margin <= found_low <= found_high <= high.high + margin and found_high >= high.low - margin:
+        return []
+    return [
+        f"the raw intensities run from {found_low:.4g} to {found_high:.4g} (1st to 99th percentile); "
+        f"training had {low.low:.4g} to {high.high:.4g}: are they in the same units?"
+    ]
+
+
+def _appearance(summary: ScanSummary, reference: ReferenceStatistics) -> list[str]:
+    distance = reference.distance(summary.appearance)
+    if distance <= _UNLIKE:
+        return []
+    mean, deviation = reference.mean_and_deviation()
+    z = np.abs(np.array(summary.appearance) - mean) / deviation
+    phrases = list(dict.fromkeys(list(DESCRIPTORS.values())[index] for index in np.argsort(-z)))[:2]
+    return [
+        f"the scan does not look like the {reference.count} of training: it differs most by "
+        f"{' and '.join(phrases)} (distance {distance:.1f}, expected up to {_UNLIKE})"
+    ]
+
+
+def _range(seen: Range) -> str:
+    return f"{seen.low:.4g}" if seen.low == seen.high else f"{seen.low:.4g} to {seen.high:.4g}"
+
+
+def _rows(matrix: NDArray[np.float64]) -> tuple[tuple[float, ...], ...]:
+    return tuple(tuple(float(value) for value in row) for row in matrix)
