@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ from pydantic import ValidationError
 
 from service import logs
 from service.app import create_app
+from service.broker import Broker
 from service.embedded import EmbeddedWorker
 from service.errors import ServiceError
 from service.settings import Settings
@@ -46,10 +48,14 @@ def serve(
     signal.signal(signal.SIGTERM, _end)
     server = _server(settings)
     try:
-        if settings.embedded_worker:
-            with EmbeddedWorker(settings, ready=lambda: server.started):
-                server.run()
-        else:
+        with ExitStack() as stack:
+            # Opened in this order, so that at the end the worker goes before the Redis it works on.
+            broker = Broker(settings)
+            stack.callback(broker.stop)
+            if broker.embedded:
+                broker.start()
+            if settings.embedded_worker:
+                stack.enter_context(EmbeddedWorker(settings, ready=lambda: server.started))
             server.run()
     except KeyboardInterrupt:
         # Ctrl-C is how one ends it: uvicorn has finished its requests, and repeats the signal.

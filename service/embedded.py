@@ -60,8 +60,8 @@ class EmbeddedWorker:
 
 def worker_command() -> list[str]:
     """The worker as anybody would start it, without the chatter between many workers."""
-    quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
-    return [sys.executable, "-m", "celery", "-A", "service.worker", "worker", "--loglevel", "WARNING", *quiet]
+    quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
+    return [sys.executable, "-m", "celery", "--quiet", "-A", "service.worker", "worker", *quiet]
 
 
 def worker_environment(settings: Settings) -> dict[str, str]:

@@ -44,6 +44,7 @@ def celery_app(settings: Settings, broker_url: str) -> Celery:
             "global_keyprefix": "locum:",
         },
         broker_connection_retry_on_startup=True,
+        broker_connection_max_retries=None,
         # Hours of work are not thrown away because Redis blinked; who may finish it is decided in the
         # database.
         worker_cancel_long_running_tasks_on_connection_loss=False,

@@ -7,9 +7,11 @@ and may be killed at any moment: the message was not acknowledged, and goes to t
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from celery.exceptions import CPendingDeprecationWarning
 from celery.signals import setup_logging, worker_init, worker_shutdown
 
 from service import logs
@@ -30,6 +32,8 @@ worker = celery_app(settings, broker.celery_url)
 def _configure_logging(**_: object) -> None:
     # A receiver of this signal is what keeps Celery from setting up logging of its own.
     logs.configure(settings, whole_process=True)
+    # Celery advises to cancel what runs when Redis blinks; see `service.queue` for why that is not done.
+    warnings.simplefilter("ignore", CPendingDeprecationWarning)
 
 
 @worker_init.connect
