@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from model_store.errors import TaskError
+from model_store.task import Task
+from training import tasks
+from training.data.federation import load_federation
+
+
+def few_files(root: Path, target: Path, sites: tuple[str, ...], count: int = 6) -> Path:
+    """A federation of the first files of each site, linked, not copied. A site may be named by a path."""
+    for site in sites:
+        source = root / site
+        masks = next(source / name for name in ("masks", "labels") if (source / name).is_dir())
+        for part, folder in (("images", source / "images"), ("masks", masks)):
+            to = target / source.name / part
+            to.mkdir(parents=True)
+            for path in sorted(folder.iterdir())[:count]:
+                (to / path.name).symlink_to(path)
+    return target
+
+
+REAL = {
+    "brain_lgg_flair": tuple(f"brain_lgg_flair/{site}" for site in ("CS", "DU", "FG", "HT")),
+    "retina_vessels": tuple(f"retina_vessels/{s}" for s in ("DRIVE", "CHASE_DB1", "STARE", "VEVIO_frames")),
+    "fundus_disc_cup": ("fundus_disc_cup/Drishti_GS_roi", "fundus_disc_cup/ORIGA_roi"),
+    "bladder_mri": ("tumour_organs/bladder_mri",),
+    "tumour_any_organ": (
+        "tumour_organs/bladder_mri",
+        "tumour_organs/skin_dermoscopy",
+        "tumour_organs/brain_mri_t1ce",
+        "tumour_organs/breast_dce_mri",
+        "breast_ultrasound/BUSI_tumour",
+        "brain_lgg_flair/HT",
+    ),
+    "breast_ultrasound": ("breast_ultrasound/BUSI_tumour",),
+    "wbc_cells": ("wbc_cells/Dataset1", "wbc_cells/Dataset2"),
+    "hippocampus_nifti": ("hippocampus_nifti",),
+}
+
+
+def test_there_is_a_template_for_each_set() -> None:
+    assert set(tasks.names()) == set(REAL)
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_the_template_fits_the_real_set(name: str, real_data: Path, tmp_path: Path) -> None:
+    root = few_files(real_data, tmp_path, REAL[name])
+    federation = load_federation(root, tasks.template(name))
+    assert len(federation.sites) == len(REAL[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "stem", "patient"),
+    [
+        ("brain_lgg_flair", "TCGA_CS_4941_19960909_7", "TCGA_CS_4941"),
+        ("brain_lgg_flair", "TCGA_HT_A61A_20000127_43", "TCGA_HT_A61A"),
+        ("retina_vessels", "Image_01L", "Image_01"),
+        ("retina_vessels", "Image_01R", "Image_01"),
+        ("retina_vessels", "neo11od1", "neo11"),
+        ("retina_vessels", "drive_01", "drive_01"),
+        ("retina_vessels", "im0077", "im0077"),
+        ("bladder_mri", "1395", "13"),
+        ("bladder_mri", "1403", "14"),
+        ("tumour_any_organ", "1403", "14"),
+        ("tumour_any_organ", "137675", "137675"),
+        ("tumour_any_organ", "3001", "3001"),
+        ("tumour_any_organ", "IMD002", "IMD002"),
+        ("tumour_any_organ", "TCGA_HT_7692_19960724_10", "TCGA_HT_7692"),
+        ("breast_ultrasound", "benign_97", "benign_97"),
+    ],
+)
+def test_whose_an_image_is(name: str, stem: str, patient: str) -> None:
+    assert tasks.template(name).patient_of(stem) == patient
+
+
+def test_labels_that_nest() -> None:
+    fundus = tasks.template("fundus_disc_cup")
+    assert [c.labels for c in fundus.classes] == [(), ("disc",), ("disc", "cup")]
+    tumour = tasks.template("tumour_any_organ")
+    assert tumour.lookup()[[0, 1, 2, 255]].tolist() == [0, 0, 1, 1]
+    assert tumour.lookup()[3] == -1
+
+
+def test_a_file_goes_before_a_template(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    tasks.template("wbc_cells").model_copy(update={"name": "mine"}).dump(path)
+    assert tasks.resolve(str(path)).name == "mine"
+    assert tasks.resolve("wbc_cells").name == "wbc-cells"
+    with pytest.raises(TaskError, match="no template 'wbc'; there are bladder_mri, brain_lgg_flair"):
+        tasks.resolve("wbc")
+    with pytest.raises(TaskError, match="no such file"):
+        tasks.resolve(str(tmp_path / "absent.yaml"))
+
+
+class TestCommand:
+    """`python -m training.tasks`."""
+
+    def test_lists(self) -> None:
+        result = CliRunner().invoke(tasks.app, [], env={"COLUMNS": "120"})
+        assert result.exit_code == 0
+        assert all(name in result.output for name in tasks.names())
+        assert "disc {1, 2}, cup {2}" in result.output
+
+    def test_shows_what_can_be_saved(self, tmp_path: Path) -> None:
+        result = CliRunner().invoke(tasks.app, ["show", "hippocampus_nifti"])
+        (tmp_path / "task.yaml").write_text(result.output)
+        assert Task.load(tmp_path / "task.yaml") == tasks.template("hippocampus_nifti")
+
+    def test_writes_once(self, tmp_path: Path) -> None:
+        runner = CliRunner()
+        assert runner.invoke(tasks.app, ["write", "wbc_cells", str(tmp_path)]).exit_code == 0
+        assert Task.load(tmp_path / "task.yaml") == tasks.template("wbc_cells")
+        again = runner.invoke(tasks.app, ["write", "bladder_mri", str(tmp_path)])
+        assert again.exit_code == 1
+        assert "--force" in again.output
+        assert Task.load(tmp_path / "task.yaml").name == "wbc-cells"
+        assert runner.invoke(tasks.app, ["write", "bladder_mri", str(tmp_path), "--force"]).exit_code == 0
+        assert Task.load(tmp_path / "task.yaml").name == "bladder-mri"
+
+    @pytest.mark.parametrize("arguments", [["show", "nothing"], ["write", "nothing", "."]])
+    def test_an_unknown_template(self, arguments: list[str]) -> None:
+        result = CliRunner().invoke(tasks.app, arguments)
+        assert result.exit_code == 1
+        assert "no template 'nothing'" in result.output
+
+    def test_no_such_folder(self, tmp_path: Path) -> None:
+        result = CliRunner().invoke(tasks.app, ["write", "wbc_cells", str(tmp_path / "absent")])
+        assert result.exit_code == 1
+        assert "not a folder" in result.output
