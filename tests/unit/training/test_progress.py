@@ -120,10 +120,11 @@ def test_many_sites_are_summed_up() -> None:
     made, stream = console(terminal=False)
     progress = PlainProgress(made)
     progress.run_started("run", PLAN, [f"s{i}" for i in range(9)])
-    progress.round_started("train", 0, 4, ())
-    progress.round_finished(
-        RoundEntry("train", 0, 4, 1.0, {f"s{i}": entry(val_dice=i / 10) for i in range(9)})
-    )
+    sites = {f"s{i}": entry(val_dice=i / 10) for i in range(9)}
+    progress.round_started("train", 0, 4, tuple(sites))
+    for name, site in sites.items():
+        progress.site_finished("train", 0, name, site)
+    progress.round_finished(RoundEntry("train", 0, 4, 1.0, sites))
     assert "Dice 0.400 (0.000 to 0.800)" in stream.getvalue()
 
 
