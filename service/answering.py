@@ -108,7 +108,6 @@ class Answering:
             labels=measure(found, selection.manifest.task),
             uncertainty=found.uncertainty,
             warnings=list(found.warnings),
-            notes=list(found.scan.notes),
             shape=list(found.classes.shape),
             timing_ms={name: round(duration, 3) for name, duration in self.watch.stages.items()},
             receipt=receipt,

@@ -54,7 +54,6 @@ class SegmentationReport(BaseModel):
         "foreground: 0 certain, 1 nothing known. Not a probability of error."
     )
     warnings: list[str] = Field(description="In which ways the scan does not look like the task.")
-    notes: list[str] = Field(description="How the file was read, where it left that open.")
     shape: list[int] = Field(description="Of the mask: [H, W], or the volume's own [I, J, K].")
     timing_ms: dict[str, float]
     receipt: Receipt

@@ -1,0 +1,154 @@
+"""A real API over real HTTP, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import nibabel as nib
+import numpy as np
+import pytest
+import uvicorn
+from fastapi import FastAPI
+from numpy.typing import NDArray
+from PIL import Image
+
+from model_store.artefact import Artefact
+from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
+from model_store.store import Store
+from model_store.task import Normalisation, Task
+from service.app import create_app
+from service.context import Context
+from service.settings import Settings
+
+# Nothing listens there: the API segments without Redis, and starts faster.
+NO_REDIS = "redis://127.0.0.1:1"
+
+THRESHOLD = 100
+BRIGHT = Task(
+    name="bright",
+    labels={"bright": (1,)},
+    normalisation=Normalisation(method="none"),
+    size=(32, 32),
+    colour="luminance",
+)
+
+
+@dataclass
+class Api:
+    """A running API and a client of it."""
+
+    app: FastAPI
+    settings: Settings
+    client: httpx.Client
+    loop: asyncio.AbstractEventLoop = field(repr=False)
+
+    @property
+    def context(self) -> Context:
+        context: Context = self.app.state.locum
+        return context
+
+    @property
+    def store(self) -> Store:
+        return Store(self.settings.store)
+
+    def segment(self, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
+        return self.client.post("/segment", files={"scan": (name, scan)}, data=fields)
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Api]:
+    app = create_app(settings)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the API did not start"
+        thread.join(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield Api(app, settings, client, loops[0])
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the API did not stop"
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Api]]:
+    """`start(store, **settings)`: an API on that store, with its own state folder, while the module lasts."""
+    with ExitStack() as stack:
+
+        def begin(store: Path, **settings: object) -> Api:
+            state = tmp_path_factory.mktemp("state")
+            chosen = {"device": "cpu", "threads": 1, "redis_url": NO_REDIS, **settings}
+            return stack.enter_context(running(Settings(store=store, state_dir=state, **chosen)))  # type: ignore[arg-type]
+
+        yield begin
+
+
+@pytest.fixture(scope="session")
+def publish_bright(threshold_graph: Callable[..., bytes]) -> Callable[..., Artefact]:
+    """`publish_bright(root, name="bright", at=100, **manifest)`: a model that marks what is brighter."""
+
+    def publish(root: Path, name: str = "bright", at: float = THRESHOLD, **fields: object) -> Artefact:
+        manifest = ModelManifest(
+            **{  # type: ignore[arg-type]
+                "name": name,
+                "task": BRIGHT,
+                "network": NetworkSpec(name="threshold", arguments={"at": at}),
+                "lineage": Lineage(method="by-hand", run="test", sites=(), rounds=0, seed=0),
+                **fields,
+            }
+        )
+        graph = threshold_graph(at=at, slope=0.5)
+        return Store(root).publish(manifest, {WEIGHTS: b"none", GRAPH: graph})
+
+    return publish
+
+
+def png(pixels: NDArray[np.generic]) -> bytes:
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def nifti(voxels: NDArray[np.generic], affine: NDArray[np.float64] | None = None) -> bytes:
+    """Uncompressed NIfTI-1."""
+    image = nib.Nifti1Image(voxels, np.eye(4) if affine is None else affine)
+    image.header.set_xyzt_units("mm")
+    content: bytes = image.to_bytes()
+    return content
+
+
+@pytest.fixture(scope="session")
+def make_png() -> Callable[..., bytes]:
+    """Pixels -> the bytes of a PNG."""
+    return png
+
+
+@pytest.fixture(scope="session")
+def make_nifti() -> Callable[..., bytes]:
+    """(voxels, affine) -> the bytes of a .nii."""
+    return nifti
+
+
+@pytest.fixture(scope="session")
+def picture() -> NDArray[np.uint8]:
+    """[32, 32] grey, about half of it brighter than the threshold, nothing near it."""
+    pixels = np.random.default_rng(3).integers(0, 200, (32, 32), np.uint8)
+    return np.where(abs(pixels.astype(int) - THRESHOLD) < 5, 0, pixels).astype(np.uint8)

@@ -1,0 +1,244 @@
+"""`POST /segment`: the forms of the answer, its headers and its report, against masks worked out by hand."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import math
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+THRESHOLD = 100
+AFFINE = np.array([[0.0, 0, 2.0, -5], [-1.5, 0, 0, 7], [0, 3.0, 0, 1], [0, 0, 0, 1]])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Path:
+    root = tmp_path_factory.mktemp("store")
+    publish_bright(root)
+    return root
+
+
+@pytest.fixture(scope="module")
+def api(start: Any, store: Path) -> Any:
+    return start(store)
+
+
+@pytest.fixture(scope="module")
+def volume() -> NDArray[np.int16]:
+    """[32, 5, 32]: with AFFINE, five axial slices of 32 x 32 along the second axis."""
+    voxels = np.random.default_rng(5).integers(0, 200, (32, 5, 32))
+    return np.where(abs(voxels - THRESHOLD) < 5, 0, voxels).astype(np.int16)
+
+
+def mask_of(response: Any) -> NDArray[np.uint8]:
+    image = Image.open(io.BytesIO(response.content))
+    assert (image.format, image.mode) == ("PNG", "L")
+    return np.asarray(image)
+
+
+def volume_of(response: Any) -> Any:
+    return nib.Nifti1Image.from_bytes(gzip.decompress(response.content))
+
+
+def test_an_image_gets_a_png_mask_and_every_header(
+    api: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
+) -> None:
+    response = api.segment(make_png(picture))
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "image/png"
+    np.testing.assert_array_equal(mask_of(response), picture > THRESHOLD)
+    graph = (store / "bright" / "1" / "graph.onnx").read_bytes()
+    uuid.UUID(response.headers["locum-request"])
+    assert response.headers["locum-model"] == "bright@1"
+    assert response.headers["locum-graph"] == "sha256:" + hashlib.sha256(graph).hexdigest()
+    assert response.headers["locum-personalization"] == "global"
+    assert json.loads(response.headers["locum-labels"]) == {"1": ["bright"]}
+    assert int(response.headers["locum-warnings"]) >= 0
+    assert "inference;dur=" in response.headers["server-timing"]
+
+
+def test_the_mask_of_a_larger_image_has_the_images_own_size(api: Any, make_png: Callable[..., bytes]) -> None:
+    pixels = np.zeros((96, 64), np.uint8)
+    pixels[24:72, 16:48] = 255
+    mask = mask_of(api.segment(make_png(pixels)))
+    assert mask.shape == pixels.shape
+    wrong = mask != (pixels > THRESHOLD)
+    assert not wrong[27:69, 19:45].any()
+    assert wrong.mean() < 0.02
+
+
+def test_the_report_measures_and_receipts(
+    api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
+) -> None:
+    scan = make_png(picture)
+    response = api.segment(scan, output="json", personalization="global")
+    report = response.json()
+    bright = int((picture > THRESHOLD).sum())
+    assert report["labels"] == {
+        "bright": {"classes": [1], "voxels": bright, "fraction": bright / picture.size, "volume_ml": None}
+    }
+    assert report["shape"] == [32, 32]
+    assert report["notice"] == "research use only"
+    receipt = report["receipt"]
+    assert receipt["request"] == response.headers["locum-request"]
+    assert receipt["input_sha256"] == "sha256:" + hashlib.sha256(scan).hexdigest()
+    assert receipt["input_bytes"] == len(scan)
+    assert receipt["graph"] == response.headers["locum-graph"]
+    assert receipt["model"]["name"] == "bright@1"
+    assert receipt["provider"] == "CPUExecutionProvider"
+    assert receipt["options"]["output"] == "json"
+    assert receipt["notice"] == "research use only"
+    assert {"decode", "prepare", "inference", "restore"} <= report["timing_ms"].keys()
+
+
+def test_the_uncertainty_is_the_documented_one(api: Any, make_png: Callable[..., bytes]) -> None:
+    # Half of the pixels lie 2 above the threshold, half far below: p = sigmoid(0.5 * 2) and almost 0.
+    pixels = np.zeros((32, 32), np.uint8)
+    pixels[:16] = THRESHOLD + 2
+    p = 1 / (1 + math.exp(-1.0))
+    expected = -(p * math.log(p) + (1 - p) * math.log(1 - p)) / math.log(2)
+    report = api.segment(make_png(pixels), output="json").json()
+    assert report["uncertainty"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_volumes_mask_lies_on_its_own_grid_and_affine(
+    api: Any, make_nifti: Callable[..., bytes], volume: NDArray[np.int16]
+) -> None:
+    response = api.segment(make_nifti(volume, AFFINE))
+    assert response.headers["content-type"] == "application/gzip"
+    mask = volume_of(response)
+    np.testing.assert_array_equal(np.asarray(mask.dataobj), volume > THRESHOLD)
+    np.testing.assert_allclose(mask.affine, AFFINE, atol=1e-6)
+    assert mask.get_data_dtype() == np.uint8
+
+
+def test_a_volumes_labels_are_measured_in_ml(
+    api: Any, make_nifti: Callable[..., bytes], volume: NDArray[np.int16]
+) -> None:
+    report = api.segment(gzip.compress(make_nifti(volume, AFFINE)), output="json").json()
+    bright = int((volume > THRESHOLD).sum())
+    assert report["labels"]["bright"]["voxels"] == bright
+    assert report["labels"]["bright"]["volume_ml"] == pytest.approx(bright * 2.0 * 1.5 * 3.0 / 1000)
+    assert report["shape"] == [32, 5, 32]
+
+
+def test_overlays_of_images_and_volumes_are_pictures(
+    api: Any,
+    make_png: Callable[..., bytes],
+    make_nifti: Callable[..., bytes],
+    picture: NDArray[np.uint8],
+    volume: NDArray[np.int16],
+) -> None:
+    for scan in (make_png(picture), make_nifti(volume, AFFINE)):
+        response = api.segment(scan, output="overlay")
+        assert response.headers["content-type"] == "image/png"
+        pixels = np.asarray(Image.open(io.BytesIO(response.content)))
+        assert (pixels == (230, 159, 0)).all(axis=-1).sum() > 100
+
+
+@pytest.mark.parametrize("output", ["png", "nifti"])
+def test_a_form_that_the_scan_cannot_have_is_refused(
+    api: Any,
+    make_png: Callable[..., bytes],
+    make_nifti: Callable[..., bytes],
+    picture: NDArray[np.uint8],
+    volume: NDArray[np.int16],
+    output: str,
+) -> None:
+    scan = make_nifti(volume, AFFINE) if output == "png" else make_png(picture)
+    response = api.segment(scan, output=output)
+    assert (response.status_code, response.json()["type"]) == (422, "urn:locum:problem:output-mismatch")
+
+
+def test_equal_requests_get_equal_bytes_from_another_api_too(
+    api: Any,
+    start: Any,
+    store: Path,
+    make_png: Callable[..., bytes],
+    make_nifti: Callable[..., bytes],
+    picture: NDArray[np.uint8],
+    volume: NDArray[np.int16],
+) -> None:
+    other = start(store)
+    for scan in (make_png(picture), make_nifti(volume, AFFINE)):
+        answers = {each.segment(scan).content for each in (api, api, other)}
+        assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"output": "dicom"}, "output"),
+        ({"personalization": "scan"}, "personalization"),
+        ({"guard": "shrug"}, "guard"),
+        ({"personalisation": "auto"}, "not a parameter"),
+        ({"hospital": "../../etc"}, "hospital"),
+        ({"model": "x" * 300}, "model"),
+        ({"model": "a/../b"}, "expected name"),
+        ({"site": "CS"}, "personalization=member"),
+        ({"personalization": "member"}, "site"),
+    ],
+)
+def test_wrong_parameters_are_named(
+    api: Any,
+    make_png: Callable[..., bytes],
+    picture: NDArray[np.uint8],
+    fields: dict[str, str],
+    expected: str,
+) -> None:
+    response = api.segment(make_png(picture), **fields)
+    assert response.status_code == 422
+    assert response.headers["content-type"] == "application/problem+json"
+    assert expected in response.json()["detail"]
+
+
+def test_empty_fields_count_as_left_out(
+    api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
+) -> None:
+    assert api.segment(make_png(picture), model="", hospital="", output="", site="").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [({"model": "other"}, 404), ({"model": "bright@7"}, 404), ({"hospital": "nobody"}, 404)],
+)
+def test_what_is_not_there_is_404(
+    api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8], fields: dict[str, str], status: int
+) -> None:
+    assert api.segment(make_png(picture), **fields).status_code == status
+
+
+def test_a_withdrawn_version_is_gone_and_a_damaged_one_is_refused_by_name(
+    start: Any,
+    publish_bright: Any,
+    tmp_path: Path,
+    make_png: Callable[..., bytes],
+    picture: NDArray[np.uint8],
+) -> None:
+    for at in (50, 60, 70):
+        publish_bright(tmp_path, at=at)
+    api = start(tmp_path)
+    api.store.withdraw("bright@1", actor="dr", reason="wrong labels")
+    gone = api.segment(make_png(picture), model="bright@1")
+    assert gone.status_code == 410
+    assert "wrong labels" in gone.json()["detail"]
+    graph = tmp_path / "bright" / "2" / "graph.onnx"
+    content = bytearray(graph.read_bytes())
+    content[-1] ^= 1
+    graph.chmod(0o644)
+    graph.write_bytes(content)
+    damaged = api.segment(make_png(picture), model="bright@2")
+    assert damaged.status_code == 503
+    assert "graph.onnx" in damaged.json()["detail"]
+    assert api.segment(make_png(picture)).headers["locum-model"] == "bright@3"
