@@ -2,6 +2,7 @@
 
 RUN/run.json                 what the run is: method, configuration, data, seed
 RUN/checkpoint.json          the last committed round; points at the server's slot and at each site's
+RUN/history.jsonl            one line per committed round; what lies beyond the checkpoint's length is not
 RUN/server-{a,b}.safetensors the server's memory
 RUN/sites/SITE/memory-{a,b}.safetensors   the site's own memory; stays at the site
 RUN/exchange/                tensors on their way between processes; worthless after a round
@@ -19,7 +20,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,7 +44,7 @@ class Checkpoint:
     round: int
     server_slot: Slot
     site_slots: Mapping[str, Slot] = field(default_factory=dict)
-    record: Mapping[str, Any] = field(default_factory=dict)
+    history_bytes: int = 0
 
 
 class SiteFolder:
@@ -123,10 +124,28 @@ class RunFolder:
         """The server's memory in a slot."""
         return Memory(*read_tensors(self._server_file(slot)))
 
-    def commit(self, checkpoint: Checkpoint, server: Memory) -> None:
-        """Make a round part of the run: all of it or, after a kill, nothing of it."""
+    def history(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+        """What was noted of each committed round."""
+        content = (self.root / "history.jsonl").read_bytes()[: checkpoint.history_bytes]
+        return [json.loads(line) for line in content.splitlines()]
+
+    def commit(self, checkpoint: Checkpoint, server: Memory, note: Mapping[str, Any]) -> Checkpoint:
+        """Make a round part of the run: all of it or, after a kill, nothing of it.
+
+        `checkpoint.history_bytes` is the length before this round; `note` is added. Returns the checkpoint.
+        """
         write_tensors(self._server_file(checkpoint.server_slot), server.tensors, server.facts, durable=True)
-        _replace(self.root / "checkpoint.json", checkpoint.__dict__)
+        line = json.dumps(note).encode() + b"\n"
+        path = self.root / "history.jsonl"
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.truncate(checkpoint.history_bytes)
+            file.seek(checkpoint.history_bytes)
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        committed = replace(checkpoint, history_bytes=checkpoint.history_bytes + len(line))
+        _replace(self.root / "checkpoint.json", committed.__dict__)
+        return committed
 
     def _server_file(self, slot: Slot) -> Path:
         return self.root / f"server-{slot}.safetensors"

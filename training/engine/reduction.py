@@ -39,12 +39,15 @@ class Reducer:
         try:
             if not 0 < weight < float("inf"):
                 raise SiteFailed(f"site {site}: expected a positive weight, found {weight}")
-            for name, state in uploads.items():
-                self._check(self._groups[name], state)
+            # A mean checks what it adds. The first one goes first: when it refuses, nothing was taken in yet.
+            means = [name for name in uploads if self._groups[name].reduction == "mean"]
+            others = [name for name in uploads if name not in means[:1]]
+            for name in others:
+                self._check(self._groups[name], uploads[name])
+            for name in [*means[:1], *others]:
+                self._take_in(site, self._groups[name], uploads[name], weight)
         except PersonalizationError as error:
             raise SiteFailed(f"site {site}: {error}") from error
-        for name, state in uploads.items():
-            self._take_in(site, self._groups[name], state, weight)
         self._weights[site] = weight
         self._metrics[site] = dict(metrics)
 

@@ -2,12 +2,14 @@
 
 Every round writes the same files again. Writing over a file's existing pages costs a memory copy; a new file
 (as the safetensors package writes it: first all the bytes in memory, then fresh pages) costs five times that,
-which a round with little training would feel. The format is the package's, and it does the reading.
+which a round with little training would feel. Reading tensor by tensor has its price too. The format is the
+package's own.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 from collections.abc import Mapping
@@ -15,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 
 from training.algorithm import State
 from training.errors import TrainingError
@@ -32,6 +33,11 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+_NAMES = {name: dtype for dtype, name in _TYPES.items()}
+_LENGTH = struct.Struct("<Q")
+_ALIGNMENT = 8  # views of a buffer need their type's alignment
+# Where it exists, the cheaper call: overwritten pages need no new metadata.
+_sync = getattr(os, "fdatasync", os.fsync)
 _MOST_BUFFERS = 512  # POSIX promises writev at least 16, Linux and macOS take 1024
 
 
@@ -51,16 +57,18 @@ def write_tensors(
 
     `durable` waits until the disk has it. Raises TrainingError for a tensor type the format cannot hold.
     """
-    header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts)}} if facts else {}
+    entries: dict[str, dict[str, Any]] = {}
     buffers: list[memoryview | bytes] = []
     offset = 0
-    for name, tensor in state.items():
+    # The widest types first, so that each tensor is aligned; the header keeps the state's own order.
+    for name in sorted(state, key=lambda name: -state[name].element_size()):
+        tensor = state[name]
         if tensor.dtype not in _TYPES:
             raise TrainingError(
                 f"{path.name}: tensor '{name}' has type {tensor.dtype}, which cannot be written"
             )
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        header[name] = {
+        entries[name] = {
             "dtype": _TYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [offset, offset + flat.numel()],
@@ -68,17 +76,41 @@ def write_tensors(
         offset += flat.numel()
         if flat.numel():
             buffers.append(flat.numpy().data)
+    header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts)}} if facts else {}
+    header |= {name: entries[name] for name in state}
     encoded = json.dumps(header).encode()
-    encoded += b" " * (-len(encoded) % 8)
-    _write_over(path, [struct.pack("<Q", len(encoded)), encoded, *buffers], durable)
+    encoded += b" " * (-len(encoded) % _ALIGNMENT)
+    _write_over(path, [_LENGTH.pack(len(encoded)), encoded, *buffers], durable)
 
 
 def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any]]:
-    """Tensors and facts of a file. Without `copy` the tensors are views of it: they change when it does."""
-    with safe_open(path, framework="pt") as file:
-        facts = json.loads((file.metadata() or {}).get("facts", "{}"))
-        state: State = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    return ({name: tensor.clone() for name, tensor in state.items()} if copy else state), facts
+    """Tensors and facts of a file. Without `copy` the tensors are views of it: they change when it does.
+
+    Raises TrainingError for a file that is cut short.
+    """
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        try:
+            start = _LENGTH.size + _LENGTH.unpack(file.read(_LENGTH.size))[0]
+            header: dict[str, Any] = json.loads(file.read(start - _LENGTH.size))
+        except (struct.error, ValueError) as error:
+            raise TrainingError(f"{path} is damaged; restore the run's folder, or start anew") from error
+        facts = json.loads(header.pop("__metadata__", {}).get("facts", "{}"))
+        if size != start + max((entry["data_offsets"][1] for entry in header.values()), default=0):
+            raise TrainingError(f"{path} is cut short; restore the run's folder, or start anew")
+        if copy:
+            buffer = torch.empty(size - start, dtype=torch.uint8)
+            file.readinto(buffer.numpy().data)
+        else:
+            # A private mapping is writable, as torch wants it, and never written to.
+            mapped = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
+            buffer = torch.frombuffer(mapped, dtype=torch.uint8)[start:]
+    return {name: _view(buffer, entry) for name, entry in header.items()}, facts
+
+
+def _view(buffer: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
+    begin, end = entry["data_offsets"]
+    return buffer[begin:end].view(_NAMES[entry["dtype"]]).reshape(entry["shape"])
 
 
 def _write_over(path: Path, buffers: list[memoryview | bytes], durable: bool) -> None:
@@ -96,6 +128,6 @@ def _write_over(path: Path, buffers: list[memoryview | bytes], durable: bool) ->
                 pending[0] = pending[0][written:]
         os.ftruncate(descriptor, total)
         if durable:
-            os.fsync(descriptor)
+            _sync(descriptor)
     finally:
         os.close(descriptor)

@@ -1,0 +1,163 @@
+"""One round of a phase: who takes part, what they are sent, and what their answers come to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.algorithm import Algorithm, Memory, Phase, State
+from training.engine.client import Surroundings
+from training.engine.egress import SiteSpec, may_take_part
+from training.engine.folder import Slot
+from training.engine.history import Observer, RoundEntry, SiteEntry
+from training.engine.pool import Pool
+from training.engine.reduction import Reducer
+from training.engine.seeds import generator
+from training.engine.tensorfile import read_tensors, size_of, write_tensors
+from training.engine.worker import Delivery, Failure, Task
+from training.errors import AlgorithmError, RoundFailed, SiteFailed
+
+METRIC_BYTES = 8  # a metric travels as one float64
+
+
+class Rounds:
+    """Runs rounds over a pool of workers; knows nothing of checkpoints."""
+
+    def __init__(
+        self,
+        algorithm: Algorithm[Any],
+        sites: Sequence[SiteSpec],
+        surroundings: Surroundings,
+        pool: Pool,
+        exchange: Path,
+        *,
+        participation: float,
+        observer: Observer,
+    ) -> None:
+        self._algorithm = algorithm
+        self._sites = tuple(sites)
+        self._surroundings = surroundings
+        self._pool = pool
+        self._exchange = exchange
+        self._participation = participation
+        self._observer = observer
+
+    def run(
+        self, step: int, phase: Phase, round_: int, server: Memory, slots: Mapping[str, Slot]
+    ) -> tuple[Memory, RoundEntry, dict[str, Slot]]:
+        """One round: the server's new memory, what happened, and the slots of the sites' memories.
+
+        Raises RoundFailed when no site delivered, AlgorithmError when the method broke its declaration.
+        """
+        started = time.perf_counter()
+        new_slots = dict(slots)
+        sites, absent = self._participants(phase, round_)
+        self._observer.round_started(phase.name, round_, phase.rounds, tuple(site.name for site in sites))
+        entries: dict[str, SiteEntry] = {}
+        dropped: dict[str, str] = {}
+        if sites:
+            tasks, received = self._tasks(step, phase, round_, server, slots, sites)
+            reducer = Reducer(phase)
+            for answer in self._pool.run(tasks):
+                try:
+                    delivery = _take(phase, answer, reducer)
+                except SiteFailed as error:
+                    dropped[answer.site] = str(error)
+                    self._observer.warning(
+                        f"phase '{phase.name}', round {round_ + 1}: site {answer.site} dropped: {error}"
+                    )
+                    continue
+                if delivery.slot is not None:
+                    new_slots[answer.site] = delivery.slot
+                entries[answer.site] = _entry(delivery, received[answer.site])
+                self._observer.site_finished(phase.name, round_, answer.site, entries[answer.site])
+            if not entries:
+                reasons = "; ".join(f"{site}: {reason}" for site, reason in dropped.items())
+                raise RoundFailed(
+                    f"phase '{phase.name}', round {round_ + 1}: no site delivered ({reasons}). "
+                    "Mend the cause and resume"
+                )
+            context = self._surroundings.context(phase.name, round_, phase.rounds)
+            server = self._algorithm.server_step(context, server, reducer.result())
+        else:
+            self._observer.warning(f"phase '{phase.name}' skipped: {'; '.join(sorted(set(absent.values())))}")
+        seconds = time.perf_counter() - started
+        entry = RoundEntry(phase.name, round_, phase.rounds, seconds, entries, dropped, absent)
+        return server, entry, new_slots
+
+    def _participants(self, phase: Phase, round_: int) -> tuple[tuple[SiteSpec, ...], dict[str, str]]:
+        """The sites of a round in their fixed order, and why the others are not asked."""
+        absent: dict[str, str] = {}
+        for site in self._sites:
+            if phase.consent and not site.consents:
+                absent[site.name] = f"no consent to '{phase.name}'"
+            elif not may_take_part(phase, site):
+                kinds = ", ".join(sorted({group.kind for group in phase.uploads if group.essential}))
+                absent[site.name] = f"egress policy does not allow what '{phase.name}' uploads ({kinds})"
+        able = [site for site in self._sites if site.name not in absent]
+        if able and self._participation < 1 and not phase.everyone and not phase.consent:
+            count = max(1, round(self._participation * len(able)))
+            draw = generator(self._surroundings.seed, phase.name, round_, "", "participation")
+            drawn = set(torch.randperm(len(able), generator=draw)[:count].tolist())
+            absent |= {site.name: "not drawn" for index, site in enumerate(able) if index not in drawn}
+        return tuple(site for site in able if site.name not in absent), absent
+
+    def _tasks(
+        self,
+        step: int,
+        phase: Phase,
+        round_: int,
+        server: Memory,
+        slots: Mapping[str, Slot],
+        sites: Sequence[SiteSpec],
+    ) -> tuple[list[Task], dict[str, dict[str, int]]]:
+        """The sites' tasks with their downloads written out, and the bytes each site downloads by group."""
+        files: dict[tuple[int, ...], Path] = {}
+        kept: list[State] = []  # keeps the tensors alive, so that an id stands for one of them only
+        tasks: list[Task] = []
+        received: dict[str, dict[str, int]] = {}
+        declared = sorted(group.name for group in phase.downloads)
+        for index, site in enumerate(sites):
+            states = self._algorithm.broadcast(phase, server, site.name)
+            if sorted(states) != declared:
+                raise AlgorithmError(
+                    f"phase '{phase.name}': declared the downloads {declared}, made {sorted(states)}"
+                )
+            for state in states.values():
+                if _key(state) not in files:
+                    kept.append(state)
+                    files[_key(state)] = self._exchange / f"down-{len(kept)}"
+                    write_tensors(files[_key(state)], state)
+            received[site.name] = {name: size_of(state) for name, state in states.items()}
+            downloads = {name: files[_key(state)] for name, state in states.items()}
+            # The pool runs at most its window ahead, so this many upload files are enough.
+            upload = self._exchange / f"up-{index % self._pool.window}"
+            tasks.append(Task(site.name, step, round_, downloads, slots.get(site.name), upload))
+        return tasks, received
+
+
+def _key(state: State) -> tuple[int, ...]:
+    """What two states that hold the same tensors have in common."""
+    return tuple(id(part) for name, tensor in state.items() for part in (name, tensor))
+
+
+def _take(phase: Phase, answer: Delivery | Failure, reducer: Reducer) -> Delivery:
+    """Add a delivery to the round. Raises SiteFailed when it cannot be, AlgorithmError if it never can."""
+    if isinstance(answer, Failure):
+        raise AlgorithmError(answer.reason) if answer.fatal else SiteFailed(answer.reason)
+    # Totals are made from views; what is kept must outlive the file's next use.
+    kept = {group.name for group in phase.uploads if group.reduction in ("collect", "concat")}
+    uploads = {name: read_tensors(path, copy=name in kept)[0] for name, path in answer.files.items()}
+    reducer.add(answer.site, uploads, answer.weight, answer.metrics)
+    return answer
+
+
+def _entry(delivery: Delivery, received: Mapping[str, int]) -> SiteEntry:
+    sent = dict(delivery.sent)
+    if delivery.metrics:
+        sent["metrics"] = METRIC_BYTES * len(delivery.metrics)
+    return SiteEntry(delivery.weight, delivery.metrics, sent, received, delivery.withheld, delivery.seconds)
