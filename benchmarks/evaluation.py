@@ -26,9 +26,9 @@ def patient_dice(network: nn.Module, cases: Iterable[Case], task: Task) -> dict[
     for case in cases:
         scan = decode(case.image.read_bytes())
         prepared = prepare(scan, task)
-        probabilities = _probabilities(network, torch.from_numpy(prepared.slices))
-        predicted = torch.from_numpy(restore(probabilities.numpy(), prepared.geometry))
-        truth = torch.from_numpy(class_map(decode(case.mask.read_bytes()), task))
+        probabilities = _probabilities(network, torch.tensor(prepared.slices))
+        predicted = torch.tensor(restore(probabilities.numpy(), prepared.geometry))
+        truth = torch.tensor(class_map(decode(case.mask.read_bytes()), task))
         voxels.setdefault(case.patient, []).append((predicted.flatten(), truth.flatten()))
     classes = len(task.classes)
     return {patient: _dice(pairs, classes) for patient, pairs in sorted(voxels.items())}
@@ -38,7 +38,7 @@ def patient_dice(network: nn.Module, cases: Iterable[Case], task: Task) -> dict[
 def _probabilities(network: nn.Module, slices_SCHW: Tensor) -> Tensor:
     network.eval()
     device = next(network.parameters()).device
-    parts = [torch.softmax(network(part.to(device)), dim=1).cpu() for part in slices_SCHW.split(BATCH)]
+    parts = [torch.softmax(network(part.to(device)), dim=1).cpu() for part in torch.split(slices_SCHW, BATCH)]
     return torch.cat(parts)
 
 

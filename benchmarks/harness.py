@@ -52,14 +52,15 @@ class Rows:
         return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
     def append(self, row: Mapping[str, JSON]) -> None:
-        """Add one row; when this returns it is on the disk."""
+        """Add one row; when this returns it is on the disk. A cell that has a row keeps that one."""
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            content = self.path.read_bytes()
-            end = content.rfind(b"\n") + 1
+            if key(row["cell"]) in self.finished():
+                return
+            end = self.path.read_bytes().rfind(b"\n") + 1
             os.ftruncate(descriptor, end)
             os.pwrite(descriptor, line, end)
             os.fsync(descriptor)
@@ -106,8 +107,8 @@ def run(
 
 
 def describe(cell: Cell) -> str:
-    """The cell for a person: `seed=0 fold=1`."""
-    return " ".join(f"{name}={value}" for name, value in cell.items())
+    """The cell for a person: `seed=0 fold=1`; nested parameters are left to the row."""
+    return " ".join(f"{name}={value}" for name, value in cell.items() if not isinstance(value, Mapping))
 
 
 def made_with() -> dict[str, str]:

@@ -104,7 +104,8 @@ class Experiment:
         if cell["trained"] == "federation":
             return self._federated(cell, task, sites, config, work)
         alone = FedAvg(_plain(config), task)
-        dice, curves = {}, {}
+        dice: dict[str, dict[str, float | None]] = {}
+        curves: dict[str, list[float]] = {}
         for site in sites:
             publication, history = self._train(alone, cell, task, [site], work / f"local-{site.name}")
             dice[site.name] = self._test(alone, publication.models[0].weights, site, task)
@@ -121,8 +122,11 @@ class Experiment:
             _plain(config).model_copy(update={"rounds": cell["tuning_rounds"]}), task, weights[None]
         )
         dice: dict[str, dict[str, Any]] = {"global": {}, "personal": {}, "fine-tuned": {}}
-        curves = {"global": _curve(history, "val_dice"), "personal": _curve(history, "personal_val_dice")}
-        curves["fine-tuned"] = {}
+        curves = {
+            "global": _curve(history, "val_dice"),
+            "personal": _curve(history, "personal_val_dice"),
+            "fine-tuned": {},
+        }
         for site in sites:
             tuned, tuning_history = self._train(tuning, cell, task, [site], work / f"tuned-{site.name}")
             curves["fine-tuned"] |= _curve(tuning_history, "val_dice")

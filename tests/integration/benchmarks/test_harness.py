@@ -102,6 +102,13 @@ def test_failed_cell_keeps_what_was_finished_and_its_own_folder(tmp_path: Path) 
     assert checkpoint.read_text() == "half"
 
 
+def test_a_cell_keeps_its_first_row(tmp_path: Path) -> None:
+    rows = Rows(tmp_path / "rows.jsonl")
+    for result in (1, 2):
+        rows.append({"cell": {"n": 1}, "result": result})
+    assert [row["result"] for row in rows.read()] == [1]
+
+
 def _append(path: Path, first: int) -> None:
     for n in range(first, first + 50):
         Rows(path).append({"cell": {"n": n}, "result": "x" * n})
