@@ -29,8 +29,8 @@ _CONSTANT = 1e-6
 def describe(slices: NDArray[np.float32]) -> tuple[tuple[float, ...], bool]:
     """A number per descriptor, and whether the scan is constant, of a network's input [S, C, H, W].
 
-    Up to eight slices, evenly spaced, are brought to zero mean and unit variance together, whatever the task's
-    normalisation; of neighbouring slices and colours the middle one is looked at.
+    Up to eight slices, evenly spaced, are brought to zero mean and unit variance together, whatever the
+    task's normalisation; of neighbouring slices and colours the middle one is looked at.
     """
     count, channels = slices.shape[:2]
     chosen = np.unique(((np.arange(_SLICES) + 0.5) * count / _SLICES).astype(int))

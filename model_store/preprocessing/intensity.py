@@ -22,7 +22,7 @@ _CONSTANT = 1e-6
 
 
 def is_grey(voxels: NDArray[Any]) -> bool:
-    """Whether voxels [..., C] have no colour: one channel, or three equal ones, as many programs save grey."""
+    """Whether voxels [..., C] have no colour: one channel, or three equal ones as programs save grey."""
     return voxels.shape[-1] == 1 or bool(
         np.array_equal(voxels[..., 0], voxels[..., 1]) and np.array_equal(voxels[..., 1], voxels[..., 2])
     )

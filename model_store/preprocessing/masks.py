@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 from model_store.errors import ScanMismatch, TaskError
 from model_store.preprocessing.geometry import Geometry
 from model_store.preprocessing.intensity import is_grey
+from model_store.preprocessing.resample import sample
 from model_store.preprocessing.slices import network_to_slices, stacked
 from model_store.scans.types import Scan
 from model_store.task import Task
@@ -68,16 +68,7 @@ def resample_nearest(
 ) -> NDArray[np.uint8]:
     """Classes on a grid of `shape` that `to_own` maps into the grid of `classes`; background outside."""
     sampled = np.empty(shape, np.uint8)
-    ndimage.affine_transform(
-        classes,
-        to_own[:3, :3],
-        to_own[:3, 3],
-        output_shape=shape,
-        output=sampled,
-        order=0,
-        mode="grid-constant",
-        cval=0,
-    )
+    sample(classes, to_own, sampled, order=0, outside="zero")
     return sampled
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
-from scipy import ndimage
 
 from model_store.preprocessing.geometry import Geometry
+from model_store.preprocessing.resample import sample
 from model_store.preprocessing.slices import network_to_slices, unstacked
 
 # Closer than this, rounding could decide between two classes, and both are looked at (see `_two_classes`).
@@ -122,20 +122,12 @@ def _resized(plane: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.f
 def _onto_own_grid(probabilities: NDArray[np.float32], geometry: Geometry) -> NDArray[np.uint8]:
     """Trilinear, from the network's pixels straight to an oblique volume's voxels, slab by slab."""
     to_own = np.array(geometry.to_own) @ network_to_slices(geometry)
-    to_network = np.linalg.inv(to_own)
+    to_network = np.asarray(np.linalg.inv(to_own), np.float64)
     i, j, k = geometry.grid
     labels = np.empty((i, j, k), np.uint8, order="F")
     slab = np.empty((probabilities.shape[1], i, j, 1), np.float32)
     for index in range(k):
         for channel, target in enumerate(slab):
-            ndimage.affine_transform(
-                probabilities[:, channel],
-                to_network[:3, :3],
-                to_network[:3, 3] + to_network[:3, 2] * index,
-                output_shape=(i, j, 1),
-                output=target,
-                order=1,
-                mode="nearest",
-            )
+            sample(probabilities[:, channel], to_network, target, (0, 0, index), order=1, outside="nearest")
         _argmax(slab[..., 0], labels[..., index])
     return labels

@@ -7,9 +7,9 @@ from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import ndimage
 
 from model_store.preprocessing.geometry import Geometry
+from model_store.preprocessing.resample import sample
 
 
 class NativeSlices(Sequence[NDArray[Any]]):
@@ -66,15 +66,8 @@ class NativeSlices(Sequence[NDArray[Any]]):
         to_own = np.array(self._geometry.to_own)
         plane = np.empty((rows, columns, self._stack.shape[-1]), np.float32)
         for channel in range(plane.shape[-1]):
-            ndimage.affine_transform(
-                self._stack[..., channel],
-                to_own[:3, :3],
-                to_own[:3, 3] + to_own[:3, 0] * index,
-                output_shape=(1, rows, columns),
-                output=plane[None, ..., channel],
-                order=1,
-                mode="nearest",
-            )
+            volume, target = self._stack[..., channel], plane[None, ..., channel]
+            sample(volume, to_own, target, (index, 0, 0), order=1, outside="nearest")
         inside = self.inside(index)
         assert inside is not None
         plane[~inside] = self._fill
