@@ -28,7 +28,6 @@ broker = Broker(settings)
 worker = celery_app(settings, broker.celery_url)
 
 
-@setup_logging.connect
 def _configure_logging(**_: object) -> None:
     # A receiver of this signal is what keeps Celery from setting up logging of its own.
     logs.configure(settings, whole_process=True)
@@ -36,14 +35,12 @@ def _configure_logging(**_: object) -> None:
     warnings.simplefilter("ignore", CPendingDeprecationWarning)
 
 
-@worker_init.connect
 def _prepare(**_: object) -> None:
     broker.start()
     with _database() as database:
         upgrade(database)
 
 
-@worker_shutdown.connect
 def _finish(**_: object) -> None:
     broker.stop()
 
@@ -59,7 +56,6 @@ def _database() -> Iterator[Database]:
         database.dispose()
 
 
-@worker.task(name=VERIFY_STORE)
 def verify() -> None:
     """Hash every artefact of the store again, and record what was found."""
     with _database() as database:
@@ -67,3 +63,10 @@ def verify() -> None:
     for reference, wrong in verdict.damaged.items():
         _log.error("%s is damaged: %s", reference, wrong)
     _log.info("verified %d versions, %d damaged", verdict.versions, len(verdict.damaged))
+
+
+# Called, not used as decorators: Celery has no types, and a decorator without them takes a function's own away.
+setup_logging.connect(_configure_logging)
+worker_init.connect(_prepare)
+worker_shutdown.connect(_finish)
+worker.task(name=VERIFY_STORE)(verify)

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from service.settings import Settings
+
+
+def test_a_laptop_needs_no_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("LOCUM_STORE", "LOCUM_STATE_DIR", "LOCUM_DATABASE_URL", "LOCUM_REDIS_URL", "LOCUM_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    settings = Settings()
+    assert settings.host == "127.0.0.1"
+    assert settings.store == tmp_path / ".locum/store"
+    assert settings.resolved_database_url == f"sqlite:///{tmp_path}/.locum/state/locum.db"
+    assert settings.redis_url is None
+
+
+def test_a_relative_path_is_fixed_when_it_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LOCUM_STORE", "artefacts")
+    settings = Settings()
+    monkeypatch.chdir("/")
+    assert settings.store == tmp_path / "artefacts"
+
+
+def test_what_is_given_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCUM_PORT", "9000")
+    assert Settings().port == 9000
+    assert Settings(port=9001).port == 9001
+
+
+def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCUM_DATABASE_URL", "postgresql+psycopg://locum:open-sesame@db/locum")
+    monkeypatch.setenv("LOCUM_REDIS_URL", "redis://:open-sesame@redis/0")
+    settings = Settings()
+    assert "open-sesame" not in repr(settings)
+    assert "open-sesame" in settings.resolved_database_url
+
+
+@pytest.mark.parametrize(("name", "value"), [("port", 70000), ("inference_slots", 0), ("device", "tpu")])
+def test_what_makes_no_sense_is_refused_by_name(name: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=name):
+        Settings(**{name: value})  # type: ignore[arg-type]
+
+
+def test_settings_do_not_change() -> None:
+    with pytest.raises(ValidationError, match="frozen"):
+        Settings().port = 1
