@@ -1,0 +1,160 @@
+"""Federate the hospitals of a folder and publish what they learned.
+
+    python -m training.federate --method iop-fl --data DIR --out STORE --consent all
+
+Without --data, the phantom federation is written and used. What goes wrong is told in words, with exit code 2;
+a run that was killed goes on with --resume.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from model_store.errors import LocumStoreError
+from model_store.store import Store
+from training.config import MethodConfig, RunConfig, parse, read_sections
+from training.data.federation import TASK_FILE, load_federation
+from training.errors import TrainingError
+from training.methods import method as find_method
+from training.methods import methods
+from training.phantom import write_federation
+from training.progress import open_progress
+from training.record import RECORD_FILE, RunRecord
+from training.run import Result, Run, execute
+
+REPORT_FILE = "report.html"
+FAILED, INTERRUPTED = 2, 130
+
+
+def federate(
+    method: Annotated[str, typer.Option(help="One of: " + ", ".join(methods()) + ".")],
+    data: Annotated[Path | None, typer.Option(help="The federation's folder; without it, a phantom.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The store to publish to.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of the published model; the task's by default.")] = None,
+    leave_out: Annotated[list[str] | None, typer.Option(help="A site to leave out; may be repeated.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of everything random in the run.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML with the sections `method` and `run`.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes; decides no result.")] = None,
+    consent: Annotated[
+        str | None, typer.Option(help="Who agrees to the export of personal models: `all`, or SITE,SITE.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="The run's folder; beside the store by default.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+) -> None:
+    """Federate the hospitals of a folder and publish what they learned."""
+    console = Console(stderr=True)
+    try:
+        settings = {"leave_out": leave_out or None, "seed": seed, "consent": _consent(consent)}
+        _federate(method, data, out, name, config, {"rounds": rounds}, settings, workers, run, resume)
+    except (TrainingError, LocumStoreError) as error:
+        console.print(f"[bold red]error[/] {_escaped(error)}", highlight=False, soft_wrap=True)
+        raise typer.Exit(FAILED) from None
+    except KeyboardInterrupt:
+        console.print("stopped; add --resume to the same command to go on", highlight=False)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+def _federate(
+    method: str,
+    data: Path | None,
+    out: Path | None,
+    name: str | None,
+    config: Path | None,
+    method_options: dict[str, Any],
+    run_options: dict[str, Any],
+    workers: int | None,
+    folder: Path | None,
+    resume: bool,
+) -> None:
+    method_section, run_section = read_sections(config)
+    method_section |= {field: value for field, value in method_options.items() if value is not None}
+    run_section |= {field: value for field, value in run_options.items() if value is not None}
+    where = str(config) if config else "the options"
+    method_config: MethodConfig = parse(
+        find_method(method).config, method_section, f"{where}, method {method}"
+    )
+    run_config = parse(RunConfig, run_section, f"{where}, run")
+    state = Path(os.environ.get("LOCUM_STATE_DIR", ".locum"))
+    federation = load_federation(data or _phantom(state))
+    job = Run(federation, method, method_config, run_config)
+    store = Store(out or state / "store")
+    folder = folder or store.root.parent / "runs" / job.id
+    warnings: list[str] = []
+    with open_progress() as progress:
+        title = f"{method} on {name or federation.task.name}"
+        progress.run_started(title, job.algorithm().plan(), [site.name for site in job.sites()])
+        if federation.inferred:
+            folder.mkdir(parents=True, exist_ok=True)
+            federation.task.dump(folder / TASK_FILE)
+            warnings.append(
+                f"there is no {TASK_FILE} in {federation.root}; one was inferred and written to "
+                f"{folder / TASK_FILE}: look at it, and put it into the federation's folder"
+            )
+            progress.warning(warnings[-1])
+        result = execute(
+            job, folder, workers=workers, resume=resume, observer=progress, store=store, name=name
+        )
+        for artefact in result.artefacts:
+            progress.published(str(artefact), artefact.digest)
+    _conclude(result, store, folder, warnings)
+
+
+def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -> None:
+    """Write record and report, and say where everything is."""
+    # Drawing is needed once, at the end, here; worker processes import this module when they start.
+    from training.report import write_report
+
+    record = RunRecord.of(result, warnings)
+    lines = {
+        "model": f"{result.artefacts[-1]}   in {store.root}",
+        "record": str(record.write(folder / RECORD_FILE)),
+        "report": str(write_report(record, folder / REPORT_FILE)),
+    }
+    console = Console()
+    for label, value in lines.items():
+        console.print(f"{label:>7}  {_escaped(value)}", highlight=False, soft_wrap=True)
+    unexported = [entry for entry in result.history if entry.phase == "export" and not entry.sites]
+    if unexported:
+        console.print(
+            "No hospital agreed to the export of its personal model: only the global model was published.\n"
+            "To publish the others too, run again with --consent all, or --consent SITE,SITE.",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _consent(text: str | None) -> tuple[str, ...] | Literal["all"] | None:
+    if text is None:
+        return None
+    if text.strip() == "all":
+        return "all"
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def _phantom(state: Path) -> Path:
+    """The phantom federation, written once."""
+    root = state / "phantom"
+    if not root.exists():
+        staged = root.with_name(f"phantom-{os.getpid()}")
+        write_federation(staged)
+        try:
+            staged.rename(root)
+        except OSError:
+            # Another process was quicker, with the same bytes.
+            shutil.rmtree(staged)
+    return root
+
+
+def _escaped(value: object) -> str:
+    return str(value).replace("[", "\\[")
+
+
+if __name__ == "__main__":
+    typer.run(federate)
