@@ -98,7 +98,8 @@ def batches(
     order = torch.randperm(len(slices), generator=generator)
     images, targets = torch.from_numpy(slices.images), torch.from_numpy(slices.targets)
     recipe = (augmentation or Augmentation()) if augment else None
-    for chosen in torch.split(order, batch_size):
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
         batch = images[chosen], targets[chosen]
         yield transform(*batch, *recipe.draw(len(chosen), generator)) if recipe else batch
 

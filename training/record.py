@@ -1,0 +1,134 @@
+"""The record of a run: what was run, what happened in each round and what was published, as one JSON file.
+
+It has no weight, no image and no patient's name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+
+from model_store.durable import write_durably
+from model_store.manifest import ModelManifest
+from model_store.task import Task
+from training.data.cases import SPLITS, Site
+from training.engine.history import RoundEntry
+from training.errors import TrainingError
+from training.publish import software
+from training.run import Result
+
+RECORD_FILE = "record.json"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SiteRecord(_Strict):
+    """A site's size: files and patients by split, and whether it was left out of the run."""
+
+    name: str
+    files: dict[str, int]
+    patients: dict[str, int]
+
+
+class PublishedRecord(_Strict):
+    """An artefact that the run put into the store. `role` is the kind for one that is made of others."""
+
+    reference: str
+    digest: str
+    kind: str
+    role: str
+    site: str | None
+    metrics: dict[str, float]
+
+
+class RunRecord(_Strict):
+    """A finished run."""
+
+    schema_version: int = 1
+    run: str
+    method: str
+    task: Task
+    task_inferred: bool
+    data: str
+    sites: tuple[SiteRecord, ...]
+    left_out: tuple[str, ...]
+    config: dict[str, JsonValue]
+    settings: dict[str, JsonValue]
+    rounds: tuple[RoundEntry, ...]
+    published: tuple[PublishedRecord, ...] = ()
+    warnings: tuple[str, ...] = ()
+    software: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, result: Result, warnings: Sequence[str] = ()) -> RunRecord:
+        """What there is to say of a finished run; `warnings` are those that a person was shown."""
+        run = result.run
+        return cls(
+            run=run.id,
+            method=run.method,
+            task=run.federation.task,
+            task_inferred=run.federation.inferred,
+            data=run.federation.digest,
+            sites=tuple(_site_record(site) for site in run.sites()),
+            left_out=run.settings.leave_out,
+            config=run.config.model_dump(mode="json"),
+            settings=run.settings.model_dump(mode="json"),
+            rounds=result.history,
+            published=tuple(
+                PublishedRecord(
+                    reference=str(artefact),
+                    digest=artefact.digest,
+                    kind=artefact.manifest.kind,
+                    role=artefact.manifest.role
+                    if isinstance(artefact.manifest, ModelManifest)
+                    else artefact.manifest.kind,
+                    site=artefact.manifest.site if isinstance(artefact.manifest, ModelManifest) else None,
+                    metrics=artefact.manifest.metrics,
+                )
+                for artefact in result.artefacts
+            ),
+            warnings=tuple(warnings),
+            software=software(),
+        )
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in rounds, over all the starts of a resumed run."""
+        return sum(entry.seconds for entry in self.rounds)
+
+    def traffic(self) -> dict[str, dict[str, int]]:
+        """Bytes over the whole run by direction (`sent`, `received`, as the sites see it) and group."""
+        sent: Counter[str] = Counter()
+        received: Counter[str] = Counter()
+        for entry in self.rounds:
+            for site in entry.sites.values():
+                sent.update(site.sent)
+                received.update(site.received)
+        return {"sent": dict(sent), "received": dict(received)}
+
+    def write(self, path: Path) -> Path:
+        """Write as JSON: the old file or the new one, never half of one."""
+        write_durably(path, (self.model_dump_json(indent=1) + "\n").encode())
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> RunRecord:
+        """The inverse of `write`. Raises TrainingError naming the file."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            raise TrainingError(f"{path} is not the record of a run: {error}") from error
+
+
+def _site_record(site: Site) -> SiteRecord:
+    by_split = {split: site.of_split(split) for split in SPLITS}
+    return SiteRecord(
+        name=site.name,
+        files={split: len(cases) for split, cases in by_split.items()},
+        patients={split: len({case.patient for case in cases}) for split, cases in by_split.items()},
+    )
