@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from model_store.errors import DamagedScan, UnsupportedScan
 from model_store.scans.pixels import decode_pixels
@@ -16,22 +17,59 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # intensities: Pillow only gets to see what makes up the pixels.
 _KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
+# Colour type -> samples per pixel.
+_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+
+# The passes of an image, plain and interlaced (Adam7): first column and row, steps between columns and rows.
+_PLAIN = ((0, 0, 1, 1),)
+_ADAM7 = (
+    *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2)),
+    (0, 1, 1, 2),
+)
+_STEP = 2**20
+
+
+@dataclass(frozen=True)
+class _Header:
+    width: int
+    height: int
+    bits: int
+    colour: int
+    interlaced: bool
+
+    @property
+    def data_bytes(self) -> int:
+        """What the pixels are, inflated: a filter byte and the packed samples of each row of each pass."""
+        total = 0
+        for x, y, dx, dy in _ADAM7 if self.interlaced else _PLAIN:
+            columns, rows = -(-(self.width - x) // dx), -(-(self.height - y) // dy)
+            if columns > 0 and rows > 0:
+                total += rows * (1 + -(-columns * self.bits * _SAMPLES[self.colour] // 8))
+        return total
+
 
 def read_png(data: bytes, limits: Limits) -> Scan:
     """Read a PNG of 1 to 16 bits. A grey sample keeps its value: 0…65535 at 16 bits, 0 and 1 at one bit.
 
     Raises DamagedScan, UnsupportedScan, ScanTooLarge.
     """
-    kept: list[bytes | memoryview] = [SIGNATURE]
-    notes: list[str] = []
-    for kind, body, whole in _chunks(data):
-        if len(kept) == 1:
-            notes += _check_header(kind, body, limits)
+    chunks = _chunks(data)
+    kind, body, whole = next(chunks)
+    header = _header(kind, body)
+    check_sides(header.width, header.height, limits, "PNG")
+    kept: list[bytes | memoryview] = [SIGNATURE, whole]
+    packed: list[memoryview] = []
+    for kind, body, whole in chunks:
         if kind == b"acTL":
             raise UnsupportedScan("PNG: expected one image, found an animation; send one frame")
         if kind in _KEPT:
             kept.append(whole)
-    return decode_pixels(b"".join(kept), "png", tuple(notes))
+        if kind == b"IDAT":
+            packed.append(body)
+    _check_amount(header, packed)
+    note = "16 bits per colour are read as 8; only grey images keep 16"
+    notes = (note,) if header.bits == 16 and header.colour != 0 else ()
+    return decode_pixels(b"".join(kept), "png", notes)
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview, memoryview]]:
@@ -58,16 +96,40 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview, memoryview]]:
         position = end
 
 
-def _check_header(kind: bytes, body: memoryview, limits: Limits) -> list[str]:
+def _header(kind: bytes, body: memoryview) -> _Header:
     if kind != b"IHDR" or len(body) != 13:
         raise DamagedScan(
             f"PNG: expected the header IHDR first, found {_printable(kind)}; send the file again"
         )
-    width, height, bits, colour = struct.unpack(">IIBB", body[:10])
-    check_sides(width, height, limits, "PNG")
-    if bits == 16 and colour != 0:
-        return ["16 bits per colour are read as 8; only grey images keep 16"]
-    return []
+    width, height, bits, colour, _, _, interlace = struct.unpack(">IIBBBBB", body)
+    if colour not in _SAMPLES or bits not in (1, 2, 4, 8, 16) or interlace > 1:
+        raise DamagedScan(
+            f"PNG: its header has {bits} bits, colour type {colour}, interlacing {interlace}, "
+            "which no PNG has; send the file again"
+        )
+    return _Header(width, height, bits, colour, bool(interlace))
+
+
+def _check_amount(header: _Header, packed: list[memoryview]) -> None:
+    """Refuse more or fewer pixels than the header announces.
+
+    Pillow leaves missing rows black, and never says that a thousand times as much follows the last one.
+    """
+    expected, found = header.data_bytes, 0
+    stream = zlib.decompressobj()
+    try:
+        for part in packed:
+            rest: bytes | memoryview = part
+            while rest and found <= expected:
+                found += len(stream.decompress(rest, _STEP))
+                rest = stream.unconsumed_tail
+    except zlib.error as error:
+        raise DamagedScan(f"PNG: the compressed pixels are damaged ({error}); send the file again") from error
+    if found != expected or not stream.eof or stream.unused_data:
+        raise DamagedScan(
+            f"PNG: the header announces {header.width} x {header.height} pixels ({expected} bytes), "
+            f"found {'more' if found >= expected else f'{found} bytes'}; send the whole file"
+        )
 
 
 def _printable(kind: bytes) -> str:

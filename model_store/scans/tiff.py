@@ -40,7 +40,7 @@ class _Entry:
     type: int
     count: int
     raw: bytes  # the four bytes of value or offset
-    first: int  # the first value; the others are for the decoder
+    values: tuple[int, ...]
 
 
 def read_tiff(data: bytes, limits: Limits) -> Scan:
@@ -51,6 +51,7 @@ def read_tiff(data: bytes, limits: Limits) -> Scan:
     order = "<" if data[:2] == b"II" else ">"
     entries = _directory(data, order)
     _check(entries, limits)
+    _check_amount(entries, len(data))
     bits, sample_format = _first(entries, _BITS, 1), _first(entries, _FORMAT, 1)
     grey = _first(entries, _SAMPLES, 1) == 1
     view: type[np.generic] | None = None
@@ -60,7 +61,7 @@ def read_tiff(data: bytes, limits: Limits) -> Scan:
         # Pillow's 32-bit mode is signed, and it refuses big-endian unsigned: the same bits, read as unsigned.
         view = np.uint32
         one = struct.pack(order + "H2x", 2)
-        entries[_FORMAT] = _Entry(_FORMAT, 3, 1, one, 2)
+        entries[_FORMAT] = _Entry(_FORMAT, 3, 1, one, (2,))
     notes = ("16 bits per colour are read as 8; only grey images keep 16",) if bits == 16 and not grey else ()
     return decode_pixels(_rewrite(data, order, entries), "tiff", notes, view)
 
@@ -97,12 +98,12 @@ def _entry(data: bytes, order: str, tag: int, kind: int, count: int, raw: bytes)
         source = data
     if offset + size > len(source):
         raise DamagedScan(f"TIFF: tag {tag} points beyond the end of the file; send the whole file")
-    return _Entry(tag, kind, count, raw, struct.unpack_from(order + letter, source, offset)[0])
+    return _Entry(tag, kind, count, raw, struct.unpack_from(f"{order}{count}{letter}", source, offset))
 
 
 def _first(entries: dict[int, _Entry], tag: int, default: int) -> int:
     entry = entries.get(tag)
-    return entry.first if entry else default
+    return entry.values[0] if entry else default
 
 
 def _check(entries: dict[int, _Entry], limits: Limits) -> None:
@@ -128,6 +129,37 @@ def _check(entries: dict[int, _Entry], limits: Limits) -> None:
         _first(entries, _TILE_HEIGHT, 1) > max(1024, 2 * height)
     ):
         raise DamagedScan("TIFF: its tiles are far larger than its image; save it in strips")
+
+
+def _check_amount(entries: dict[int, _Entry], length: int) -> None:
+    """Refuse strips or tiles that are too few, too short or elsewhere: a decoder may leave them black."""
+    width, height = _first(entries, _WIDTH, 0), _first(entries, _HEIGHT, 0)
+    tiled = _TILE_WIDTH in entries
+    columns = max(1, _first(entries, _TILE_WIDTH, width))
+    rows = _first(entries, _TILE_HEIGHT, height) if tiled else min(_first(entries, _ROWS, height), height)
+    rows = max(1, rows)
+    offsets = entries.get(_TILE_OFFSETS if tiled else _OFFSETS)
+    counts = entries.get(_TILE_COUNTS if tiled else _COUNTS)
+    samples = _first(entries, _SAMPLES, 1)
+    separate = _first(entries, _PLANAR, 1) == 2
+    expected = -(-width // columns) * -(-height // rows) * (samples if separate else 1)
+    if offsets is None or counts is None or not (offsets.count == counts.count == expected):
+        found = 0 if offsets is None else offsets.count
+        raise DamagedScan(
+            f"TIFF: {width} x {height} pixels need {expected} strips or tiles with their lengths, "
+            f"found {found}; save it again"
+        )
+    if any(o + c > length for o, c in zip(offsets.values, counts.values, strict=True)):
+        raise DamagedScan("TIFF: a strip lies beyond the end of the file; send the whole file")
+    if _first(entries, _COMPRESSION, 1) == 1:
+        per_row = -(-columns * _first(entries, _BITS, 1) * (1 if separate else samples) // 8)
+        # The last strip may be shorter than the others; a last tile may not.
+        needed = expected * rows * per_row if tiled else height * per_row * (samples if separate else 1)
+        if sum(counts.values) < needed:
+            raise DamagedScan(
+                f"TIFF: {width} x {height} pixels need {needed} bytes, found {sum(counts.values)}; "
+                "send the whole file"
+            )
 
 
 def _rewrite(data: bytes, order: str, entries: dict[int, _Entry]) -> bytes:
