@@ -2,7 +2,7 @@
 
     python -m training.federate --method iop-fl --data DIR --out STORE --consent all
 
-Without --data, the phantom federation is written and used. What goes wrong is told in words, with exit code 2;
+Without --data, the phantom federation is written and used. What goes wrong is told in words, exit code 2;
 a run that was killed goes on with --resume.
 """
 

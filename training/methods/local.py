@@ -14,7 +14,6 @@ from model_store.manifest import NetworkSpec
 from personalization.losses import soft_dice_loss
 from personalization.metrics import foreground_dice
 from personalization.networks import build, initialise
-from personalization.state import clone
 from training.algorithm import State
 from training.data.dataset import SliceSet, batches
 
@@ -41,13 +40,22 @@ def network_of(spec: NetworkSpec, state: Mapping[str, Tensor], device: torch.dev
     # On the meta device no initial weights are drawn only to be dropped.
     with torch.device("meta"):
         network = build(spec.name, **spec.arguments)
-    network.load_state_dict(clone(state), assign=True)
+    network.load_state_dict({name: _channels_last(tensor) for name, tensor in state.items()}, assign=True)
     return network.to(device)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """A copy with channels innermost, where convolutions take a sixth less time on a CPU."""
+    innermost = torch.channels_last if tensor.ndim == 4 else torch.preserve_format
+    return tensor.detach().clone(memory_format=innermost)
 
 
 def state_of(network: nn.Module) -> State:
     """A copy of a network's parameters and buffers on the CPU."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in network.state_dict().items()
+    }
 
 
 def train_locally(
@@ -83,7 +91,9 @@ def predict(network: nn.Module, slices: SliceSet, batch_size: int = 16) -> Tenso
     network.eval()
     device = next(network.parameters()).device
     parts = torch.split(torch.from_numpy(slices.images), batch_size)
-    return torch.cat([network(part.to(device)).argmax(dim=1).to(torch.uint8).cpu() for part in parts])
+    # A copy is aligned as torch aligns, whatever numpy did: some kernels add up in another order otherwise.
+    classes = [network(part.clone().to(device)).argmax(dim=1).to(torch.uint8).cpu() for part in parts]
+    return torch.cat(classes)
 
 
 def dice_per_patient(

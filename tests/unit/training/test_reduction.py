@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from training.algorithm import Group, Phase
+from training.engine.reduction import Reducer
+from training.errors import SiteFailed
+
+PHASE = Phase(
+    "train",
+    1,
+    (),
+    (
+        Group("weights", "weights", "mean"),
+        Group("total", "statistics", "sum"),
+        Group("tokens", "features", "concat"),
+        Group("notes", "statistics", "collect"),
+    ),
+)
+
+
+def uploads(w, total, tokens, note, count=3):
+    return {
+        "weights": {"w": torch.tensor(w), "n": torch.tensor(count)},
+        "total": {"t": torch.tensor([total])},
+        "tokens": {"k": torch.tensor(tokens)},
+        "notes": {"x": torch.tensor(note)},
+    }
+
+
+def test_each_reduction_by_hand():
+    reducer = Reducer(PHASE)
+    reducer.add("A", uploads([1.0, 2.0], 1.0, [[1.0], [2.0]], 0.5), 1.0, {"loss": 0.1})
+    reducer.add("B", uploads([5.0, 4.0], 10.0, [[3.0]], 1.5, count=9), 3.0, {})
+    result = reducer.result()
+    assert result.reduced["weights"]["w"].tolist() == [(1 + 3 * 5) / 4, (2 + 3 * 4) / 4]
+    assert result.reduced["weights"]["n"].item() == 3  # an integer buffer is the first site's
+    assert result.reduced["total"]["t"].tolist() == [11.0]
+    assert result.reduced["tokens"]["k"].tolist() == [[1.0], [2.0], [3.0]]
+    assert {site: state["x"].item() for site, state in result.collected["notes"].items()} == {
+        "A": 0.5,
+        "B": 1.5,
+    }
+    assert result.weights == {"A": 1.0, "B": 3.0}
+    assert result.metrics == {"A": {"loss": 0.1}, "B": {}}
+
+
+def test_the_mean_of_many_is_that_of_float64():
+    values = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)) * 1e3
+    weights = [1.0 + index for index in range(50)]
+    reducer = Reducer(Phase("p", 1, (), (Group("weights", "weights"),)))
+    for index, weight in enumerate(weights):
+        reducer.add(str(index), {"weights": {"w": values[index]}}, weight, {})
+    w = torch.tensor(weights, dtype=torch.float64)
+    expected = (values.double() * w[:, None]).sum(0) / w.sum()
+    assert torch.equal(reducer.result().reduced["weights"]["w"], expected.float())
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (uploads([float("nan"), 1.0], 1.0, [[1.0]], 1.0), "'w' has 1 of 2 values that are not finite"),
+        (uploads([1.0, 1.0], float("inf"), [[1.0]], 1.0), "'t' has 1 of 1"),
+        (uploads([1.0, 1.0, 1.0], 1.0, [[1.0]], 1.0), r"'w': expected \[2\]"),
+        (uploads([1.0, 1.0], 1.0, [[1.0, 2.0]], 1.0), "'k'"),
+        ({"weights": {"other": torch.ones(2)}}, "missing"),
+    ],
+)
+def test_a_site_that_does_not_fit_changes_nothing(bad, message):
+    good, better = uploads([1.0, 2.0], 1.0, [[1.0]], 1.0), uploads([3.0, 4.0], 2.0, [[2.0]], 2.0)
+    with_bad, without = Reducer(PHASE), Reducer(PHASE)
+    with_bad.add("A", good, 1.0, {})
+    with pytest.raises(SiteFailed, match=message):
+        with_bad.add("B", bad, 1.0, {})
+    with_bad.add("C", better, 1.0, {})
+    without.add("A", good, 1.0, {})
+    without.add("C", better, 1.0, {})
+    assert str(with_bad.result()) == str(without.result())
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_must_be_positive(weight):
+    with pytest.raises(SiteFailed, match="positive weight"):
+        Reducer(PHASE).add("A", uploads([1.0], 1.0, [[1.0]], 1.0), weight, {})
+
+
+def test_a_group_that_nobody_lets_out_is_absent():
+    reducer = Reducer(PHASE)
+    reducer.add("A", {"weights": {"w": torch.ones(1)}}, 1.0, {})
+    result = reducer.result()
+    assert set(result.reduced) == {"weights"}
+    assert result.collected == {}
