@@ -165,6 +165,8 @@ def _scaling(header: Any) -> tuple[float, float]:
     return slope, intercept
 
 
+# Damaged numbers overflow on their way to the checks, which judge the result.
+@np.errstate(all="ignore")
 def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """The header's best affine: sform, else qform, else voxel sizes alone."""
     notes: list[str] = []
@@ -186,9 +188,7 @@ def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float6
             "rows and slices are taken as stored, x from left to right as in ANALYZE"
         )
     try:
-        # A damaged quaternion overflows on its way to the checks below; they judge the result.
-        with np.errstate(all="ignore"):
-            affine = np.array(header.get_best_affine(), np.float64)
+        affine = np.array(header.get_best_affine(), np.float64)
     except (ValueError, ArithmeticError, nib.spatialimages.HeaderDataError, np.linalg.LinAlgError) as error:
         raise DamagedScan(f"NIfTI: the header's orientation cannot be read: {error}") from error
     if not np.isfinite(affine).all():

@@ -103,17 +103,9 @@ def test_a_single_slice_without_thickness_is_read_and_says_so() -> None:
 
 def test_qform_alone_and_units_in_metres() -> None:
     half = float(np.sqrt(0.5))
-    scan = decode(
-        nifti1(
-            ramp("i2"),
-            sform_code=0,
-            qform_code=1,
-            quatern=(0.0, 0.0, half),
-            qoffset=(1.0, 2.0, 3.0),
-            pixdim=[1.0, 0.002, 0.003, 0.004, 0, 0, 0, 0],
-            units=1,
-        )  # fmt: skip
-    )
+    pixdim = [1.0, 0.002, 0.003, 0.004, 0, 0, 0, 0]
+    place = {"quatern": (0.0, 0.0, half), "qoffset": (1.0, 2.0, 3.0)}
+    scan = decode(nifti1(ramp("i2"), sform_code=0, qform_code=1, pixdim=pixdim, units=1, **place))
     # A quarter turn about z: the first axis runs to anterior, the second to the left.
     expected = [[0, -0.003, 0, 1], [0.002, 0, 0, 2], [0, 0, 0.004, 3], [0, 0, 0, 1]]
     np.testing.assert_allclose(scan.affine, expected, atol=1e-6)

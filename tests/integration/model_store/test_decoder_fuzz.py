@@ -1,0 +1,40 @@
+"""Ten thousand and more damaged files: each is a Scan or a ScanError, within bounded memory."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MUTATIONS = 12_000
+# What a process that has imported NumPy, nibabel and Pillow maps already is about half of it.
+MEMORY_MIB = 1024
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="memory is limited with POSIX rlimits")
+
+
+def test_mutated_files_are_scans_or_scan_errors() -> None:
+    child = Path(__file__).with_name("decoder_fuzz_child.py")
+    repository = Path(__file__).resolve().parents[3]
+    finished = subprocess.run(
+        [sys.executable, str(child), str(MUTATIONS), "20", str(MEMORY_MIB)],
+        capture_output=True,
+        text=True,
+        cwd=repository,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(repository), "OMP_NUM_THREADS": "1"},
+        timeout=220,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    report = json.loads(finished.stdout)
+    assert report["failures"] == []
+    outcomes = report["outcomes"]
+    assert sum(outcomes.values()) == MUTATIONS
+    # All of them occur: the mutations neither miss everything nor break everything.
+    assert min(outcomes[kind] for kind in ("Scan", "DamagedScan", "UnsupportedScan", "ScanTooLarge")) > 100
+    assert set(outcomes) == {"Scan", "DamagedScan", "UnsupportedScan", "ScanTooLarge"}
+    # Whatever the headers announced: no more than the interpreter, its libraries and a few small scans.
+    assert report["peak_mib"] < 400
