@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
@@ -89,6 +90,9 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     verifier = Verifier(settings, database, queue, measured)
 
     def store_check() -> str:
+        if os.path.lexists(settings.store):
+            # Says why a folder cannot be read, where the store would take it for an empty one.
+            next(settings.store.iterdir(), None)
         names = store.names()
         return f"{len(names)} names in the store" if names else "the store is empty: publish a model"
 

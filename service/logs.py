@@ -46,7 +46,7 @@ class PlainFormatter(logging.Formatter):
 
 
 def configure(settings: Settings, *, whole_process: bool = False) -> None:
-    """Send what Locum and uvicorn say to standard error, and keep uvicorn's access log, with its paths, silent.
+    """Send what Locum and uvicorn say to standard error, but not uvicorn's access log, which has paths in it.
 
     With `whole_process`, the warnings of every library too: for a process that is Locum's own. Calling it
     again changes nothing.

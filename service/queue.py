@@ -60,7 +60,7 @@ class Queue:
     """The sending end."""
 
     def __init__(self, settings: Settings, broker: Broker) -> None:
-        self._broker = broker
+        self.broker = broker
         self._celery = celery_app(settings, broker.celery_url)
 
     def send(self, task: str, *arguments: str | int) -> None:
@@ -80,12 +80,12 @@ class Queue:
     def send_once(self, task: str, *, every_seconds: int) -> bool:
         """Put a task into the queue, unless some process did so within the last `every_seconds`."""
         sent = f"locum:sent:{task}"
-        if not self._broker.client.set(sent, 1, nx=True, ex=every_seconds):
+        if not self.broker.client.set(sent, 1, nx=True, ex=every_seconds):
             return False
         try:
             self.send(task)
         except BrokerError:
-            self._broker.client.delete(sent)
+            self.broker.client.delete(sent)
             raise
         return True
 

@@ -65,7 +65,7 @@ def verify() -> None:
     _log.info("verified %d versions, %d damaged", verdict.versions, len(verdict.damaged))
 
 
-# Called, not used as decorators: Celery has no types, and a decorator without them takes a function's own away.
+# Called, not used as decorators: Celery has no types, and such a decorator takes a function's own away.
 setup_logging.connect(_configure_logging)
 worker_init.connect(_prepare)
 worker_shutdown.connect(_finish)

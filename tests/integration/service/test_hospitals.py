@@ -1,0 +1,276 @@
+"""`/hospitals` and the serving log over HTTP."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from model_store.artefact import Artefact
+from model_store.manifest import GRAPH
+from model_store.store import Store
+
+Publish = Callable[..., Artefact]
+
+WHO = {"actor": "ada", "reason": "better on our validation cases"}
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Publish) -> Any:
+    """On a store with three versions of `bright`, which no test touches."""
+    root = tmp_path_factory.mktemp("store")
+    fill(root, publish_bright)
+    return start(root)
+
+
+@pytest.fixture
+def client(api: Any) -> httpx.Client:
+    client: httpx.Client = api.client
+    return client
+
+
+@pytest.fixture
+def serving(client: httpx.Client) -> str:
+    """`/hospitals/.../serving/bright` of a hospital of the test's own."""
+    return register(client)
+
+
+@pytest.fixture
+def root(tmp_path: Path, publish_bright: Publish) -> Path:
+    """Another such store, to be withdrawn from and damaged."""
+    fill(tmp_path, publish_bright)
+    return tmp_path
+
+
+@pytest.fixture
+def own(start: Callable[..., Any], root: Path) -> httpx.Client:
+    """A client of an API on `root`."""
+    client: httpx.Client = start(root).client
+    return client
+
+
+def fill(root: Path, publish: Publish) -> None:
+    for at in (70, 80, 90):
+        publish(root, at=at)
+    publish(root, "space.part", at=60, part_of="space")
+
+
+def register(client: httpx.Client) -> str:
+    hospital = f"/hospitals/h-{uuid.uuid4().hex}"
+    assert client.put(hospital, json={"name": "North General"}).status_code == 201
+    return f"{hospital}/serving/bright"
+
+
+def assign(client: httpx.Client, serving: str, version: int | str, tag: str) -> httpx.Response:
+    return client.put(serving, json={"version": version, **WHO}, headers={"If-Match": tag})
+
+
+def test_a_hospital_is_registered_changed_and_listed(client: httpx.Client) -> None:
+    body = {"name": "South Clinic", "site": "CS"}
+    made = client.put("/hospitals/south", json=body)
+    assert made.status_code == 201
+    changed = client.put("/hospitals/south", json={"name": "South Clinic"})
+    assert changed.status_code == 200
+    found = client.get("/hospitals/south").json()
+    assert (found["id"], found["name"], found["site"]) == ("south", "South Clinic", None)
+    assert found["created_at"] == made.json()["created_at"] <= found["updated_at"]
+    listed = client.get("/hospitals").json()["hospitals"]
+    assert found in listed
+    assert [hospital["id"] for hospital in listed] == sorted(hospital["id"] for hospital in listed)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/hospitals/no spaces", {"name": "N"}),
+        ("/hospitals/" + "n" * 65, {"name": "N"}),
+        ("/hospitals/n", {}),
+        ("/hospitals/n", {"name": " "}),
+        ("/hospitals/n", {"name": "N", "sites": "CS"}),
+        ("/hospitals/n", {"name": "N" * 201}),
+    ],
+)
+def test_a_bad_registration_is_a_problem(client: httpx.Client, path: str, body: dict[str, str]) -> None:
+    answer = client.put(path, json=body)
+    assert answer.status_code == 422
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert client.get("/hospitals/n").status_code == 404
+
+
+def test_assign_look_assign_roll_back(client: httpx.Client, serving: str) -> None:
+    empty = client.get(serving)
+    assert empty.headers["etag"] == '"0"'
+    assert (empty.json()["version"], empty.json()["because"]) == (3, "newest")
+    first = assign(client, serving, 1, '"0"')
+    assert (first.status_code, first.headers["etag"]) == (200, '"1"')
+    second = assign(client, serving, 2, '"1"')
+    now = client.get(serving)
+    assert now.headers["etag"] == second.headers["etag"] == '"2"'
+    assert (now.json()["version"], now.json()["because"]) == (2, "assigned")
+    assert now.json()["assignment"]["reason"] == WHO["reason"]
+    back = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"2"'})
+    assert (back.status_code, back.json()["version"], back.json()["restores"]) == (200, 1, 1)
+    assert client.get(serving).json()["version"] == 1
+    entries = client.get(f"{serving}/history").json()["entries"]
+    assert [(entry["sequence"], entry["version"]) for entry in entries] == [(1, 1), (2, 2), (3, 1)]
+    again = client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"3"'})
+    assert (again.status_code, again.json()["type"]) == (409, "urn:locum:problem:nothing-to-roll-back")
+
+
+def test_which_version_served_at_an_instant(client: httpx.Client, serving: str) -> None:
+    times = [datetime.now(UTC)]
+    for version in (1, 2):
+        assign(client, serving, version, f'"{version - 1}"')
+        times.append(datetime.now(UTC))
+    found = [client.get(serving, params={"at": time.isoformat()}).json() for time in times]
+    assert [(answer["version"], answer["because"]) for answer in found] == [
+        (3, "newest"),
+        (1, "assigned"),
+        (2, "assigned"),
+    ]
+    long_ago = client.get(serving, params={"at": "2001-01-01T00:00:00Z"}).json()
+    assert (long_ago["version"], long_ago["because"]) == (None, "nothing")
+
+
+@pytest.mark.parametrize("at", ["2001-01-01T00:00:00", "yesterday", "9999-01-01T00:00:00Z"])
+def test_an_instant_needs_a_zone_and_must_have_come(client: httpx.Client, serving: str, at: str) -> None:
+    assert client.get(serving, params={"at": at}).status_code == 422
+
+
+def test_the_newest_of_the_time_is_told_after_a_withdrawal(own: httpx.Client, root: Path) -> None:
+    client, serving = own, register(own)
+    before = datetime.now(UTC)
+    Store(root).withdraw("bright@3", actor="ada", reason="wrong")
+    assert client.get(serving).json()["version"] == 2
+    assert client.get(serving, params={"at": before.isoformat()}).json()["version"] == 3
+
+
+def test_an_assigned_version_that_was_withdrawn_is_said_to_be(own: httpx.Client, root: Path) -> None:
+    client, serving = own, register(own)
+    assign(client, serving, 3, '"0"')
+    before = datetime.now(UTC)
+    Store(root).withdraw("bright@3", actor="ada", reason="wrong")
+    now = client.get(serving).json()
+    assert (now["version"], now["withdrawn"]) == (3, True)
+    assert client.get(serving, params={"at": before.isoformat()}).json()["withdrawn"] is False
+
+
+def test_a_change_must_say_what_it_replaces(client: httpx.Client, serving: str) -> None:
+    body = {"version": 1, **WHO}
+    bare = client.put(serving, json=body)
+    assert (bare.status_code, bare.headers["etag"]) == (428, '"0"')
+    assert client.put(serving, json=body, headers={"If-None-Match": "*"}).status_code == 200
+    late = client.put(serving, json=body, headers={"If-None-Match": "*"})
+    assert (late.status_code, late.headers["etag"]) == (412, '"1"')
+    assert assign(client, serving, 2, '"0"').status_code == 412
+    assert client.post(f"{serving}/rollback", json=WHO).status_code == 428
+    assert client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"9"'}).status_code == 412
+    assert len(client.get(f"{serving}/history").json()["entries"]) == 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"version": 1, "actor": "ada"},
+        {"version": 1, "reason": "why"},
+        {"version": 1, "actor": "  ", "reason": "why"},
+        {"actor": "ada", "reason": "why"},
+        {"version": "newest", "actor": "ada", "reason": "why"},
+        {"version": 1, "actor": "ada", "reason": "why", "force": True},
+    ],
+)
+def test_a_change_has_a_version_an_actor_and_a_reason(
+    client: httpx.Client, serving: str, body: dict[str, Any]
+) -> None:
+    assert client.put(serving, json=body, headers={"If-Match": '"0"'}).status_code == 422
+    assert client.get(serving).headers["etag"] == '"0"'
+
+
+def test_a_version_by_digest(own: httpx.Client, root: Path) -> None:
+    client, serving = own, register(own)
+    digest = Store(root).open("bright@2").digest
+    assert assign(client, serving, digest, '"0"').json()["version"] == 2
+    unknown = assign(client, serving, "sha256:" + "0" * 64, '"1"')
+    assert unknown.status_code == 404
+
+
+def test_what_may_not_serve_is_not_assigned(own: httpx.Client, root: Path) -> None:
+    client, serving = own, register(own)
+    Store(root).withdraw("bright@1", actor="ada", reason="wrong")
+    graph = Store(root).open("bright@2").path / GRAPH
+    graph.chmod(0o644)
+    graph.write_bytes(b"something else")
+    answers = {
+        "withdrawn": assign(client, serving, 1, '"0"').status_code,
+        "damaged": assign(client, serving, 2, '"0"').status_code,
+        "unknown": assign(client, serving, 9, '"0"').status_code,
+        "part": client.put(
+            serving.replace("bright", "space.part"), json={"version": 1, **WHO}, headers={"If-Match": '"0"'}
+        ).status_code,
+        "model": client.get(serving.replace("bright", "heart")).status_code,
+        "hospital": client.get("/hospitals/west/serving/bright").status_code,
+    }
+    assert answers == {
+        "withdrawn": 410,
+        "damaged": 503,
+        "unknown": 404,
+        "part": 409,
+        "model": 404,
+        "hospital": 404,
+    }
+    assert client.get(serving).headers["etag"] == '"0"'
+
+
+def test_a_rollback_to_a_withdrawn_version_is_refused(own: httpx.Client, root: Path) -> None:
+    client, serving = own, register(own)
+    assign(client, serving, 1, '"0"')
+    assign(client, serving, 2, '"1"')
+    Store(root).withdraw("bright@1", actor="ada", reason="wrong")
+    assert client.post(f"{serving}/rollback", json=WHO, headers={"If-Match": '"2"'}).status_code == 410
+    assert client.get(serving).json()["version"] == 2
+
+
+def test_of_two_who_decide_at_once_one_is_told(client: httpx.Client, serving: str) -> None:
+    deciders = 6
+    barrier = threading.Barrier(deciders)
+    statuses: list[int] = []
+
+    def decide() -> None:
+        with httpx.Client(base_url=client.base_url) as mine:
+            barrier.wait()
+            statuses.append(assign(mine, serving, 1, '"0"').status_code)
+
+    threads = [threading.Thread(target=decide) for _ in range(deciders)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(statuses) == [200] + [412] * (deciders - 1)
+
+
+def test_the_log_outlives_the_process(start: Callable[..., Any], root: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'shared.db'}"
+    first = start(root, database_url=url).client
+    serving = register(first)
+    assign(first, serving, 2, '"0"')
+    second = start(root, database_url=url).client
+    assert second.get(serving).json()["version"] == 2
+    # And both see what either does.
+    assert assign(second, serving, 1, '"1"').status_code == 200
+    assert first.get(serving).headers["etag"] == '"2"'
+
+
+def test_times_are_utc_and_follow_each_other(client: httpx.Client, serving: str) -> None:
+    for version in (1, 2, 3):
+        assign(client, serving, version, f'"{version - 1}"')
+    times = [
+        datetime.fromisoformat(entry["at"]) for entry in client.get(f"{serving}/history").json()["entries"]
+    ]
+    assert times == sorted(set(times))
+    assert {time.utcoffset() for time in times} == {timedelta(0)}

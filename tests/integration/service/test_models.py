@@ -1,0 +1,137 @@
+"""`/models` over HTTP, on a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from model_store.artefact import Artefact
+from model_store.manifest import GRAPH, Lineage, NetworkSpec, RoutingSpaceManifest
+from model_store.store import Store
+
+Publish = Callable[..., Artefact]
+
+NETWORK = NetworkSpec(name="threshold", arguments={"slope": 0.5})
+
+
+@pytest.fixture(scope="module")
+def space(tmp_path_factory: pytest.TempPathFactory, publish_bright: Publish) -> Artefact:
+    """A store with a routing space `tumour` (sites aster, birch), and two versions of `bright`."""
+    root = tmp_path_factory.mktemp("store")
+    parts = {
+        role: publish_bright(root, f"tumour.{role}", at=at, part_of="tumour", role="inside", network=NETWORK)
+        for role, at in (("global", 90), ("aster", 91), ("birch", 92))
+    }
+    bright = publish_bright(root, "bright")
+    publish_bright(root, "bright", at=80)
+    manifest = RoutingSpaceManifest(
+        name="tumour",
+        task=bright.manifest.task,
+        global_model=parts["global"].digest,
+        inside={site: parts[site].digest for site in ("aster", "birch")},
+        lineage=Lineage(method="iop-fl", run="r", sites=("aster", "birch"), rounds=3, seed=0),
+    )
+    return Store(root).publish(manifest, {})
+
+
+@pytest.fixture(scope="module")
+def root(space: Artefact) -> Path:
+    return space.path.parents[1]
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], root: Path) -> Any:
+    return start(root)
+
+
+def test_what_is_offered_is_listed_and_parts_are_not(api: Any, space: Artefact) -> None:
+    answer = api.client.get("/models").json()
+    assert answer["unreadable"] == []
+    assert [model["name"] for model in answer["models"]] == ["bright", "tumour"]
+    bright, tumour = answer["models"]
+    assert (bright["kind"], bright["latest"]["version"], bright["labels"]) == ("model", 2, ["bright"])
+    assert (tumour["kind"], tumour["sites"]) == ("routing-space", ["aster", "birch"])
+    assert tumour["latest"]["digest"] == space.digest
+
+
+def test_a_model_lists_its_versions(api: Any) -> None:
+    answer = api.client.get("/models/bright").json()
+    assert [version["version"] for version in answer["versions"]] == [1, 2]
+    assert answer["latest"] == answer["versions"][1]
+    assert answer["part_of"] is None
+    assert api.client.get("/models/tumour.aster").json()["part_of"] == "tumour"
+
+
+def test_a_version_says_where_it_came_from(api: Any, space: Artefact) -> None:
+    answer = api.client.get("/models/tumour/versions/1").json()
+    assert answer["digest"] == space.digest
+    assert answer["manifest"]["lineage"]["method"] == "iop-fl"
+    assert {part["role"]: part["reference"] for part in answer["parts"]} == {
+        "global": "tumour.global@1",
+        "aster": "tumour.aster@1",
+        "birch": "tumour.birch@1",
+    }
+    part = api.client.get("/models/tumour.birch/versions/1").json()
+    assert part["descendants"] == ["tumour@1"]
+    assert part["manifest"]["network"]["arguments"] == {"slope": 0.5}
+
+
+@pytest.mark.parametrize("path", ["/models/heart", "/models/bright/versions/9", "/models/heart/versions/1"])
+def test_what_is_not_there_is_a_problem(api: Any, path: str) -> None:
+    answer = api.client.get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert answer.json()["type"] == "urn:locum:problem:artefact-not-found"
+
+
+@pytest.mark.parametrize(
+    "path", ["/models/..%2Fetc", "/models/bright/versions/zero", "/models/bright/versions/0"]
+)
+def test_what_cannot_be_a_name_is_a_problem(api: Any, path: str) -> None:
+    answer = api.client.get(path)
+    assert answer.status_code in (404, 422)
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_withdrawing_shows_at_once_and_flags_what_descends(
+    start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
+) -> None:
+    first = publish_bright(tmp_path)
+    second = publish_bright(tmp_path, at=80)
+    child = Lineage(method="by-hand", run="t", sites=(), rounds=0, seed=0, parents=(second.digest,))
+    publish_bright(
+        tmp_path, "child", at=70, lineage=child, network=NetworkSpec(name="threshold", arguments={})
+    )
+    client = start(tmp_path).client
+    assert client.get("/models/bright").json()["latest"]["version"] == 2
+    Store(tmp_path).withdraw("bright@2", actor="ada", reason="trained on the wrong labels")
+    answer = client.get("/models/bright").json()
+    assert answer["latest"]["digest"] == first.digest
+    assert [version["withdrawn"] and version["withdrawn"]["reason"] for version in answer["versions"]] == [
+        None,
+        "trained on the wrong labels",
+    ]
+    assert client.get("/models/child").json()["versions"][0]["flagged"] == ["bright@2"]
+    # Its manifest can still be read: history keeps its answers.
+    assert client.get("/models/bright/versions/2").json()["withdrawn"]["actor"] == "ada"
+    Store(tmp_path).withdraw("bright@1", actor="ada", reason="so was this")
+    assert client.get("/models/bright").json()["latest"] is None
+
+
+def test_damaged_files_do_not_hide_the_list(
+    start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
+) -> None:
+    (publish_bright(tmp_path).path / GRAPH).unlink()
+    assert [m["name"] for m in start(tmp_path).client.get("/models").json()["models"]] == ["bright"]
+
+
+def test_a_model_published_later_is_listed(
+    start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
+) -> None:
+    client = start(tmp_path / "not-there-yet").client
+    assert client.get("/models").json() == {"models": [], "unreadable": []}
+    publish_bright(tmp_path / "not-there-yet")
+    assert [model["name"] for model in client.get("/models").json()["models"]] == ["bright"]
