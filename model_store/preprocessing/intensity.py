@@ -67,7 +67,11 @@ class Scale:
         if math.isfinite(self.low) or math.isfinite(self.high):
             np.clip(scaled, self.low, self.high, out=scaled)
         if self.shift:
-            scaled -= np.float32(self.shift)
+            # Twice, since float32 rounds the mean of a 16-bit scan on a high level by a visible part of its
+            # contrast.
+            coarse = np.float32(self.shift)
+            scaled -= coarse
+            scaled -= np.float32(self.shift - float(coarse))
         if self.factor != 1:
             scaled *= np.float32(self.factor)
         return scaled
