@@ -152,3 +152,62 @@ def picture() -> NDArray[np.uint8]:
     """[32, 32] grey, about half of it brighter than the threshold, nothing near it."""
     pixels = np.random.default_rng(3).integers(0, 200, (32, 32), np.uint8)
     return np.where(abs(pixels.astype(int) - THRESHOLD) < 5, 0, pixels).astype(np.uint8)
+
+
+@pytest.fixture(scope="session")
+def organ_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with `organ`: a small U-Net really trained (some 10 s) on patients of two phantom scanners."""
+    import torch
+    from scipy.spatial.transform import Rotation
+
+    from model_store.preprocessing import prepare, prepare_mask
+    from model_store.scan import Scan
+    from personalization.export import to_onnx
+    from personalization.losses import soft_dice_loss
+    from personalization.networks import build
+    from personalization.state import to_safetensors
+    from training.phantom import SCANNERS, TASK, make_volume
+
+    # Fields of view of 91 to 144 mm, every third volume oblique: the network has seen organs of these sizes,
+    # and corners that were never acquired.
+    rng = np.random.default_rng(0)
+    images, targets = [], []
+    for number in range(30):
+        oblique, shape = number % 3 == 2, (48, 48, 10)
+        turn = Rotation.from_rotvec(rng.uniform(-25, 25, 3) * oblique, degrees=True).as_matrix()
+        pixel = rng.uniform(1.9, 2.4 if oblique else 3.0)
+        affine = np.eye(4)
+        affine[:3, :3] = turn * (pixel, pixel, 4.6)
+        affine[:3, 3] = -affine[:3, :3] @ ((np.array(shape) - 1) / 2)
+        voxels, mask = make_volume(SCANNERS["aster" if number % 4 < 2 else "birch"], number, affine, shape)
+        prepared = prepare(Scan(voxels[..., None], affine, "nifti"), TASK)
+        images.append(prepared.slices)
+        targets.append(prepare_mask(Scan(mask[..., None], affine, "nifti"), TASK, prepared.geometry))
+    image, target = torch.from_numpy(np.concatenate(images)), torch.from_numpy(np.concatenate(targets))
+
+    torch.set_num_threads(1)
+    generator = torch.Generator().manual_seed(0)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = build("unet", in_channels=1, classes=2, width=4)
+    optimizer = torch.optim.Adam(network.parameters(), lr=2e-2)
+    steps = 140
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for _ in range(steps):
+        chosen = torch.randint(len(image), (16,), generator=generator)
+        logits, truth = network(image[chosen]), target[chosen]
+        loss = soft_dice_loss(logits, truth) + torch.nn.functional.cross_entropy(logits, truth.long())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    manifest = ModelManifest(
+        name="organ",
+        task=TASK,
+        network=NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 4}),
+        lineage=Lineage(method="by-hand", run="test", sites=("aster", "birch"), rounds=1, seed=0),
+    )
+    root = tmp_path_factory.mktemp("organ")
+    graph = to_onnx(network, 1, TASK.size)
+    Store(root).publish(manifest, {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: graph})
+    return root

@@ -1,0 +1,59 @@
+"""The API half never imports torch: it would start in ten seconds and take a gigabyte."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ANSWERS_WITHOUT_TORCH = """
+import asyncio, sys
+import httpx
+from service.app import create_app
+
+async def ask():
+    app = create_app()
+    async with app.router.lifespan_context(app):
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            assert (await client.get("/models")).status_code == 200
+            assert (await client.get("/health/live")).status_code == 200
+            empty = await client.post("/segment", files={"scan": ("s", b"nothing")})
+            assert empty.status_code == 422, empty.text
+            app.state.locum.queue.send("locum.verify_store")
+
+asyncio.run(ask())
+loaded = {name.partition(".")[0] for name in sys.modules}
+print(sorted(loaded & {"torch", "monai", "personalization", "training", "matplotlib"}))
+"""
+
+WORKER_WITHOUT_TORCH = """
+import sys
+from service.worker import verify
+verify()
+print("torch" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "expected"), [(ANSWERS_WITHOUT_TORCH, "[]"), (WORKER_WITHOUT_TORCH, "False")]
+)
+def test_torch_is_not_imported(program: str, expected: str, tmp_path: Path) -> None:
+    environment = os.environ | {
+        "LOCUM_STATE_DIR": str(tmp_path / "state"),
+        "LOCUM_STORE": str(tmp_path / "store"),
+    }
+    if program is WORKER_WITHOUT_TORCH:
+        from service.database import Database, upgrade
+
+        database = Database(f"sqlite:///{tmp_path / 'state' / 'locum.db'}")
+        upgrade(database)
+        database.dispose()
+    ran = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.strip() == expected

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from service.openapi import description
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def document() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load(description())
+    return loaded
+
+
+def test_the_committed_description_is_the_apps() -> None:
+    committed = (REPOSITORY / "openapi.yaml").read_text(encoding="utf-8")
+    assert committed == description(), "run `make openapi` and commit openapi.yaml"
+
+
+def test_the_command_writes_it_whatever_the_environment(tmp_path: Path) -> None:
+    environment = {"LOCUM_PORT": "9999", "LOCUM_STATE_DIR": str(tmp_path / "state"), "PATH": "/usr/bin:/bin"}
+    made = subprocess.run(
+        [sys.executable, "-m", "service.openapi"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        check=True,
+    )
+    assert made.stdout.decode() == description()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_path_of_the_api_is_there(document: dict[str, Any]) -> None:
+    found = {
+        (method.upper(), path) for path, operations in document["paths"].items() for method in operations
+    }
+    assert found == {
+        ("POST", "/segment"),
+        ("GET", "/models"),
+        ("GET", "/models/{model}"),
+        ("GET", "/models/{model}/versions/{version}"),
+        ("GET", "/hospitals"),
+        ("GET", "/hospitals/{hospital}"),
+        ("PUT", "/hospitals/{hospital}"),
+        ("GET", "/hospitals/{hospital}/serving/{model}"),
+        ("PUT", "/hospitals/{hospital}/serving/{model}"),
+        ("POST", "/hospitals/{hospital}/serving/{model}/rollback"),
+        ("GET", "/hospitals/{hospital}/serving/{model}/history"),
+        ("GET", "/health/live"),
+        ("GET", "/health/ready"),
+        ("GET", "/metrics"),
+    }
+
+
+def test_every_refusal_is_described_as_a_problem(document: dict[str, Any]) -> None:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            for status, answer in operation["responses"].items():
+                if status.startswith("4") or (status.startswith("5") and path != "/health/ready"):
+                    assert list(answer["content"]) == ["application/problem+json"], (method, path, status)
+    assert "HTTPValidationError" not in document["components"]["schemas"]
+
+
+def test_the_form_of_a_scan_is_described(document: dict[str, Any]) -> None:
+    body = document["paths"]["/segment"]["post"]["requestBody"]
+    form = body["content"]["multipart/form-data"]["schema"]
+    assert form["required"] == ["scan"]
+    assert {"scan", "model", "hospital", "personalization", "site", "output"} <= set(form["properties"])
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    def references(node: Any) -> list[str]:
+        if isinstance(node, dict):
+            own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+            return own + [found for value in node.values() for found in references(value)]
+        return [found for value in node for found in references(value)] if isinstance(node, list) else []
+
+    for reference in references(document):
+        target: Any = document
+        for step in reference.removeprefix("#/").split("/"):
+            target = target[step]
