@@ -58,11 +58,15 @@ def initialise(network: nn.Module, generator: torch.Generator) -> nn.Module:
     """
     for path, module in network.named_modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
-            nn.init.kaiming_uniform_(module.weight, a=math.sqrt(5), generator=generator)
+            # Drawn aside: a draw in place would follow the order of the weight's memory (channels last)
+            weight = torch.empty(module.weight.shape, dtype=module.weight.dtype)
+            nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
+            _put(module.weight, weight)
             if module.bias is not None:
                 # kaiming's fan-in is taken over dimension 1 of the weight, for transposed convolutions too
-                bound = 1 / math.sqrt(module.weight[0].numel())
-                nn.init.uniform_(module.bias, -bound, bound, generator=generator)
+                bound = 1 / math.sqrt(weight[0].numel())
+                bias = torch.empty(module.bias.shape, dtype=module.bias.dtype)
+                _put(module.bias, nn.init.uniform_(bias, -bound, bound, generator=generator))
         elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
             module.reset_parameters()
         elif any(True for _ in module.parameters(recurse=False)):
@@ -70,3 +74,8 @@ def initialise(network: nn.Module, generator: torch.Generator) -> nn.Module:
                 f"{path or 'network'}: no default initialisation known for {type(module).__name__}"
             )
     return network
+
+
+@torch.no_grad()
+def _put(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    parameter.copy_(value)

@@ -118,6 +118,18 @@ def test_initialise_draws_what_pytorch_would(make: type[nn.Module]) -> None:
         assert torch.equal(redrawn.state_dict()[name], tensor), name
 
 
+def test_initialise_does_not_depend_on_the_order_of_memory() -> None:
+    plain = build("unet", in_channels=3, classes=2, width=2)
+    innermost = build("unet", in_channels=3, classes=2, width=2)
+    for parameter in innermost.parameters():
+        if parameter.ndim == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    for network in (plain, innermost):
+        initialise(network, torch.Generator().manual_seed(3))
+    for name, tensor in plain.state_dict().items():
+        assert torch.equal(innermost.state_dict()[name], tensor), name
+
+
 def test_initialise_leaves_the_global_generator_alone_and_refuses_unknown_layers() -> None:
     network = build("unet", in_channels=1, classes=2, width=2)
     before = torch.random.get_rng_state()
