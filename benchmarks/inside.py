@@ -58,7 +58,7 @@ class Profile:
 
 PROFILES = {
     "smoke": Profile(32, 2, 1, 1, method={"width": 4, "rounds": 2}),
-    "cpu": Profile(96, 3, 2, 5, method={"width": 16, "rounds": 25}),
+    "cpu": Profile(96, 2, 2, 5, method={"width": 16, "rounds": 25}),
     "full": Profile(256, 5, 3, 10, "cuda", method={"width": 32, "rounds": 100}),
 }
 

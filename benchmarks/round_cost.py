@@ -91,6 +91,7 @@ def plain_rounds(pipe: Connection, width: int, slices: int, size: int, rounds: i
     sites = {site: site_data(site, slices, size) for site in SITES}
     network = build("unet", in_channels=1, classes=2, width=width)
     initialise(network, surroundings.context("initial", 0, 1).generator("weights"))
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from torch's stubs
     shared = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     followers = {site: {name: tensor.clone() for name, tensor in shared.items()} for site in SITES}
     for round_ in range(rounds):
