@@ -172,7 +172,7 @@ class RichProgress(_Display):
             footer = Text(wording.number(state.mean(metric)), style="dim")
             table.add_column(heading(metric), footer=footer, justify="right", min_width=6)
         if trend:
-            table.add_column(f"{heading(trend)}, round by round", min_width=16)
+            table.add_column("trend", min_width=16)
         traffic = wording.size(sum(site.bytes for site in state.sites.values()))
         table.add_column("traffic", footer=Text(traffic, style="dim"), justify="right", min_width=8)
         table.add_column("this round", min_width=10)

@@ -1,0 +1,9 @@
+"""A finished run as pages to read: the report for everyone, and overlays for the site they belong to."""
+
+from __future__ import annotations
+
+from training.report.overlays import write_overlays
+from training.report.page import write_report
+from training.report.site_pages import write_site_pages
+
+__all__ = ["write_overlays", "write_report", "write_site_pages"]

@@ -1,0 +1,84 @@
+"""Curves as inline SVG: small, sharp at any size, and the same bytes for the same numbers."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from training.progress.wording import size
+
+# Told apart by people who see colours differently, and on paper by their lightness.
+PALETTE = ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7", "#b8860b", "#4a4e69", "#c04d79", "#3a8f85")
+_INK, _FAINT = "#3c4043", "#d9dce0"
+_STYLE: Any = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 9,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _FAINT,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+}
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve: its points, by round, and its colour."""
+
+    points: Sequence[tuple[float, float]]
+    colour: str
+
+
+def colour_of(index: int) -> str:
+    """The colour of the site at that place; they come again after eight."""
+    return PALETTE[index % len(PALETTE)]
+
+
+def line_chart(
+    lines: Mapping[str, Line], *, share: bool = False, unit: str = "", zero: bool = True, best: bool = False
+) -> str:
+    """Curves over rounds, as an <svg> element.
+
+    `share` fixes the axis to [0, 1], `zero` lets it begin at 0, `unit` "B" writes bytes, `best` marks maxima.
+    """
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": ",".join(lines) + unit + str(share)}):
+        figure = Figure(figsize=(4.6, 2.5), layout="constrained")
+        axes = figure.add_subplot()
+        for line in lines.values():
+            x, y = zip(*line.points, strict=True) if line.points else ((), ())
+            axes.plot(x, y, color=line.colour, linewidth=1.6, solid_capstyle="round")
+            if len(line.points) == 1:
+                axes.plot(x, y, marker="o", markersize=3.5, color=line.colour)
+            if best and line.points:
+                top = max(line.points, key=lambda point: point[1])
+                axes.plot(*top, marker="o", markersize=4.5, color=line.colour, markeredgecolor="white")
+        _dress(axes, share, unit, zero)
+        content = io.StringIO()
+        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    svg = content.getvalue()
+    return svg[svg.index("<svg") :]
+
+
+def _dress(axes: Any, share: bool, unit: str, zero: bool) -> None:
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.grid(axis="y", color=_FAINT, linewidth=0.6)
+    axes.tick_params(length=0)
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
+    axes.set_xlabel("round")
+    if share:
+        axes.set_ylim(0, 1.02)
+    elif zero:
+        axes.set_ylim(bottom=0)
+    if unit == "B":
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: size(value)))
+    elif unit:
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} {unit}"))

@@ -1,0 +1,104 @@
+"""Pictures of a site's validation patients with true and predicted outlines: for that site alone.
+
+The page is made from the site's own data, in the process that works for the site, and lies in the site's own
+folder. Nothing of it goes into the report, the record or an artefact.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from model_store.durable import write_durably
+from model_store.task import Task
+from training.data.dataset import SliceSet
+from training.report.page import environment
+
+OVERLAYS_FILE = "overlays.html"
+
+TRUTH, PREDICTED = (64, 224, 208), (255, 140, 60)
+_SIDE = 288  # pixels of a picture's longer side
+_PATIENTS = 24
+
+
+@dataclass(frozen=True)
+class _Picture:
+    caption: str
+    dice: float | None
+    source: str
+
+
+def write_overlays(
+    folder: Path, site: str, task: Task, slices: SliceSet, predictions: Mapping[str, NDArray[np.uint8]]
+) -> Path:
+    """Write `folder`/overlays.html: for every patient the slice with most to see, once per model.
+
+    `predictions` maps a model's name to class indices [N, H, W] of `slices`. Gives the page's path back.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for patient in list(dict.fromkeys(slices.patients))[:_PATIENTS]:
+        own = [index for index, name in enumerate(slices.patients) if name == patient]
+        shown = max(own, key=lambda index: int((slices.targets[index] > 0).sum()))
+        pictures = [
+            _Picture(
+                model, _dice(predicted[own], slices.targets[own]), _overlay(slices, task, shown, predicted)
+            )
+            for model, predicted in predictions.items()
+        ]
+        rows.append({"patient": patient, "slice": slices.positions[shown] + 1, "pictures": pictures})
+    page = (
+        environment()
+        .get_template("overlays.html")
+        .render(
+            site=site,
+            task=task,
+            rows=rows,
+            left_out=len(set(slices.patients)) - len(rows),
+            truth="rgb" + str(TRUTH),
+            predicted="rgb" + str(PREDICTED),
+        )
+    )
+    path = folder / OVERLAYS_FILE
+    write_durably(path, page.encode())
+    return path
+
+
+def _dice(predicted: NDArray[np.uint8], truth: NDArray[np.uint8]) -> float | None:
+    """Of everything that is not background, the patient's slices together; None where there is none."""
+    a, b = predicted > 0, truth > 0
+    total = int(a.sum()) + int(b.sum())
+    return 2 * int((a & b).sum()) / total if total else None
+
+
+def _overlay(slices: SliceSet, task: Task, index: int, predicted: NDArray[np.uint8]) -> str:
+    """A slice as a data URL, with the outlines of every class."""
+    # The slice itself, without its neighbours.
+    middle = slices.images[index][task.channels * task.neighbours :][: task.channels]
+    low, high = np.percentile(middle, (1, 99))
+    scaled = np.clip((middle - low) / max(float(high - low), 1e-6), 0, 1) * 255
+    pixels = scaled.astype(np.uint8).transpose(1, 2, 0)
+    image = Image.fromarray(np.repeat(pixels, 3, axis=2) if task.channels == 1 else pixels)
+    factor = max(1, round(_SIDE / max(image.size)))
+    size = image.width * factor, image.height * factor
+    canvas = np.array(image.resize(size, Image.Resampling.BICUBIC))
+    for classes, colour in ((slices.targets[index], TRUTH), (predicted[index], PREDICTED)):
+        canvas[_outline(np.asarray(Image.fromarray(classes).resize(size, Image.Resampling.NEAREST)))] = colour
+    content = io.BytesIO()
+    Image.fromarray(canvas).save(content, "PNG")
+    return "data:image/png;base64," + base64.b64encode(content.getvalue()).decode()
+
+
+def _outline(classes: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Foreground pixels [H, W] with a neighbour of another class."""
+    padded = np.pad(classes, 1, mode="edge")
+    around = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
+    differs = np.logical_or.reduce([neighbour != classes for neighbour in around])
+    return np.asarray(differs & (classes > 0), dtype=np.bool_)

@@ -1,0 +1,199 @@
+"""The report of a run: one HTML file that needs nothing else, without anything of a patient."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import yaml
+from markupsafe import Markup
+
+from model_store.durable import write_durably
+from model_store.task import Task
+from training.engine.history import RoundEntry
+from training.progress.state import METRICS, heading
+from training.progress.wording import duration, number, size
+from training.record import RunRecord
+from training.report.charts import Line, colour_of, line_chart
+
+# What a curve of a metric shows; others speak for themselves.
+_CAPTIONS = {
+    "loss": "Training loss, mean over a round's batches.",
+    "val_dice": "Validation Dice of the global model as each site receives it. A dot marks the best round.",
+    "personal_val_dice": "Validation Dice of each site's own model. A dot marks the best round.",
+}
+
+
+def environment() -> jinja2.Environment:
+    """Templates of this package; everything is escaped unless it is marked as made here."""
+    found = jinja2.Environment(
+        loader=jinja2.PackageLoader("training.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters |= {"size": size, "number": number, "duration": duration}
+    return found
+
+
+def write_report(record: RunRecord, path: Path) -> Path:
+    """Write the report of a finished run; gives the path back."""
+    page = (
+        environment()
+        .get_template("report.html")
+        .render(
+            record=record,
+            tiles=_tiles(record),
+            colours={site.name: colour_of(i) for i, site in enumerate(record.sites)},
+            charts=_charts(record),
+            columns=_metric_names(record),
+            heading=heading,
+            sites=_site_rows(record),
+            events=_events(record.rounds),
+            traffic=record.traffic(),
+            task=_as_yaml(record.task),
+        )
+    )
+    write_durably(path, page.encode())
+    return path
+
+
+def _as_yaml(task: Task) -> str:
+    content = task.model_dump(mode="json", exclude_none=True)
+    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None)
+
+
+def _main_phase(record: RunRecord) -> list[RoundEntry]:
+    """The rounds of the longest phase: the one worth a curve."""
+    counts = Counter(entry.phase for entry in record.rounds)
+    longest = max(counts, key=lambda name: counts[name], default=None)
+    return [entry for entry in record.rounds if entry.phase == longest]
+
+
+def _metric_names(record: RunRecord) -> list[str]:
+    seen = {name for entry in record.rounds for site in entry.sites.values() for name in site.metrics}
+    return [*(name for name in METRICS if name in seen), *sorted(seen - METRICS.keys())]
+
+
+def _is_score(metric: str) -> bool:
+    return "dice" in metric or "accuracy" in metric
+
+
+def _tiles(record: RunRecord) -> list[tuple[str, str]]:
+    traffic = record.traffic()
+    tiles = [
+        (str(len(record.sites)), "sites"),
+        (str(sum(sum(site.patients.values()) for site in record.sites)), "patients"),
+        (str(len(_main_phase(record))), "rounds"),
+    ]
+    for metric in _metric_names(record):
+        best = [b for site in record.sites if (b := _best(record.rounds, site.name, metric)) is not None]
+        if _is_score(metric) and best:
+            tiles.append((number(sum(best) / len(best)), f"best {heading(metric)}, mean"))
+    tiles.append((size(sum(traffic["sent"].values()) + sum(traffic["received"].values())), "exchanged"))
+    tiles.append((duration(record.seconds), "in rounds"))
+    return tiles
+
+
+def _values(rounds: Sequence[RoundEntry], site: str, metric: str) -> list[tuple[float, float]]:
+    return [
+        (entry.round + 1, entry.sites[site].metrics[metric])
+        for entry in rounds
+        if site in entry.sites and metric in entry.sites[site].metrics
+    ]
+
+
+def _best(rounds: Sequence[RoundEntry], site: str, metric: str) -> float | None:
+    values = [value for _, value in _values(rounds, site, metric)]
+    return max(values) if values else None
+
+
+def _charts(record: RunRecord) -> list[dict[str, Any]]:
+    rounds = _main_phase(record)
+    charts = []
+    for metric in _metric_names(record):
+        score = _is_score(metric)
+        lines = {
+            site.name: Line(_values(rounds, site.name, metric), colour_of(i))
+            for i, site in enumerate(record.sites)
+        }
+        if any(line.points for line in lines.values()):
+            svg = line_chart(lines, share=score, best=score)
+            charts.append(_chart(heading(metric), _CAPTIONS.get(metric, ""), svg))
+    charts.append(
+        _chart("traffic", "All that a site sent and received, added up.", _traffic_chart(record, rounds))
+    )
+    seconds = {
+        site.name: Line(
+            [(e.round + 1, e.sites[site.name].seconds) for e in rounds if site.name in e.sites], colour_of(i)
+        )
+        for i, site in enumerate(record.sites)
+    }
+    charts.append(_chart("time", "A site's own time per round.", line_chart(seconds, unit="s")))
+    return charts
+
+
+def _chart(title: str, caption: str, svg: str) -> dict[str, Any]:
+    # The SVG is drawn here and holds only numbers.
+    return {"title": title, "caption": caption, "svg": Markup(svg)}
+
+
+def _traffic_chart(record: RunRecord, rounds: Sequence[RoundEntry]) -> str:
+    lines: dict[str, Line] = {}
+    for i, site in enumerate(record.sites):
+        total, points = 0, []
+        for entry in rounds:
+            if site.name in entry.sites:
+                found = entry.sites[site.name]
+                total += sum(found.sent.values()) + sum(found.received.values())
+            points.append((float(entry.round + 1), float(total)))
+        lines[site.name] = Line(points, colour_of(i))
+    return line_chart(lines, unit="B")
+
+
+def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
+    rows = []
+    scores = [metric for metric in _metric_names(record) if _is_score(metric)]
+    for site in record.sites:
+        entries = [entry.sites[site.name] for entry in record.rounds if site.name in entry.sites]
+        rows.append(
+            {
+                "name": site.name,
+                "patients": site.patients,
+                "files": sum(site.files.values()),
+                "best": {metric: _best(record.rounds, site.name, metric) for metric in scores},
+                "sent": sum(sum(entry.sent.values()) for entry in entries),
+                "received": sum(sum(entry.received.values()) for entry in entries),
+                "missed": sum(site.name in entry.dropped for entry in record.rounds),
+            }
+        )
+    return rows
+
+
+def _events(rounds: Sequence[RoundEntry]) -> list[str]:
+    """Who dropped out and when, who was not asked and why, what was kept in."""
+    events = [
+        f"{entry.phase}, round {entry.round + 1}: {site} dropped out: {reason}"
+        for entry in rounds
+        for site, reason in entry.dropped.items()
+    ]
+    absent = Counter((e.phase, site, reason) for e in rounds for site, reason in e.absent.items())
+    events += [
+        f"{phase}: {site} not asked in {_times(n)}: {reason}" for (phase, site, reason), n in absent.items()
+    ]
+    withheld = Counter(
+        (e.phase, site, group) for e in rounds for site, entry in e.sites.items() for group in entry.withheld
+    )
+    events += [
+        f"{phase}: {site} kept '{group}' to itself in {_times(n)}"
+        for (phase, site, group), n in withheld.items()
+    ]
+    return events
+
+
+def _times(count: int) -> str:
+    return "one round" if count == 1 else f"{count} rounds"
