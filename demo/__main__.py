@@ -55,7 +55,7 @@ class PhantomScan:
     def dice_of(self, mask: bytes) -> float:
         """Foreground Dice of a mask as the service returned it."""
         predicted, true = (torch.from_numpy(class_map(decode(m), TASK)) for m in (mask, self.truth))
-        return float(dice(predicted[None], true[None], 2).squeeze())
+        return float(dice(predicted[None], true[None], classes=2)[0, 1])
 
 
 def train(folder: Path, rounds: int | None) -> Path:
