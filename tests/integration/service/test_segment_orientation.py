@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -133,11 +131,3 @@ def test_a_mirrored_truth_would_have_been_noticed() -> None:
     for axis in range(3):
         with pytest.raises(AssertionError):
             assert_true(np.flip(truth, axis), affine)
-
-
-@pytest.mark.skipif(not os.environ.get("LOCUM_SAVE_OVERLAY"), reason="for looking at it")
-def test_save_an_overlay(api: Any, make_nifti: Callable[..., bytes]) -> None:
-    affine = affine_of(np.eye(3), (2.0, 2.0, 3.4), SHAPE)
-    voxels, _ = make_volume(SCANNERS["aster"], PATIENT, affine, SHAPE)
-    response = api.segment(make_nifti(voxels, affine), output="overlay")
-    Path(os.environ["LOCUM_SAVE_OVERLAY"]).write_bytes(response.content)

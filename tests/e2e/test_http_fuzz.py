@@ -1,0 +1,237 @@
+"""A real server process under hundreds of damaged uploads, and under kill -9 in the middle of one."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import random
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import nibabel as nib
+import numpy as np
+import pytest
+from PIL import Image
+
+from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
+from model_store.store import Store
+from model_store.task import Normalisation, Task
+
+MUTATIONS = 300
+MEBIBYTE = 2**20
+# What the server may use at most. It needs some 150 MiB when idle; a scan may decompress to 64 MiB here.
+PEAK = 700 * MEBIBYTE
+
+
+@dataclass
+class Server:
+    """A running `python -m service`."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    client: httpx.Client
+
+    def post(self, body: bytes) -> httpx.Response:
+        kind = {"content-type": "multipart/form-data; boundary=b"}
+        return self.client.post("/segment", content=body, headers=kind)
+
+    def segment(self, scan: bytes) -> httpx.Response:
+        return self.client.post("/segment", files={"scan": ("a", scan)})
+
+    def peak_memory(self) -> int:
+        """Bytes that were resident at most."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmHWM:\s+(\d+) kB", status)
+        assert found is not None
+        return int(found[1]) * 1024
+
+    def open_files(self, folder: Path) -> list[str]:
+        """Files of `folder` that the process has open, named or not."""
+        links = Path(f"/proc/{self.process.pid}/fd").iterdir()
+        targets = [os.readlink(link) for link in links if link.is_symlink()]  # noqa: PTH115
+        return [target for target in targets if target.startswith(str(folder))]
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[Server]:
+    """Serve `folder`/store with its state in `folder`/state."""
+    log = folder / f"log-{time.monotonic_ns()}"
+    environment = os.environ | {
+        # Nothing listens there: segmenting needs no Redis.
+        "LOCUM_REDIS_URL": "redis://127.0.0.1:1",
+        "LOCUM_THREADS": "1",
+        "LOCUM_DEVICE": "cpu",
+        "LOCUM_MAX_UPLOAD_BYTES": str(16 * MEBIBYTE),
+        "LOCUM_MAX_DECOMPRESSED_BYTES": str(64 * MEBIBYTE),
+        "LOCUM_MAX_PIXELS": str(16_000_000),
+        "LOCUM_MAX_VOXELS": str(16_000_000),
+    }
+    command = [sys.executable, "-m", "service", "--no-worker", "--port", "0"]
+    command += ["--store", str(folder / "store"), "--state-dir", str(folder / "state")]
+    with log.open("wb") as stream, subprocess.Popen(command, env=environment, stderr=stream) as process:
+        try:
+            port = _port(process, log)
+            with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+                yield Server(process, port, client)
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                raise
+
+
+def _port(process: subprocess.Popen[bytes], log: Path) -> int:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        found = re.search(r"running on http://127\.0\.0\.1:(\d+)", log.read_text())
+        if found is not None:
+            return int(found[1])
+        assert process.poll() is None, log.read_text()
+        time.sleep(0.05)
+    raise AssertionError(f"the server did not start: {log.read_text()}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, threshold_graph: Callable[..., bytes]) -> Path:
+    """With a store that offers one model."""
+    task = Task(
+        name="bright",
+        labels={"bright": (1,)},
+        colour="luminance",
+        normalisation=Normalisation(method="none"),
+        size=(32, 32),
+    )
+    manifest = ModelManifest(
+        name="bright",
+        task=task,
+        network=NetworkSpec(name="threshold", arguments={}),
+        lineage=Lineage(method="by-hand", run="test", sites=(), rounds=0, seed=0),
+    )
+    graph = threshold_graph(at=100, slope=0.5)
+    Store(tmp_path / "store").publish(manifest, {WEIGHTS: b"none", GRAPH: graph})
+    return tmp_path
+
+
+def good_scans() -> list[bytes]:
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 32), np.uint8)
+    pictures = []
+    for image, form in (
+        (pixels, "PNG"),
+        (pixels.astype(np.uint16) * 250, "PNG"),
+        (np.stack([pixels] * 3, axis=-1), "PNG"),
+        (pixels, "TIFF"),
+    ):
+        stream = io.BytesIO()
+        Image.fromarray(image).save(stream, form)
+        pictures.append(stream.getvalue())
+    voxels = np.random.default_rng(1).integers(0, 200, (24, 20, 6)).astype(np.int16)
+    plain = nib.Nifti1Image(voxels, np.eye(4)).to_bytes()
+    swapped = nib.Nifti1Image(voxels, np.eye(4), header=nib.Nifti1Header(endianness=">")).to_bytes()
+    second = nib.Nifti2Image(voxels.astype(np.float32), np.eye(4)).to_bytes()
+    return [*pictures, plain, swapped, second, gzip.compress(plain), gzip.compress(second)]
+
+
+def damage(data: bytes, chance: random.Random) -> bytes:
+    """One to four random changes: bits, numbers, holes, repetitions, cuts. Headers more often than data."""
+    content = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        if len(content) < 8:
+            break
+        reach = len(content) if chance.random() < 0.4 else min(len(content), 360)
+        at = chance.randrange(reach)
+        match chance.randrange(6):
+            case 0:
+                content[at] ^= 1 << chance.randrange(8)
+            case 1:
+                content[at] = chance.choice((0, 1, 127, 128, 255))
+            case 2:
+                number = chance.choice(
+                    (b"\0" * 4, b"\xff" * 4, b"\x7f\xff\xff\xff", b"\0\0\xc0\x7f", b"\0\0\x80\x7f")
+                )
+                content[at : at + 4] = number
+            case 3:
+                del content[at : at + chance.randint(1, 64)]
+            case 4:
+                content[at:at] = content[at : at + chance.randint(1, 64)]
+            case _:
+                del content[at:]
+    return bytes(content)
+
+
+def form_of(scan: bytes) -> bytes:
+    head = b'--b\r\nContent-Disposition: form-data; name="scan"; filename="a"\r\n\r\n'
+    field = b'\r\n--b\r\nContent-Disposition: form-data; name="output"\r\n\r\njson\r\n--b--\r\n'
+    return head + scan + field
+
+
+def test_random_damage_never_gets_a_5xx_a_hang_or_the_memory(folder: Path) -> None:
+    chance = random.Random(20)
+    scans = good_scans()
+    with running(folder) as server:
+        for scan in scans:
+            assert server.segment(scan).status_code == 200
+        seen: dict[int, int] = {}
+        for number in range(MUTATIONS):
+            if number % 6 == 5:
+                body = damage(form_of(chance.choice(scans)), chance)
+            else:
+                body = form_of(damage(chance.choice(scans), chance))
+            response = server.post(body)
+            assert response.status_code == 200 or 400 <= response.status_code < 500, (
+                number,
+                response.status_code,
+                response.text,
+            )
+            if response.status_code != 200:
+                assert response.headers["content-type"] == "application/problem+json"
+                assert response.json()["detail"]
+            seen[response.status_code] = seen.get(response.status_code, 0) + 1
+        # The damage was real, and not all of it was fatal.
+        assert seen[422] > MUTATIONS / 3
+        assert seen[200] > 0
+        for scan in scans:
+            assert server.segment(scan).status_code == 200
+        assert server.peak_memory() < PEAK
+        assert not list((folder / "state" / "spool").iterdir())
+
+
+def test_killed_in_the_middle_of_an_upload_nothing_of_it_is_left(folder: Path) -> None:
+    spool = folder / "state" / "spool"
+    scan = good_scans()[7]
+    with running(folder) as server:
+        mask = server.segment(scan)
+        assert mask.status_code == 200
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+            head = b'--b\r\nContent-Disposition: form-data; name="scan"; filename="mueller.nii"\r\n\r\n'
+            client.sendall(
+                b"POST /segment HTTP/1.1\r\nHost: locum\r\nContent-Length: 8388608\r\n"
+                b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + head + b"mueller " * 2**19
+            )
+            deadline = time.monotonic() + 10
+            while not server.open_files(spool):
+                assert time.monotonic() < deadline, "the upload was never spooled"
+                time.sleep(0.01)
+            server.process.send_signal(signal.SIGKILL)
+            server.process.wait(10)
+        assert list(spool.iterdir()) == []
+    # What a system without nameless files would have left.
+    (spool / "upload-k1ll3d").write_bytes(b"half a scan")
+    with running(folder) as server:
+        assert list(spool.iterdir()) == []
+        again = server.segment(scan)
+        assert (again.status_code, again.content) == (200, mask.content)
+        left = [path for path in (folder / "state").rglob("*") if path.is_file()]
+        assert not any(b"mueller" in path.read_bytes() for path in left)
+    assert not any("mueller" in path.read_text() for path in folder.glob("log-*"))
