@@ -97,8 +97,14 @@ def verdict_in(state: Path) -> Verdict | None:
 
 
 def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    children = psutil.Process(process.pid).children()
-    return [child for child in children if "celery" in child.cmdline() and running(child.pid)]
+    found = []
+    for child in psutil.Process(process.pid).children():
+        try:
+            if "celery" in child.cmdline():
+                found.append(child)
+        except psutil.NoSuchProcess:
+            continue
+    return found
 
 
 @pytest.fixture

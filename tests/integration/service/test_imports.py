@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
+from service.database import Database, upgrade
 
 ANSWERS_WITHOUT_TORCH = """
 import asyncio, sys
@@ -38,22 +38,21 @@ print("torch" in sys.modules)
 """
 
 
-@pytest.mark.parametrize(
-    ("program", "expected"), [(ANSWERS_WITHOUT_TORCH, "[]"), (WORKER_WITHOUT_TORCH, "False")]
-)
-def test_torch_is_not_imported(program: str, expected: str, tmp_path: Path) -> None:
-    environment = os.environ | {
-        "LOCUM_STATE_DIR": str(tmp_path / "state"),
-        "LOCUM_STORE": str(tmp_path / "store"),
-    }
-    if program is WORKER_WITHOUT_TORCH:
-        from service.database import Database, upgrade
-
-        database = Database(f"sqlite:///{tmp_path / 'state' / 'locum.db'}")
-        upgrade(database)
-        database.dispose()
+def run(program: str, folder: Path) -> str:
+    places = {"LOCUM_STATE_DIR": str(folder / "state"), "LOCUM_STORE": str(folder / "store")}
     ran = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, "-c", program], env=os.environ | places, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.strip() == expected
+    return ran.stdout.strip()
+
+
+def test_the_api_answers_and_enqueues_without_torch(tmp_path: Path) -> None:
+    assert run(ANSWERS_WITHOUT_TORCH, tmp_path) == "[]"
+
+
+def test_the_worker_verifies_without_torch(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'state' / 'locum.db'}")
+    upgrade(database)
+    database.dispose()
+    assert run(WORKER_WITHOUT_TORCH, tmp_path) == "False"
