@@ -1,0 +1,61 @@
+"""A process that has everything imported and forks runs of a federation, so that a run starts at once.
+
+Reads one JSON line per run: {"data", "folder", "store", "workers"}. The run is a process group of its own;
+its pid is printed, and its exit status once it ended. Workers are forked too: what is tested is how a run
+survives its death, not how long Python takes to import.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+from model_store.store import Store
+from training.config import RunConfig
+from training.data.federation import load_federation
+from training.engine import pool
+from training.methods import IopFlConfig
+from training.run import Run, execute
+
+
+def run(command: dict) -> None:
+    torch.set_num_threads(1)
+    pool.multiprocessing.get_context = lambda _: context  # type: ignore[attr-defined]
+    job = Run(
+        load_federation(Path(command["data"])),
+        "iop-fl",
+        IopFlConfig(width=2, rounds=4, batch_size=8, learning_rate=0.01),
+        RunConfig(seed=3, consent="all", participation=0.7),
+    )
+    execute(
+        job,
+        Path(command["folder"]),
+        workers=command["workers"],
+        resume=True,
+        store=Store(Path(command["store"])),
+    )
+
+
+context = multiprocessing.get_context("fork")
+torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])  # imports what a first optimiser imports
+print("ready", flush=True)
+for line in sys.stdin:
+    pid = os.fork()
+    if pid == 0:
+        os.setsid()
+        status = 1
+        try:
+            run(json.loads(line))
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    print(pid, flush=True)
+    print(os.waitpid(pid, 0)[1], flush=True)
