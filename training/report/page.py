@@ -50,7 +50,6 @@ def write_report(record: RunRecord, path: Path) -> Path:
             tiles=_tiles(record),
             colours={site.name: colour_of(i) for i, site in enumerate(record.sites)},
             charts=_charts(record),
-            columns=_metric_names(record),
             heading=heading,
             sites=_site_rows(record),
             events=_events(record.rounds),
