@@ -4,6 +4,8 @@ A site summarises each of its training scans in a few numbers and sends sums of 
 least and greatest. They merge over sites by addition, travel in the manifest, and a scan is held against them
 before it is segmented: its kind, size, spacing and tilt against the ranges, and what it looks like by its
 Mahalanobis distance (1936) to the mean of training. A warning is a sentence for a person; it decides nothing.
+
+It knows no anatomy: an MR slice of another organ whose intensities are spread alike passes.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 from model_store.appearance import DESCRIPTORS, describe
 from model_store.preprocessing import Prepared
 from model_store.preprocessing.intensity import is_grey
+from model_store.preprocessing.slices import thinned
 from model_store.scans.types import Scan
 from model_store.task import Task
 
@@ -67,8 +70,7 @@ def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
         slice_mm, row_mm, column_mm = geometry.spacing
         measures |= {"slices": float(count), "slice_mm": slice_mm, "row_mm": row_mm, "column_mm": column_mm}
         measures["tilt"] = geometry.tilt_degrees
-    flat = scan.voxels.reshape(-1, order="A")
-    low, middle, high = np.percentile(flat[:: max(1, flat.size // _SAMPLES)], (1, 50, 99))
+    low, middle, high = np.percentile(thinned(scan.voxels, _SAMPLES), (1, 50, 99))
     measures |= {"raw_low": float(low), "raw_middle": float(middle), "raw_high": float(high)}
     appearance, constant = describe(prepared.slices)
     kind = f"{'grey' if is_grey(scan.voxels) else 'colour'} {'volume' if scan.is_volume else 'image'}"

@@ -45,12 +45,12 @@ def decode_pixels(
 
 
 def _array(content: bytes, kind: str, view: type[np.generic] | None) -> NDArray[Any]:
-    if kind == "tiff":
-        with _SILENCE, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            image = _open(content, kind)
-    else:
-        image = _open(content, kind)
+    with _SILENCE, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image: Image.Image = Image.open(io.BytesIO(content), formats=(kind.upper(),))
+        if kind == "tiff":  # reads its tags again while it decodes
+            image.load()
+    image.load()
     if image.mode in ("P", "RGB"):
         # A transparent colour becomes an alpha channel to be judged. A grey value that is marked so (often 0,
         # in masks) is still that value.
@@ -69,12 +69,6 @@ def _array(content: bytes, kind: str, view: type[np.generic] | None) -> NDArray[
     raise UnsupportedScan(
         f"{kind.upper()}: expected grey, RGB or a palette, found mode {image.mode}; save it as grey or RGB"
     )
-
-
-def _open(content: bytes, kind: str) -> Image.Image:
-    image = Image.open(io.BytesIO(content), formats=(kind.upper(),))
-    image.load()
-    return image
 
 
 def _opaque(image: Image.Image) -> Image.Image:

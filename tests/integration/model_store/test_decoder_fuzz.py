@@ -10,17 +10,19 @@ from pathlib import Path
 import pytest
 
 MUTATIONS = 12_000
-# What a process that has imported NumPy, nibabel and Pillow maps already is about half of it.
-MEMORY_MIB = 1024
+# The child's limits allow 8 MiB decompressed; headers announce up to exabytes.
+HEADROOM_MIB = 64
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="memory is limited with POSIX rlimits")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="address space is limited and read as on Linux"
+)
 
 
 def test_mutated_files_are_scans_or_scan_errors() -> None:
     child = Path(__file__).with_name("decoder_fuzz_child.py")
     repository = Path(__file__).resolve().parents[3]
     finished = subprocess.run(
-        [sys.executable, str(child), str(MUTATIONS), "20", str(MEMORY_MIB)],
+        [sys.executable, str(child), str(MUTATIONS), "20", str(HEADROOM_MIB)],
         capture_output=True,
         text=True,
         cwd=repository,
@@ -36,5 +38,3 @@ def test_mutated_files_are_scans_or_scan_errors() -> None:
     # All of them occur: the mutations neither miss everything nor break everything.
     assert min(outcomes[kind] for kind in ("Scan", "DamagedScan", "UnsupportedScan", "ScanTooLarge")) > 100
     assert set(outcomes) == {"Scan", "DamagedScan", "UnsupportedScan", "ScanTooLarge"}
-    # Whatever the headers announced: no more than the interpreter, its libraries and a few small scans.
-    assert report["peak_mib"] < 400

@@ -1,0 +1,177 @@
+"""The guard: sums that merge, a distance that is Mahalanobis', and warnings where they belong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model_store.appearance import DESCRIPTORS
+from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
+from model_store.preprocessing import prepare
+from model_store.scan import Scan, decode
+from model_store.task import Normalisation, Task
+
+TASK = Task(name="ring", labels={"a": (1,)}, size=(64, 64), colour="luminance")
+
+
+def image(pixels: NDArray[Any]) -> Scan:
+    return Scan(pixels if pixels.ndim == 3 else pixels[..., None], None, "png")
+
+
+def body(seed: int, size: int = 64) -> NDArray[np.float32]:
+    """A bright disc with a brighter spot on black, a little different each time, as patients are."""
+    rng = np.random.default_rng(seed)
+    y, x = np.indices((size, size)) / size - 0.5
+    y, x = y + rng.normal(0, 0.02), x + rng.normal(0, 0.02)
+    disc = (x**2 + y**2 < rng.uniform(0.3, 0.4) ** 2) * rng.uniform(60, 100)
+    spot = ((x - 0.1) ** 2 + y**2 < 0.01) * 80
+    return (disc + spot + rng.normal(0, 4, (size, size))).clip(0, 255).astype(np.float32)
+
+
+def summary(scan: Scan, task: Task = TASK) -> ScanSummary:
+    return summarise(scan, prepare(scan, task))
+
+
+def merged(summaries: list[ScanSummary]) -> ReferenceStatistics:
+    return reduce(ReferenceStatistics.merge, [ReferenceStatistics.of(one) for one in summaries])
+
+
+@pytest.fixture(scope="module")
+def reference() -> ReferenceStatistics:
+    return merged([summary(image(body(seed))) for seed in range(120)])
+
+
+def test_scans_of_the_same_kind_pass(reference: ReferenceStatistics) -> None:
+    warned = [check(summary(image(body(seed))), reference, TASK) for seed in range(1000, 1060)]
+    assert sum(map(bool, warned)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("pixels", "said"),
+    [
+        (255 - body(5), "brightness of its border|distribution"),
+        (np.random.default_rng(0).uniform(0, 255, (64, 64)), "coarse structure|detail"),
+        (np.tile(np.linspace(0, 255, 64), (64, 1)), "left and right|distribution"),
+        (np.zeros((64, 64)), "same intensity everywhere"),
+        (np.dstack([body(5), body(6), body(7)]), "colour image.*grey images"),
+        (body(5, size=256), "256 rows per slice; training had 64"),
+    ],
+)
+def test_other_scans_are_warned_of_with_the_reason(
+    reference: ReferenceStatistics, pixels: NDArray[Any], said: str
+) -> None:
+    warnings = check(summary(image(pixels.astype(np.float32))), reference, TASK)
+    assert any(re.search(said, warning) for warning in warnings), warnings
+
+
+def test_merging_sites_is_having_all_scans() -> None:
+    summaries = [summary(image(body(seed))) for seed in range(12)]
+    at_once, by_site = merged(summaries), merged(summaries[:5]).merge(merged(summaries[5:]))
+    assert at_once.count == by_site.count == 12
+    assert at_once.ranges == by_site.ranges
+    assert at_once.kinds == by_site.kinds == {"grey image": 12}
+    np.testing.assert_allclose(at_once.sums, by_site.sums)
+    np.testing.assert_allclose(at_once.products, by_site.products)
+    assert ReferenceStatistics.model_validate_json(at_once.model_dump_json()) == at_once
+
+
+def test_the_distance_is_mahalanobis_of_the_shrunk_correlation() -> None:
+    rng = np.random.default_rng(0)
+    size, count = len(DESCRIPTORS), 5000
+    vectors = rng.normal(3, 0.5, (count, size)) @ rng.normal(0, 1, (size, size))
+    base = ReferenceStatistics.of(summary(image(body(0))))
+    reference = base.model_copy(
+        update={
+            "count": count,
+            "sums": tuple(vectors.sum(0)),
+            "products": tuple(map(tuple, vectors.T @ vectors)),
+        }
+    )
+    probe = vectors[0] + 1.0
+    deviation = np.sqrt(vectors.var(0) + 0.05**2)
+    correlation = np.cov(vectors.T, bias=True) / np.outer(deviation, deviation)
+    np.fill_diagonal(correlation, 1)
+    z = (probe - vectors.mean(0)) / deviation
+    expected = z @ np.linalg.inv(0.9 * correlation + 0.1 * np.eye(size)) @ z / size / (1 + size / count)
+    assert reference.distance(tuple(probe)) == pytest.approx(expected, rel=1e-6)
+    own = np.mean([reference.distance(tuple(v)) for v in vectors[:500]])
+    assert 0.3 < own < 1.5
+
+
+def test_few_scans_make_a_lenient_reference() -> None:
+    one = merged([summary(image(body(0)))])
+    assert not any("look like" in w for w in check(summary(image(body(1))), one, TASK))
+
+
+def test_volumes_are_held_against_size_spacing_and_tilt() -> None:
+    rng = np.random.default_rng(1)
+    voxels = rng.normal(100, 10, (32, 32, 12, 1)).astype(np.float32)
+
+    def of(spacing: tuple[float, float, float], degrees: float = 0.0) -> ScanSummary:
+        affine = np.diag([*spacing, 1.0])
+        c, s = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+        turn = np.array([[1, 0, 0], [0, c, -s], [0, s, c]])
+        affine[:3, :3] = turn @ affine[:3, :3]
+        return summary(Scan(voxels, affine, "nifti"))
+
+    reference = merged([of((1, 1, 5), 3), of((1.1, 1.1, 4), 5)])
+    assert check(of((1.05, 1, 5), 4), reference, TASK) == []
+    said = " ".join(check(of((3, 3, 1), 30), reference, TASK))
+    assert "3 mm per row; training had 1 to 1.1" in said
+    assert "mm between slices" in said
+    assert "tilted by 30°" in said
+    as_image = summary(image(body(0)))
+    assert "grey image; task 'ring' was trained on grey volumes" in check(as_image, reference, TASK)[0]
+
+
+def test_raw_intensities_matter_only_where_the_network_sees_them() -> None:
+    windowed = TASK.model_copy(update={"normalisation": Normalisation(window=(0, 200))})
+    reference = merged([summary(image(body(seed)), windowed) for seed in range(30)])
+    scaled = summary(image(body(99) * 16), windowed)
+    assert any("same units" in warning for warning in check(scaled, reference, windowed))
+    assert not any("same units" in warning for warning in check(scaled, reference, TASK))
+    assert check(summary(image(body(99)), windowed), reference, windowed) == []
+
+
+def test_without_a_reference_only_the_scan_itself_speaks() -> None:
+    noted = Scan(body(0)[..., None], None, "png", notes=("something odd",))
+    assert check(summary(noted), None, TASK) == ["something odd"]
+    assert check(summary(image(255 - body(0))), None, TASK) == []
+
+
+Change = Callable[[NDArray[Any]], NDArray[Any]]
+SITES = ("CS", "DU", "FG", "HT")
+
+
+def _summaries(folder: Path, task: Task, every: int, change: Change = lambda v: v) -> list[ScanSummary]:
+    found = []
+    for path in sorted((folder / "images").glob("*.png"))[::every]:
+        scan = decode(path.read_bytes())
+        found.append(summary(image(change(scan.voxels)), task))
+    return found
+
+
+def test_a_new_institution_passes_and_other_anatomy_does_not(real_data: Path) -> None:
+    """FLAIR of four institutions, each held against the other three; then what is no brain MRI at all."""
+    task = Task(name="lgg", labels={"tumour": (255,)}, size=(96, 96), colour="luminance")
+    by_site = {site: _summaries(real_data / "brain_lgg_flair" / site, task, every=2) for site in SITES}
+    others = {
+        "retina": _summaries(real_data / "retina_vessels" / "DRIVE", task, 1),
+        "retina as grey": _summaries(real_data / "retina_vessels" / "DRIVE", task, 1, lambda v: v.mean(-1)),
+        "ultrasound": _summaries(real_data / "breast_ultrasound" / "BUSI_tumour", task, 8),
+        "inverted": _summaries(real_data / "brain_lgg_flair" / "CS", task, 4, lambda v: 255 - v),
+    }
+    for held_out in SITES:
+        reference = merged([one for site in SITES if site != held_out for one in by_site[site]])
+        warned = [bool(check(one, reference, task)) for one in by_site[held_out]]
+        assert np.mean(warned) < 0.1, held_out
+        for name, summaries in others.items():
+            warned = [bool(check(one, reference, task)) for one in summaries]
+            assert np.mean(warned) > 0.9, (held_out, name)
