@@ -1,0 +1,48 @@
+# Locum's API and worker in one image; compose.yaml says which is which.
+#
+# No Docker engine was at hand where this was written: neither this file nor compose.yaml has been built or run yet.
+#
+# GPU: the default wheels bring CUDA themselves (torch's own, which onnxruntime-gpu loads too), so that a slim base will
+# do; the host needs the NVIDIA driver and its container toolkit, and the container `--gpus all`. Without a GPU the same
+# image runs on the CPU. For a CPU-only image of a fraction of the size, name an index with torch's CPU builds:
+#   docker build --build-arg PIP_INDEX_URL=... .
+
+ARG PYTHON=3.11
+
+FROM python:${PYTHON}-slim AS build
+ARG PIP_INDEX_URL
+ARG PIP_EXTRA_INDEX_URL
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+RUN python -m venv /opt/locum
+WORKDIR /src
+# The pins first: a change of the code alone does not install everything anew.
+COPY constraints.txt ./
+RUN /opt/locum/bin/pip install --constraint constraints.txt torch
+COPY pyproject.toml README.md ./
+COPY model_store model_store
+COPY personalization personalization
+COPY service service
+COPY training training
+RUN /opt/locum/bin/pip install --constraint constraints.txt '.[postgresql]'
+
+FROM python:${PYTHON}-slim
+# A user without a shell or a password; its number is fixed, so that volumes can be given to it beforehand.
+RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin locum \
+    && install --directory --owner=locum --mode=0700 /var/lib/locum/state \
+    && install --directory --owner=locum --mode=0755 /var/lib/locum/store
+COPY --from=build /opt/locum /opt/locum
+ENV PATH=/opt/locum/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    PYTHONDONTWRITEBYTECODE=1 \
+    LOCUM_STORE=/var/lib/locum/store \
+    LOCUM_STATE_DIR=/var/lib/locum/state \
+    NVIDIA_VISIBLE_DEVICES=all \
+    NVIDIA_DRIVER_CAPABILITIES=compute,utility
+USER 10001
+WORKDIR /var/lib/locum
+EXPOSE 8000
+# Live, not ready: a database that is away for a moment is no reason to kill the process.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD \
+    ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health/live', timeout=2)"]
+# All interfaces of the container; compose.yaml publishes the port on the host's loopback only.
+CMD ["uvicorn", "service.app:create_app", "--factory", "--host", "0.0.0.0", "--port", "8000", "--no-access-log", "--no-server-header"]
