@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -77,15 +77,24 @@ class FineTuning(FedAvg):
 
 def cells_of(profile: str, settings: Profile, method: Mapping[str, Any]) -> list[Cell]:
     """Every (seed, fold): the federation first, since it answers the question."""
-    common = {"profile": profile, **asdict(replace(settings, method={})), "method": dict(method)}
-    for name in ("seeds", "device"):
-        common.pop(name)
+    common = setting_of(profile, settings, method)
     return [
         {"trained": trained, "seed": seed, "fold": fold, **common}
         for seed in range(settings.seeds)
         for trained in ("federation", "local-only")
         for fold in range(settings.folds)
     ]
+
+
+def setting_of(profile: str, settings: Profile, method: Mapping[str, Any]) -> dict[str, Any]:
+    """What all cells of one table share. Of the method everything: a default that changes makes other cells."""
+    return {
+        "profile": profile,
+        "size": settings.size,
+        "folds": settings.folds,
+        "tuning_rounds": settings.tuning_rounds,
+        "method": IopFlConfig(**method).model_dump(mode="json"),
+    }
 
 
 class Experiment:
@@ -207,18 +216,11 @@ def main(
         "selection": selection,
     }
     method = {**settings.method, **{name: value for name, value in tries.items() if value is not None}}
-    # The whole configuration is the cell's: a default that changes later makes other cells.
-    method = IopFlConfig(**method).model_dump(mode="json")
     task = None if (data / TASK_FILE).is_file() else template(data.resolve().name)
     experiment = Experiment(load_federation(data, task), settings.device, workers)
     run(f"inside.{profile}", cells_of(profile, settings, method), Rows(rows), experiment, state_dir)
-    baseline = IopFlConfig(**PROFILES[profile].method).model_dump(mode="json")
-    page(
-        rows,
-        profile,
-        baseline,
-        f"python -m benchmarks.inside --profile {profile} --data {data} --rows {rows}",
-    )
+    baseline = setting_of(profile, PROFILES[profile], PROFILES[profile].method)
+    page(rows, baseline, f"python -m benchmarks.inside --profile {profile} --data {data} --rows {rows}")
 
 
 if __name__ == "__main__":

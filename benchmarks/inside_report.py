@@ -36,19 +36,18 @@ def scores_of(rows: Sequence[Mapping[str, Any]]) -> Scores:
     return scores
 
 
-def page(path: Path, profile: str, baseline: Mapping[str, Any], command: str) -> None:
-    """Write the page beside the rows."""
-    by_method: dict[str, list[dict[str, Any]]] = {}
+def page(path: Path, baseline: Mapping[str, Any], command: str) -> None:
+    """Write the page beside the rows: the baseline setting's table, then one per other setting (a try)."""
+    by_setting: dict[str, list[dict[str, Any]]] = {}
     for row in Rows(path).read():
-        if row["cell"]["profile"] == profile:
-            by_method.setdefault(key(row["cell"]["method"]), []).append(row)
-    main = by_method.pop(key(baseline), [])
+        by_setting.setdefault(key(_setting_of(row["cell"])), []).append(row)
+    main = by_setting.pop(key(baseline), [])
     sections = ["No cell of the profile's own configuration is finished yet."]
     if main:
         sections = [_setting(main), *_tables(scores_of(main))]
-    for method, rows in by_method.items():
-        changed = _changes(baseline, rows[0]["cell"]["method"])
-        sections += [f"## Try: {changed or method}", *_tables(scores_of(rows))]
+    for rows in by_setting.values():
+        changes = _changes(baseline, _setting_of(rows[0]["cell"]))
+        sections += [f"## Try: {changes}", *_tables(scores_of(rows))]
     write_page(path.with_suffix(".md"), "Inside personalization", command, path, sections)
 
 
@@ -70,8 +69,14 @@ def _setting(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _changes(baseline: Mapping[str, Any], method: Mapping[str, Any]) -> str:
-    return ", ".join(f"{n} = {v}" for n, v in method.items() if baseline.get(n) != v)
+def _setting_of(cell: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in cell.items() if name not in ("trained", "seed", "fold")}
+
+
+def _changes(baseline: Mapping[str, Any], setting: Mapping[str, Any]) -> str:
+    usual = {**baseline, **baseline["method"]}
+    found = {**setting, **setting["method"]}
+    return ", ".join(f"{n} = {v}" for n, v in found.items() if n != "method" and usual.get(n) != v)
 
 
 def _tables(scores: Scores) -> list[str]:

@@ -7,19 +7,11 @@ from typing import Any
 from benchmarks.inside_report import page, scores_of
 
 METHOD = {"rounds": 2, "tau": 0.9}
+SETTING = {"profile": "cpu", "size": 96, "folds": 2, "tuning_rounds": 5, "method": METHOD}
 
 
 def _row(trained: str, seed: int, fold: int, dice: dict[str, Any], **method: Any) -> dict[str, Any]:
-    cell = {
-        "trained": trained,
-        "seed": seed,
-        "fold": fold,
-        "profile": "cpu",
-        "size": 96,
-        "folds": 2,
-        "tuning_rounds": 5,
-        "method": {**METHOD, **method},
-    }
+    cell = {"trained": trained, "seed": seed, "fold": fold, **SETTING, "method": {**METHOD, **method}}
     return {"cell": cell, "result": {"dice": dice}}
 
 
@@ -36,7 +28,7 @@ ROWS = [
 def _page(tmp_path: Path) -> str:
     rows = tmp_path / "inside.cpu.jsonl"
     rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    page(rows, "cpu", METHOD, "python -m benchmarks.inside")
+    page(rows, SETTING, "python -m benchmarks.inside")
     return (tmp_path / "inside.cpu.md").read_text(encoding="utf-8")
 
 
