@@ -1,7 +1,6 @@
 """Everything of the service's own that can go wrong; the errors of the store and of scans are the store's.
 
     ServiceError
-    ├── SettingsError            a setting contradicts another, or the machine
     ├── DatabaseNotMigrated      the database is of another version than this code
     ├── BrokerError              no Redis, where one was promised
     └── AssignmentError
@@ -18,10 +17,6 @@ from __future__ import annotations
 
 class ServiceError(Exception):
     """Base of every error that the service raises on purpose, HTTP problems apart."""
-
-
-class SettingsError(ServiceError):
-    """The settings cannot be carried out on this machine."""
 
 
 class DatabaseNotMigrated(ServiceError):

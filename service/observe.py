@@ -6,6 +6,7 @@ import logging
 import time
 from http import HTTPStatus
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.metrics import Metrics
@@ -14,6 +15,8 @@ _log = logging.getLogger("locum.access")
 
 # Looked at every few seconds by machines; they are counted, but they would drown the log.
 _QUIET = frozenset({"/health/live", "/health/ready", "/metrics"})
+# No answer was sent, so there is no status; many servers' logs write this one.
+_CLIENT_GONE = 499
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
@@ -42,6 +45,9 @@ class Observe:
 
         try:
             await self.app(scope, receive, noting)
+        except ClientDisconnect:
+            status = _CLIENT_GONE
+            raise
         finally:
             self._note(scope, status, time.perf_counter() - started)
 

@@ -6,6 +6,7 @@ import fcntl
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -31,6 +32,7 @@ def configuration() -> Config:
     return config
 
 
+@cache
 def head() -> str:
     """The revision that this code was written for."""
     revision = ScriptDirectory.from_config(configuration()).get_current_head()

@@ -7,6 +7,7 @@ import logging
 import httpx
 import pytest
 from fastapi import FastAPI
+from starlette.requests import ClientDisconnect
 
 from service import problems
 from service.logs import JsonFormatter, PlainFormatter
@@ -27,6 +28,8 @@ def app(metrics: Metrics) -> FastAPI:
     async def patient(name: str) -> str:
         if name == "broken":
             raise RuntimeError("secret-of-the-inside")
+        if name == "impatient":
+            raise ClientDisconnect
         return "fine"
 
     @app.get("/health/live")
@@ -60,9 +63,13 @@ def test_answers_are_counted_by_template(app: FastAPI, metrics: Metrics) -> None
     for path in ("/patients/jane?birth=1970", "/patients/john", "/patients/broken", "/nowhere/jane"):
         ask(app, path)
     ask(app, "/patients/jane", "BREW")
+    with pytest.raises(AssertionError):
+        # Nobody is there any more to be answered, which is what this client asserts.
+        ask(app, "/patients/impatient")
     assert samples(metrics) == {
         ("GET", "/patients/{name}", "200"): 2,
         ("GET", "/patients/{name}", "500"): 1,
+        ("GET", "/patients/{name}", "499"): 1,
         ("GET", "unmatched", "404"): 1,
         ("other", "/patients/{name}", "405"): 1,
     }
