@@ -87,7 +87,7 @@ def cells_of(profile: str, settings: Profile, method: Mapping[str, Any]) -> list
 
 
 def setting_of(profile: str, settings: Profile, method: Mapping[str, Any]) -> dict[str, Any]:
-    """What all cells of one table share. Of the method everything: a default that changes makes other cells."""
+    """What all cells of a table share; all of the method, so that a changed default makes other cells."""
     return {
         "profile": profile,
         "size": settings.size,
