@@ -107,9 +107,9 @@ def _federate(
 
 
 def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -> None:
-    """Write record and report, and say where everything is."""
+    """Write record, report and each site's overlays, and say where everything is."""
     # Drawing is needed once, at the end, here; worker processes import this module when they start.
-    from training.report import write_report
+    from training.report import write_report, write_site_pages
 
     record = RunRecord.of(result, warnings)
     lines = {
@@ -117,9 +117,11 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
         "record": str(record.write(folder / RECORD_FILE)),
         "report": str(write_report(record, folder / REPORT_FILE)),
     }
+    pages = write_site_pages(result, folder)
+    lines["overlays"] = f"{folder / 'sites' / 'SITE'}   of {', '.join(pages)}, for each of them alone"
     console = Console()
     for label, value in lines.items():
-        console.print(f"{label:>7}  {_escaped(value)}", highlight=False, soft_wrap=True)
+        console.print(f"{label:>8}  {_escaped(value)}", highlight=False, soft_wrap=True)
     unexported = [entry for entry in result.history if entry.phase == "export" and not entry.sites]
     if unexported:
         console.print(
