@@ -23,6 +23,7 @@ from training.data.federation import TASK_FILE, load_federation
 from training.errors import TrainingError
 from training.methods import method as find_method
 from training.methods import methods
+from training.phantom import TRAINING as PHANTOM_TRAINING
 from training.phantom import write_federation
 from training.progress import open_progress
 from training.record import RECORD_FILE, RunRecord
@@ -74,6 +75,10 @@ def _federate(
     resume: bool,
 ) -> None:
     method_section, run_section = read_sections(config)
+    if data is None:
+        # Defaults suit real scans; the phantom's few slices want their own.
+        known = find_method(method).config.model_fields
+        method_section = {k: v for k, v in PHANTOM_TRAINING.items() if k in known} | method_section
     method_section |= {field: value for field, value in method_options.items() if value is not None}
     run_section |= {field: value for field, value in run_options.items() if value is not None}
     where = str(config) if config else "the options"
@@ -126,7 +131,8 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
     if unexported:
         console.print(
             "No hospital agreed to the export of its personal model: only the global model was published.\n"
-            "To publish the others too, run again with --consent all, or --consent SITE,SITE.",
+            "To publish the others too, add --resume and --consent all, or --consent SITE,SITE: "
+            "nothing is trained again.",
             highlight=False,
             soft_wrap=True,
         )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from training.phantom.anatomy import Anatomy, true_centroid, true_volume_ml
-from training.phantom.federation import TASK, patient_seed, write_federation
+from training.phantom.federation import TASK, TRAINING, patient_seed, write_federation
 from training.phantom.scanners import SCANNERS, Scanner, make_volume
 
 __all__ = [
     "SCANNERS",
     "TASK",
+    "TRAINING",
     "Anatomy",
     "Scanner",
     "make_volume",

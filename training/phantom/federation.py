@@ -26,6 +26,16 @@ TASK = Task(
 # nibabel carries no types.
 _Image: Any = nib.Nifti1Image
 
+# What trains a U-Net on it to a Dice above 0.9 in about a minute on two cores. Few slices make few steps, so
+# the rate is higher than for real scans, and decays for the running statistics of batch norm to settle.
+TRAINING: dict[str, Any] = {
+    "rounds": 12,
+    "width": 8,
+    "batch_size": 8,
+    "learning_rate": 0.004,
+    "learning_rate_decay": 0.9,
+}
+
 
 def patient_seed(seed: int, site: str, index: int) -> int:
     """The anatomy's seed of patient `index` at a site of the federation written with `seed`."""
