@@ -28,6 +28,7 @@ from training.phantom import write_federation
 from training.progress import open_progress
 from training.record import RECORD_FILE, RunRecord
 from training.run import Result, Run, execute
+from training.tasks import resolve as resolve_task
 
 REPORT_FILE = "report.html"
 FAILED, INTERRUPTED = 2, 130
@@ -36,6 +37,10 @@ FAILED, INTERRUPTED = 2, 130
 def federate(
     method: Annotated[str, typer.Option(help="One of: " + ", ".join(methods()) + ".")],
     data: Annotated[Path | None, typer.Option(help="The federation's folder; without it, a phantom.")] = None,
+    task: Annotated[
+        str | None,
+        typer.Option(help="A task.yaml, or a template (python -m training.tasks); DIR's by default."),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="The store to publish to.")] = None,
     name: Annotated[str | None, typer.Option(help="Of the published model; the task's by default.")] = None,
     leave_out: Annotated[list[str] | None, typer.Option(help="A site to leave out; may be repeated.")] = None,
@@ -53,7 +58,7 @@ def federate(
     console = Console(stderr=True)
     try:
         settings = {"leave_out": leave_out or None, "seed": seed, "consent": _consent(consent)}
-        _federate(method, data, out, name, config, {"rounds": rounds}, settings, workers, run, resume)
+        _federate(method, data, task, out, name, config, {"rounds": rounds}, settings, workers, run, resume)
     except (TrainingError, LocumStoreError) as error:
         console.print(f"[bold red]error[/] {_escaped(error)}", highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from None
@@ -65,6 +70,7 @@ def federate(
 def _federate(
     method: str,
     data: Path | None,
+    task: str | None,
     out: Path | None,
     name: str | None,
     config: Path | None,
@@ -87,7 +93,7 @@ def _federate(
     )
     run_config = parse(RunConfig, run_section, f"{where}, run")
     state = Path(os.environ.get("LOCUM_STATE_DIR", ".locum"))
-    federation = load_federation(data or _phantom(state))
+    federation = load_federation(data or _phantom(state), resolve_task(task) if task else None)
     job = Run(federation, method, method_config, run_config)
     store = Store(out or state / "store")
     folder = folder or store.root.parent / "runs" / job.id

@@ -28,7 +28,7 @@ class _Strict(BaseModel):
 
 
 class SiteRecord(_Strict):
-    """A site's size: files and patients by split, and whether it was left out of the run."""
+    """A site's size: files and patients by split."""
 
     name: str
     files: dict[str, int]
