@@ -45,14 +45,17 @@ class Run:
     settings: RunConfig = field(default_factory=RunConfig)
 
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the result, as JSON."""
+        """Everything that decides the result, as JSON.
+
+        Consent is not part of it: it decides what is exported of a result, and may come later.
+        """
         splits = {site.name: {case.name: case.split for case in site.cases} for site in self.federation.sites}
         return {
             "method": self.method,
             "data": self.federation.digest,
             "splits": _digest(splits),
             "config": self.config.model_dump(mode="json"),
-            "run": self.settings.model_dump(mode="json"),
+            "run": self.settings.model_dump(mode="json", exclude={"consent"}),
         }
 
     @property

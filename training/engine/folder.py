@@ -17,7 +17,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -51,7 +50,7 @@ class SiteFolder:
     """One site's own memory. Only processes that work for the site touch it."""
 
     def __init__(self, root: Path, site: str) -> None:
-        self._path = root / "sites" / re.sub(r"[^\w.-]", "_", site)
+        self._path = root / "sites" / site
 
     def save(self, slot: Slot, memory: Memory) -> None:
         """Write a slot that no committed round refers to."""
@@ -99,11 +98,11 @@ class RunFolder:
             self.root.mkdir(parents=True, exist_ok=True)
             _replace(path, dict(identity))
             return
-        found = json.loads(path.read_text())
+        wanted, found = _flat(json.loads(json.dumps(identity))), _flat(json.loads(path.read_text()))
         differences = [
-            f"{name}: this run {_short(identity.get(name))}, the folder's {_short(found.get(name))}"
-            for name in sorted({*identity, *found})
-            if json.loads(json.dumps(identity.get(name))) != found.get(name)
+            f"{name}: this run {json.dumps(wanted.get(name))}, the folder's {json.dumps(found.get(name))}"
+            for name in sorted({*wanted, *found})
+            if wanted.get(name) != found.get(name)
         ]
         if differences:
             raise RunMismatch(
@@ -147,6 +146,23 @@ class RunFolder:
         _replace(self.root / "checkpoint.json", committed.__dict__)
         return committed
 
+    def take_back(self, checkpoint: Checkpoint, step: int) -> Checkpoint:
+        """Undo the last committed round, which was all of plan step `step` and changed no site's memory.
+
+        The server's memory before it is still in its other slot.
+        """
+        path = self.root / "history.jsonl"
+        lines = path.read_bytes()[: checkpoint.history_bytes].splitlines(keepends=True)
+        before = replace(
+            checkpoint,
+            step=step,
+            round=0,
+            server_slot=other(checkpoint.server_slot),
+            history_bytes=checkpoint.history_bytes - len(lines[-1]),
+        )
+        _replace(self.root / "checkpoint.json", before.__dict__)
+        return before
+
     def _server_file(self, slot: Slot) -> Path:
         return self.root / f"server-{slot}.safetensors"
 
@@ -163,6 +179,11 @@ def _replace(path: Path, content: Mapping[str, Any]) -> None:
         raise TrainingError(f"{path}: cannot be written: {error}; free some space and resume") from error
 
 
-def _short(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _flat(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """`{"config": {"rounds": 3}}` -> `{"config.rounds": 3}`."""
+    flat: dict[str, Any] = {}
+    for name, value in identity.items():
+        flat |= (
+            {f"{name}.{field}": v for field, v in value.items()} if isinstance(value, dict) else {name: value}
+        )
+    return flat

@@ -14,7 +14,7 @@ from typing import Any
 
 from training.algorithm import Algorithm, Memory, Phase, ServerStage
 from training.engine.client import Surroundings
-from training.engine.egress import SiteSpec, check_plan
+from training.engine.egress import SiteSpec, check_plan, may_take_part
 from training.engine.folder import Checkpoint, RunFolder, other
 from training.engine.history import Observer, RoundEntry, Silent
 from training.engine.pool import Inline, Pool, WorkerPool
@@ -100,7 +100,17 @@ class InProcessEngine:
             context = self._surroundings.context("initial", 0, 1)
             return _Standing(None, self._algorithm.initial(context), ())
         history = tuple(RoundEntry.from_json(note) for note in self._folder.history(found))
+        if self._asks_again(found, history):
+            found, history = self._folder.take_back(found, len(self._plan) - 1), history[:-1]
         return _Standing(found, self._folder.server(found.server_slot), history)
+
+    def _asks_again(self, found: Checkpoint, history: Sequence[RoundEntry]) -> bool:
+        """Whether hospitals changed their minds after the run: then only its last phase is run again."""
+        last = self._plan[-1]
+        if found.step < len(self._plan) or not isinstance(last, Phase) or not last.consent or last.rounds > 1:
+            return False
+        asked = {*history[-1].sites, *history[-1].dropped}
+        return asked != {site.name for site in self._sites if may_take_part(last, site)}
 
     def _pool(self) -> AbstractContextManager[Pool]:
         arguments = (self._algorithm, self._sites, self._surroundings, self._folder.root)

@@ -173,6 +173,26 @@ def test_export_without_any_consent_is_skipped_and_said(tmp_path):
     assert listener.warnings == ["phase 'export' skipped: no consent to 'export'"]
 
 
+def test_consent_that_comes_later_or_goes_changes_the_export_alone(tmp_path):
+    def trails(*consenting):
+        sites = [site("A", 1.0, consents="A" in consenting), site("B", 5.0, consents="B" in consenting)]
+        outcome = run(tmp_path, sites)
+        assert [entry.phase for entry in outcome.history] == ["train"] * 3 + ["double"] * 2 + ["export"]
+        return outcome.server.facts.get("trails")
+
+    # w_g gains 3 a round; each site's trail is its own mean above it.
+    a, b = pytest.approx([1.0, 4.0, 7.0]), pytest.approx([5.0, 8.0, 11.0])
+    assert trails() is None
+    files = sorted((tmp_path / "sites").rglob("*.safetensors"))
+    before = [path.stat().st_mtime_ns for path in files]
+    assert trails("A") == {"A": a}
+    assert trails("A", "B") == {"A": a, "B": b}
+    assert trails("A", "B") == {"A": a, "B": b}
+    assert trails("B") == {"B": b}
+    assert trails() is None
+    assert [path.stat().st_mtime_ns for path in files] == before  # nobody trained again
+
+
 def test_one_site_alone(tmp_path):
     outcome = run(tmp_path, [site("A", 2.0)], workers=2)
     assert outcome.server.tensors["w"][0].item() == pytest.approx(3 * 2.0 * 4)

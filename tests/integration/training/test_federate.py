@@ -1,0 +1,200 @@
+"""The federate command, as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from model_store.store import Store
+from personalization.networks import build
+from personalization.state import from_safetensors
+from training.config import RunConfig
+from training.data.federation import load_federation
+from training.federate import federate
+from training.methods import FedAvgConfig
+from training.phantom import write_federation
+from training.run import Run, execute
+
+app = typer.Typer()
+app.command()(federate)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    root = tmp_path_factory.mktemp("phantom")
+    return write_federation(root, sites=("aster", "birch", "cedar"), patients_per_site=3, size=16)
+
+
+@pytest.fixture
+def config(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text("method: {width: 2, rounds: 2, batch_size: 8}\nrun: {seed: 4}\n")
+    return path
+
+
+def invoke(*arguments: object):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def options(data, config, tmp_path, *more):
+    return ("--data", data, "--config", config, "--out", tmp_path / "store", "--workers", 0, *more)
+
+
+@pytest.fixture
+def no_pages(monkeypatch):
+    """Overlays are drawn in processes of their own, which take seconds to start."""
+    monkeypatch.setattr("training.report.write_site_pages", lambda result, folder: {})
+
+
+def test_iop_fl_from_the_command_line_to_artefacts_that_serve(data, config, tmp_path):
+    command = [sys.executable, "-m", "training.federate", "--method", "iop-fl", "--leave-out", "cedar"]
+    command += ["--data", str(data), "--config", str(config), "--out", str(tmp_path / "store")]
+    command += ["--consent", "aster", "--workers", "2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    store = Store(tmp_path / "store")
+    assert store.names() == ["phantom", "phantom.aster", "phantom.global"]
+    space = store.open("phantom").manifest
+    parts = {name: store.open(f"phantom.{name}") for name in ("global", "aster")}
+    assert space.global_model == parts["global"].digest
+    assert space.inside == {"aster": parts["aster"].digest}
+    manifest = parts["aster"].manifest
+    assert (manifest.role, manifest.site, manifest.part_of) == ("inside", "aster", "phantom")
+    assert manifest.lineage.sites == ("aster", "birch")
+    assert (manifest.lineage.method, manifest.lineage.rounds, manifest.lineage.seed) == ("iop-fl", 2, 4)
+    assert manifest.lineage.details["config"]["tau"] == 0.9
+    assert manifest.statistics.count == sum(  # the training scans of both sites
+        len(site.of_split("train")) for site in sites_of(data, leave_out=("cedar",))
+    )
+    # The graph computes what the weights do.
+    network = build(manifest.network.name, **manifest.network.arguments)
+    network.load_state_dict(from_safetensors(parts["aster"].read("weights.safetensors")))
+    image = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)
+    expected = torch.softmax(network.eval()(torch.from_numpy(image)), dim=1).detach().numpy()
+    session = onnxruntime.InferenceSession(
+        parts["aster"].read("graph.onnx"), providers=["CPUExecutionProvider"]
+    )
+    np.testing.assert_allclose(session.run(None, {"image": image})[0], expected, atol=1e-5)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert {"record.json", "report.html", "run.json"} <= {path.name for path in folder.iterdir()}
+    assert {path.parent.name for path in folder.rglob("overlays.html")} == {"aster", "birch"}
+    record = json.loads((folder / "record.json").read_text())
+    assert record["rounds"][-1]["absent"] == {"birch": "no consent to 'export'"}
+    for said in ("phantom@1", str(folder / "record.json"), str(folder / "report.html")):
+        assert said in done.stdout
+
+
+def sites_of(data: Path, **settings: object):
+    return Run(load_federation(data), "fedavg", FedAvgConfig(), RunConfig(seed=4, **settings)).sites()
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_without_consent_the_global_model_is_published_and_it_is_said_how_to_add_the_others(
+    data, config, tmp_path
+):
+    alone = invoke("--method", "iop-fl", *options(data, config, tmp_path, "--leave-out", "cedar"))
+    assert alone.exit_code == 0, alone.output
+    assert "--consent all" in alone.output
+    store = Store(tmp_path / "store")
+    assert store.names() == ["phantom"]
+    assert store.open("phantom").manifest.kind == "model"
+    more = ("--leave-out", "cedar", "--resume", "--consent", "all")
+    later = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more))
+    assert later.exit_code == 0, later.output
+    assert store.names() == ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
+    assert store.open("phantom").manifest.kind == "routing-space"
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_fedavg_with_another_name_twice_is_one_version(data, config, tmp_path):
+    arguments = ("--method", "fedavg", *options(data, config, tmp_path, "--name", "organ", "--rounds", 1))
+    first = invoke(*arguments)
+    assert first.exit_code == 0, first.output
+    again = invoke(*arguments)
+    assert again.exit_code == 2
+    assert "holds this run already" in again.output
+    resumed = invoke(*arguments, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert [str(version.artefact) for version in Store(tmp_path / "store").versions("organ")] == ["organ@1"]
+
+
+def test_another_configuration_in_the_same_folder_is_refused_by_field(data, config, tmp_path):
+    run = Run(load_federation(data), "fedavg", FedAvgConfig(width=2, rounds=1), RunConfig())
+    execute(run, tmp_path / "run", workers=0)
+    more = ("--run", tmp_path / "run", "--rounds", 1, "--resume")
+    refused = invoke("--method", "fedavg", *options(data, config, tmp_path, *more))
+    assert refused.exit_code == 2
+    lines = [line.strip() for line in refused.output.splitlines() if line.strip().startswith("- ")]
+    assert lines[0] == "- config.batch_size: this run 8, the folder's 16"
+    assert lines[1] == "- run.seed: this run 4, the folder's 0"
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--method", "fedprox"), ["unknown method 'fedprox'", "fedavg, iop-fl"]),
+        (("--method", "fedavg", "--leave-out", "zinnia"), ["leave_out", "zinnia", "aster, birch, cedar"]),
+        (("--method", "iop-fl", "--consent", "aster,oak"), ["consent", "oak"]),
+        (("--method", "fedavg", "--rounds", "0"), ["rounds", "greater than or equal to 1"]),
+    ],
+)
+def test_options_that_do_not_fit_are_told_in_words(data, config, tmp_path, arguments, said):
+    result = invoke(*arguments, *options(data, config, tmp_path))
+    assert result.exit_code == 2
+    assert all(words in " ".join(result.output.split()) for words in said), result.output
+    assert "Traceback" not in result.output
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("method: {wdith: 2, batch_size: 0}", ["wdith", "batch_size", "it takes: rounds, width"]),
+        ("rounds: 3", ["'rounds'", "expected a section 'method' or 'run'"]),
+        ("method: [", ["cannot be read"]),
+        ("run: {egress: {aster: [weights]}, participation: 2}", ["participation"]),
+        ("run: {egress: {aster: [statistics]}}", ["site aster", "'weights'", "egress policy refuses"]),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_told_in_words(data, tmp_path, content, said):
+    path = tmp_path / "bad.yaml"
+    path.write_text(content)
+    result = invoke("--method", "fedavg", *options(data, path, tmp_path))
+    assert result.exit_code == 2
+    assert all(words in " ".join(result.output.split()) for words in said), result.output
+
+
+def test_a_federation_that_is_broken_is_told_in_one_list(tmp_path, config, data):
+    root = write_federation(tmp_path / "broken", sites=("aster", "birch"), patients_per_site=2, size=16)
+    (root / "aster" / "masks" / "aster-01.nii.gz").unlink()
+    (root / "birch" / "images" / "birch-02.nii.gz").write_bytes(b"no scan")
+    result = invoke("--method", "fedavg", *options(root, config, tmp_path))
+    assert result.exit_code == 2
+    assert "aster-01.nii.gz" in result.output
+    assert "birch-02.nii.gz" in result.output
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_site_that_keeps_statistics_in_trains_all_the_same(data, tmp_path):
+    path = tmp_path / "shy.yaml"
+    path.write_text("method: {width: 2, rounds: 1}\nrun: {egress: {aster: [weights]}}\n")
+    result = invoke("--method", "fedavg", *options(data, path, tmp_path))
+    assert result.exit_code == 0, result.output
+    (record,) = (tmp_path / "runs").rglob("record.json")
+    rounds = json.loads(record.read_text())["rounds"]
+    train = next(entry for entry in rounds if entry["phase"] == "train")
+    assert train["sites"]["aster"]["withheld"] == ["scores", "metrics"]
+    assert set(train["sites"]["aster"]["sent"]) == {"weights"}
+    assert train["sites"]["birch"]["metrics"].keys() == {"val_dice", "loss"}
