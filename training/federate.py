@@ -39,7 +39,7 @@ def federate(
     data: Annotated[Path | None, typer.Option(help="The federation's folder; without it, a phantom.")] = None,
     task: Annotated[
         str | None,
-        typer.Option(help="A task.yaml, or a template (python -m training.tasks); DIR's by default."),
+        typer.Option(help="A task.yaml or a template's name (python -m training.tasks)."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The store to publish to.")] = None,
     name: Annotated[str | None, typer.Option(help="Of the published model; the task's by default.")] = None,
