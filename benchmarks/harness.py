@@ -78,11 +78,13 @@ def run(
     rows: Rows,
     compute: Compute,
     state_dir: Path = STATE_DIR,
+    after_each: Callable[[], None] | None = None,
 ) -> list[dict[str, JSON]]:
     """Compute the cells that have no row yet, one after the other; return the rows of all of `cells`.
 
     A cell that another run holds is left to it, so that fewer rows than cells may come back. An exception
-    of `compute` ends the run; what was finished stays, and so does the cell's folder.
+    of `compute` ends the run; what was finished stays, and so does the cell's folder. `after_each` is called
+    after every cell that was computed: a place to write the page, so that it never lags behind the rows.
     """
     for number, cell in enumerate(cells, start=1):
         label = f"{name} {number}/{len(cells)} {describe(cell)}"
@@ -101,6 +103,8 @@ def run(
             rows.append({"cell": cell, "result": result, "seconds": seconds, "made_with": made_with()})
             shutil.rmtree(work)
             print(f"{label}: finished in {seconds:.0f} s", flush=True)
+            if after_each is not None:
+                after_each()
     wanted = {key(cell): position for position, cell in enumerate(cells)}
     found = {key(row["cell"]): row for row in rows.read() if key(row["cell"]) in wanted}
     return [found[k] for k in sorted(found, key=wanted.__getitem__)]

@@ -202,7 +202,7 @@ def main(
         Path, typer.Option(help="Where unfinished cells keep their checkpoints.")
     ] = STATE_DIR,
 ) -> None:
-    """Compute the cells that have no row yet, then write the page of results."""
+    """Compute the cells that have no row yet; the page of results is written after each."""
     if profile not in PROFILES:
         raise typer.BadParameter(f"unknown profile '{profile}'; there are {', '.join(PROFILES)}")
     torch.set_num_threads(1)
@@ -218,9 +218,11 @@ def main(
     method = {**settings.method, **{name: value for name, value in tries.items() if value is not None}}
     task = None if (data / TASK_FILE).is_file() else template(data.resolve().name)
     experiment = Experiment(load_federation(data, task), settings.device, workers)
-    run(f"inside.{profile}", cells_of(profile, settings, method), Rows(rows), experiment, state_dir)
+    command = f"python -m benchmarks.inside --profile {profile} --data {data} --rows {rows}"
     baseline = setting_of(profile, PROFILES[profile], PROFILES[profile].method)
-    page(rows, baseline, f"python -m benchmarks.inside --profile {profile} --data {data} --rows {rows}")
+    write = partial(page, rows, baseline, command)
+    run(f"inside.{profile}", cells_of(profile, settings, method), Rows(rows), experiment, state_dir, write)
+    write()
 
 
 if __name__ == "__main__":

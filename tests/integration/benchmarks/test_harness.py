@@ -70,9 +70,11 @@ def test_finished_cells_are_never_computed_again(tmp_path: Path) -> None:
 def test_rows_come_back_in_the_order_of_the_cells_asked_for(tmp_path: Path) -> None:
     rows = Rows(tmp_path / "rows.jsonl")
     run("squares", [{"n": n} for n in (5, 3, 4)], rows, _square, tmp_path)
-    found = run("squares", [{"n": 3}, {"n": 5}], rows, _square, tmp_path)
-    assert [row["result"]["square"] for row in found] == [9, 25]
-    assert len(rows.read()) == 3
+    calls: list[int] = []
+    asked = [{"n": 3}, {"n": 7}, {"n": 5}]
+    found = run("squares", asked, rows, _square, tmp_path, after_each=lambda: calls.append(len(rows.read())))
+    assert [row["result"]["square"] for row in found] == [9, 49, 25]
+    assert calls == [4]
 
 
 def test_torn_last_line_is_ignored_and_replaced(tmp_path: Path) -> None:
