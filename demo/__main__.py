@@ -27,7 +27,6 @@ from personalization.metrics import dice
 from training.phantom import SCANNERS, TASK, make_volume, patient_seed
 from training.phantom.federation import nifti_bytes
 
-CONFIGURATION = Path(__file__).with_name("phantom.yaml")
 OUTSIDE = "dune"
 SIZE = 48
 # Beyond the patients the federation is written with: nobody has trained on this one.
@@ -64,7 +63,7 @@ def train(folder: Path, rounds: int | None) -> Path:
     command = [
         *(sys.executable, "-m", "training.federate"),
         *("--method", "iop-fl", "--out", str(store), "--leave-out", OUTSIDE),
-        *("--config", str(CONFIGURATION), "--consent", "all", "--resume"),
+        *("--consent", "all", "--resume"),
         *(["--rounds", str(rounds)] if rounds else []),
     ]
     if subprocess.run(command, check=False).returncode:
