@@ -113,7 +113,9 @@ def _moments(parts: list[NDArray[Any]], low: float, high: float) -> tuple[float,
         # The subtraction above rounds its shift; what is left of the mean is taken out of the squares.
         rest = float(values.mean(dtype=np.float64))
         flat = values.ravel().astype(np.float64)
-        own_squares = float(flat @ flat) - rest * rest * flat.size
+        # Not a dot product: BLAS would share it among threads, whose number must not change the result, and
+        # which cost more than they save.
+        own_squares = float(np.square(flat, out=flat).sum()) - rest * rest * flat.size
         delta = own - mean
         total = count + flat.size
         squares += own_squares + delta * delta * count * flat.size / total

@@ -35,6 +35,8 @@ class Session:
         options.inter_op_num_threads = 1
         options.log_severity_level = _ERRORS_ONLY
         options.use_deterministic_compute = True
+        # Threads that spin between two scans would take the cores from the scan in hand, and from everyone.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(graph, options, providers=wanted_providers(device))
             outputs = {output.name: output for output in self._session.get_outputs()}
