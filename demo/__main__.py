@@ -18,7 +18,6 @@ import httpx
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from demo.service_process import running_service
 from model_store.preprocessing import class_map
@@ -110,18 +109,11 @@ def main(
     console.rule("2  the service segments new patients")
     with running_service(store, folder / "state", port) as client:
         register_hospitals(client, members)
-        table = Table("hospital", "in the federation", "whose model", "Dice", "mask", "overlay", box=None)
         for hospital in (members[0], OUTSIDE):
             whose, score, mask, overlay = segment(client, PhantomScan.at(hospital), folder)
-            table.add_row(
-                hospital,
-                "yes" if hospital in members else "no",
-                whose,
-                f"{score:.3f}",
-                str(mask),
-                str(overlay),
-            )
-        console.print(table, soft_wrap=True)
+            where = "in" if hospital in members else "outside"
+            console.print(f"{hospital}, {where} the federation, is served [bold]{whose}[/]: Dice {score:.3f}")
+            console.print(f"  mask     {mask}\n  overlay  {overlay}", soft_wrap=True, highlight=False)
         if once:
             return
         console.print(f"\nThe service is at [bold]{client.base_url}[/] (try /docs). Ctrl-C stops it.")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from model_store.errors import LocumStoreError
@@ -26,7 +27,10 @@ def list_versions(store: StoreOption = DEFAULT_STORE) -> None:
     table = Table("artefact", "kind", "task", "published (UTC)", "digest", "state", box=None)
     opened = Store(store)
     for name in opened.names():
-        for version in opened.versions(name):
+        unreadable = opened.unreadable(name)
+        for number, error in unreadable.items():
+            table.add_row(f"{name}@{number}", "", "", "", "", f"[red]{escape(str(error))}[/]")
+        for version in opened.versions(name) if len(unreadable) < len(opened.numbers(name)) else ():
             artefact = version.artefact
             state = "[red]withdrawn[/]" if version.withdrawn else ""
             if version.flagged:
@@ -61,7 +65,10 @@ def verify(
         [reference]
         if reference
         else [
-            str(v.artefact) for name in opened.names() for v in opened.versions(name) if v.withdrawn is None
+            f"{name}@{number}"
+            for name in opened.names()
+            for number in opened.numbers(name)
+            if opened.tombstone(name, number) is None
         ]
     )
     damaged = 0

@@ -13,7 +13,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +23,15 @@ from pydantic import BaseModel
 from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact
 from model_store.digest import sha256
 from model_store.durable import sync_folder, write_durably
-from model_store.errors import ArtefactWithdrawn, PublishRefused, ReferenceInvalid, ReferenceNotFound
+from model_store.errors import (
+    ArtefactDamaged,
+    ArtefactWithdrawn,
+    PublishRefused,
+    ReferenceInvalid,
+    ReferenceNotFound,
+    StoreError,
+    UnknownKind,
+)
 from model_store.manifest import GRAPH, WEIGHTS, AnyManifest, FileEntry, ModelManifest
 from model_store.reference import NAME, parse_reference
 
@@ -74,9 +82,9 @@ class Store:
         content = manifest.to_bytes()
         digest = sha256(content)
         with self._locked(manifest.name) as folder:
-            for number in self.numbers(manifest.name):
-                if self._artefact(manifest.name, number).digest == digest:
-                    return self._refuse_withdrawn(self._artefact(manifest.name, number))
+            for published in self._readable(manifest.name):
+                if published.digest == digest:
+                    return self._refuse_withdrawn(published)
             staged = self.root / ".staging" / uuid.uuid4().hex
             staged.mkdir(parents=True)
             for name, data in {**files, MANIFEST: content, DIGEST_FILE: digest.encode()}.items():
@@ -124,7 +132,7 @@ class Store:
         name, number, digest = parse_reference(reference)
         numbers = self.numbers(name)
         if digest is not None:
-            numbers = [n for n in numbers if self._artefact(name, n).digest == digest]
+            numbers = [a.version for a in self._readable(name) if a.digest == digest]
         elif number is not None:
             numbers = [n for n in numbers if n == number]
         if not numbers:
@@ -167,21 +175,34 @@ class Store:
         return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
 
     def versions(self, name: str) -> list[Version]:
-        """Every version of a name, oldest first, withdrawn ones too. Raises ReferenceNotFound."""
-        numbers = self.numbers(name)
-        if not numbers:
+        """Every readable version of a name, oldest first, withdrawn ones too.
+
+        Raises ReferenceNotFound for an unknown name, and the first version's error when none can be read.
+        """
+        if not self.numbers(name):
             raise ReferenceNotFound(
                 f"'{name}' is not in the store; names: {', '.join(self.names()) or 'none'}"
             )
-        withdrawn = self._withdrawn()
+        artefacts = list(self._readable(name))
+        if not artefacts:
+            raise next(iter(self.unreadable(name).values()))
         flags: dict[str, list[str]] = {}
-        for ancestor in withdrawn:
+        for ancestor in self._withdrawn():
             for child in self.descendants(ancestor.digest):
                 flags.setdefault(child.digest, []).append(str(ancestor))
-        artefacts = [self._artefact(name, number) for number in numbers]
         return [
             Version(a, self.tombstone(a.name, a.version), tuple(flags.get(a.digest, ()))) for a in artefacts
         ]
+
+    def unreadable(self, name: str) -> dict[int, StoreError]:
+        """Version numbers whose manifest cannot be read, and why; they are left out of every listing."""
+        found: dict[int, StoreError] = {}
+        for number in self.numbers(name):
+            try:
+                self._artefact(name, number)
+            except StoreError as error:
+                found[number] = error
+        return found
 
     def descendants(self, digest: str) -> list[Artefact]:
         """Every artefact that is composed of, or was made from, the one with this digest, transitively."""
@@ -243,7 +264,12 @@ class Store:
 
     def _all(self) -> Iterator[Artefact]:
         for name in self.names():
-            for number in self.numbers(name):
+            yield from self._readable(name)
+
+    def _readable(self, name: str) -> Iterator[Artefact]:
+        """One damaged manifest must not take the whole store with it."""
+        for number in self.numbers(name):
+            with suppress(ArtefactDamaged, UnknownKind):
                 yield self._artefact(name, number)
 
     def _withdrawn(self) -> list[Artefact]:

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from model_store.errors import LocumStoreError, ReferenceNotFound
+from model_store.errors import ReferenceNotFound
 from model_store.store import Store, Tombstone, Version
 from service.context import InContext
 from service.problems import problem_responses
@@ -40,9 +40,9 @@ class ModelSummary(BaseModel):
 
 
 class UnreadableModel(BaseModel):
-    """A name in the store whose artefacts cannot be read."""
+    """A version in the store whose manifest cannot be read."""
 
-    name: str
+    name: str = Field(description="`name@version`.")
     detail: str
 
 
@@ -83,12 +83,13 @@ def list_models(context: InContext) -> ModelList:
     models: list[ModelSummary] = []
     unreadable: list[UnreadableModel] = []
     for name in context.store.names():
-        try:
-            versions = context.store.versions(name)
-        except LocumStoreError as error:
-            # One damaged artefact must not hide the others.
-            unreadable.append(UnreadableModel(name=name, detail=str(error)))
+        damaged = context.store.unreadable(name)
+        unreadable += [
+            UnreadableModel(name=f"{name}@{number}", detail=str(error)) for number, error in damaged.items()
+        ]
+        if len(damaged) == len(context.store.numbers(name)):
             continue
+        versions = context.store.versions(name)
         if versions[-1].artefact.manifest.part_of is None:
             models.append(_summary(versions))
     return ModelList(models=models, unreadable=unreadable)

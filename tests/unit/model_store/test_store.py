@@ -128,6 +128,20 @@ def test_a_manifest_of_the_future_is_refused(store: Store, field: str, value: ob
         Store(store.root).open("brain@1")
 
 
+def test_one_damaged_manifest_does_not_hide_the_others(store: Store, routing_space: Artefact) -> None:
+    store.publish(model(), files("1"))
+    manifest = store.publish(model(), files("2")).path / "manifest.json"
+    manifest.unlink()
+    opened = Store(store.root)
+    assert [v.artefact.version for v in opened.versions("brain")] == [1]
+    assert "manifest.json" in str(opened.unreadable("brain")[2])
+    assert opened.by_digest(routing_space.digest) == routing_space
+    with pytest.raises(ArtefactDamaged):
+        opened.open("brain")
+    assert opened.open("brain@1").version == 1
+    assert opened.publish(model(), files("3")).version == 3
+
+
 def test_a_withdrawn_version_no_longer_opens(store: Store) -> None:
     store.publish(model(), files("1"))
     second = store.publish(model(), files("2"))
