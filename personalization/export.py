@@ -35,8 +35,8 @@ def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int]) -> byte
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         # The TorchScript exporter, announced as deprecated, on purpose. The newer one takes 3-6 s per graph
-        # against 0.2 s (a routing space has K+1 of them), logs about an absent torchvision, and writes the
-        # source paths of the exporting machine into the file. Both fold batch norm and agree to rounding.
+        # against 0.2 s (a routing space has K+1 of them) and logs about an absent torchvision. Both fold
+        # batch norm and agree to rounding.
         warnings.simplefilter("ignore", DeprecationWarning)
         # Tracing warns that a network's checks of its input's shape become constants: the size is fixed here.
         warnings.filterwarnings("ignore", message="Converting a tensor to a Python")
