@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -18,7 +19,10 @@ from model_store.store import Store
 from training.phantom import write_federation
 
 NAMES = ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
-KILLS = {1: 10, 2: 10}
+KILLS = 10
+
+# One process with everything imported serves them all.
+pytestmark = pytest.mark.xdist_group("resume")
 
 
 class Zygote:
@@ -36,33 +40,61 @@ class Zygote:
     def line(self) -> str:
         return self.process.stdout.readline().strip()
 
-    def run(self, root: Path, workers: int, kill_after: float | None = None) -> tuple[bool, float]:
-        """Start or resume the run of `root`; whether it ended by itself, and how long it took."""
+    def start(self, root: Path, workers: int) -> int:
+        """Start or resume the run of `root` in a process group; gives the group's id."""
         command = {
             "data": str(self.data),
             "folder": str(root / "run"),
             "store": str(root / "store"),
             "workers": workers,
         }
-        started = time.monotonic()
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
-        pid = int(self.line())
-        if kill_after is not None:
-            time.sleep(kill_after)
-            try:
-                os.killpg(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                # Gone already, or not yet a group of its own: a run that has done nothing.
-                os.kill(pid, signal.SIGKILL) if Path(f"/proc/{pid}").exists() else None
+        return int(self.line())
+
+    def end(self, root: Path) -> bool:
+        """Wait for the run's end; whether it came to it by itself."""
         status = int(self.line())
         assert status == 0 or os.WIFSIGNALED(status), "the run failed by itself; see the log above"
-        return status == 0, time.monotonic() - started
+        lock = root / "run" / ".lock"
+        if lock.exists():
+            # A forked worker holds its parent's lock until it is dead too.
+            with lock.open("w") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+        return status == 0
+
+    def run(self, root: Path, workers: int, kill_at: tuple[int, float] | None = None) -> bool:
+        """Start or resume a run; whether it ended by itself.
+
+        `kill_at` kills it so many seconds after so many rounds are committed in all.
+        """
+        pid = self.start(root, workers)
+        if kill_at is not None:
+            rounds, delay = kill_at
+            while committed(root) < rounds and alive(pid):
+                time.sleep(0.002)
+            time.sleep(delay)
+            kill(pid)
+        return self.end(root)
 
     def close(self) -> None:
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait()
+
+
+def kill(pid: int) -> None:
+    """SIGKILL to the whole process group; nothing when it is gone."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def digests(root: Path) -> dict[str, str]:
@@ -85,52 +117,51 @@ def zygote(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(zygote, tmp_path_factory):
-    """The digests of a run that nobody disturbed, and how long it took."""
+    """The digests of a run that nobody disturbed."""
     root = tmp_path_factory.mktemp("reference")
-    ended, seconds = zygote.run(root, workers=1)
-    assert ended
-    return digests(root), seconds
+    assert zygote.run(root, workers=1)
+    return digests(root)
 
 
-def stage(root: Path) -> str:
-    """How far a killed run had come."""
-    if not (root / "run" / "checkpoint.json").exists():
-        return "before the first round"
-    checkpoint = json.loads((root / "run" / "checkpoint.json").read_text())
-    return "publishing" if checkpoint["step"] == 4 else f"step {checkpoint['step']}"
+def committed(root: Path) -> int:
+    """How many rounds of the run are on disk."""
+    history = root / "run" / "history.jsonl"
+    return history.read_bytes().count(b"\n") if history.exists() else 0
 
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_killed_at_random_instants_it_publishes_the_same_bytes(zygote, reference, tmp_path, workers):
-    expected, seconds = reference
     draw = random.Random(workers)
-    kills: list[str] = []
+    kills: list[tuple[int, float]] = []
     attempt = 0
-    while len(kills) < KILLS[workers]:
+    while len(kills) < KILLS:
         root = tmp_path / str(attempt)
         attempt += 1
         ended = False
         while not ended:
-            # Late in a test of enough kills the run is let through.
-            delay = draw.uniform(0.05, seconds * 0.6) if len(kills) < KILLS[workers] else None
-            ended, _ = zygote.run(root, workers, delay)
+            # Anywhere from before the next round to the end of the publishing that follows the last one.
+            instant = (committed(root) + draw.randint(0, 2), draw.uniform(0, 0.25))
+            ended = zygote.run(root, workers, instant if len(kills) < KILLS else None)
             if not ended:
-                kills.append(stage(root))
-        assert digests(root) == expected, kills
-    assert len(set(kills)) > 2, kills
+                kills.append((committed(root), instant[1]))
+        assert digests(root) == reference, kills
 
 
 @pytest.mark.timeout(200)
 def test_killed_while_publishing_nothing_half_made_is_seen(zygote, reference, tmp_path):
-    expected, _ = reference
     draw = random.Random(7)
     ended, kills = False, 0
     while not ended:
-        # Watch the store, and strike between its first model and the composite.
-        ended = (
-            _kill_when(zygote, tmp_path, draw.choice(NAMES[1:])) if kills < 4 else zygote.run(tmp_path, 1)[0]
-        )
+        if kills < 4:
+            # Watch the store, and strike once one of its parts is there.
+            pid, part = zygote.start(tmp_path, 1), draw.choice(NAMES[1:])
+            while not (tmp_path / "store" / part / "1").exists():
+                time.sleep(0.002)
+            kill(pid)
+            ended = zygote.end(tmp_path)
+        else:
+            ended = zygote.run(tmp_path, 1)
         kills += not ended
         store = Store(tmp_path / "store")
         for name in store.names():
@@ -138,21 +169,4 @@ def test_killed_while_publishing_nothing_half_made_is_seen(zygote, reference, tm
         if "phantom" in store.names():
             assert set(store.names()) == set(NAMES)
     assert kills > 0
-    assert digests(tmp_path) == expected
-
-
-def _kill_when(zygote: Zygote, root: Path, name: str) -> bool:
-    command = {
-        "data": str(zygote.data),
-        "folder": str(root / "run"),
-        "store": str(root / "store"),
-        "workers": 1,
-    }
-    zygote.process.stdin.write(json.dumps(command) + "\n")
-    zygote.process.stdin.flush()
-    pid = int(zygote.line())
-    while not (root / "store" / name / "1").exists() and Path(f"/proc/{pid}/fd").exists():
-        time.sleep(0.002)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    return int(zygote.line()) == 0
+    assert digests(tmp_path) == reference

@@ -1,0 +1,100 @@
+"""The interface: what its documentation shows runs, and what a method may not do is refused."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import training.algorithm
+from training.algorithm import ClientResult, Group, Memory, Phase, ServerStage
+from training.engine.client import Surroundings
+from training.engine.egress import SiteSpec, check_plan, let_out, may_take_part
+from training.engine.folder import RunFolder
+from training.engine.in_process import InProcessEngine
+from training.errors import AlgorithmError, EgressRefused, FederationError, ProblemsFound
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+def test_the_toy_of_the_documentation_runs(tmp_path):
+    code = re.search(r"( {4}class Mean.*)", training.algorithm.__doc__, re.DOTALL).group(1)
+    names = {**vars(training.algorithm), "torch": torch}
+    exec(textwrap.dedent(code), names)
+    sites = [SiteSpec("A", partial(list, [1.0, 2.0, 6.0])), SiteSpec("B", partial(list, [11.0]))]
+    engine = InProcessEngine(names["Mean"](), sites, Surroundings(0), RunFolder(tmp_path), workers=0)
+    assert engine.run().server.facts == {"mean": 5.0}
+
+
+WEIGHTS = Group("weights", "weights")
+TOKENS = Group("tokens", "features", "concat", essential=False)
+TRAIN = Phase("train", 2, (WEIGHTS,), (WEIGHTS, TOKENS))
+EXPORT = Phase("export", 1, (), (Group("personal", "weights", "collect"),), consent=True)
+
+
+def site(*allows, consents=False):
+    return SiteSpec("A", list, frozenset(allows), consents)
+
+
+def test_a_policy_is_checked_over_the_whole_plan_before_it_starts():
+    plan = (TRAIN, ServerStage("cluster", 3), EXPORT)
+    check_plan(plan, [site("weights"), site("weights", "features", "statistics")])
+    with pytest.raises(EgressRefused, match="site A: phase 'train' uploads 'weights', of kind weights"):
+        check_plan(plan, [site("features", "statistics")])
+    # Who does not export need not allow what exporting sends.
+    check_plan((EXPORT,), [site()])
+
+
+@pytest.mark.parametrize(
+    ("phase", "spec", "takes_part"),
+    [
+        (TRAIN, site("weights"), True),
+        (TRAIN, site("features"), False),
+        (EXPORT, site("weights"), False),
+        (EXPORT, site("weights", consents=True), True),
+        (EXPORT, site("features", consents=True), False),
+    ],
+)
+def test_who_takes_part(phase, spec, takes_part):
+    assert may_take_part(phase, spec) is takes_part
+
+
+def result(**uploads):
+    return ClientResult({name: {"x": torch.ones(2)} for name in uploads}, 3.0, metrics={"loss": 0.5})
+
+
+def test_what_is_let_out_is_what_the_policy_allows():
+    out = let_out(TRAIN, site("weights", "statistics"), result(weights=1, tokens=1))
+    assert (set(out.uploads), out.withheld, out.metrics) == ({"weights"}, ("tokens",), {"loss": 0.5})
+    out = let_out(TRAIN, site("weights", "features"), result(weights=1, tokens=1))
+    assert (set(out.uploads), out.withheld, out.metrics) == ({"weights", "tokens"}, ("metrics",), {})
+
+
+def test_uploads_are_exactly_those_declared():
+    for uploads in ({"weights": 1}, {"weights": 1, "tokens": 1, "images": 1}):
+        with pytest.raises(AlgorithmError, match="declared the uploads"):
+            let_out(TRAIN, site("weights", "features"), result(**uploads))
+
+
+def test_a_site_does_not_send_what_it_was_never_to_be_asked_for():
+    with pytest.raises(EgressRefused, match="does not take part"):
+        let_out(EXPORT, site("weights"), result(personal=1))
+
+
+def test_errors_survive_the_way_between_processes():
+    import pickle
+
+    error = pickle.loads(pickle.dumps(FederationError("the folder is wrong:", ["no masks", "no images"])))
+    assert isinstance(error, FederationError)
+    assert isinstance(error, ProblemsFound)
+    assert error.problems == ("no masks", "no images")
+    assert str(error) == "the folder is wrong:\n  - no masks\n  - no images"
+
+
+def test_memory_is_empty_by_default_and_never_shared():
+    assert Memory().tensors is not Memory().tensors
