@@ -118,7 +118,7 @@ def server(folder: Path, threads: int) -> Iterator[http.client.HTTPConnection]:
 
 
 def wake(connection: http.client.HTTPConnection) -> None:
-    """Make sure that the connection is open: the server closes one that was idle while the floor was measured."""
+    """See that the connection is open: the server closes one that was idle while the floor was measured."""
     for _ in range(2):
         try:
             connection.request("GET", "/health/live")

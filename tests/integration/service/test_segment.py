@@ -242,3 +242,72 @@ def test_a_withdrawn_version_is_gone_and_a_damaged_one_is_refused_by_name(
     assert damaged.status_code == 503
     assert "graph.onnx" in damaged.json()["detail"]
     assert api.segment(make_png(picture)).headers["locum-model"] == "bright@3"
+
+
+def test_the_guard_warns_or_refuses(
+    start: Any,
+    publish_bright: Any,
+    tmp_path: Path,
+    make_png: Callable[..., bytes],
+    make_nifti: Callable[..., bytes],
+) -> None:
+    from model_store.guard import ReferenceStatistics, summarise
+    from model_store.preprocessing import prepare
+    from model_store.scan import decode
+
+    task = publish_bright(tmp_path / "aside").manifest.task
+    chance = np.random.default_rng(0)
+    training = [make_png(chance.integers(0, 200, (32, 32), np.uint8)) for _ in range(12)]
+    reference = None
+    for data in training:
+        scan = decode(data)
+        one = ReferenceStatistics.of(summarise(scan, prepare(scan, task)))
+        reference = one if reference is None else reference.merge(one)
+    publish_bright(tmp_path / "store", statistics=reference)
+    api = start(tmp_path / "store")
+
+    usual = api.segment(make_png(chance.integers(0, 200, (32, 32), np.uint8)), guard="refuse")
+    assert (usual.status_code, usual.headers["locum-warnings"]) == (200, "0")
+    odd = make_nifti(np.full((32, 32, 40), 9000, np.int16) + np.arange(40, dtype=np.int16))
+    answered = api.segment(odd, output="json")
+    assert answered.status_code == 200
+    warnings = answered.json()["warnings"]
+    assert any("volume" in warning for warning in warnings)
+    assert answered.headers["locum-warnings"] == str(len(warnings))
+    refused = api.segment(odd, guard="refuse")
+    assert (refused.status_code, refused.json()["type"]) == (422, "urn:locum:problem:scan-unlike-task")
+    assert refused.json()["warnings"] == warnings
+
+
+def test_a_member_is_answered_by_its_own_network(
+    start: Any, publish_bright: Any, tmp_path: Path, make_png: Callable[..., bytes]
+) -> None:
+    from model_store.manifest import NetworkSpec, RoutingSpaceManifest
+    from model_store.store import Store
+
+    network = NetworkSpec(name="threshold", arguments={})
+    parts = {"part_of": "brain", "network": network}
+    whole = publish_bright(tmp_path, "brain.global", at=50, **parts)
+    inside = publish_bright(tmp_path, "brain.CS", at=150, role="inside", site="CS", **parts)
+    manifest = RoutingSpaceManifest(
+        name="brain",
+        task=whole.manifest.task,
+        lineage=whole.manifest.lineage,
+        global_model=whole.digest,
+        inside={"CS": inside.digest},
+    )
+    Store(tmp_path).publish(manifest, {})
+    api = start(tmp_path)
+    api.client.put("/hospitals/charite", json={"name": "Charite", "site": "CS"}).raise_for_status()
+    scan = make_png(np.full((32, 32), 100, np.uint8))
+    for fields, expected, value, part in (
+        ({}, "global", 1, whole),
+        ({"hospital": "charite"}, "member; site=CS", 0, inside),
+        ({"hospital": "charite", "personalization": "global"}, "global", 1, whole),
+        ({"personalization": "member", "site": "CS"}, "member; site=CS", 0, inside),
+    ):
+        response = api.segment(scan, **fields)
+        assert response.headers["locum-personalization"] == expected
+        assert response.headers["locum-model"] == "brain@1"
+        assert response.headers["locum-graph"] == part.manifest.files["graph.onnx"].sha256
+        assert (mask_of(response) == value).all()
