@@ -7,6 +7,7 @@ trained on, and their true masks are known, so each answer comes with its Dice.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -65,7 +66,8 @@ def train(folder: Path, rounds: int | None) -> Path:
         *("--consent", "all", "--resume"),
         *(["--rounds", str(rounds)] if rounds else []),
     ]
-    if subprocess.run(command, check=False).returncode:
+    environment = {**os.environ, "LOCUM_STATE_DIR": str(folder)}
+    if subprocess.run(command, check=False, env=environment).returncode:
         raise typer.Exit(1)
     return store
 

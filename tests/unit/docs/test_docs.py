@@ -1,0 +1,49 @@
+"""The documentation names what there is, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from service.settings import Settings
+from training.config import RunConfig
+from training.methods.iop_fl import IopFlConfig
+
+ROOT = Path(__file__).parents[3]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+CONFIGURATION = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_relative_link_leads_to_a_file(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_setting_of_the_service_is_documented() -> None:
+    assert [n for n in Settings.model_fields if f"LOCUM_{n.upper()}`" not in CONFIGURATION] == []
+
+
+@pytest.mark.parametrize("config", [IopFlConfig, RunConfig])
+def test_every_field_of_a_run_is_documented(config: type[IopFlConfig | RunConfig]) -> None:
+    assert [n for n in config.model_fields if f"`{n}`" not in CONFIGURATION] == []
+
+
+def test_no_setting_is_documented_that_does_not_exist() -> None:
+    named = set(re.findall(r"LOCUM_([A-Z_]+)`", CONFIGURATION))
+    assert named <= {name.upper() for name in Settings.model_fields}
+
+
+def test_make_targets_that_are_named_exist() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    named = {
+        target
+        for page in PAGES
+        for target in re.findall(r"^ +make ([a-z]+)|`make ([a-z]+)`", page.read_text(encoding="utf-8"), re.M)
+        for target in target
+        if target
+    }
+    assert named <= targets
+    assert {"demo", "test", "check", "install"} <= named
