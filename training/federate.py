@@ -62,6 +62,13 @@ def federate(
     except (TrainingError, LocumStoreError) as error:
         console.print(f"[bold red]error[/] {_escaped(error)}", highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from None
+    except OSError as error:
+        console.print(
+            f"[bold red]error[/] {_escaped(error)}: mend it, then add --resume to the same command",
+            highlight=False,
+            soft_wrap=True,
+        )
+        raise typer.Exit(FAILED) from None
     except KeyboardInterrupt:
         console.print("stopped; add --resume to the same command to go on", highlight=False)
         raise typer.Exit(INTERRUPTED) from None
@@ -97,12 +104,15 @@ def _federate(
     job = Run(federation, method, method_config, run_config)
     store = Store(out or state / "store")
     folder = folder or store.root.parent / "runs" / job.id
+    plan, sites = job.algorithm().plan(), [site.name for site in job.sites()]
+    # A store that cannot be written to is better known before the training than after it.
+    for place in (store.root, folder):
+        place.mkdir(parents=True, exist_ok=True)
     warnings: list[str] = []
     with open_progress() as progress:
         title = f"{method} on {name or federation.task.name}"
-        progress.run_started(title, job.algorithm().plan(), [site.name for site in job.sites()])
+        progress.run_started(title, plan, sites)
         if federation.inferred:
-            folder.mkdir(parents=True, exist_ok=True)
             federation.task.dump(folder / TASK_FILE)
             warnings.append(
                 f"there is no {TASK_FILE} in {federation.root}; one was inferred and written to "

@@ -176,6 +176,16 @@ def test_a_configuration_that_does_not_fit_is_told_in_words(data, tmp_path, cont
     assert all(words in " ".join(result.output.split()) for words in said), result.output
 
 
+@pytest.mark.parametrize("option", ["--out", "--run"])
+def test_a_place_that_cannot_be_written_to_is_known_before_training(data, config, tmp_path, option):
+    (tmp_path / "file").write_text("in the way")
+    more = (option, tmp_path / "file" / "below")
+    result = invoke("--method", "fedavg", *options(data, config, tmp_path, *more))
+    assert result.exit_code == 2
+    assert "Not a directory" in result.output
+    assert not list(tmp_path.rglob("checkpoint.json"))
+
+
 def test_a_federation_that_is_broken_is_told_in_one_list(tmp_path, config, data):
     root = write_federation(tmp_path / "broken", sites=("aster", "birch"), patients_per_site=2, size=16)
     (root / "aster" / "masks" / "aster-01.nii.gz").unlink()
