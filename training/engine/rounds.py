@@ -21,6 +21,8 @@ from training.engine.tensorfile import read_tensors, size_of, write_tensors
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import AlgorithmError, RoundFailed, SiteFailed
 
+_Key = tuple[tuple[str, int], ...]
+
 METRIC_BYTES = 8  # a metric travels as one float64
 
 
@@ -116,7 +118,7 @@ class Rounds:
         sites: Sequence[SiteSpec],
     ) -> tuple[list[Task], dict[str, dict[str, int]]]:
         """The sites' tasks with their downloads written out, and the bytes each site downloads by group."""
-        files: dict[tuple[int, ...], Path] = {}
+        files: dict[_Key, Path] = {}
         kept: list[State] = []  # keeps the tensors alive, so that an id stands for one of them only
         tasks: list[Task] = []
         received: dict[str, dict[str, int]] = {}
@@ -127,22 +129,24 @@ class Rounds:
                 raise AlgorithmError(
                     f"phase '{phase.name}': declared the downloads {declared}, made {sorted(states)}"
                 )
-            for state in states.values():
-                if _key(state) not in files:
+            downloads: dict[str, Path] = {}
+            for name, state in states.items():
+                key = _key(state)
+                if key not in files:
                     kept.append(state)
-                    files[_key(state)] = self._exchange / f"down-{len(kept)}"
-                    write_tensors(files[_key(state)], state)
+                    files[key] = self._exchange / f"down-{len(kept)}"
+                    write_tensors(files[key], state)
+                downloads[name] = files[key]
             received[site.name] = {name: size_of(state) for name, state in states.items()}
-            downloads = {name: files[_key(state)] for name, state in states.items()}
             # The pool runs at most its window ahead, so this many upload files are enough.
             upload = self._exchange / f"up-{index % self._pool.window}"
             tasks.append(Task(site.name, step, round_, downloads, slots.get(site.name), upload))
         return tasks, received
 
 
-def _key(state: State) -> tuple[int, ...]:
-    """What two states that hold the same tensors have in common."""
-    return tuple(id(part) for name, tensor in state.items() for part in (name, tensor))
+def _key(state: State) -> _Key:
+    """What two states that hold the same tensors under the same names have in common."""
+    return tuple((name, id(tensor)) for name, tensor in state.items())
 
 
 def _take(phase: Phase, answer: Delivery | Failure, reducer: Reducer) -> Delivery:

@@ -13,6 +13,8 @@ import mmap
 import os
 import struct
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -57,30 +59,40 @@ def write_tensors(
 
     `durable` waits until the disk has it. Raises TrainingError for a tensor type the format cannot hold.
     """
-    entries: dict[str, dict[str, Any]] = {}
-    buffers: list[memoryview | bytes] = []
-    offset = 0
-    # The widest types first, so that each tensor is aligned; the header keeps the state's own order.
-    for name in sorted(state, key=lambda name: -state[name].element_size()):
-        tensor = state[name]
+    for name, tensor in state.items():
         if tensor.dtype not in _TYPES:
             raise TrainingError(
                 f"{path.name}: tensor '{name}' has type {tensor.dtype}, which cannot be written"
             )
-        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        entries[name] = {
-            "dtype": _TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, offset + flat.numel()],
-        }
-        offset += flat.numel()
-        if flat.numel():
-            buffers.append(flat.numpy().data)
-    header: dict[str, Any] = {"__metadata__": {"facts": json.dumps(facts)}} if facts else {}
-    header |= {name: entries[name] for name in state}
-    encoded = json.dumps(header).encode()
+    order, header = _layout(tuple((name, tensor.dtype, tensor.shape) for name, tensor in state.items()))
+    if facts:
+        header = (
+            f'{{"__metadata__":{json.dumps({"facts": json.dumps(facts)})}{"," if state else ""}{header[1:]}'
+        )
+    encoded = header.encode()
     encoded += b" " * (-len(encoded) % _ALIGNMENT)
-    _write_over(path, [_LENGTH.pack(len(encoded)), encoded, *buffers], durable)
+    buffers = [_bytes_of(state[name]) for name in order if state[name].numel()]
+    _write_over(path, [memoryview(_LENGTH.pack(len(encoded))), memoryview(encoded), *buffers], durable)
+
+
+@lru_cache(maxsize=32)  # the same few kinds of state are written every round
+def _layout(tensors: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> tuple[tuple[str, ...], str]:
+    """The names in the order of their bytes; the header without facts, in the state's own order."""
+    offset = 0
+    entries: dict[str, dict[str, Any]] = {}
+    # The widest types first, so that each tensor is aligned.
+    by_width = sorted(tensors, key=lambda tensor: -tensor[1].itemsize)
+    for name, dtype, shape in by_width:
+        end = offset + shape.numel() * dtype.itemsize
+        entries[name] = {"dtype": _TYPES[dtype], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    header = json.dumps({name: entries[name] for name, _, _ in tensors})
+    return tuple(name for name, _, _ in by_width), header
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().data
 
 
 def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any]]:
@@ -92,11 +104,10 @@ def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any
         size = os.fstat(file.fileno()).st_size
         try:
             start = _LENGTH.size + _LENGTH.unpack(file.read(_LENGTH.size))[0]
-            header: dict[str, Any] = json.loads(file.read(start - _LENGTH.size))
+            header = _parsed(file.read(start - _LENGTH.size))
         except (struct.error, ValueError) as error:
             raise TrainingError(f"{path} is damaged; restore the run's folder, or start anew") from error
-        facts = json.loads(header.pop("__metadata__", {}).get("facts", "{}"))
-        if size != start + max((entry["data_offsets"][1] for entry in header.values()), default=0):
+        if size != start + header.size:
             raise TrainingError(f"{path} is cut short; restore the run's folder, or start anew")
         if copy:
             buffer = torch.empty(size - start, dtype=torch.uint8)
@@ -105,20 +116,39 @@ def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any
             # A private mapping is writable, as torch wants it, and never written to.
             mapped = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
             buffer = torch.frombuffer(mapped, dtype=torch.uint8)[start:]
-    return {name: _view(buffer, entry) for name, entry in header.items()}, facts
+    views = {
+        name: buffer[begin:end].view(dtype).view(shape) for name, dtype, shape, begin, end in header.tensors
+    }
+    return views, json.loads(header.facts)
 
 
-def _view(buffer: torch.Tensor, entry: Mapping[str, Any]) -> torch.Tensor:
-    begin, end = entry["data_offsets"]
-    return buffer[begin:end].view(_NAMES[entry["dtype"]]).reshape(entry["shape"])
+@dataclass(frozen=True)
+class _Header:
+    """Name, type, shape and range of bytes of every tensor; the facts as JSON; the bytes of all tensors."""
+
+    tensors: tuple[tuple[str, torch.dtype, tuple[int, ...], int, int], ...]
+    facts: str
+    size: int
 
 
-def _write_over(path: Path, buffers: list[memoryview | bytes], durable: bool) -> None:
+@lru_cache(maxsize=32)
+def _parsed(content: bytes) -> _Header:
+    """Raises ValueError for what is no header."""
+    entries: dict[str, Any] = json.loads(content)
+    facts = entries.pop("__metadata__", {}).get("facts", "{}")
+    tensors = tuple(
+        (name, _NAMES[entry["dtype"]], tuple(entry["shape"]), *entry["data_offsets"])
+        for name, entry in entries.items()
+    )
+    return _Header(tensors, facts, max((end for *_, end in tensors), default=0))
+
+
+def _write_over(path: Path, buffers: list[memoryview], durable: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         total = 0
-        pending = [memoryview(buffer) for buffer in buffers]
+        pending = list(buffers)
         while pending:
             written = os.writev(descriptor, pending[:_MOST_BUFFERS])
             total += written
