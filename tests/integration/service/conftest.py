@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import io
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -157,6 +159,19 @@ def picture() -> NDArray[np.uint8]:
 @pytest.fixture(scope="session")
 def organ_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with `organ`: a small U-Net really trained (some 10 s) on patients of two phantom scanners."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # Shared by the workers of one run, so that one trains and the others wait for it.
+        folder = folder.parent
+    store = folder / "organ"
+    with (folder / "organ.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not Store(store).names():
+            train_organ(store)
+    return store
+
+
+def train_organ(root: Path) -> None:
     import torch
     from scipy.spatial.transform import Rotation
 
@@ -207,7 +222,5 @@ def organ_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
         network=NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 4}),
         lineage=Lineage(method="by-hand", run="test", sites=("aster", "birch"), rounds=1, seed=0),
     )
-    root = tmp_path_factory.mktemp("organ")
     graph = to_onnx(network, 1, TASK.size)
     Store(root).publish(manifest, {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: graph})
-    return root

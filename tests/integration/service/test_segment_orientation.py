@@ -21,8 +21,6 @@ from training.phantom import SCANNERS, Anatomy, make_volume, true_centroid, true
 
 PATIENT = 2024
 SHAPE = (48, 48, 14)
-# One worker trains for all of them.
-pytestmark = pytest.mark.xdist_group("organ_model")
 
 Matrix = NDArray[np.float64]
 
