@@ -9,12 +9,14 @@ package's own.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -91,8 +93,12 @@ def _layout(tensors: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> tuple[t
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data
+    plain = tensor.detach()
+    if plain.device.type != "cpu" or not plain.is_contiguous():
+        plain = plain.cpu().contiguous()
+    if plain.dtype is torch.bfloat16:  # the one type that numpy does not know
+        plain = plain.view(torch.int16)
+    return plain.numpy().data
 
 
 def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any]]:
@@ -116,31 +122,55 @@ def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any
             # A private mapping is writable, as torch wants it, and never written to.
             mapped = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
             buffer = torch.frombuffer(mapped, dtype=torch.uint8)[start:]
-    views = {
-        name: buffer[begin:end].view(dtype).view(shape) for name, dtype, shape, begin, end in header.tensors
-    }
-    return views, json.loads(header.facts)
+    views: State = {}
+    for run in header.runs:
+        # One type, end to end: split in one call, since three per tensor add up.
+        parts = torch.split(buffer[run.begin : run.end].view(run.dtype), list(run.lengths))
+        views |= {
+            name: part.view(shape) for name, part, shape in zip(run.names, parts, run.shapes, strict=True)
+        }
+    return {name: views[name] for name in header.names}, json.loads(header.facts)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Tensors of one type whose bytes lie end to end, from `begin` to `end`."""
+
+    dtype: torch.dtype
+    begin: int
+    end: int
+    names: tuple[str, ...]
+    lengths: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
 class _Header:
-    """Name, type, shape and range of bytes of every tensor; the facts as JSON; the bytes of all tensors."""
+    """The tensors' names in the state's own order, where they lie, and the facts as JSON."""
 
-    tensors: tuple[tuple[str, torch.dtype, tuple[int, ...], int, int], ...]
+    names: tuple[str, ...]
+    runs: tuple[_Run, ...]
     facts: str
     size: int
 
 
 @lru_cache(maxsize=32)
 def _parsed(content: bytes) -> _Header:
-    """Raises ValueError for what is no header."""
+    """Raises ValueError for what is no header of this module's."""
     entries: dict[str, Any] = json.loads(content)
     facts = entries.pop("__metadata__", {}).get("facts", "{}")
-    tensors = tuple(
-        (name, _NAMES[entry["dtype"]], tuple(entry["shape"]), *entry["data_offsets"])
-        for name, entry in entries.items()
-    )
-    return _Header(tensors, facts, max((end for *_, end in tensors), default=0))
+    placed = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
+    runs = []
+    end = 0
+    for dtype, group in groupby(placed, key=lambda item: str(item[1]["dtype"])):
+        members = list(group)
+        begin, end = end, members[-1][1]["data_offsets"][1]
+        shapes = tuple(tuple(entry["shape"]) for _, entry in members)
+        lengths = tuple(math.prod(shape) for shape in shapes)
+        if sum(lengths) * _NAMES[dtype].itemsize != end - begin:
+            raise ValueError("tensors do not lie end to end")
+        runs.append(_Run(_NAMES[dtype], begin, end, tuple(name for name, _ in members), lengths, shapes))
+    return _Header(tuple(entries), tuple(runs), facts, end)
 
 
 def _write_over(path: Path, buffers: list[memoryview], durable: bool) -> None:
@@ -152,10 +182,10 @@ def _write_over(path: Path, buffers: list[memoryview], durable: bool) -> None:
         while pending:
             written = os.writev(descriptor, pending[:_MOST_BUFFERS])
             total += written
-            while pending and written >= len(pending[0]):
-                written -= len(pending.pop(0))
+            while pending and written >= pending[0].nbytes:
+                written -= pending.pop(0).nbytes
             if written:
-                pending[0] = pending[0][written:]
+                pending[0] = pending[0].cast("B")[written:]
         os.ftruncate(descriptor, total)
         if durable:
             _sync(descriptor)
