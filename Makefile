@@ -14,7 +14,7 @@ demo: install
 	$(BIN)/python -m demo
 
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --quiet
 
 check: install
 	$(BIN)/ruff check .
