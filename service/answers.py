@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from model_store.preprocessing import display_slices, to_slices
 from model_store.scan import Scan, encode_nifti, encode_png
-from model_store.task import Task
+from model_store.task import Plane, Task
 from service.inference.pipeline import Segmentation
 from service.problems import Problem
 from service.receipts import NOTICE, Receipt
@@ -34,6 +34,10 @@ MEDIA_TYPES: dict[Output, tuple[str, str]] = {
     "overlay": ("image/png", "overlay.png"),
     "json": ("application/json", "segmentation.json"),
 }
+
+
+# The patient's side at the picture's left edge, as `model_store.preprocessing.geometry` turns the slices.
+_LEFT_OF_PICTURE: dict[Plane, str] = {"axial": "R", "coronal": "R", "sagittal": "A"}
 
 
 class LabelReport(BaseModel):
@@ -148,4 +152,5 @@ def _panels(segmentation: Segmentation, task: Task) -> list[Panel]:
         return [Panel(pictures[0], classes[0])]
     chosen = choose_slices(np.count_nonzero(classes, axis=(1, 2)))
     count, aspect = len(pictures), spacing[1] / spacing[2]
-    return [Panel(pictures[i], classes[i], f"{task.plane} {i + 1} of {count}", aspect) for i in chosen]
+    left = _LEFT_OF_PICTURE[task.plane]
+    return [Panel(pictures[i], classes[i], f"{task.plane} {i + 1} of {count}", aspect, left) for i in chosen]

@@ -1,7 +1,7 @@
 """The overlay: what the mask says, drawn on what the scan shows, for a person to look at.
 
 Each class is a translucent fill with a solid contour in its own colour (Okabe and Ito's, distinguishable for
-the colour-blind). A volume becomes a montage of the slices that carry most of the mask, in their order.
+the colour-blind). A volume becomes a montage of slices spread over the mask, in their order.
 """
 
 from __future__ import annotations
@@ -41,25 +41,27 @@ Pixels = NDArray[np.uint8]
 class Panel:
     """One slice: its picture uint8 [H, W, 3], its classes uint8 [H, W], and a caption.
 
-    `aspect` is a pixel's height over its width in the patient.
+    `aspect` is a pixel's height over its width in the patient; `left` names the patient's side there.
     """
 
     picture: Pixels
     classes: Pixels
     caption: str = ""
     aspect: float = 1.0
+    left: str = ""
 
 
 def choose_slices(
     voxels_per_slice: Sequence[int] | NDArray[np.integer], count: int = MAX_PANELS
 ) -> list[int]:
-    """The slices that carry most foreground, in ascending order; evenly spread ones for an empty mask."""
+    """Slices spread evenly over those with foreground (over all for an empty mask), in ascending order.
+
+    Spread rather than the fullest, so that every part of the mask is seen: its ends, and each label.
+    """
     counts = np.asarray(voxels_per_slice)
-    if counts.max(initial=0) == 0:
-        middle = (np.arange(min(count, len(counts))) + 0.5) * len(counts) / min(count, len(counts))
-        return [int(index) for index in middle]
-    ranked = np.argsort(-counts, kind="stable")[:count]
-    return sorted(int(index) for index in ranked if counts[index] > 0)
+    shown = np.flatnonzero(counts) if counts.any() else np.arange(len(counts))
+    wanted = min(count, len(shown))
+    return [int(index) for index in shown[((np.arange(wanted) + 0.5) * len(shown) / wanted).astype(int)]]
 
 
 def colour_of(index: int) -> tuple[int, int, int]:
@@ -102,6 +104,9 @@ def overlay(
         canvas.paste(picture, (x, y))
         if panel.caption:
             pen.text((x + 6, y + 4), panel.caption, _INK, small, stroke_width=2, stroke_fill=(0, 0, 0))
+        if panel.left:
+            place = (x + 6, y + picture.height // 2)
+            pen.text(place, panel.left, _INK, small, anchor="lm", stroke_width=2, stroke_fill=(0, 0, 0))
     y = bottom + 4
     for index, text in legend:
         pen.rectangle((_MARGIN, y + 2, _MARGIN + 14, y + 16), fill=colour_of(index))

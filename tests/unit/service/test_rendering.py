@@ -78,10 +78,10 @@ def test_a_montage_shows_every_panel() -> None:
     assert all(share(pixels, colour) > 0 for colour in COLOURS)
 
 
-def test_the_fullest_slices_are_chosen_in_order() -> None:
-    assert choose_slices([0, 5, 9, 0, 7, 1], count=3) == [1, 2, 4]
+def test_slices_are_spread_over_the_mask_however_full_they_are() -> None:
+    assert choose_slices([0, 5, 9, 0, 7, 1], count=4) == [1, 2, 4, 5]
     assert choose_slices([0, 5, 0], count=3) == [1]
-    assert choose_slices([3, 3, 3, 3], count=2) == [0, 1]
+    assert choose_slices([0, *[900] * 50, *[1] * 40, 0], count=3) == [16, 46, 76]
 
 
 def test_an_empty_mask_shows_evenly_spread_slices() -> None:
