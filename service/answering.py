@@ -22,7 +22,7 @@ from service.inference.pipeline import Segmentation, Stopwatch, segment
 from service.inference.sessions import Session
 from service.problems import Problem
 from service.receipts import ModelReceipt, Receipt, software
-from service.routes.segment_options import SegmentOptions
+from service.segment_options import SegmentOptions
 from service.selection import Selection
 from service.uploads import Upload
 

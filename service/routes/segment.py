@@ -15,7 +15,7 @@ from service.context import InContext
 from service.inference.pipeline import Stopwatch
 from service.multipart import malformed
 from service.problems import problem_responses
-from service.routes.segment_options import read_options, request_body
+from service.segment_options import read_options, request_body
 from service.selection import resolve
 from service.uploads import UploadLimits, receive
 
