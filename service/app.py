@@ -35,7 +35,7 @@ DESCRIPTION = """\
 Segments scans with models that a federation of hospitals trained, personalized to the hospital that asks.
 
 Every refusal is a problem (RFC 9457, `application/problem+json`). Every answer carries `Locum-Request`, the
-id to \\ ask about it with. **For research use only: no answer of this service is a diagnosis.**
+id to ask about it with. **For research use only: no answer of this service is a diagnosis.**
 """
 
 _log = logging.getLogger("locum.service")
