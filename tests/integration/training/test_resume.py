@@ -21,9 +21,6 @@ from training.phantom import write_federation
 NAMES = ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
 KILLS = 10
 
-# One process with everything imported serves them all.
-pytestmark = pytest.mark.xdist_group("resume")
-
 
 class Zygote:
     def __init__(self, data: Path) -> None:
