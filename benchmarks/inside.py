@@ -196,6 +196,9 @@ def main(
     rounds: Annotated[int | None, typer.Option(help="A try: another number of rounds.")] = None,
     local_epochs: Annotated[int | None, typer.Option(help="A try: more passes per round.")] = None,
     selection: Annotated[str | None, typer.Option(help="A try: 'best' or 'last' round.")] = None,
+    personal_statistics: Annotated[
+        str | None, typer.Option(help="A try: batch norm of personal models 'averaged' or their 'own'.")
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="Fewer seeds than the profile's, for a try.")] = None,
     workers: Annotated[int, typer.Option(help="Worker processes; does not change a result.")] = 1,
     state_dir: Annotated[
@@ -214,6 +217,7 @@ def main(
         "rounds": rounds,
         "local_epochs": local_epochs,
         "selection": selection,
+        "personal_statistics": personal_statistics,
     }
     method = {**settings.method, **{name: value for name, value in tries.items() if value is not None}}
     task = None if (data / TASK_FILE).is_file() else template(data.resolve().name)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
 from pydantic import Field
 
@@ -36,7 +37,7 @@ from training.algorithm import (
 from training.data.dataset import SiteData
 from training.errors import SiteFailed
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, score_metrics, score_state
-from training.methods.local import Score, evaluate, network_of
+from training.methods.local import Score, estimate_statistics, evaluate, network_of, state_of
 from training.methods.registry import register
 from training.methods.trees import join, part
 
@@ -48,6 +49,10 @@ class IopFlConfig(FedAvgConfig):
     """What IOP-FL takes beside FedAvg's. `selection` applies to the personal models too."""
 
     tau: float = Field(0.9, gt=0, le=1, description="share of the newest local model in a personal one")
+    personal_statistics: Literal["averaged", "own"] = Field(
+        "averaged",
+        description="a personal model's batch norm: averaged like its weights, or estimated on its slices",
+    )
 
 
 @register("iop-fl", IopFlConfig)
@@ -56,7 +61,7 @@ class IopFl(FedAvg):
 
     def __init__(self, config: IopFlConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.tau = config.tau
+        self.config: IopFlConfig = config
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """FedAvg's, and the consented export."""
@@ -68,7 +73,7 @@ class IopFl(FedAvg):
     ) -> ClientResult:
         """FedAvg's step, and after local training the personal model's."""
         if context.phase == "export":
-            return self._export(memory)
+            return self._export(context, memory, data)
         result = super().client_step(context, received, memory, data)
         if context.phase == "validate" and not memory.tensors:
             # It was in no round: what it has is the global model, with no local training.
@@ -77,8 +82,8 @@ class IopFl(FedAvg):
             return result
         # A site that joins late starts from the first global model it sees.
         previous = part(memory.tensors, "personal") or received[WEIGHTS.name]
-        personal = ema(previous, result.uploads[WEIGHTS.name], self.tau)
-        network = network_of(self.network, personal, context.device)
+        personal = ema(previous, result.uploads[WEIGHTS.name], self.config.tau)
+        network = network_of(self.network, self._published(personal, data, context), context.device)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
         metrics = {**result.metrics, **score_metrics("personal_val_dice", score)}
         return replace(
@@ -96,7 +101,15 @@ class IopFl(FedAvg):
             kept = part(memory.tensors, "best")
         return Memory(join({"personal": personal, "best": kept}), {"latest": latest, "best": best})
 
-    def _export(self, memory: Memory) -> ClientResult:
+    def _published(self, personal: State, data: SiteData, context: Context) -> State:
+        """What P_k is published as: as it is, or with batch-norm statistics of its own site's."""
+        if self.config.personal_statistics == "averaged":
+            return personal
+        network = network_of(self.network, personal, context.device)
+        estimate_statistics(network, data.train, self.config.batch_size)
+        return state_of(network)
+
+    def _export(self, context: Context, memory: Memory, data: SiteData) -> ClientResult:
         """The chosen P_k. Raises SiteFailed at a site that dropped out of every phase before."""
         if not memory.facts:
             raise SiteFailed("it has no personal model: it dropped out of every round")
@@ -104,7 +117,10 @@ class IopFl(FedAvg):
         chosen = part(memory.tensors, "best" if memory.facts["best"] else "personal")
         score = Score(facts["total"], facts["patients"])
         return ClientResult(
-            {PERSONAL.name: chosen, PERSONAL_SCORE.name: score_state(score)},
+            {
+                PERSONAL.name: self._published(chosen, data, context),
+                PERSONAL_SCORE.name: score_state(score),
+            },
             weight=1.0,
             metrics=score_metrics("personal_val_dice", score),
         )

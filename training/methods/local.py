@@ -86,6 +86,27 @@ def train_locally(
 
 
 @torch.no_grad()
+def estimate_statistics(network: nn.Module, slices: SliceSet, batch_size: int = 16) -> None:
+    """Replace the running batch-norm statistics by the mean over batches of these slices, not augmented.
+
+    After few steps a moving average still describes the weights of many steps ago. Every batch takes slices
+    from the whole set, since neighbours belong to one patient. Leaves the network in training mode.
+    """
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a cumulative average
+    network.train()
+    device = next(network.parameters()).device
+    count = math.ceil(len(slices) / batch_size)
+    for first in range(count):
+        network(torch.tensor(slices.images[first::count]).to(device))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
+@torch.no_grad()
 def predict(network: nn.Module, slices: SliceSet, batch_size: int = 16) -> Tensor:
     """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics."""
     network.eval()

@@ -112,6 +112,29 @@ def test_a_site_that_was_in_no_round_has_the_global_model():
     assert all(torch.equal(exported.uploads["personal"][name], tensor) for name, tensor in state.items())
 
 
+def test_own_statistics_are_those_of_the_sites_slices_and_leave_the_average_alone():
+    config = CONFIG.model_copy(update={"personal_statistics": "own", "selection": "last"})
+    algorithm, server = start(config)
+    plain, _ = start(CONFIG.model_copy(update={"selection": "last"}))
+    state = part(server.tensors, "global")
+    memories = [train(each, state, EMPTY, 0).memory for each in (algorithm, plain)]
+    personal, averaged = (part(memory.tensors, "personal") for memory in memories)
+    assert all(torch.equal(personal[name], tensor) for name, tensor in averaged.items())
+    exported = algorithm.client_step(context("export", 0, site="A"), {}, memories[0], DATA).uploads[
+        "personal"
+    ]
+    # By hand for the first layer: 5 slices in batches of 4 are every other slice, 3 and 2 of them.
+    images = torch.tensor(DATA.train.images)
+    weight = personal["encoder1.enc1_conv1.weight"]
+    features = [torch.conv2d(images[first::2], weight, padding=1) for first in (0, 1)]
+    mean = sum(each.mean((0, 2, 3)) for each in features) / 2
+    variance = sum(each.var((0, 2, 3)) for each in features) / 2
+    torch.testing.assert_close(exported["encoder1.enc1_bn1.running_mean"], mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(exported["encoder1.enc1_bn1.running_var"], variance, rtol=1e-5, atol=1e-6)
+    for name, tensor in personal.items():
+        assert "running" in name or "num_batches" in name or torch.equal(exported[name], tensor)
+
+
 def test_a_site_without_a_personal_model_says_so():
     algorithm, _ = start()
     with pytest.raises(SiteFailed, match="no personal model"):
