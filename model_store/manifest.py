@@ -90,15 +90,25 @@ class ModelManifest(BaseManifest):
     """One network: its weights and the graph that is served.
 
     The graph maps `image` float32 [B, C, H, W] (B free) to `probabilities` float32 [B, classes, H, W].
-    `site` names the hospital an inside-personalized model belongs to. `statistics` is what the guard knows
-    of the scans it was trained on.
+    `site` names the hospital an inside-personalized model belongs to; `hospital`, with the role `hospital`,
+    the one that a model was adapted for, and that alone may be served it. `statistics` is what the guard
+    knows of the scans it was trained on.
     """
 
     kind: Literal["model"] = "model"
     role: str = "global"
     site: str | None = None
+    hospital: str | None = None
     network: NetworkSpec
     statistics: ReferenceStatistics | None = None
+
+    @model_validator(mode="after")
+    def _one_owner(self) -> ModelManifest:
+        if (self.hospital is not None) != (self.role == "hospital"):
+            raise ValueError(
+                f"role and hospital go together: found role '{self.role}' and hospital {self.hospital!r}"
+            )
+        return self
 
 
 class RoutingSpaceManifest(BaseManifest):

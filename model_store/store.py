@@ -12,7 +12,7 @@ import fcntl
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,6 +22,7 @@ from pydantic import BaseModel
 
 from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact
 from model_store.digest import sha256
+from model_store.drafts import check_draft
 from model_store.durable import sync_folder, write_durably
 from model_store.errors import (
     ArtefactDamaged,
@@ -32,7 +33,7 @@ from model_store.errors import (
     StoreError,
     UnknownKind,
 )
-from model_store.manifest import GRAPH, WEIGHTS, AnyManifest, FileEntry, ModelManifest
+from model_store.manifest import AnyManifest, FileEntry
 from model_store.reference import NAME, parse_reference
 
 # A publish takes seconds; what is older was left by a process that died.
@@ -66,17 +67,22 @@ class Store:
 
     # ------------------------------------------------------------------ publish
 
-    def publish(self, manifest: AnyManifest, files: Mapping[str, bytes]) -> Artefact:
+    def publish(
+        self, manifest: AnyManifest, files: Mapping[str, bytes], admit: Callable[[], None] | None = None
+    ) -> Artefact:
         """Make `files` the next version of `manifest.name`; the manifest's own `files` are filled in here.
 
         Atomic and idempotent: nobody ever sees half a version, and content that is already a version of this
         name is returned as that version.
 
+        `admit` is asked last, when all is written and nobody else can publish under this name, right before
+        the version becomes visible: what it raises is raised, and nothing becomes visible.
+
         Raises:
             PublishRefused: the files do not fit the kind, a reference is not in the store or does not fit.
             ArtefactWithdrawn: the same content was published before and withdrawn.
         """
-        self._check_draft(manifest, files)
+        check_draft(manifest, files, self.by_digest)
         entries = {name: FileEntry(size=len(data), sha256=sha256(data)) for name, data in files.items()}
         manifest = manifest.model_copy(update={"files": entries})
         content = manifest.to_bytes()
@@ -85,40 +91,15 @@ class Store:
             for published in self._readable(manifest.name):
                 if published.digest == digest:
                     return self._refuse_withdrawn(published)
-            staged = self.root / ".staging" / uuid.uuid4().hex
-            staged.mkdir(parents=True)
-            for name, data in {**files, MANIFEST: content, DIGEST_FILE: digest.encode()}.items():
-                write_durably(staged / name, data, mode=0o444)
-            number = max(self.numbers(manifest.name), default=0) + 1
-            staged.rename(folder / str(number))
+            with self._staging() as staged:
+                for name, data in {**files, MANIFEST: content, DIGEST_FILE: digest.encode()}.items():
+                    write_durably(staged / name, data, mode=0o444)
+                if admit is not None:
+                    admit()
+                number = max(self.numbers(manifest.name), default=0) + 1
+                staged.rename(folder / str(number))
             sync_folder(folder)
         return self._artefact(manifest.name, number)
-
-    def _check_draft(self, manifest: AnyManifest, files: Mapping[str, bytes]) -> None:
-        if isinstance(manifest, ModelManifest):
-            missing = {WEIGHTS, GRAPH} - set(files)
-            if missing:
-                raise PublishRefused(
-                    f"{manifest.name}: a model needs {WEIGHTS} and {GRAPH}, missing {missing}"
-                )
-            return
-        parts: dict[str, ModelManifest] = {}
-        for role, digest in manifest.references().items():
-            try:
-                part = self.by_digest(digest).manifest
-            except (ReferenceNotFound, ArtefactWithdrawn) as error:
-                raise PublishRefused(f"{manifest.name}: its part '{role}' cannot be used: {error}") from error
-            if not isinstance(part, ModelManifest):
-                raise PublishRefused(f"{manifest.name}: its part '{role}' is a {part.kind}, expected a model")
-            parts[role] = part
-        reference = next(iter(parts.values()))
-        for role, part in parts.items():
-            if part.network != reference.network or part.task != manifest.task:
-                raise PublishRefused(
-                    f"{manifest.name}: its part '{role}' has another architecture or task "
-                    f"({part.network.name} {part.network.arguments}, task {part.task.name}) than "
-                    f"{reference.network.name} {reference.network.arguments}, task {manifest.task.name}"
-                )
 
     # ------------------------------------------------------------------ open
 
@@ -286,6 +267,16 @@ class Store:
                 f"{tombstone.reason}. Use another version"
             )
         return artefact
+
+    @contextmanager
+    def _staging(self) -> Iterator[Path]:
+        """A new folder to write a version in; what is not renamed is gone afterwards."""
+        staged = self.root / ".staging" / uuid.uuid4().hex
+        staged.mkdir(parents=True)
+        try:
+            yield staged
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from model_store.artefact import Artefact
 from model_store.errors import (
@@ -78,6 +79,42 @@ def test_another_process_reads_what_was_published(store: Store) -> None:
 def test_publishing_the_same_content_again_makes_no_new_version(store: Store) -> None:
     assert store.publish(model(), files()) == store.publish(model(), files())
     assert [v.artefact.version for v in store.versions("brain")] == [1]
+
+
+def test_who_is_not_admitted_publishes_nothing(store: Store) -> None:
+    store.publish(model(), files("1"))
+
+    def refuse() -> None:
+        assert len(list((store.root / ".staging").iterdir())) == 1
+        raise InterruptedError("too late")
+
+    with pytest.raises(InterruptedError):
+        store.publish(model(), files("2"), admit=refuse)
+    assert Store(store.root).numbers("brain") == [1]
+    assert list((store.root / ".staging").iterdir()) == []
+    assert store.publish(model(), files("2"), admit=lambda: None).version == 2
+
+
+def test_what_is_already_a_version_needs_no_admission(store: Store) -> None:
+    asked: list[int] = []
+    for _ in range(2):
+        assert store.publish(model(), files(), admit=lambda: asked.append(1)).version == 1
+    assert asked == [1]
+
+
+def test_an_adapted_version_says_whose_it_is(store: Store) -> None:
+    published = store.publish(model(role="hospital", hospital="dune"), files())
+    manifest = Store(store.root).open(str(published)).manifest
+    assert isinstance(manifest, ModelManifest)
+    assert manifest.hospital == "dune"
+    with pytest.raises(ValidationError, match="hospital 'dune'"):
+        model(hospital="dune")
+    with pytest.raises(ValidationError, match="role 'hospital'"):
+        model(role="hospital")
+
+
+def test_a_field_that_is_not_set_does_not_change_a_digest() -> None:
+    assert b"hospital" not in model().to_bytes()
 
 
 @pytest.mark.parametrize(
