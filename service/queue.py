@@ -16,6 +16,7 @@ from service.settings import Settings
 
 QUEUE = "adaptation"
 VERIFY_STORE = "locum.verify_store"
+RUN_JOB = "locum.run_job"
 
 # Redis hands a message out again when it was not acknowledged for so long: later than any task may still run.
 _VISIBILITY_MARGIN_SECONDS = 600

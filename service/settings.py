@@ -66,6 +66,29 @@ class Settings(BaseSettings):
         description="how often the worker hashes every artefact again; 0: never by itself",
     )
 
+    # jobs
+    lease_seconds: int = Field(
+        20, gt=0, description="a worker that is not heard of for so long has lost its job to another"
+    )
+    reconcile_every_seconds: float = Field(
+        2.0, gt=0, description="how often the API looks for jobs that lost their worker or their message"
+    )
+    resend_seconds: int = Field(
+        30, gt=0, description="a job whose message is not taken up for so long, and is gone, is sent again"
+    )
+    max_attempts: int = Field(5, gt=0, description="a job that lost so many workers has failed")
+    max_wait_seconds: int = Field(60, ge=0, description="the longest `Prefer: wait` that is honoured")
+
+    # scans of patients that are kept for a while
+    cohort_lifetime_days: float = Field(30, gt=0, description="a cohort's scans are deleted after so long")
+    job_files_lifetime_days: float = Field(
+        30, gt=0, description="a job's pictures, checkpoint and result are deleted so long after its end"
+    )
+    cohort_quota_bytes: int = Field(
+        20 * 1024 * MEBIBYTE, ge=0, description="what the scans of all cohorts may occupy together"
+    )
+    max_cohort_scans: int = Field(2000, gt=0, description="scans in one cohort")
+
     # what is said about it all
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "plain"] = "json"
@@ -81,3 +104,13 @@ class Settings(BaseSettings):
     def spool(self) -> Path:
         """Where an upload lies while it is answered; nothing in it outlives its request."""
         return self.state_dir / "spool"
+
+    @property
+    def cohorts(self) -> Path:
+        """Where the scans of cohorts lie until they expire."""
+        return self.state_dir / "cohorts"
+
+    @property
+    def jobs(self) -> Path:
+        """Where the files of jobs lie until they expire."""
+        return self.state_dir / "jobs"

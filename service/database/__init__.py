@@ -1,7 +1,20 @@
-"""What the service must remember: hospitals, what served whom, and when the store was last verified."""
+"""What the service must remember: hospitals, what served whom, cohorts, jobs, verifications of the store."""
 
 from service.database.engine import Database
+from service.database.job_models import Cohort, CohortScan, Job, JobEvent
 from service.database.models import Assignment, Base, Hospital, Verification
 from service.database.schema import is_current, upgrade
 
-__all__ = ["Assignment", "Base", "Database", "Hospital", "Verification", "is_current", "upgrade"]
+__all__ = [
+    "Assignment",
+    "Base",
+    "Cohort",
+    "CohortScan",
+    "Database",
+    "Hospital",
+    "Job",
+    "JobEvent",
+    "Verification",
+    "is_current",
+    "upgrade",
+]

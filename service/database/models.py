@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from sqlalchemy import JSON, CheckConstraint, DateTime, ForeignKey, MetaData, String, Text, UniqueConstraint
+from sqlalchemy import (
+    JSON,
+    CheckConstraint,
+    DateTime,
+    ForeignKey,
+    MetaData,
+    String,
+    Text,
+    UniqueConstraint,
+    false,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 from sqlalchemy.types import TypeDecorator
@@ -64,6 +74,8 @@ class Assignment(Base):
     Append-only. The entries of a (hospital, model) are numbered from 1; the number's uniqueness is what
     makes one of two concurrent writers lose. `previous` is the entry a rollback returns to, so that a
     rollback after a rollback goes one further back; `restores` is set on the entries that a rollback made.
+    `artefact` names the version's artefact where that is not `model` itself but one adapted from it;
+    `override` is set when a candidate that its gate refused was assigned all the same.
     """
 
     __tablename__ = "assignment"
@@ -83,6 +95,8 @@ class Assignment(Base):
     previous: Mapped[int | None]
     restores: Mapped[int | None]
     at: Mapped[datetime] = mapped_column(UtcDateTime)
+    artefact: Mapped[str | None] = mapped_column(String(200))
+    override: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
 class Verification(Base):
