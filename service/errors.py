@@ -3,10 +3,22 @@
     ServiceError
     ├── DatabaseNotMigrated      the database is of another version than this code
     ├── BrokerError              no Redis, where one was promised
-    └── AssignmentError
-        ├── HospitalUnknown      nobody registered this hospital
-        ├── AssignmentStale      the log has moved on since the caller looked
-        └── NothingToRollBack    there is no earlier assignment
+    ├── AssignmentError
+    │   ├── HospitalUnknown      nobody registered this hospital
+    │   ├── AssignmentStale      the log has moved on since the caller looked
+    │   └── NothingToRollBack    there is no earlier assignment
+    ├── CohortError
+    │   ├── CohortUnknown        no such cohort of this hospital, or no such scan in it
+    │   ├── CohortGone           its scans expired or were deleted
+    │   ├── CohortInUse          a job that is not over needs its scans
+    │   ├── ScanNameTaken        other bytes are there under this name
+    │   └── CohortFull           no room: too many scans, or too many bytes
+    └── JobError
+        ├── JobUnknown           no such job
+        ├── JobNotOver           only a job that is over can do this
+        ├── IdempotencyConflict  the key was used for another request
+        ├── LeaseLost            the job is another worker's by now
+        └── JobCancelled         somebody asked for the job to stop
 
 A message names the thing, what was expected, what was found, and what to do. Over HTTP each is a problem
 (RFC 9457).
@@ -41,3 +53,51 @@ class AssignmentStale(AssignmentError):
 
 class NothingToRollBack(AssignmentError):
     """No assignment came before the present one."""
+
+
+class CohortError(ServiceError):
+    """A cohort cannot be read or changed."""
+
+
+class CohortUnknown(CohortError):
+    """The hospital has no cohort of that id, or the cohort no scan of that name."""
+
+
+class CohortGone(CohortError):
+    """Its scans have expired or were deleted."""
+
+
+class CohortInUse(CohortError):
+    """A job that is not over needs its scans."""
+
+
+class ScanNameTaken(CohortError):
+    """A scan with other bytes has this name."""
+
+
+class CohortFull(CohortError):
+    """There is no room for another scan."""
+
+
+class JobError(ServiceError):
+    """A job cannot be made, changed or gone on with."""
+
+
+class JobUnknown(JobError):
+    """There is no job of that id."""
+
+
+class JobNotOver(JobError):
+    """The job still waits or runs."""
+
+
+class IdempotencyConflict(JobError):
+    """The idempotency key belongs to another request."""
+
+
+class LeaseLost(JobError):
+    """The worker's lease is not in force any more: it must stop, and may write nothing."""
+
+
+class JobCancelled(JobError):
+    """The job is to stop. Raised inside a worker, between two steps of its work."""

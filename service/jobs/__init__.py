@@ -1,1 +1,1 @@
-"""Long work over a hospital's scans: cohorts, job records, leases. Shared by both halves; never imports torch."""
+"""Long work over a hospital's scans: cohorts, job records, leases. For both halves, without torch."""

@@ -1,0 +1,95 @@
+"""The files of one job: they hold what patients look like, so they are private, expire and can be deleted.
+
+STATE/jobs/<job id>/checkpoint       where a later attempt goes on
+STATE/jobs/<job id>/input            the scan of a job of kind `scan`
+STATE/jobs/<job id>/result           its answer, and beside it result.json: media type and headers
+STATE/jobs/<job id>/pictures/        before and after, for the candidate's card
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from model_store.durable import sync_folder, write_durably
+
+JOB_ID = r"^[0-9a-f]{32}$"
+
+
+@dataclass(frozen=True)
+class StoredResult:
+    """A finished answer, as it goes over HTTP."""
+
+    body: bytes
+    media_type: str
+    headers: Mapping[str, str]
+
+
+class JobFolder:
+    """Making one touches nothing; writing makes the folder."""
+
+    def __init__(self, state_dir: Path, job_id: str) -> None:
+        if not re.fullmatch(JOB_ID, job_id):
+            raise ValueError(f"{job_id!r} is no id of a job: expected 32 hexadecimal digits")
+        self.path = state_dir / "jobs" / job_id
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is any file of the job."""
+        return self.path.is_dir()
+
+    @property
+    def checkpoint(self) -> Path:
+        """Written by `write(folder.checkpoint, ...)`; may not be there."""
+        return self.path / "checkpoint"
+
+    @property
+    def input(self) -> Path:
+        """The scan of a job of kind `scan`."""
+        return self.path / "input"
+
+    @property
+    def pictures(self) -> Path:
+        """Folder of PNGs; may not be there."""
+        return self.path / "pictures"
+
+    def write(self, path: Path, content: bytes) -> None:
+        """Write one of the job's files, durably and for the owner's eyes only."""
+        for folder in (self.path.parent, self.path, path.parent):
+            if not folder.is_dir():
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sync_folder(folder.parent)
+        write_durably(path, content, mode=0o600)
+
+    def read(self, path: Path) -> bytes | None:
+        """The content of one of the job's files; None when it is not there."""
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write_result(self, result: StoredResult) -> None:
+        """Keep the answer; it is there once this returns, and before that not at all."""
+        self.write(self.path / "result", result.body)
+        # Written last: without it there is no result.
+        about = {"media_type": result.media_type, "headers": dict(result.headers)}
+        self.write(self.path / "result.json", json.dumps(about).encode())
+
+    def read_result(self) -> StoredResult | None:
+        """The answer; None before there is one and after it was deleted."""
+        about, body = self.read(self.path / "result.json"), self.read(self.path / "result")
+        if about is None or body is None:
+            return None
+        said = json.loads(about)
+        return StoredResult(body, said["media_type"], said["headers"])
+
+    def delete(self) -> None:
+        """Remove every file of the job. Nothing there is no error."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
+            sync_folder(self.path.parent)

@@ -1,0 +1,171 @@
+"""The records of jobs: made, found, and moved from state to state.
+
+    queued ──> running ──> succeeded | fell_back | failed
+      │  ▲        │  │
+      │  └────────┘  └──> cancelling ──> cancelled (or an end that came first)
+      └──> cancelled | failed
+
+A job that lost its worker goes from running back to queued; see `service.jobs.reconcile`. Functions take a
+session, so that the caller chooses the transaction.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.database import Job
+from service.errors import IdempotencyConflict, JobUnknown
+from service.jobs import events
+from service.settings import Settings
+
+Kind = Literal["adaptation", "scan"]
+State = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
+Ending = Literal["succeeded", "fell_back", "failed", "cancelled"]
+
+TERMINAL: frozenset[str] = frozenset({"succeeded", "fell_back", "failed", "cancelled"})
+HELD: frozenset[str] = frozenset({"running", "cancelling"})
+"""The states in which a worker holds a lease, or held one when it was last heard of."""
+
+_ALLOWED: dict[str, frozenset[str]] = {
+    "queued": frozenset({"running", "cancelled", "failed"}),
+    "running": TERMINAL | {"queued", "cancelling"},
+    "cancelling": TERMINAL,
+}
+
+
+def new_id() -> str:
+    """For a job: 32 hexadecimal digits. Its files can so be named before its row is there."""
+    return uuid.uuid4().hex
+
+
+def create(
+    session: Session,
+    settings: Settings,
+    *,
+    kind: Kind,
+    hospital: str | None,
+    model: str,
+    parent: str,
+    cohort: str | None,
+    options: Mapping[str, Any],
+    job_id: str | None = None,
+    idempotency_key: str | None = None,
+    fingerprint: str | None = None,
+    request_id: str | None = None,
+) -> Job:
+    """Add a queued job. Once the transaction has committed, `submission.send` tells the worker.
+
+    Args:
+        session: of a writing transaction.
+        settings: for how long its files are kept.
+        kind: what a worker is to do.
+        hospital: whose scans, if anybody said.
+        model: name in the store of the artefact that was asked for.
+        parent: digest of that artefact, a routing space.
+        cohort: id; None for a job on one scan, which lies in its folder.
+        options: JSON of `AdaptationOptions`, or of what else the kind takes.
+        job_id: from `new_id`, where files were written first.
+        idempotency_key: the client's.
+        fingerprint: of the request that the key stands for.
+        request_id: the HTTP request's.
+    """
+    now = datetime.now(UTC)
+    job = Job(
+        id=job_id or new_id(),
+        kind=kind,
+        hospital=hospital,
+        model=model,
+        parent=parent,
+        cohort=cohort,
+        options=dict(options),
+        state="queued",
+        attempt=0,
+        token=0,
+        progress={},
+        idempotency_key=idempotency_key,
+        fingerprint=fingerprint,
+        request_id=request_id,
+        created_at=now,
+        queued_at=now,
+        expires_at=now + timedelta(days=settings.job_files_lifetime_days),
+    )
+    session.add(job)
+    session.flush()
+    events.append(session, job, "state", {"state": "queued", "attempt": 0})
+    return job
+
+
+def get(session: Session, job_id: str, *, lock: bool = False) -> Job:
+    """The job; with `lock`, nobody else changes it until the transaction ends.
+
+    Raises:
+        JobUnknown: there is none.
+    """
+    found = session.get(Job, job_id, with_for_update=lock, populate_existing=lock)
+    if found is None:
+        raise JobUnknown(f"no job {job_id!r}: GET /jobs lists those that there are")
+    return found
+
+
+def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job | None:
+    """The job that this idempotency key made before; None for a new key.
+
+    Raises:
+        IdempotencyConflict: the key made a job of another request.
+    """
+    found = session.scalars(select(Job).where(Job.hospital == hospital, Job.idempotency_key == key)).first()
+    if found is not None and found.fingerprint != fingerprint:
+        raise IdempotencyConflict(
+            f"the Idempotency-Key was used for job {found.id}, whose request was another one: "
+            "use a new key for a new request"
+        )
+    return found
+
+
+def listed(
+    session: Session, hospital: str | None = None, state: State | None = None, limit: int = 100
+) -> list[Job]:
+    """Jobs, newest first."""
+    query = select(Job)
+    if hospital is not None:
+        query = query.where(Job.hospital == hospital)
+    if state is not None:
+        query = query.where(Job.state == state)
+    return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id).limit(limit)))
+
+
+def queue_position(session: Session, job: Job) -> int | None:
+    """How many queued jobs were accepted before this one; None once it does not wait any more."""
+    if job.state != "queued":
+        return None
+    query = select(func.count()).where(Job.state == "queued", Job.created_at < job.created_at)
+    return session.scalar(query)
+
+
+def transition(session: Session, job: Job, state: State, reason: str | None = None) -> None:
+    """Move a locked job to another state, and say so among its events.
+
+    Whoever ends it or puts it back gives the lease up with it. Raises ValueError for a way that is not there.
+    """
+    if state not in _ALLOWED.get(job.state, frozenset()):
+        raise ValueError(f"job {job.id}: no way leads from {job.state} to {state}")
+    now = datetime.now(UTC)
+    job.state = state
+    if reason is not None:
+        job.reason = reason
+    if state not in HELD:
+        job.owner = job.lease_until = None
+    if state == "queued":
+        job.queued_at = None
+    if state in TERMINAL:
+        # Its files are kept as long after the end as they would have been after the beginning.
+        job.expires_at = now + (job.expires_at - job.created_at)
+        job.finished_at = now
+    data = {"state": state, "attempt": job.attempt}
+    events.append(session, job, "state", data if reason is None else {**data, "reason": reason})
