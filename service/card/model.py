@@ -1,0 +1,123 @@
+"""What a card shows, as plain values: no database, no store, no files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+UNDER_WAY = ("queued", "running", "cancelling")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One epoch as it was scored: epoch 0 is step 0, before anything was learned.
+
+    `parts` are the terms of the loss by name, unweighted. `foreground` is the share of pixels that are not
+    background, `agreement` the Dice with step 0's masks. `reason` says why an epoch is not safe.
+    """
+
+    epoch: int
+    loss: float | None
+    parts: Mapping[str, float | None] = field(default_factory=dict)
+    foreground: float | None = None
+    agreement: float | None = None
+    safe: bool = True
+    reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """How much of each model each layer uses: `values[layer][model]`, in the layers' order of use."""
+
+    layers: tuple[str, ...]
+    models: tuple[str, ...]
+    values: tuple[tuple[float, ...], ...]
+
+    def shares(self) -> tuple[tuple[float, ...], ...]:
+        """Each layer's coefficients divided by their sum: a pooled router's are independent sigmoids."""
+        return tuple(
+            tuple(value / (sum(layer) or 1.0) for value in layer) if layer else () for layer in self.values
+        )
+
+    def means(self) -> tuple[float, ...]:
+        """Each model's share, averaged over the layers."""
+        shares = self.shares()
+        return tuple(sum(column) / len(shares) for column in zip(*shares, strict=True))
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the gate. `passed` is None for what could not be measured."""
+
+    name: str
+    meaning: str
+    value: float | None
+    limit: str
+    passed: bool | None
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the gate found."""
+
+    passed: bool
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG: one scan, `before` or `after` the adaptation."""
+
+    caption: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Decision:
+    """An entry of the serving log that puts this candidate into force."""
+
+    sequence: int
+    at: datetime
+    actor: str
+    reason: str
+    override: bool
+    in_force: bool
+
+
+@dataclass(frozen=True)
+class Card:
+    """Everything on one card. Text may come from anybody: it is escaped where it is shown."""
+
+    job: str
+    kind: str
+    state: str
+    model: str
+    hospital: str | None = None
+    reason: str | None = None
+    stage: str | None = None
+    attempt: int = 0
+    created: datetime | None = None
+    started: datetime | None = None
+    finished: datetime | None = None
+    candidate: str | None = None
+    candidate_digest: str | None = None
+    candidate_withdrawn: str | None = None
+    parent_digest: str | None = None
+    scans: int | None = None
+    images: int | None = None
+    best_epoch: int | None = None
+    epochs: tuple[Epoch, ...] = ()
+    coefficients: Coefficients | None = None
+    gate: Gate | None = None
+    pictures: tuple[tuple[Picture, Picture], ...] = ()
+    warnings: tuple[str, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether there is more to come, so that the page should look again."""
+        return self.state in UNDER_WAY
