@@ -4,6 +4,9 @@ PersonalizationError
 ├── NetworkError   a network's name, arguments or input do not fit
 ├── StateError     states of different networks, a value that is not finite, a weight that is not positive
 ├── LabelError     a label value outside the classes, or shapes that do not match
+├── RoutingError   a network that cannot be routed, coefficients or images that do not fit it
+├── AdaptationError      an option out of its bounds, or images that cannot be adapted to
+│   └── CheckpointError  bytes that are no checkpoint, or the checkpoint of another adaptation
 └── ExportError    a network that cannot become an onnx graph
 """
 
@@ -24,6 +27,18 @@ class StateError(PersonalizationError):
 
 class LabelError(PersonalizationError):
     """A prediction or a truth that is not a map of class indices."""
+
+
+class RoutingError(PersonalizationError):
+    """A network that cannot be routed, or coefficients or images that do not fit a routed one."""
+
+
+class AdaptationError(PersonalizationError):
+    """An option out of its bounds, or images that cannot be adapted to."""
+
+
+class CheckpointError(AdaptationError):
+    """Bytes that are no checkpoint, or the checkpoint of another adaptation."""
 
 
 class ExportError(PersonalizationError):
