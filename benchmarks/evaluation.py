@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from model_store.preprocessing import class_map, prepare, restore
+from model_store.guard import ScanSummary, summarise
+from model_store.preprocessing import Geometry, class_map, prepare, restore
 from model_store.scan import decode
 from model_store.task import Task
 from personalization.metrics import dice
@@ -34,6 +36,91 @@ def patient_dice(network: nn.Module, cases: Iterable[Case], task: Task) -> dict[
     return {patient: _dice(pairs, classes) for patient, pairs in sorted(voxels.items())}
 
 
+@dataclass(frozen=True)
+class Scan:
+    """One scan's share of `Scans`: how many slices, the way back to its own grid, and the truth there."""
+
+    patient: str
+    slices: int
+    geometry: Geometry
+    truth: Tensor
+    summary: ScanSummary
+
+
+@dataclass(frozen=True)
+class Scans:
+    """A hospital's scans, decoded and prepared once for many networks. `images` [N, C, H, W], scan by scan."""
+
+    images: Tensor
+    scans: tuple[Scan, ...]
+    classes: int
+
+    @classmethod
+    def load(cls, cases: Iterable[Case], task: Task) -> Scans:
+        """Decode and prepare; all slices are held in memory."""
+        images: list[Tensor] = []
+        scans: list[Scan] = []
+        for case in cases:
+            scan = decode(case.image.read_bytes())
+            prepared = prepare(scan, task)
+            truth = torch.tensor(class_map(decode(case.mask.read_bytes()), task))
+            images.append(torch.tensor(prepared.slices))
+            count = len(prepared.slices)
+            scans.append(Scan(case.patient, count, prepared.geometry, truth, summarise(scan, prepared)))
+        return cls(torch.cat(images), tuple(scans), len(task.classes))
+
+    @property
+    def patients(self) -> tuple[str, ...]:
+        """Every patient once, sorted."""
+        return tuple(sorted({scan.patient for scan in self.scans}))
+
+    @property
+    def scan_index(self) -> list[int]:
+        """For every slice the number of its scan."""
+        return [number for number, scan in enumerate(self.scans) for _ in range(scan.slices)]
+
+    def of(self, patients: Collection[str]) -> Scans:
+        """The scans of some patients."""
+        index = self.scan_index
+        kept = [i for i, number in enumerate(index) if self.scans[number].patient in patients]
+        return Scans(
+            self.images[kept], tuple(scan for scan in self.scans if scan.patient in patients), self.classes
+        )
+
+    def dice(self, probabilities_NKHW: Tensor) -> dict[str, float]:
+        """Foreground Dice of every patient, as `patient_dice` has it, of predictions for `images`."""
+        voxels: dict[str, list[tuple[Tensor, Tensor]]] = {}
+        parts = torch.split(probabilities_NKHW, [scan.slices for scan in self.scans])
+        for scan, part in zip(self.scans, parts, strict=True):
+            predicted = torch.tensor(restore(part.numpy(), scan.geometry))
+            voxels.setdefault(scan.patient, []).append((predicted.flatten(), scan.truth.flatten()))
+        return {patient: _dice(pairs, self.classes) for patient, pairs in sorted(voxels.items())}
+
+
+@torch.no_grad()
+def predict(network: nn.Module, images_NCHW: Tensor) -> Tensor:
+    """Probabilities [N, K, H, W] on the CPU; the network is put into evaluation mode.
+
+    Every batch takes slices from the whole set, since neighbours belong to one patient: where batch norm uses
+    the batch's own statistics, they are to be the hospital's, not a patient's.
+    """
+    network.eval()
+    device = next(network.parameters()).device
+    count = math.ceil(len(images_NCHW) / BATCH)
+    batches = [images_NCHW[first::count] for first in range(count)]
+    parts = [torch.softmax(network(batch.to(device)), dim=1).cpu() for batch in batches]
+    result = torch.empty(len(images_NCHW), *parts[0].shape[1:])
+    for first, part in enumerate(parts):
+        result[first::count] = part
+    return result
+
+
+def mean_dice(dice: Mapping[str, float]) -> float:
+    """Mean over the patients that have one; NaN of none."""
+    defined = [value for value in dice.values() if math.isfinite(value)]
+    return sum(defined) / len(defined) if defined else math.nan
+
+
 @torch.no_grad()
 def _probabilities(network: nn.Module, slices_SCHW: Tensor) -> Tensor:
     network.eval()
@@ -42,7 +129,7 @@ def _probabilities(network: nn.Module, slices_SCHW: Tensor) -> Tensor:
     return torch.cat(parts)
 
 
-def _dice(pairs: list[tuple[Tensor, Tensor]], classes: int) -> float:
+def _dice(pairs: Sequence[tuple[Tensor, Tensor]], classes: int) -> float:
     predicted, truth = (torch.cat(parts).unsqueeze(0) for parts in zip(*pairs, strict=True))
     value = float(dice(predicted, truth, classes)[0, 1:].nanmean())
     return value if math.isfinite(value) else math.nan

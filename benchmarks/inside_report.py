@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-import numpy as np
-
+from benchmarks import scores as tables
 from benchmarks.harness import Rows, key
-from benchmarks.tables import mean_and_spread, paired_bootstrap, table, write_page
+from benchmarks.scores import Scores
+from benchmarks.tables import table, write_page
 
 ARMS = ("local-only", "global", "personal", "fine-tuned")
 COMPARISONS = (
@@ -20,19 +19,15 @@ COMPARISONS = (
     ("fine-tuned", "global"),
     ("global", "local-only"),
 )
-Patient: TypeAlias = tuple[str, str]  # site and name
-# arm -> seed -> patient -> Dice
-Scores: TypeAlias = dict[str, dict[int, dict[Patient, float]]]
 
 
 def scores_of(rows: Sequence[Mapping[str, Any]]) -> Scores:
-    """Every patient's Dice by arm and seed, over all folds. An undefined Dice is NaN."""
+    """Every patient's Dice by arm and seed, over all folds."""
     scores: Scores = {}
     for row in rows:
         for arm, sites in row["result"]["dice"].items():
-            of_seed = scores.setdefault(arm, {}).setdefault(row["cell"]["seed"], {})
             for site, patients in sites.items():
-                of_seed |= {(site, p): math.nan if d is None else d for p, d in patients.items()}
+                tables.add(scores, arm, row["cell"]["seed"], site, patients)
     return scores
 
 
@@ -81,79 +76,16 @@ def _changes(baseline: Mapping[str, Any], setting: Mapping[str, Any]) -> str:
 
 def _tables(scores: Scores) -> list[str]:
     arms = [arm for arm in ARMS if arm in scores]
-    sites = sorted({site for arm in arms for seed in scores[arm].values() for site, _ in seed})
+    sites = tables.sites_of(scores)
     body = [
-        [site, _patients(scores, arms, site), *(_cell(scores[arm], {site}) for arm in arms)] for site in sites
+        [site, tables.count_patients(scores, site), *(tables.mean_at(scores[arm], [site]) for arm in arms)]
+        for site in sites
     ]
-    body.append(["mean of sites", "", *(_mean_of_sites(scores[arm], sites) for arm in arms)])
-    body.append(["all patients", _patients(scores, arms), *(_cell(scores[arm], set(sites)) for arm in arms)])
-    undefined = sum(math.isnan(v) for arm in arms for seed in scores[arm].values() for v in seed.values())
+    body.append(["mean of sites", "", *(tables.mean_of_sites(scores[arm], sites) for arm in arms)])
+    everyone = tables.count_patients(scores)
+    body.append(["all patients", everyone, *(tables.mean_at(scores[arm], sites) for arm in arms)])
     parts = [table(["site", "patients", *arms], body)]
-    if undefined:
+    if undefined := tables.count_undefined(scores):
         parts.append(f"Left out as undefined: {undefined} values over all arms and seeds.")
-    differences = [
-        [f"{first} − {second}", *_differences(scores[first], scores[second], sites)]
-        for first, second in COMPARISONS
-        if first in scores and second in scores
-    ]
-    if differences:
-        parts.append(table(["difference", *sites, "all patients"], differences))
-    return parts
-
-
-def _patients(scores: Scores, arms: Sequence[str], site: str | None = None) -> int:
-    units = {u for arm in arms for seed in scores[arm].values() for u in seed}
-    return sum(site is None or unit[0] == site for unit in units)
-
-
-def _cell(by_seed: Mapping[int, Mapping[Patient, float]], sites: set[str]) -> str:
-    """Mean over patients, then mean and spread over seeds."""
-    return mean_and_spread([_mean(scores, sites) for scores in by_seed.values()])
-
-
-def _mean_of_sites(by_seed: Mapping[int, Mapping[Patient, float]], sites: Sequence[str]) -> str:
-    means = ([_mean(scores, {site}) for site in sites] for scores in by_seed.values())
-    return mean_and_spread([_average(values) for values in means])
-
-
-def _mean(scores: Mapping[Patient, float], sites: set[str]) -> float:
-    return _average([v for (site, _), v in scores.items() if site in sites])
-
-
-def _average(values: Sequence[float]) -> float:
-    """Mean of the defined values; NaN of none."""
-    defined = [value for value in values if math.isfinite(value)]
-    return float(np.mean(defined)) if defined else math.nan
-
-
-def _differences(
-    first: Mapping[int, Mapping[Patient, float]],
-    second: Mapping[int, Mapping[Patient, float]],
-    sites: Sequence[str],
-) -> list[str]:
-    seeds = sorted(first.keys() & second.keys())
-    left, right = _over_seeds(first, second, seeds)
-    cells = []
-    for chosen in (*([site] for site in sites), list(sites)):
-        one = {unit: v for unit, v in left.items() if unit[0] in chosen}
-        strata = {unit: unit[0] for unit in one}
-        cells.append(str(paired_bootstrap(one, right, strata)) if one else "–")
-    return cells
-
-
-def _over_seeds(
-    first: Mapping[int, Mapping[Patient, float]],
-    second: Mapping[int, Mapping[Patient, float]],
-    seeds: Sequence[int],
-) -> tuple[dict[Patient, float], dict[Patient, float]]:
-    """Each patient's mean over the seeds in which both arms have a defined Dice."""
-    pairs: dict[Patient, list[tuple[float, float]]] = {}
-    for seed in seeds:
-        for unit, value in first[seed].items():
-            other = second[seed].get(unit, math.nan)
-            if math.isfinite(value) and math.isfinite(other):
-                pairs.setdefault(unit, []).append((value, other))
-    return (
-        {unit: float(np.mean([a for a, _ in values])) for unit, values in pairs.items()},
-        {unit: float(np.mean([b for _, b in values])) for unit, values in pairs.items()},
-    )
+    differences = tables.differences_table(scores, COMPARISONS)
+    return [*parts, differences] if differences else parts
