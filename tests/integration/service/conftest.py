@@ -28,6 +28,7 @@ from model_store.task import Normalisation, Task
 from service.app import create_app
 from service.context import Context
 from service.settings import Settings
+from tests.integration.service.routing_federation import publish_routing_space
 
 # Nothing listens there: the API segments without Redis, and starts faster.
 NO_REDIS = "redis://127.0.0.1:1"
@@ -159,15 +160,28 @@ def picture() -> NDArray[np.uint8]:
 @pytest.fixture(scope="session")
 def organ_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with `organ`: a small U-Net really trained (some 10 s) on patients of two phantom scanners."""
-    folder = tmp_path_factory.getbasetemp()
+    return trained_once(tmp_path_factory, "organ", train_organ)
+
+
+@pytest.fixture(scope="session")
+def routing_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the routing space `organ`, really trained (some 10 s); see `routing_federation`.
+
+    Not to be written to: `shutil.copytree` it for a test that publishes.
+    """
+    return trained_once(tmp_path_factory, "routing", publish_routing_space)
+
+
+def trained_once(factory: pytest.TempPathFactory, name: str, train: Callable[[Path], None]) -> Path:
+    folder = factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         # Shared by the workers of one run, so that one trains and the others wait for it.
         folder = folder.parent
-    store = folder / "organ"
-    with (folder / "organ.lock").open("w") as lock:
+    store = folder / name
+    with (folder / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not Store(store).names():
-            train_organ(store)
+            train(store)
     return store
 
 
