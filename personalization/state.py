@@ -24,10 +24,13 @@ def clone(state: Mapping[str, Tensor]) -> State:
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
-def check_compatible(states: Sequence[Mapping[str, Tensor]]) -> None:
-    """Raise StateError unless all states have the first one's names, shapes and types, naming the tensor."""
+def check_compatible(states: Sequence[Mapping[str, Tensor]], labels: Sequence[str] | None = None) -> None:
+    """Raise StateError unless all states have the first one's names, shapes and types, naming the tensor.
+
+    `labels` call the states by name in the message, one each; without them they are counted.
+    """
     for number, state in enumerate(states[1:], start=2):
-        _check_pair(states[0], state, f"state {number}")
+        _check_pair(states[0], state, labels[number - 1] if labels else f"state {number}")
 
 
 def check_finite(state: Mapping[str, Tensor], what: str = "state") -> None:

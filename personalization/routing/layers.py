@@ -1,0 +1,122 @@
+"""Convolutions whose weights are mixed from those of several experts.
+
+Legend: B batch, C and O channels in and out, H and W height and width, E experts, P weights of one expert.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from personalization.errors import RoutingError
+
+
+class _RoutedConvolution(nn.Module):
+    """What both convolutions share: the experts, the mixing, and one or several mixtures per batch.
+
+    The experts are buffers outside the state dict: a checkpoint of a routed network holds what is learned
+    and nothing else. Gradients reach the router alone: autograd takes the gradient of the mixed weight and
+    multiplies it with the experts, which therefore cost one matrix-vector product each way.
+    """
+
+    experts: Tensor
+    biases: Tensor | None
+
+    def __init__(
+        self, plain: nn.Conv2d | nn.ConvTranspose2d, experts: Tensor, biases: Tensor | None, router: nn.Module
+    ) -> None:
+        super().__init__()
+        if plain.padding_mode != "zeros":
+            raise RoutingError(f"expected a convolution padded with zeros, found '{plain.padding_mode}'")
+        self.register_buffer("experts", experts, persistent=False)
+        self.register_buffer("biases", biases, persistent=False)
+        self.router = router
+        # Whether batch norm follows, which makes the scale of the coefficients vanish
+        self.normalised = False
+        self.in_channels = plain.in_channels
+        self.stride = plain.stride
+        self.dilation = plain.dilation
+        self.groups = plain.groups
+
+    def forward(self, features_BCHW: Tensor) -> Tensor:
+        """The convolution with W = sum_k r_k W_k and b = sum_k r_k b_k, r from the router.
+
+        Coefficients [E] make one weight for the whole batch; coefficients [B, E] one for each image.
+        """
+        coefficients = self.router(features_BCHW)
+        weight, bias = self.mixed(coefficients)
+        if coefficients.ndim == 1:
+            return self._convolve(features_BCHW, weight, bias)
+        # split and unbind, whose gradients are one concatenation each: those of indexing would fill and add
+        # a tensor of the whole batch for every image
+        biases = [None] * len(weight) if bias is None else bias.unbind()
+        return torch.cat(
+            [
+                self._convolve(image, own, own_bias)
+                for image, own, own_bias in zip(
+                    torch.split(features_BCHW, 1), weight.unbind(), biases, strict=True
+                )
+            ]
+        )
+
+    def mixed(self, coefficients: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weight and bias of coefficients [E], or those of each row of coefficients [B, E]."""
+        # Channels innermost, as the experts are kept: flattening is then a view, and so is the result
+        inner = self.experts.movedim(2, -1)
+        flat = coefficients @ inner.flatten(1)
+        weight = flat.reshape(*coefficients.shape[:-1], *inner.shape[1:]).movedim(-1, -3)
+        return weight, None if self.biases is None else coefficients @ self.biases
+
+    def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        raise NotImplementedError
+
+
+class RoutedConv2d(_RoutedConvolution):
+    """A Conv2d over experts [E, O, C / groups, h, w]."""
+
+    def __init__(self, plain: nn.Conv2d, experts: Tensor, biases: Tensor | None, router: nn.Module) -> None:
+        super().__init__(plain, experts, biases, router)
+        self.padding = plain.padding
+
+    def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.conv2d(
+            features, weight, bias, self.stride, self.padding, self.dilation, self.groups
+        )
+
+
+class RoutedConvTranspose2d(_RoutedConvolution):
+    """A ConvTranspose2d over experts [E, C, O / groups, h, w]."""
+
+    def __init__(
+        self, plain: nn.ConvTranspose2d, experts: Tensor, biases: Tensor | None, router: nn.Module
+    ) -> None:
+        super().__init__(plain, experts, biases, router)
+        # Padding by name ("same") exists for convolutions only
+        self.padding: tuple[int, ...] = plain.padding  # type: ignore[assignment]
+        self.output_padding = plain.output_padding
+
+    def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return functional.conv_transpose2d(
+            features, weight, bias, self.stride, self.padding, self.output_padding, self.groups, self.dilation
+        )
+
+
+class BatchStatisticsNorm2d(nn.BatchNorm2d):
+    """Batch norm by the statistics of the batch at hand, in train and in eval mode (1.4, item 5)."""
+
+    def __init__(self, plain: nn.BatchNorm2d) -> None:
+        super().__init__(plain.num_features, plain.eps, affine=False, track_running_stats=False)
+        self.affine = plain.affine
+        if plain.affine:
+            self.weight = nn.Parameter(plain.weight.detach().clone())
+            self.bias = nn.Parameter(plain.bias.detach().clone())
+
+    def forward(self, features_BCHW: Tensor) -> Tensor:
+        """Raises RoutingError where the batch has one value per channel, which has no variance."""
+        if features_BCHW.numel() == self.num_features:
+            raise RoutingError(
+                f"batch norm over {self.num_features} channels met one value per channel: a single image "
+                "this small has no statistics; give larger images or several at once"
+            )
+        return super().forward(features_BCHW)

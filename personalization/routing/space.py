@@ -1,0 +1,90 @@
+"""The models that a hospital from outside is routed over.
+
+Legend: K inside models (one per member hospital), E = K + 1 experts (the inside models and the global one).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from personalization.errors import StateError
+from personalization.networks import build
+from personalization.state import State, check_compatible, check_finite
+
+GLOBAL = "global"
+
+
+@dataclass(frozen=True)
+class RoutingSpace:
+    """The experts of one architecture, each tensor kept once for all of them; make one with `of`.
+
+    `stacks` holds every tensor of the state as [E, *shape], in the order of `names`: the sites sorted, the
+    global model last. Routed layers read these very tensors, so that E models are in memory once. Of the
+    convolutions' weights the channels lie innermost, where convolutions take less time on a CPU.
+    """
+
+    network: str
+    arguments: Mapping[str, Any]
+    names: tuple[str, ...]
+    stacks: Mapping[str, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        network: str,
+        arguments: Mapping[str, Any],
+        inside: Mapping[str, Mapping[str, Tensor]],
+        global_model: Mapping[str, Tensor],
+    ) -> RoutingSpace:
+        """The space over `inside`, states by site (none is allowed: K = 0), and the global model's state.
+
+        The states are copied. Raises StateError, naming the site and the tensor, for a state that is not one
+        of `network`, differs from the others in names, shapes or types, or is not finite; NetworkError for a
+        network that cannot be built.
+        """
+        if GLOBAL in inside:
+            raise StateError(f"a site cannot be called '{GLOBAL}': that is the global model's name")
+        sites = sorted(inside)
+        states = [*(inside[site] for site in sites), global_model]
+        labels = [*(f"inside model '{site}'" for site in sites), "global model"]
+        with torch.device("meta"):
+            expected = build(network, **arguments).state_dict()
+        for label, state in zip(labels, states, strict=True):
+            # The architecture's own types are not asked for: a network in float64 is as good
+            typed = {
+                name: tensor.to(state[name].dtype) if name in state else tensor
+                for name, tensor in expected.items()
+            }
+            check_compatible([typed, state], [network, label])
+            check_finite(state, label)
+        check_compatible([states[-1], *states[:-1]], [labels[-1], *labels[:-1]])
+        stacks = {name: _stack([state[name] for state in states]) for name in expected}
+        return cls(network, dict(arguments), (*sites, GLOBAL), stacks)
+
+    @property
+    def experts(self) -> dict[str, State]:
+        """The state of every expert, by name in order; views, not copies."""
+        return {
+            expert: {name: stack[index] for name, stack in self.stacks.items()}
+            for index, expert in enumerate(self.names)
+        }
+
+    def plain(self) -> nn.Module:
+        """The global model as a network of its own."""
+        with torch.device("meta"):
+            network = build(self.network, **self.arguments)
+        network.load_state_dict(
+            {name: tensor.clone() for name, tensor in self.experts[GLOBAL].items()}, assign=True
+        )
+        return network
+
+
+def _stack(tensors: list[Tensor]) -> Tensor:
+    if tensors[0].ndim != 4:
+        return torch.stack([tensor.detach() for tensor in tensors])
+    return torch.stack([tensor.detach().movedim(1, -1) for tensor in tensors]).movedim(-1, 2)
