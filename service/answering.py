@@ -24,7 +24,7 @@ from service.problems import Problem
 from service.receipts import ModelReceipt, Receipt, software
 from service.segment_options import SegmentOptions
 from service.selection import Selection
-from service.uploads import Upload
+from service.spool import Upload
 
 
 @dataclass

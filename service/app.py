@@ -28,7 +28,7 @@ from service.queue import Queue
 from service.readiness import Readiness
 from service.routes import health, hospitals, metrics, models, refusals, segment, serving
 from service.settings import Settings
-from service.uploads import prepare_spool
+from service.spool import prepare_spool
 from service.verification import Verifier
 
 DESCRIPTION = """\

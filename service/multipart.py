@@ -6,7 +6,8 @@ file names are read past: never used, kept or logged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
 from python_multipart.exceptions import FormParserError
@@ -38,7 +39,9 @@ class FormReader:
         open_file: Callable[[str], Sink],
         file_fields: Collection[str],
         max_bytes: int,
+        repeated: Mapping[str, int] | None = None,
     ) -> None:
+        """`repeated` says of file fields that may be there more than once how often."""
         self.fields: dict[str, str] = {}
         self.pending_bytes = 0
         self._pending: list[tuple[Sink, bytes]] = []
@@ -46,7 +49,8 @@ class FormReader:
         self._file_fields = file_fields
         self._max_bytes = max_bytes
         self._received_bytes = 0
-        self._seen: set[str] = set()
+        self._seen: Counter[str] = Counter()
+        self._repeated = repeated or {}
         self._header_name = b""
         self._header_value = b""
         self._disposition: bytes | None = None
@@ -107,16 +111,17 @@ class FormReader:
         is_file = b"filename" in options or b"filename*" in options
         if not name:
             raise malformed("a part has no field name in its Content-Disposition")
-        if name in self._seen:
-            raise malformed(f"field '{shown(name)}' is there twice")
-        if len(self._seen) >= MAX_FIELDS:
+        if self._seen[name] >= self._repeated.get(name, 1):
+            often = "twice" if name not in self._repeated else f"more than {self._repeated[name]} times"
+            raise malformed(f"field '{shown(name)}' is there {often}")
+        if name not in self._seen and len(self._seen) >= MAX_FIELDS:
             raise malformed(f"more than {MAX_FIELDS} fields")
         if is_file != (name in self._file_fields):
             raise malformed(
                 f"field '{shown(name)}' is sent as a {'file' if is_file else 'text field'}; "
                 f"files are expected in: {', '.join(sorted(self._file_fields))}"
             )
-        self._seen.add(name)
+        self._seen[name] += 1
         self._name = name
         if is_file:
             self._sink = self._open_file(name)

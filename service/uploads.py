@@ -1,41 +1,38 @@
-"""Uploads: streamed, counted while they stream, kept in private nameless files that die with their request.
+"""Uploads: streamed, counted while they stream, and spooled until their request is answered.
 
-A scan is a patient's. So a small one stays in memory and a large one goes to a file that has no name from the
-moment it is opened: when the request ends, however it ends (answered, refused, client gone, process killed),
-the system takes it back.
+with await receive(request, spool, limits) as form:
+    form.fields["model"], form.files["scan"].read()
 
-    with await receive(request, spool, limits) as form:
-        form.fields["model"], form.files["scan"].read()
+with await receive_body(request, spool, limits) as upload:
+    upload.read()
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
-import tempfile
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 from anyio import to_thread
 from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
+from service.errors import ServiceError
 from service.multipart import FormReader, Sink, too_large
 from service.problems import Problem
+from service.spool import IN_MEMORY_BYTES, Upload
 
 MEBIBYTE = 1024 * 1024
-# Up to this size an upload stays in memory and never touches the disk.
-IN_MEMORY_BYTES = MEBIBYTE
 # What boundaries, part headers and text fields may add to the size of the files.
 _FORM_BYTES = 256 * 1024
+# What the header of each further part may.
+_PART_BYTES = 1024
 # So much of a refused body is still read: most clients look for an answer only once they have sent.
 _DRAIN_BYTES = 8 * MEBIBYTE
 _DRAIN_SECONDS = 2.0
-_PREFIX = "upload-"
 
 
 @dataclass(frozen=True)
@@ -43,50 +40,24 @@ class UploadLimits:
     """What one request may send. `idle_seconds` is the longest pause between two chunks."""
 
     max_bytes: int
+    max_files: int = 1
     idle_seconds: float = 60.0
-
-
-class Upload:
-    """One uploaded file: its size, its sha256, and its bytes until `close`."""
-
-    def __init__(self, spool: Path) -> None:
-        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(  # noqa: SIM115 - closed with its form
-            max_size=IN_MEMORY_BYTES, dir=str(spool), prefix=_PREFIX
-        )
-        self._hash = hashlib.sha256()
-        self.size = 0
-
-    @property
-    def sha256(self) -> str:
-        """`sha256:` and the hexadecimal digest of what was received."""
-        return f"sha256:{self._hash.hexdigest()}"
-
-    def write(self, data: bytes, /) -> None:
-        """Append. Blocking: call it in a thread."""
-        self._file.write(data)
-        self._hash.update(data)
-        self.size += len(data)
-
-    def read(self) -> bytes:
-        """All of it. Blocking: call it in a thread."""
-        self._file.seek(0)
-        return self._file.read()
-
-    def close(self) -> None:
-        """Give the bytes up."""
-        self._file.close()
 
 
 @dataclass
 class UploadForm:
-    """A received form: text fields by name, files by field name. Leaving it as a context closes the files."""
+    """A received form: text fields by name, files by field name. Leaving it as a context closes the files.
+
+    `repeated` holds the files of fields that may be there more than once, in the order they came.
+    """
 
     fields: dict[str, str] = field(default_factory=dict)
     files: dict[str, Upload] = field(default_factory=dict)
+    repeated: dict[str, list[Upload]] = field(default_factory=dict)
 
     def close(self) -> None:
         """Give every file up."""
-        for upload in self.files.values():
+        for upload in (*self.files.values(), *(one for many in self.repeated.values() for one in many)):
             upload.close()
 
     def __enter__(self) -> UploadForm:
@@ -98,21 +69,13 @@ class UploadForm:
         self.close()
 
 
-def prepare_spool(spool: Path) -> None:
-    """Make the folder, readable by its owner alone, and sweep what a killed process may have left in it."""
-    spool.mkdir(parents=True, exist_ok=True)
-    spool.chmod(0o700)
-    # Where the system cannot open a file without a name, it has one for an instant before it is unlinked.
-    for leftover in spool.glob(f"{_PREFIX}*"):
-        leftover.unlink(missing_ok=True)
-
-
 async def receive(
     request: Request,
     spool: Path,
     limits: UploadLimits,
     *,
     file_fields: Collection[str] = ("scan",),
+    repeated_fields: Collection[str] = (),
     admit: Callable[[], None] = lambda: None,
 ) -> UploadForm:
     """Receive a `multipart/form-data` body.
@@ -124,6 +87,7 @@ async def receive(
         spool: folder for large files.
         limits: what it may send.
         file_fields: fields that must hold a file; every other must not.
+        repeated_fields: those of them that may be there `limits.max_files` times, together as large as one.
         admit: called before the body is read; refuses by raising a Problem.
 
     Raises:
@@ -134,17 +98,71 @@ async def receive(
     form = UploadForm()
     try:
         admit()
-        await _receive_into(form, request, stream, spool, limits, file_fields)
+        await _receive_into(form, request, stream, spool, limits, file_fields, repeated_fields)
     except Problem as problem:
         form.close()
-        problem.headers["Connection"] = "close"
-        if problem.status != 408:
-            await _drain(stream)
+        await _refuse(problem, stream)
         raise
     except BaseException:
         form.close()
         raise
     return form
+
+
+async def receive_body(
+    request: Request,
+    spool: Path,
+    limits: UploadLimits,
+    *,
+    admit: Callable[[], Awaitable[None]] | None = None,
+) -> Upload:
+    """Receive a body that is one file, as it is. `admit` is awaited before it is read, and may refuse.
+
+    Raises:
+        Problem: 413 too large, 408 stalled, 507 no room on the disk.
+        ServiceError: what `admit` raises.
+        ClientDisconnect: the client went away.
+    """
+    stream = request.stream()
+    upload = Upload(spool)
+    try:
+        if admit is not None:
+            await admit()
+        if (declared_length(request) or 0) > limits.max_bytes:
+            raise too_large(limits.max_bytes)
+        pending: list[tuple[Sink, bytes]] = []
+        received = waiting = 0
+        while (chunk := await _next_chunk(stream, limits.idle_seconds)) is not None:
+            received += len(chunk)
+            if received > limits.max_bytes:
+                raise too_large(limits.max_bytes)
+            pending.append((upload, chunk))
+            waiting += len(chunk)
+            if waiting >= IN_MEMORY_BYTES:
+                await _write(pending)
+                pending, waiting = [], 0
+        await _write(pending)
+    except (Problem, ServiceError) as refusal:
+        upload.close()
+        await _refuse(refusal, stream)
+        raise
+    except BaseException:
+        upload.close()
+        raise
+    return upload
+
+
+def declared_length(request: Request) -> int | None:
+    """What `Content-Length` says, if it says a number."""
+    declared = request.headers.get("content-length", "")
+    return int(declared) if declared.isascii() and declared.isdigit() else None
+
+
+async def _refuse(refusal: Problem | ServiceError, stream: AsyncIterator[bytes]) -> None:
+    if isinstance(refusal, Problem):
+        refusal.headers["Connection"] = "close"
+    if not isinstance(refusal, Problem) or refusal.status != 408:
+        await _drain(stream)
 
 
 async def _receive_into(
@@ -154,18 +172,24 @@ async def _receive_into(
     spool: Path,
     limits: UploadLimits,
     file_fields: Collection[str],
+    repeated_fields: Collection[str],
 ) -> None:
     boundary = _boundary(request)
-    whole = limits.max_bytes + _FORM_BYTES
-    declared = request.headers.get("content-length", "")
-    if declared.isascii() and declared.isdigit() and int(declared) > whole:
+    whole = limits.max_bytes + _FORM_BYTES + _PART_BYTES * limits.max_files
+    if (declared_length(request) or 0) > whole:
         raise too_large(limits.max_bytes)
 
     def open_file(name: str) -> Upload:
+        if name in repeated_fields:
+            before = form.repeated.setdefault(name, [])
+            before.append(Upload(spool, shared=before[0] if before else None))
+            return before[-1]
         form.files[name] = Upload(spool)
         return form.files[name]
 
-    reader = FormReader(boundary, open_file, file_fields, limits.max_bytes)
+    reader = FormReader(
+        boundary, open_file, file_fields, limits.max_bytes, dict.fromkeys(repeated_fields, limits.max_files)
+    )
     total = 0
     while (chunk := await _next_chunk(stream, limits.idle_seconds)) is not None:
         total += len(chunk)

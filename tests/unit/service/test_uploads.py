@@ -16,7 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from service.multipart import MAX_FIELD_BYTES, MAX_FIELDS
 from service.problems import Problem
-from service.uploads import IN_MEMORY_BYTES, UploadForm, UploadLimits, prepare_spool, receive
+from service.spool import IN_MEMORY_BYTES, prepare_spool
+from service.uploads import UploadForm, UploadLimits, receive
 
 BOUNDARY = "f00-ba4"
 LIMITS = UploadLimits(max_bytes=3 * IN_MEMORY_BYTES)

@@ -1,0 +1,77 @@
+"""The scans of a cohort on the disk: STATE/cohorts/<cohort id>/<sha256>, for their owner's eyes only.
+
+A file is written aside and flushed before its row is there, and removed before its row is gone for good, so
+that whatever is killed when, no row is without its scan and no scan stays without anybody knowing: what has
+no row is swept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from model_store.durable import sync_folder
+
+_ASIDE = ".incoming-"
+# An upload is written within seconds once it was received; what is older was left by a killed process.
+_ASIDE_LIFETIME_SECONDS = 3600.0
+
+
+class CohortFolder:
+    """Making one touches nothing. Files are called by digests: no path has a part that a client wrote."""
+
+    def __init__(self, root: Path, cohort_id: str) -> None:
+        self._root = root
+        self.path = root / cohort_id
+
+    def scan(self, sha256: str) -> Path:
+        """Where the scan with this digest (64 hexadecimal digits) lies."""
+        return self.path / sha256
+
+    def write_aside(self, chunks: Iterable[bytes]) -> Path:
+        """Write and flush a file that is not yet part of the cohort. Raises OSError when the disk is full."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        aside = self.path / f"{_ASIDE}{uuid.uuid4().hex}"
+        try:
+            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        return aside
+
+    def keep(self, aside: Path, sha256: str) -> None:
+        """Make it part of the cohort."""
+        aside.replace(self.scan(sha256))
+        sync_folder(self.path)
+        sync_folder(self._root)
+
+    def remove(self, sha256: str) -> None:
+        """Remove one scan. One that is not there is no error."""
+        with suppress(FileNotFoundError):
+            self.scan(sha256).unlink()
+            sync_folder(self.path)
+
+    def delete(self) -> None:
+        """Remove every scan. Nothing there is no error."""
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self.path)
+            sync_folder(self._root)
+
+    def sweep(self, known: Collection[str]) -> int:
+        """Remove what belongs to nobody: files that no row names, and uploads that were cut off."""
+        removed = 0
+        for path in self.path.iterdir() if self.path.is_dir() else ():
+            cut_off = time.time() - path.stat().st_mtime > _ASIDE_LIFETIME_SECONDS
+            if cut_off if path.name.startswith(_ASIDE) else path.name not in known:
+                path.unlink(missing_ok=True)
+                removed += 1
+        return removed
