@@ -2,7 +2,7 @@
 
     sequence   version   previous   restores
     1          3         -          -            first assignment
-    2          4         1          -            assigned
+    2          4         1          -            assigned (an adapted version names its artefact, too)
     3          3         -          1            rolled back: entry 1 is in force again
     4          5         3          -            assigned anew
 
@@ -82,6 +82,8 @@ def assign(
     expected: int,
     actor: str,
     reason: str,
+    artefact: str | None = None,
+    override: bool = False,
 ) -> Assignment:
     """Append: from now on this version serves.
 
@@ -94,6 +96,8 @@ def assign(
         expected: sequence of the entry the caller saw in force; 0 for none.
         actor: who decided.
         reason: and why.
+        artefact: name of the version's artefact where it is not `model` but one adapted from it.
+        override: whether its gate was overridden.
 
     Raises:
         HospitalUnknown: nobody registered it.
@@ -111,6 +115,8 @@ def assign(
         previous=None if current is None else current.sequence,
         restores=None,
         at=_instant(current),
+        artefact=artefact,
+        override=override,
     )
     return _append(session, entry)
 
@@ -157,6 +163,8 @@ def roll_back(
         previous=target.previous,
         restores=target.sequence,
         at=_instant(current),
+        artefact=target.artefact,
+        override=target.override,
     )
     return _append(session, entry)
 

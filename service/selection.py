@@ -3,12 +3,15 @@
 The version: the one named in the reference; else the one assigned to the hospital; else the newest that is
 not withdrawn. Within it, whose model:
 
+    hospital the version that was adapted to the hospital and assigned to it
     member   the site's own; `site` names it, else the hospital's own site
     global   the federation's
-    auto     the member model of the hospital's site, if the hospital is a member and the version has one;
-             else the global model
+    auto     the hospital's adapted version, if one is assigned; else the member model of the hospital's site,
+             if the hospital is a member and the version has one; else the global model
 
-An assigned version that was withdrawn is refused, never replaced silently: somebody has to decide.
+Where an adapted version is assigned, `global` and `member` are those of the routing space it was made from.
+An adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
+looked at. An assigned version that was withdrawn is refused, never replaced silently: somebody has to decide.
 """
 
 from __future__ import annotations
@@ -19,15 +22,13 @@ from typing import Literal
 from urllib.parse import quote
 
 from model_store.artefact import Artefact
-from model_store.errors import StoreError
 from model_store.manifest import ModelManifest, RoutingSpaceManifest
-from model_store.reference import parse_reference
-from model_store.store import Store
-from service.assignments import assigned_version, site_of
+from service.adapted import space_behind
 from service.context import Context
+from service.offered import Offered, contradiction, offered
 from service.problems import Problem
 
-Personalization = Literal["auto", "global", "member"]
+Personalization = Literal["auto", "global", "member", "hospital"]
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Selection:
     personalization: str
     site: str | None
     why: str
+    hospital: str | None = None
 
     @property
     def manifest(self) -> ModelManifest:
@@ -49,12 +51,10 @@ class Selection:
 
     @property
     def header(self) -> str:
-        """For `Locum-Personalization`: `global`, or `member; site=CS`."""
-        return (
-            self.personalization
-            if self.site is None
-            else f"{self.personalization}; site={quote(self.site, safe='')}"
-        )
+        """For `Locum-Personalization`: `global`, `member; site=CS` or `hospital; hospital=dune`."""
+        about = {"site": self.site, "hospital": self.hospital}
+        named = [f"{name}={quote(value, safe='')}" for name, value in about.items() if value is not None]
+        return "; ".join([self.personalization, *named])
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,6 @@ def parts_of(artefact: Artefact) -> Parts:
     return Parts(artefact.digest, {})
 
 
-def offered_names(store: Store) -> list[str]:
-    """Names a request may ask for: those that are no part of a composite and have a version that opens."""
-    names = []
-    for name in store.names():
-        try:
-            if store.open(name, verify=False).manifest.part_of is None:
-                names.append(name)
-        except StoreError:
-            continue
-    return names
-
-
 def resolve(
     context: Context,
     model: str | None = None,
@@ -97,70 +85,59 @@ def resolve(
     """Choose the network. Reads the store and the database: call it in a thread.
 
     Raises:
-        Problem: 422 for parameters that contradict each other, 404 for a site that is not there.
+        Problem: 422 for parameters that contradict each other, 404 for a site or an adapted version that is
+            not there.
         HospitalUnknown: nobody registered it.
         StoreError: the reference does not open.
     """
     if site is not None and personalization != "member":
-        raise Problem(
-            422,
-            "contradiction",
-            "The parameters contradict each other",
+        raise contradiction(
             f"`site` belongs to personalization=member, found personalization={personalization}; "
-            "leave one of them out.",
+            "leave one of them out."
         )
-    reference = model if model is not None else _only_model(context.store)
-    name, number, digest = parse_reference(reference)
-    home, assigned = _of_hospital(context, hospital, name)
-    if number is not None or digest is not None:
-        why = "the version that was asked for"
-    elif assigned is not None:
-        reference, why = f"{name}@{assigned}", f"the version assigned to hospital '{hospital}'"
-    else:
-        why = "the newest version"
-    # The graph is hashed when it is loaded, which is when it matters.
-    offered = context.store.open(reference, verify=False)
-    if offered.manifest.part_of is not None:
-        raise Problem(
-            422,
-            "part-of-a-model",
-            "Not offered on its own",
-            f"'{offered}' is a part of '{offered.manifest.part_of}'; ask for that model, and for the part "
-            "with `personalization`.",
-        )
-    parts = parts_of(offered)
-    whose, chosen = _whose(personalization, site or home, site is not None, hospital, parts, offered)
+    found = offered(context, model, hospital)
+    artefact, owner, why = found.artefact, found.owner, found.why
+    if owner is not None and personalization in ("auto", "hospital"):
+        return Selection(artefact, artefact, "hospital", None, f"{why}; adapted to hospital '{owner}'", owner)
+    if personalization == "hospital":
+        raise _no_adapted_version(found)
+    if owner is not None:
+        if found.cause == "named":
+            raise contradiction(
+                f"'{artefact}' is one network, adapted to hospital '{owner}': expected personalization=auto "
+                f"or hospital with it, found {personalization}; or name the model that it was made from."
+            )
+        artefact, why = space_behind(context.store, artefact), f"what {why} was made from"
+    parts = parts_of(artefact)
+    whose, chosen = _whose(personalization, site or found.home, site is not None, hospital, parts, artefact)
     part = parts.members[chosen] if chosen is not None else parts.global_model
     assert part is not None
-    artefact = offered if part == offered.digest else context.store.by_digest(part)
-    if not isinstance(artefact.manifest, ModelManifest):
+    network = artefact if part == artefact.digest else context.store.by_digest(part)
+    if not isinstance(network.manifest, ModelManifest):
         raise Problem(
             422,
             "unknown-kind",
             "Cannot be served",
-            f"'{artefact}' is a {artefact.manifest.kind}, expected a model; publish it again.",
+            f"'{network}' is a {network.manifest.kind}, expected a model; publish it again.",
         )
-    return Selection(offered, artefact, "global" if chosen is None else "member", chosen, f"{why}; {whose}")
+    return Selection(artefact, network, "global" if chosen is None else "member", chosen, f"{why}; {whose}")
 
 
-def _only_model(store: Store) -> str:
-    names = offered_names(store)
-    if len(names) != 1:
-        detail = (
-            f"The store offers {len(names)} models, so `model` must name one: {', '.join(names)}."
-            if names
-            else "The store offers no model; publish one, for example with `python -m training.federate`."
+def _no_adapted_version(found: Offered) -> Problem:
+    if found.hospital is None:
+        return contradiction("personalization=hospital needs `hospital`; name it, or leave both out.")
+    if found.cause == "named":
+        return contradiction(
+            f"personalization=hospital takes the version assigned to hospital '{found.hospital}', but "
+            f"'{found.artefact}' was named, which was adapted to nobody; leave the version out."
         )
-        raise Problem(422, "model-not-named", "Which model?", detail, choices=names)
-    return names[0]
-
-
-def _of_hospital(context: Context, hospital: str | None, name: str) -> tuple[str | None, str | None]:
-    """The hospital's site in the federation, and the digest assigned to it for this model."""
-    if hospital is None:
-        return None, None
-    with context.database.read() as session:
-        return site_of(session, hospital), assigned_version(session, hospital, name)
+    return Problem(
+        404,
+        "no-adapted-version",
+        "Nothing was adapted to this hospital",
+        f"No adapted version of '{found.artefact.name}' is assigned to hospital '{found.hospital}': ask with "
+        f"personalization=auto, or adapt and assign one (POST /hospitals/{found.hospital}/adaptations).",
+    )
 
 
 def _whose(

@@ -1,0 +1,98 @@
+"""Adapted versions: whose they are, what they were made from, and what their gate said.
+
+An adapted version is a `model` that a job made for one hospital from a routing space, under a name of its own
+(`brain.at-dune`). Its parent is in its lineage; its gate's verdict is in the job that made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from model_store.artefact import Artefact
+from model_store.errors import ReferenceNotFound
+from model_store.manifest import ModelManifest, RoutingSpaceManifest
+from model_store.store import Store
+from service.database import Job
+from service.problems import Problem
+
+
+def adapted_for(artefact: Artefact) -> str | None:
+    """The hospital that a version was adapted for; None for every other artefact."""
+    manifest = artefact.manifest
+    return manifest.hospital if isinstance(manifest, ModelManifest) else None
+
+
+def space_behind(store: Store, artefact: Artefact) -> Artefact:
+    """The routing space that an adapted version was made from.
+
+    Raises:
+        ArtefactWithdrawn: it was withdrawn.
+        ReferenceNotFound: it is not in the store.
+    """
+    for digest in artefact.manifest.lineage.parents:
+        parent = store.by_digest(digest)
+        if isinstance(parent.manifest, RoutingSpaceManifest):
+            return parent
+    raise ReferenceNotFound(
+        f"'{artefact}' names no routing space among its parents "
+        f"({', '.join(artefact.manifest.lineage.parents) or 'none'}): copy the one it was made from into the "
+        "store, or adapt anew"
+    )
+
+
+def job_of(session: Session, digest: str) -> Job | None:
+    """The job that made the version with this digest; None where this database knows of none."""
+    query = select(Job).where(Job.candidate_digest == digest).order_by(Job.created_at.desc()).limit(1)
+    return session.scalars(query).first()
+
+
+def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
+    """Whether the gate has to be overridden for this adapted version to be assigned.
+
+    Raises:
+        Problem: 409 with the gate's checks, when it did not pass and `override` is false.
+    """
+    job = job_of(session, artefact.digest)
+    gate: Mapping[str, Any] = {} if job is None or job.gate is None else job.gate
+    if gate.get("passed") is True:
+        return False
+    if not override:
+        failed = [str(check.get("name")) for check in gate.get("checks", ()) if check.get("passed") is False]
+        found = (
+            f"it failed: {', '.join(failed) or 'no check in particular'}"
+            if gate
+            else "no verdict is recorded"
+        )
+        raise Problem(
+            409,
+            "gate-refused",
+            "The gate does not let this candidate serve",
+            f"'{artefact}' has not passed its gate ({found}). Look at its card; to assign it all the same, "
+            "say override=true: it is recorded with actor and reason.",
+            job=None if job is None else job.id,
+            gate=gate or None,
+        )
+    return True
+
+
+def adaptable(store: Store, offered: Artefact) -> Artefact:
+    """The routing space to adapt: the artefact itself, or the one behind an adapted version.
+
+    Raises:
+        Problem: 422 for an artefact of another kind.
+    """
+    if adapted_for(offered) is not None:
+        return space_behind(store, offered)
+    if isinstance(offered.manifest, RoutingSpaceManifest):
+        return offered
+    raise Problem(
+        422,
+        "not-adaptable",
+        "This kind of artefact cannot be adapted",
+        f"'{offered}' is a {offered.manifest.kind}, expected a routing-space: a global model with those of "
+        "the federation's sites, as `python -m training.federate --method iop-fl` publishes it with consent.",
+    )

@@ -1,0 +1,144 @@
+"""Which version is meant: the one that was named, else the one assigned to the hospital, else the newest.
+
+An assigned version may be one that was adapted to the hospital: it is assigned under the model's own name,
+`brain`, and lies in the store under its own, `brain.at-dune`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from model_store.artefact import Artefact
+from model_store.errors import StoreError
+from model_store.reference import parse_reference
+from model_store.store import Store
+from service.adapted import adaptable, adapted_for
+from service.assignments import assignment, site_of
+from service.context import Context
+from service.database import Assignment
+from service.problems import Problem
+
+Cause = Literal["named", "assigned", "newest"]
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The version that is meant, and what made it so. `home` is the site of a hospital that is a member."""
+
+    artefact: Artefact
+    cause: Cause
+    home: str | None
+    hospital: str | None
+
+    @property
+    def owner(self) -> str | None:
+        """The hospital that this version was adapted for."""
+        return adapted_for(self.artefact)
+
+    @property
+    def why(self) -> str:
+        """In words, for the receipt."""
+        return {
+            "named": "the version that was asked for",
+            "assigned": f"the version assigned to hospital '{self.hospital}'",
+            "newest": "the newest version",
+        }[self.cause]
+
+
+def offered_names(store: Store) -> list[str]:
+    """Names a request may ask for: those with a version that opens, neither a part nor one hospital's own."""
+    names = []
+    for name in store.names():
+        try:
+            newest = store.open(name, verify=False)
+        except StoreError:
+            continue
+        if newest.manifest.part_of is None and adapted_for(newest) is None:
+            names.append(name)
+    return names
+
+
+def offered(context: Context, model: str | None, hospital: str | None) -> Offered:
+    """Find the version. Reads the store and the database: call it in a thread.
+
+    Raises:
+        Problem: 422 for what is not offered on its own, or to this hospital, or is not named clearly enough.
+        HospitalUnknown: nobody registered it.
+        StoreError: the reference does not open.
+    """
+    reference = model if model is not None else _only_model(context.store)
+    name, number, digest = parse_reference(reference)
+    home, entry = _of_hospital(context, hospital, name)
+    cause: Cause = "newest"
+    if number is not None or digest is not None:
+        cause = "named"
+    elif entry is not None:
+        reference, cause = f"{entry.artefact or name}@{entry.digest}", "assigned"
+    # The graph is hashed when it is loaded, which is when it matters.
+    found = Offered(context.store.open(reference, verify=False), cause, home, hospital)
+    if found.artefact.manifest.part_of is not None:
+        raise Problem(
+            422,
+            "part-of-a-model",
+            "Not offered on its own",
+            f"'{found.artefact}' is a part of '{found.artefact.manifest.part_of}'; ask for that model, and "
+            "for the part with `personalization`.",
+        )
+    if found.owner is not None:
+        _check_owner(found, found.owner)
+    return found
+
+
+def resolve_space(context: Context, model: str | None = None, hospital: str | None = None) -> Artefact:
+    """The routing space to adapt for this hospital: the one named, else what the hospital is served (or what
+    that was made from), else the newest. Reads the store and the database: call it in a thread.
+
+    Raises:
+        Problem: 422 for an artefact of another kind.
+        HospitalUnknown: nobody registered it.
+        StoreError: the reference does not open.
+    """
+    return adaptable(context.store, offered(context, model, hospital).artefact)
+
+
+def contradiction(detail: str) -> Problem:
+    """422: parameters of one request that cannot both be meant."""
+    return Problem(422, "contradiction", "The parameters contradict each other", detail)
+
+
+def _check_owner(found: Offered, owner: str) -> None:
+    if found.cause == "newest":
+        raise Problem(
+            422,
+            "version-not-named",
+            "Which version?",
+            f"'{found.artefact.name}' holds what was adapted to hospital '{owner}', assigned or not, so that "
+            f"a version must be named, such as '{found.artefact}'; what is assigned answers to the model's "
+            "own name and the hospital.",
+        )
+    if found.hospital not in (None, owner):
+        raise contradiction(
+            f"'{found.artefact}' was adapted to hospital '{owner}', found hospital '{found.hospital}': no "
+            "other is served it."
+        )
+
+
+def _only_model(store: Store) -> str:
+    names = offered_names(store)
+    if len(names) != 1:
+        detail = (
+            f"The store offers {len(names)} models, so `model` must name one: {', '.join(names)}."
+            if names
+            else "The store offers no model; publish one, for example with `python -m training.federate`."
+        )
+        raise Problem(422, "model-not-named", "Which model?", detail, choices=names)
+    return names[0]
+
+
+def _of_hospital(context: Context, hospital: str | None, name: str) -> tuple[str | None, Assignment | None]:
+    """The hospital's site in the federation, and the assignment in force for this model."""
+    if hospital is None:
+        return None, None
+    with context.database.read() as session:
+        return site_of(session, hospital), assignment(session, hospital, name)
