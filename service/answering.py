@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from starlette.responses import Response
 
 from model_store.manifest import GRAPH
-from model_store.scan import Limits, Scan
+from model_store.scan import Scan
 from service.answers import (
     MEDIA_TYPES,
     Output,
@@ -22,6 +22,7 @@ from service.inference.pipeline import Segmentation, Stopwatch, segment
 from service.inference.sessions import Session
 from service.problems import Problem
 from service.receipts import ModelReceipt, Receipt, software
+from service.scan_limits import scan_limits
 from service.segment_options import SegmentOptions
 from service.selection import Selection
 from service.spool import Upload
@@ -47,7 +48,8 @@ class Answering:
             session = self.context.sessions.get(graph, lambda: selection.model.read(GRAPH))
         with self.watch.stage("read"):
             data = self.upload.read()
-        found = segment(data, selection.manifest, session, self._limits(), self.watch, self._before_running)
+        limits = scan_limits(self.context.settings)
+        found = segment(data, selection.manifest, session, limits, self.watch, self._before_running)
         self.context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
             self.watch.stages["inference"] / 1000
         )
@@ -66,15 +68,6 @@ class Answering:
             "Cache-Control": "no-store",
         }
         return Response(body, headers=headers, media_type=media_type)
-
-    def _limits(self) -> Limits:
-        settings = self.context.settings
-        return Limits(
-            max_bytes=settings.max_upload_bytes,
-            max_pixels=settings.max_pixels,
-            max_voxels=settings.max_voxels,
-            max_decompressed=settings.max_decompressed_bytes,
-        )
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
         self.output = choose_output(self.options.output, scan)
