@@ -18,7 +18,8 @@
         ├── JobNotOver           only a job that is over can do this
         ├── IdempotencyConflict  the key was used for another request
         ├── LeaseLost            the job is another worker's by now
-        └── JobCancelled         somebody asked for the job to stop
+        ├── JobCancelled         somebody asked for the job to stop
+        └── AdaptationRefused    there is nothing that could be adapted, or adapted to
 
 A message names the thing, what was expected, what was found, and what to do. Over HTTP each is a problem
 (RFC 9457).
@@ -101,3 +102,7 @@ class LeaseLost(JobError):
 
 class JobCancelled(JobError):
     """The job is to stop. Raised inside a worker, between two steps of its work."""
+
+
+class AdaptationRefused(JobError):
+    """The artefact is of a kind that cannot be adapted, or the cohort has no scan."""
