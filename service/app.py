@@ -22,6 +22,7 @@ from service.database import Database, is_current, upgrade
 from service.errors import BrokerError, DatabaseNotMigrated
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
+from service.jobs.reconcile import Reconciler
 from service.metrics import Metrics
 from service.observe import Observe
 from service.queue import Queue
@@ -112,7 +113,8 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     readiness = Readiness(checks, observe=lambda part, ok: measured.ready.labels(part).set(ok))
     stack.callback(readiness.close)
     await readiness.look()
-    for watching in (readiness.watch(), verifier.watch()):
+    reconciler = Reconciler(settings, database, queue, measured)
+    for watching in (readiness.watch(), verifier.watch(), reconciler.watch()):
         stack.push_async_callback(_cancel, asyncio.create_task(watching))
     admission = Admission(settings.inference_slots, settings.inference_queue)
     sessions = SessionCache(settings.session_cache, threads=settings.threads, device=settings.device)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from service.inference.sessions import SessionCache
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+JOB_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
 
 
 class Metrics:
@@ -29,6 +30,9 @@ class Metrics:
         store_verified: when the store was last hashed from end to end, in seconds since the epoch.
         store_damaged: how many versions that found damaged.
         ready: 1 while `/health/ready` says so, by part.
+        jobs: how many there are, by kind and state; every process tells of all.
+        job_seconds: from the first attempt's start to the end, by kind and final state.
+        queue_messages: messages in Redis that no worker has taken.
     """
 
     def __init__(self) -> None:
@@ -60,6 +64,18 @@ class Metrics:
         )
         self.ready = Gauge(
             "locum_ready", "1 while this part of the service works.", ("part",), registry=self.registry
+        )
+
+        self.jobs = Gauge("locum_jobs", "Jobs in the database.", ("kind", "state"), registry=self.registry)
+        self.job_seconds = Histogram(
+            "locum_job_seconds",
+            "Time from a job's first start to its end.",
+            ("kind", "state"),
+            buckets=JOB_SECONDS,
+            registry=self.registry,
+        )
+        self.queue_messages = Gauge(
+            "locum_queue_messages", "Messages that no worker has taken.", registry=self.registry
         )
 
     def watch(self, admission: Admission, sessions: SessionCache) -> None:

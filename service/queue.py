@@ -18,6 +18,8 @@ QUEUE = "adaptation"
 VERIFY_STORE = "locum.verify_store"
 RUN_JOB = "locum.run_job"
 
+# Before every key, so that the Redis can be shared.
+_PREFIX = "locum:"
 # Redis hands a message out again when it was not acknowledged for so long: later than any task may still run.
 _VISIBILITY_MARGIN_SECONDS = 600
 
@@ -42,7 +44,7 @@ def celery_app(settings: Settings, broker_url: str) -> Celery:
         task_time_limit=settings.hard_limit_seconds,
         broker_transport_options={
             "visibility_timeout": settings.hard_limit_seconds + _VISIBILITY_MARGIN_SECONDS,
-            "global_keyprefix": "locum:",
+            "global_keyprefix": _PREFIX,
         },
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
@@ -80,7 +82,7 @@ class Queue:
 
     def send_once(self, task: str, *, every_seconds: int) -> bool:
         """Put a task into the queue, unless some process did so within the last `every_seconds`."""
-        sent = f"locum:sent:{task}"
+        sent = f"{_PREFIX}sent:{task}"
         if not self.broker.client.set(sent, 1, nx=True, ex=every_seconds):
             return False
         try:
@@ -89,6 +91,10 @@ class Queue:
             self.broker.client.delete(sent)
             raise
         return True
+
+    def waiting(self) -> int:
+        """Messages that no worker has taken. Raises RedisError."""
+        return int(self.broker.client.llen(_PREFIX + QUEUE))
 
     def close(self) -> None:
         """Close its connections."""

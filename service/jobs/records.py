@@ -148,6 +148,22 @@ def queue_position(session: Session, job: Job) -> int | None:
     return session.scalar(query)
 
 
+def cancel(session: Session, job_id: str) -> Job:
+    """Stop a job: at once if it waits, at its worker's next step if it runs. One that is over stays so.
+
+    Raises:
+        JobUnknown: there is none.
+    """
+    job = get(session, job_id, lock=True)
+    if job.state == "queued":
+        job.cancel_requested = True
+        transition(session, job, "cancelled", "cancelled before it began")
+    elif job.state == "running":
+        job.cancel_requested = True
+        transition(session, job, "cancelling")
+    return job
+
+
 def transition(session: Session, job: Job, state: State, reason: str | None = None) -> None:
     """Move a locked job to another state, and say so among its events.
 

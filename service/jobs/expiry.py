@@ -1,0 +1,74 @@
+"""Scans and pictures of patients are kept for a while, not for good: what is due is deleted, or nobody's."""
+
+from __future__ import annotations
+
+import logging
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+from sqlalchemy import select
+
+from service.database import Cohort, CohortScan, Database, Job
+from service.errors import CohortInUse
+from service.jobs import cohorts
+from service.jobs.cohort_files import CohortFolder
+from service.jobs.folder import JOB_ID, JobFolder
+from service.jobs.records import TERMINAL
+from service.settings import Settings
+
+_log = logging.getLogger("locum.service")
+
+
+def expire(database: Database, settings: Settings) -> None:
+    """Delete the scans of cohorts and the files of jobs whose time has come, and whatever no row knows of."""
+    _expire_cohorts(database, settings)
+    _expire_jobs(database, settings)
+    for folder in _folders(settings.cohorts):
+        _sweep(database, settings, folder.name)
+
+
+def _expire_cohorts(database: Database, settings: Settings) -> None:
+    due = select(Cohort.hospital, Cohort.id).where(
+        Cohort.deleted_at.is_(None), Cohort.expires_at < datetime.now(UTC)
+    )
+    with database.read() as session:
+        found = list(session.execute(due).tuples())
+    for hospital, cohort_id in found:
+        try:
+            cohorts.remove(database, settings, hospital, cohort_id)
+        except CohortInUse:
+            # Its job was promised the scans; they go when it is over.
+            continue
+        _log.info("cohort %s has expired; its scans are deleted", cohort_id)
+
+
+def _expire_jobs(database: Database, settings: Settings) -> None:
+    now = datetime.now(UTC)
+    for folder in _folders(settings.jobs):
+        with database.read() as session:
+            job = session.get(Job, folder.name)
+        # A folder without a row is a request's that was cut off, or one that is only just being made.
+        if job is None:
+            due = now.timestamp() - folder.stat().st_mtime > 3600
+        else:
+            due = job.state in TERMINAL and job.expires_at < now
+        if due:
+            JobFolder(settings.state_dir, folder.name).delete()
+            _log.info("the files of job %s are deleted", folder.name)
+
+
+def _sweep(database: Database, settings: Settings, cohort_id: str) -> None:
+    with database.write() as session:
+        # Locked, so that no scan is just between its file and its row.
+        session.get(Cohort, cohort_id, with_for_update=True)
+        known = set(session.scalars(select(CohortScan.sha256).where(CohortScan.cohort == cohort_id)))
+        removed = CohortFolder(settings.cohorts, cohort_id).sweep(known)
+    if removed:
+        _log.warning("%d files of cohort %s belonged to no scan and are deleted", removed, cohort_id)
+
+
+def _folders(root: Path) -> list[Path]:
+    if not root.is_dir():
+        return []
+    return [path for path in root.iterdir() if path.is_dir() and re.fullmatch(JOB_ID, path.name)]

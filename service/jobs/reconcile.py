@@ -1,0 +1,126 @@
+"""Making true again what must hold of every job, whatever was killed: it ends, in a state with a reason.
+
+    its worker is not heard of       queued again, or failed after `max_attempts`; cancelled if it was to be
+    its message is lost              sent again: Redis was down, was flushed, or a worker died with it
+    its files, or a cohort's, expire deleted
+
+Every API process looks; what two of them do at once does no harm, since each change is a transaction that
+looks again under a lock, and a message that comes twice finds its job taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from datetime import UTC, datetime, timedelta
+
+from redis import RedisError
+from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.database import Database, Job
+from service.errors import BrokerError
+from service.jobs import records
+from service.jobs.expiry import expire
+from service.jobs.folder import JobFolder
+from service.jobs.statistics import JobStatistics
+from service.jobs.submission import send
+from service.metrics import Metrics
+from service.queue import Queue
+from service.settings import Settings
+
+_EXPIRE_EVERY_SECONDS = 60.0
+_log = logging.getLogger("locum.service")
+
+
+class Reconciler:
+    """Looks every `reconcile_every_seconds`."""
+
+    def __init__(self, settings: Settings, database: Database, queue: Queue, metrics: Metrics) -> None:
+        self._settings = settings
+        self._database = database
+        self._queue = queue
+        self._metrics = metrics
+        self._statistics = JobStatistics(metrics)
+        self._expired_at = float("-inf")
+
+    async def watch(self) -> None:
+        """Look again and again until cancelled; a database or Redis that is gone is readiness's news."""
+        while True:
+            try:
+                await asyncio.to_thread(self.look)
+            except (SQLAlchemyError, RedisError, BrokerError, OSError) as error:
+                _log.debug("jobs could not be looked after: %s", type(error).__name__)
+            await asyncio.sleep(self._settings.reconcile_every_seconds)
+
+    def look(self) -> None:
+        """Put right what can be put right now."""
+        self._recover()
+        if time.monotonic() - self._expired_at > _EXPIRE_EVERY_SECONDS:
+            self._expired_at = time.monotonic()
+            expire(self._database, self._settings)
+        self._statistics.read(self._database)
+        self._resend()
+
+    def _recover(self) -> None:
+        """Take the jobs from workers that were not heard of for longer than their lease."""
+        lost = or_(
+            Job.state.in_(records.HELD) & (Job.lease_until < datetime.now(UTC)),
+            (Job.state == "queued") & (Job.attempt >= self._settings.max_attempts),
+        )
+        for job_id in self._matching(lost):
+            with self._database.write() as session:
+                # Somebody else may hold the lock because it does the same, or because the worker is back.
+                query = select(Job).where(Job.id == job_id, lost).with_for_update(skip_locked=True)
+                job = session.scalars(query).first()
+                if job is None:
+                    continue
+                over = self._take_from_worker(job)
+                records.transition(session, job, *over)
+                _log.warning("job %s lost its worker: %s", job.id, over[0])
+                if job.state in records.TERMINAL:
+                    JobFolder(self._settings.state_dir, job.id).delete()
+
+    def _take_from_worker(self, job: Job) -> tuple[records.State, str | None]:
+        if job.state == "cancelling":
+            return "cancelled", "cancelled; the worker that ran it was gone"
+        if job.attempt >= self._settings.max_attempts:
+            stage = job.progress.get("stage")
+            return (
+                "failed",
+                f"its worker was lost {job.attempt} times{f', last while {stage}' if stage else ''}: the "
+                "worker's log may say why (out of memory, or killed?). Submit it again, with fewer or "
+                "smaller scans if memory was short",
+            )
+        return "queued", None
+
+    def _resend(self) -> None:
+        """Send again what was never sent, and what waits for long although its message is gone."""
+        waiting = self._matching(Job.state == "queued")
+        messages = self._queue.waiting()
+        self._metrics.queue_messages.set(messages)
+        if not waiting:
+            return
+        unsent: ColumnElement[bool] = Job.queued_at.is_(None)
+        # With a message for every job, the queue is only long. Messages of jobs that were taken already can
+        # hide that one is missing, until a worker has thrown them away.
+        if messages < len(waiting):
+            before = datetime.now(UTC) - timedelta(seconds=self._settings.resend_seconds)
+            unsent = or_(unsent, Job.queued_at < before)
+        for job_id in self._matching((Job.state == "queued") & unsent):
+            now = datetime.now(UTC)
+            with self._database.write() as session:
+                mine = session.scalar(
+                    update(Job)
+                    .where(Job.id == job_id, Job.state == "queued", unsent)
+                    .values(queued_at=now)
+                    .returning(Job.id)
+                    .execution_options(synchronize_session=False)
+                )
+            if mine is not None and not send(self._database, self._queue, job_id):
+                return
+
+    def _matching(self, condition: ColumnElement[bool]) -> list[str]:
+        with self._database.read() as session:
+            return list(session.scalars(select(Job.id).where(condition).order_by(Job.created_at)))
