@@ -73,13 +73,13 @@ class PooledRouter(nn.Module):
             nn.init.zeros_(self.second.weight)
             nn.init.constant_(self.second.bias, -math.log(experts - 1))
         self.dropout = dropout
-        self._generator = generator
+        self.generator = generator
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
         """Coefficients [B, E] in (0, 1) of each image."""
         hidden = self.first(features_BCHW.mean(dim=(2, 3)))
         if self.training and self.dropout:
             # functional.dropout draws from the global generator only
-            drawn = torch.rand(hidden.shape, generator=self._generator, dtype=hidden.dtype)
+            drawn = torch.rand(hidden.shape, generator=self.generator, dtype=hidden.dtype)
             hidden = hidden * (drawn >= self.dropout).to(hidden) / (1 - self.dropout)
         return torch.sigmoid(self.second(hidden))
