@@ -17,10 +17,13 @@ from service.database import Assignment
 class Serving:
     """One answer to "which version served this hospital for this model then".
 
-    `version` is None when there was none to serve. `withdrawn` says that it was assigned but already
-    withdrawn: a scan would have been refused, not answered by another version behind the hospital's back.
+    `artefact` is the name that the version belongs to: the model's own, or that of what was adapted to the
+    hospital. `version` is None when there was none to serve. `withdrawn` says that it was assigned but
+    already withdrawn: a scan would have been refused, not answered by another version behind the hospital's
+    back.
     """
 
+    artefact: str
     version: int | None
     digest: str | None
     because: Literal["assigned", "newest", "nothing"]
@@ -39,12 +42,15 @@ def serving(store: Store, session: Session, hospital: str, model: str, at: datet
     versions = store.versions(model)
     entry = assignments.assignment(session, hospital, model, at)
     if entry is not None:
+        name = entry.artefact or model
+        if name != model:
+            versions = store.versions(name)
         withdrawn = any(v.artefact.digest == entry.digest and _withdrawn(v, when) for v in versions)
-        return Serving(entry.version, entry.digest, "assigned", withdrawn, entry)
+        return Serving(name, entry.version, entry.digest, "assigned", withdrawn, entry)
     offered = [v.artefact for v in versions if v.artefact.published <= when and not _withdrawn(v, when)]
     if not offered:
-        return Serving(None, None, "nothing", False, None)
-    return Serving(offered[-1].version, offered[-1].digest, "newest", False, None)
+        return Serving(model, None, None, "nothing", False, None)
+    return Serving(model, offered[-1].version, offered[-1].digest, "newest", False, None)
 
 
 def _withdrawn(version: Version, when: datetime) -> bool:

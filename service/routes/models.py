@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from model_store.errors import ReferenceNotFound
 from model_store.store import Store, Tombstone, Version
+from service.adapted import adapted_for
 from service.context import InContext
 from service.problems import problem_responses
 from service.routes.parameters import ModelName, VersionNumber
@@ -32,6 +33,7 @@ class ModelSummary(BaseModel):
 
     name: str
     kind: str = Field(description="`model` is one network; `routing-space` a global one with one per site.")
+    hospital: str | None = Field(description="Adapted to this hospital: no other is served it.")
     latest: VersionSummary | None = Field(description="The newest version that is not withdrawn.")
     task: str
     labels: list[str]
@@ -79,7 +81,7 @@ class VersionDetail(VersionSummary):
 
 @router.get("/models")
 def list_models(context: InContext) -> ModelList:
-    """What `model` may be in a request."""
+    """What `model` may be in a request; of what was adapted to a hospital, with its version."""
     models: list[ModelSummary] = []
     unreadable: list[UnreadableModel] = []
     for name in context.store.names():
@@ -140,6 +142,7 @@ def _summary(versions: list[Version]) -> ModelSummary:
     return ModelSummary(
         name=manifest.name,
         kind=manifest.kind,
+        hospital=adapted_for(shown.artefact),
         latest=_version(shown) if in_force else None,
         task=manifest.task.name,
         labels=list(manifest.task.labels),

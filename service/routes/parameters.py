@@ -9,6 +9,8 @@ from pydantic import StringConstraints
 
 HOSPITAL_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
+_NAME, _DIGEST = MODEL_NAME[1:-1], "sha256:[0-9a-f]{64}"
+VERSION = rf"^({_DIGEST}|{_NAME}@({_DIGEST}|[1-9][0-9]{{0,8}}))$"
 
 HospitalId = Annotated[str, Path(pattern=HOSPITAL_ID, description="Letters, digits, `-` and `_`.")]
 ModelName = Annotated[str, Path(pattern=MODEL_NAME, description="Name in the store.")]

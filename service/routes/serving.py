@@ -6,17 +6,17 @@ from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StringConstraints
 from sqlalchemy.orm import Session
 
-from model_store.store import Store
 from service import assignments
+from service.adapted import adapted_for, require_gate
+from service.assignable import assignable
 from service.context import InContext
 from service.database import Assignment
 from service.preconditions import entity_tag, expected_sequence
 from service.problems import Problem, problem_responses
-from service.routes.models import find_version
-from service.routes.parameters import HospitalId, ModelName, Reason, Text
+from service.routes.parameters import VERSION, HospitalId, ModelName, Reason, Text
 from service.serving import serving
 
 router = APIRouter(tags=["serving"])
@@ -37,23 +37,41 @@ class Decision(BaseModel):
 class AssignmentBody(Decision):
     """The version that is to serve from now on."""
 
-    version: int | Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")] = Field(
-        description="Its number or its digest."
+    version: int | Annotated[str, StringConstraints(pattern=VERSION)] = Field(
+        description="Its number, its digest, or `name@number` of a version that was adapted to this hospital."
+    )
+    override: StrictBool = Field(
+        False, description="Assign an adapted version that did not pass its gate. Kept in the log, for good."
     )
 
 
 class Entry(BaseModel):
     """One line of the serving log."""
 
-    model_config = ConfigDict(from_attributes=True)
-
     sequence: int = Field(description="From 1; the entity tag of the state is this number.")
+    artefact: str = Field(description="`name@version`: of the model, or of what was adapted to the hospital.")
     version: int
     digest: str
     actor: str
     reason: str
     at: datetime = Field(description="In force from this instant (UTC).")
     restores: int | None = Field(description="Set on a rollback: the entry that it put into force again.")
+    override: bool = Field(description="The gate had refused this version, or had no verdict on it.")
+
+    @classmethod
+    def of(cls, row: Assignment) -> Entry:
+        """The row as it is shown."""
+        return cls(
+            sequence=row.sequence,
+            artefact=f"{row.artefact or row.model}@{row.version}",
+            version=row.version,
+            digest=row.digest,
+            actor=row.actor,
+            reason=row.reason,
+            at=row.at,
+            restores=row.restores,
+            override=row.override,
+        )
 
 
 class ServingView(BaseModel):
@@ -62,6 +80,7 @@ class ServingView(BaseModel):
     hospital: str
     model: str
     at: datetime | None = Field(description="The instant that was asked about; null for now.")
+    artefact: str | None = Field(description="`name@version` of what serves; null when nothing does.")
     version: int | None
     digest: str | None
     because: Literal["assigned", "newest", "nothing"] = Field(
@@ -98,11 +117,12 @@ def get_serving(
         hospital=hospital,
         model=model,
         at=None if at is None else at.astimezone(UTC),
+        artefact=None if found.version is None else f"{found.artefact}@{found.version}",
         version=found.version,
         digest=found.digest,
         because=found.because,
         withdrawn=found.withdrawn,
-        assignment=None if found.assignment is None else Entry.model_validate(found.assignment),
+        assignment=None if found.assignment is None else Entry.of(found.assignment),
     )
 
 
@@ -118,19 +138,26 @@ def put_serving(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Entry:
-    """Assign a version: from this instant on it serves the hospital. Requests under way are not disturbed."""
-    version, digest = _assignable(context.store, model, body.version)
+    """Assign a version: from this instant on it serves the hospital. Requests under way are not disturbed.
+
+    One that was adapted to the hospital must have passed its gate, or the gate must be overridden.
+    """
+    artefact = assignable(context.store, hospital, model, body.version)
+    adapted = adapted_for(artefact) is not None
     with context.database.write() as session:
-        current = _sequence(session, hospital, model)
+        expected = expected_sequence(_sequence(session, hospital, model), if_match, if_none_match)
+        overridden = adapted and require_gate(session, artefact, body.override)
         entry = assignments.assign(
             session,
             hospital,
             model,
-            version=version,
-            digest=digest,
-            expected=expected_sequence(current, if_match, if_none_match),
+            version=artefact.version,
+            digest=artefact.digest,
+            expected=expected,
             actor=body.actor,
             reason=body.reason,
+            artefact=artefact.name if adapted else None,
+            override=overridden,
         )
     return _answer(entry, response)
 
@@ -147,14 +174,17 @@ def roll_back(
     response: Response,
     if_match: IfMatch = None,
 ) -> Entry:
-    """Put the previous assignment into force again; called again, the one before it."""
+    """Put the previous assignment into force again; called again, the one before it.
+
+    Whatever served once may serve again, its gate overridden or not.
+    """
     with context.database.read() as session:
         expected = expected_sequence(_sequence(session, hospital, model), if_match, None)
         target = assignments.before(session, hospital, model)
     if target is not None:
         # Hashing takes its time, so it is done before the write lock is taken; `expected` keeps the two
         # together.
-        _assignable(context.store, model, target.digest)
+        assignable(context.store, hospital, model, f"{target.artefact or model}@{target.digest}")
     with context.database.write() as session:
         entry = assignments.roll_back(
             session, hospital, model, expected=expected, actor=body.actor, reason=body.reason
@@ -167,7 +197,7 @@ def get_history(context: InContext, hospital: HospitalId, model: ModelName) -> H
     """Every assignment there ever was. Nothing is ever changed or removed."""
     with context.database.read() as session:
         entries = assignments.history(session, hospital, model)
-    return History(hospital=hospital, model=model, entries=[Entry.model_validate(entry) for entry in entries])
+    return History(hospital=hospital, model=model, entries=[Entry.of(entry) for entry in entries])
 
 
 def _sequence(session: Session, hospital: str, model: str) -> int:
@@ -177,20 +207,4 @@ def _sequence(session: Session, hospital: str, model: str) -> int:
 
 def _answer(entry: Assignment, response: Response) -> Entry:
     response.headers["ETag"] = entity_tag(entry.sequence)
-    return Entry.model_validate(entry)
-
-
-def _assignable(store: Store, model: str, version: int | str) -> tuple[int, str]:
-    """Number and digest of a version that may serve: it opens whole, and it is no part of a composite."""
-    found = find_version(store, model, version).artefact
-    # Opening verifies every byte: a version that would fail at the first scan is refused now instead.
-    artefact = store.open(f"{model}@{found.version}")
-    part_of = artefact.manifest.part_of
-    if part_of is not None:
-        raise Problem(
-            409,
-            "part-of-a-composite",
-            "Not offered on its own",
-            f"'{artefact}' is a part of '{part_of}': assign a version of '{part_of}' instead.",
-        )
-    return artefact.version, artefact.digest
+    return Entry.of(entry)
