@@ -128,11 +128,12 @@ def encode(
     if output == "png":
         return encode_png(segmentation.classes)
     if output == "overlay":
-        return _picture(segmentation, task, title)
+        return picture(segmentation, task, title)
     return report().model_dump_json().encode()
 
 
-def _picture(segmentation: Segmentation, task: Task, title: str) -> bytes:
+def picture(segmentation: Segmentation, task: Task, title: str) -> bytes:
+    """The overlay as a PNG: an image, or a montage of a volume's slices."""
     # Labels can overlap and classes cannot: the legend names the classes that are drawn, the last line how
     # much there is of each label.
     legend = [(c.index, " + ".join(c.labels)) for c in task.classes[1:]]
