@@ -27,7 +27,7 @@ from service.metrics import Metrics
 from service.observe import Observe
 from service.queue import Queue
 from service.readiness import Readiness
-from service.routes import health, hospitals, metrics, models, refusals, segment, serving
+from service.routes import cards, health, hospitals, metrics, models, refusals, segment, serving
 from service.settings import Settings
 from service.spool import prepare_spool
 from service.verification import Verifier
@@ -66,7 +66,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
     )
-    for routes in (segment, models, hospitals, serving, health, metrics):
+    for routes in (segment, models, hospitals, serving, cards, health, metrics):
         app.include_router(routes.router)
     refusals.install(app)
     app.add_middleware(Observe, metrics=measured)

@@ -7,12 +7,15 @@ from typing import Annotated
 from fastapi import Path
 from pydantic import StringConstraints
 
+from service.jobs.folder import JOB_ID
+
 HOSPITAL_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
 MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 _NAME, _DIGEST = MODEL_NAME[1:-1], "sha256:[0-9a-f]{64}"
 VERSION = rf"^({_DIGEST}|{_NAME}@({_DIGEST}|[1-9][0-9]{{0,8}}))$"
 
 HospitalId = Annotated[str, Path(pattern=HOSPITAL_ID, description="Letters, digits, `-` and `_`.")]
+JobId = Annotated[str, Path(pattern=JOB_ID, description="Id of a job.")]
 ModelName = Annotated[str, Path(pattern=MODEL_NAME, description="Name in the store.")]
 VersionNumber = Annotated[int, Path(ge=1, le=999_999_999, description="Version number, from 1.")]
 

@@ -1,0 +1,195 @@
+"""From a job's record, its events, its files and the store to its card.
+
+What is in the JSON columns was written by a worker, perhaps one of another version: what is not there, or is
+not what it should be, is left out of the card.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from model_store.artefact import Artefact
+from model_store.errors import StoreError
+from model_store.store import Store
+from service.assignments import assignment
+from service.card.model import Card, Check, Coefficients, Decision, Epoch, Gate, Picture
+from service.context import Context
+from service.database import Assignment, Job
+from service.jobs import events, records
+from service.jobs.folder import JobFolder
+
+_PARTS = ("consistency", "entropy", "shape")
+_LINEAGE = ("method", "sites", "rounds", "seed")
+
+
+def read_card(context: Context, job_id: str) -> Card:
+    """Everything that is known of a job by now. Reads database, store and disk: call it in a thread.
+
+    Raises:
+        JobUnknown: there is no such job.
+    """
+    with context.database.read() as session:
+        job = records.get(session, job_id)
+        epochs = [event.data for event in events.of_type(session, job_id, "epoch")]
+        gates = [event.data for event in events.of_type(session, job_id, "gate")]
+        warnings = [str(e.data.get("message", "")) for e in events.of_type(session, job_id, "warning")]
+        decisions = _decisions(session, job)
+    candidate = _candidate(context.store, job)
+    lineage = None if candidate is None else candidate.manifest.lineage
+    details: Mapping[str, Any] = {} if lineage is None else lineage.details
+    result = {**details, **(job.result or {})}
+    best = result.get("best_epoch")
+    used = details.get("coefficients") or next(
+        (data.get("coefficients") for data in reversed(epochs) if data.get("coefficients")), None
+    )
+    return Card(
+        job=job.id,
+        kind=job.kind,
+        state=job.state,
+        model=_reference(context.store, job),
+        hospital=job.hospital,
+        reason=job.reason,
+        stage=_stage(job.progress),
+        attempt=job.attempt,
+        created=job.created_at,
+        started=job.started_at,
+        finished=job.finished_at,
+        candidate=f"{job.candidate_name}@{job.candidate_version}" if job.candidate_name else None,
+        candidate_digest=job.candidate_digest,
+        candidate_withdrawn=_withdrawn(context.store, job),
+        parent_digest=job.parent,
+        scans=_count(result.get("scans")),
+        images=_count(result.get("images")),
+        best_epoch=best if isinstance(best, int) else None,
+        epochs=_epochs(epochs),
+        coefficients=_coefficients(used),
+        gate=_gate(job.gate or (gates[-1] if gates else None)),
+        pictures=_pictures(JobFolder(context.settings.state_dir, job.id)),
+        warnings=tuple(warnings),
+        decisions=decisions,
+        options=job.options,
+        lineage={} if lineage is None else {name: getattr(lineage, name) for name in _LINEAGE},
+    )
+
+
+def _candidate(store: Store, job: Job) -> Artefact | None:
+    """The version that the job made, withdrawn or not; None where it cannot be read."""
+    try:
+        versions = store.versions(job.candidate_name) if job.candidate_name else []
+    except StoreError:
+        return None
+    return next((v.artefact for v in versions if v.artefact.digest == job.candidate_digest), None)
+
+
+def _withdrawn(store: Store, job: Job) -> str | None:
+    if job.candidate_name is None or job.candidate_version is None:
+        return None
+    tombstone = store.tombstone(job.candidate_name, job.candidate_version)
+    return None if tombstone is None else f"{tombstone.reason} ({tombstone.actor})"
+
+
+def _reference(store: Store, job: Job) -> str:
+    try:
+        return str(store.by_digest(job.parent))
+    except StoreError:
+        return job.model
+
+
+def _decisions(session: Session, job: Job) -> tuple[Decision, ...]:
+    if job.hospital is None or job.candidate_digest is None:
+        return ()
+    current = assignment(session, job.hospital, job.model)
+    rows = session.scalars(
+        select(Assignment)
+        .where(Assignment.hospital == job.hospital, Assignment.digest == job.candidate_digest)
+        .order_by(Assignment.sequence)
+    )
+    return tuple(
+        Decision(
+            sequence=row.sequence,
+            at=row.at,
+            actor=row.actor,
+            reason=row.reason,
+            override=row.override,
+            in_force=current is not None and row.id == current.id,
+        )
+        for row in rows
+    )
+
+
+def _stage(progress: Mapping[str, Any]) -> str | None:
+    stage, epoch, epochs = (progress.get(name) for name in ("stage", "epoch", "epochs"))
+    if not stage:
+        return None
+    return f"{stage}, epoch {epoch} of {epochs}" if epoch is not None and epochs is not None else str(stage)
+
+
+def _epochs(found: Sequence[Mapping[str, Any]]) -> tuple[Epoch, ...]:
+    # An attempt that goes on from a checkpoint may say an epoch again: the last word counts.
+    by_number = {data["epoch"]: data for data in found if isinstance(data.get("epoch"), int)}
+    return tuple(
+        Epoch(
+            epoch=number,
+            loss=_float(data.get("loss")),
+            parts={name: _float(data[name]) for name in _PARTS if name in data},
+            foreground=_float(data.get("foreground")),
+            agreement=_float(data.get("agreement")),
+            safe=data.get("safe") is not False,
+            reason=data.get("reason") or None,
+        )
+        for number, data in sorted(by_number.items())
+    )
+
+
+def _coefficients(found: Any) -> Coefficients | None:
+    """None unless it is a table of numbers, as wide as there are models and as long as there are layers."""
+    try:
+        layers, models = tuple(map(str, found["layers"])), tuple(map(str, found["models"]))
+        values = tuple(tuple(float(value) for value in layer) for layer in found["values"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    whole = len(values) == len(layers) and {len(layer) for layer in values} == {len(models)}
+    finite = all(math.isfinite(value) and value >= 0 for layer in values for value in layer)
+    return Coefficients(layers, models, values) if whole and finite and models else None
+
+
+def _gate(found: Mapping[str, Any] | None) -> Gate | None:
+    if not found or not isinstance(found.get("passed"), bool):
+        return None
+    checks = [check for check in found.get("checks", ()) if isinstance(check, dict)]
+    return Gate(found["passed"], tuple(_check(check) for check in checks))
+
+
+def _check(found: Mapping[str, Any]) -> Check:
+    value, limit, passed = _float(found.get("value")), found.get("limit"), found.get("passed")
+    return Check(
+        name=str(found.get("name", "")),
+        meaning=str(found.get("meaning", "")),
+        value=value,
+        limit=f"{limit:.4g}" if isinstance(limit, float) else "–" if limit is None else str(limit),
+        passed=passed if isinstance(passed, bool) and value is not None else None,
+    )
+
+
+def _pictures(folder: JobFolder) -> tuple[tuple[Picture, Picture], ...]:
+    """Pairs `<scan>-before.png` and `<scan>-after.png`; whatever has expired in between is left out."""
+    pairs = []
+    for place in sorted(folder.pictures.glob("*-before.png")):
+        scan = place.name.removesuffix("-before.png")
+        before, after = folder.read(place), folder.read(place.with_name(f"{scan}-after.png"))
+        if before is not None and after is not None:
+            pairs.append((Picture(f"{scan}, before", before), Picture(f"{scan}, after", after)))
+    return tuple(pairs)
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
