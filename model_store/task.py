@@ -1,4 +1,4 @@
-"""The task, said once: what is segmented, in what kind of image, and how it reaches the network.
+"""The task, said once: what is segmented or classified, in what kind of image, how it reaches the network.
 
 A `task.yaml` lies at the root of a federation folder, travels in every manifest, and is carried out by
 `model_store.preprocessing` for training and serving alike.
@@ -10,25 +10,41 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import yaml
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from model_store.errors import TaskError
 
+Kind = Literal["segmentation", "classification"]
 Plane = Literal["axial", "coronal", "sagittal"]
 MaskValue = Annotated[int, Field(ge=0, le=65535)]
+# It is also a folder of the federation, and a key of an answer.
+ClassName = Annotated[str, Field(pattern=r"^[^\s./\\][^/\\]{0,63}$")]
 
 # Four poolings by two: a U-Net's input sides must be multiples of this.
 SIZE_MULTIPLE = 16
+# A classifier pools its last map whatever its sides; below this there is nothing left to pool.
+LEAST_SIDE: Final = 8
+_LARGEST_SIDE: Final = 1024
 
 
 @dataclass(frozen=True)
 class TaskClass:
-    """One softmax class: an atom of the labels (see `Task.classes`)."""
+    """One softmax class: an atom of the labels, or a class of images (see `Task.classes`)."""
 
     index: int
     labels: tuple[str, ...]
@@ -58,16 +74,19 @@ class Normalisation(BaseModel):
 
 
 class Task(BaseModel):
-    """A segmentation task.
+    """A task: segmentation (a label per pixel) or classification (a class per image).
 
-    `labels` maps a label's name to the mask values that belong to it. Labels may nest or overlap (an optic
-    disc is {1, 2}, its cup {2}); a mask value in neither `labels` nor `background` is refused.
+    A segmentation's `labels` maps a label's name to the mask values that belong to it. Labels may nest or
+    overlap (an optic disc is {1, 2}, its cup {2}); a mask value in neither `labels` nor `background` is
+    refused. A classification has `class_names` instead, in the order of the network's outputs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")
-    labels: dict[str, tuple[MaskValue, ...]] = Field(min_length=1)
+    kind: Kind = "segmentation"
+    class_names: tuple[ClassName, ...] = ()
+    labels: dict[str, tuple[MaskValue, ...]] = {}
     background: tuple[MaskValue, ...] = (0,)
     channels: Literal[1, 3] = 1
     colour: Literal["refuse", "luminance", "replicate"] = "refuse"
@@ -79,13 +98,15 @@ class Task(BaseModel):
 
     @field_validator("size")
     @classmethod
-    def _multiple(cls, size: tuple[int, int]) -> tuple[int, int]:
-        for side in size:
-            if side % SIZE_MULTIPLE or not SIZE_MULTIPLE <= side <= 1024:
-                raise ValueError(
-                    f"each side of the network's input must be a multiple of {SIZE_MULTIPLE} up to 1024, "
-                    f"found {list(size)}"
-                )
+    def _fits(cls, size: tuple[int, int], info: ValidationInfo) -> tuple[int, int]:
+        segments = info.data.get("kind") == "segmentation"
+        multiple, least = (SIZE_MULTIPLE, SIZE_MULTIPLE) if segments else (1, LEAST_SIDE)
+        if any(side % multiple or not least <= side <= _LARGEST_SIDE for side in size):
+            expected = f"a multiple of {multiple}" if segments else f"{least}"
+            raise ValueError(
+                f"each side of the network's input must be {expected} up to {_LARGEST_SIDE}, "
+                f"found {list(size)}"
+            )
         return size
 
     @field_validator("patient")
@@ -101,14 +122,35 @@ class Task(BaseModel):
         return pattern
 
     @model_validator(mode="after")
-    def _disjoint(self) -> Task:
+    def _fields_of_its_kind(self) -> Task:
+        if self.kind == "segmentation":
+            self._check_labels()
+        elif self.labels or len(self.class_names) < 2 or len({*self.class_names}) < len(self.class_names):
+            raise ValueError(
+                "a classification has at least two class_names, each once, and no labels; "
+                f"found class_names {list(self.class_names)} and labels {list(self.labels)}"
+            )
+        return self
+
+    def _check_labels(self) -> None:
+        if not self.labels or self.class_names:
+            raise ValueError(
+                "labels: a segmentation has at least 1, and no class_names; for one class per image write "
+                "kind: classification"
+            )
         for label, values in self.labels.items():
             if not values:
                 raise ValueError(f"labels: '{label}' has no mask value")
             shared = set(values) & set(self.background)
             if shared:
                 raise ValueError(f"mask values {sorted(shared)} are both background and label '{label}'")
-        return self
+
+    @model_serializer(mode="wrap")
+    def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A segmentation is written as it was before there was another kind: the digests of old ones stay."""
+        content: dict[str, Any] = handler(self)
+        unsaid = ("kind", "class_names") if self.kind == "segmentation" else ("labels", "background")
+        return {name: value for name, value in content.items() if name not in unsaid}
 
     @property
     def in_channels(self) -> int:
@@ -120,8 +162,11 @@ class Task(BaseModel):
         """The softmax classes: background, then one per distinct set of labels a mask value can bear.
 
         These atoms exclude each other, which labels need not: disc = {1, 2} and cup = {2} give the classes
-        background, {disc} and {disc, cup}. Ordered by the smallest mask value.
+        background, {disc} and {disc, cup}. Ordered by the smallest mask value. A classification's classes are
+        its class names, in their order.
         """
+        if self.kind == "classification":
+            return tuple(TaskClass(i, (name,), (i,)) for i, name in enumerate(self.class_names))
         bears: dict[int, tuple[str, ...]] = {}
         for value in sorted({v for values in self.labels.values() for v in values}):
             bears[value] = tuple(label for label, values in self.labels.items() if value in values)

@@ -97,3 +97,51 @@ def test_what_is_no_mapping_is_refused(tmp_path: Path, content: str) -> None:
         Task.load(tmp_path / "task.yaml")
     with pytest.raises(TaskError, match="cannot be read"):
         Task.load(tmp_path / "absent.yaml")
+
+
+def classes(**fields: object) -> Task:
+    given = {"name": "t", "kind": "classification", "class_names": ["no", "yes"], "size": [28, 28]}
+    return Task.model_validate({**given, **fields})
+
+
+class TestClassification:
+    """One class per image."""
+
+    def test_its_classes_are_its_names(self) -> None:
+        assert [(c.index, c.labels) for c in classes().classes] == [(0, ("no",)), (1, ("yes",))]
+
+    def test_it_is_written_without_what_only_masks_have(self, tmp_path: Path) -> None:
+        classes().dump(tmp_path / "task.yaml")
+        written = (tmp_path / "task.yaml").read_text()
+        assert "kind: classification" in written
+        assert "labels" not in written
+        assert Task.load(tmp_path / "task.yaml") == classes()
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            {"class_names": ["one"]},
+            {"class_names": ["a", "a"]},
+            {"class_names": ["a", "b/c"]},
+            {"labels": {"a": [1]}},
+            {"size": [7, 28]},
+            {"size": [28, 2000]},
+            {"kind": "regression"},
+        ],
+    )
+    def test_what_does_not_fit_is_refused(self, fields: dict[str, object]) -> None:
+        with pytest.raises(ValueError, match=next(iter(fields))):
+            classes(**fields)
+
+    def test_a_segmentation_has_no_class_names(self) -> None:
+        with pytest.raises(ValueError, match="kind: classification"):
+            task(class_names=["a", "b"])
+
+
+def test_a_segmentation_is_written_as_before_there_was_another_kind() -> None:
+    # The bytes that digests of published artefacts and of federations were taken of.
+    assert task(labels={"disc": [1, 2]}).model_dump_json() == (
+        '{"name":"t","labels":{"disc":[1,2]},"background":[0],"channels":1,"colour":"refuse","neighbours":0,'
+        '"plane":"axial","normalisation":{"scope":"image","method":"zscore","window":null,"percentiles":null},'
+        '"size":[32,48],"patient":null}'
+    )
