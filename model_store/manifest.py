@@ -89,7 +89,8 @@ class BaseManifest(_Frozen):
 class ModelManifest(BaseManifest):
     """One network: its weights and the graph that is served.
 
-    The graph maps `image` float32 [B, C, H, W] (B free) to `probabilities` float32 [B, classes, H, W].
+    The graph maps `image` float32 [B, C, H, W] (B free) to `probabilities` float32 [B, classes, H, W]; of a
+    classification to [B, classes].
     `site` names the hospital an inside-personalized model belongs to; `hospital`, with the role `hospital`,
     the one that a model was adapted for, and that alone may be served it. `statistics` is what the guard
     knows of the scans it was trained on.
@@ -129,9 +130,45 @@ class RoutingSpaceManifest(BaseManifest):
         return {"global": self.global_model, **self.inside}
 
 
-AnyManifest = ModelManifest | RoutingSpaceManifest
+class ClustersManifest(BaseManifest):
+    """FedBiCross: a model per cluster of hospitals, and the personal models of hospitals that agreed.
+
+    `clusters` has the models by the cluster's name ("1", "2", …), `assignment` each hospital's cluster,
+    `personal` the exported models by hospital. `mixing` is w: of each cluster's model, the shares of all
+    clusters' knowledge that it was distilled from. `silhouettes` has the mean silhouette of every number of
+    clusters that was tried.
+    """
+
+    kind: Literal["clusters"] = "clusters"
+    clusters: dict[str, Digest] = Field(min_length=1)
+    assignment: dict[str, str]
+    personal: dict[str, Digest] = {}
+    mixing: dict[str, dict[str, FiniteFloat]]
+    silhouettes: dict[str, FiniteFloat] = {}
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ClustersManifest:
+        if self.part_of is not None:
+            raise ValueError("clusters are offered themselves and are no part of another")
+        rows = [self.mixing, *self.mixing.values()]
+        if {*self.assignment.values()} - {*self.clusters} or any({*row} != {*self.clusters} for row in rows):
+            raise ValueError(
+                f"assignment and mixing must name the clusters {sorted(self.clusters)}, found the assignment "
+                f"{self.assignment} and the mixing {self.mixing}"
+            )
+        strangers = sorted({*self.personal} - {*self.assignment})
+        if strangers:
+            raise ValueError(f"personal models of hospitals without a cluster: {strangers}")
+        return self
+
+    def references(self) -> dict[str, str]:
+        """`cluster NAME` and each site -> digest; no site's name has a space in it."""
+        return {f"cluster {name}": digest for name, digest in self.clusters.items()} | self.personal
+
+
+AnyManifest = ModelManifest | RoutingSpaceManifest | ClustersManifest
 _ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(Annotated[AnyManifest, Field(discriminator="kind")])
-KINDS = ("model", "routing-space")
+KINDS = ("model", "routing-space", "clusters")
 
 
 def parse_manifest(content: bytes, where: str) -> AnyManifest:
