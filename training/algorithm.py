@@ -161,13 +161,17 @@ class RoundResult:
 
 @dataclass(frozen=True)
 class ModelDraft:
-    """One trained network, ready to become an artefact. `site` is None for a model of the federation."""
+    """One trained network, ready to become an artefact. `site` is None for a model of the federation.
+
+    `cluster` names the hospitals that a cluster's model is for.
+    """
 
     role: str
     network: NetworkSpec
     weights: State
     site: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    cluster: str | None = None
 
 
 @dataclass(frozen=True)
@@ -175,13 +179,16 @@ class Publication:
     """What a finished run offers: the artefact's kind, its models, and facts for the lineage.
 
     `statistics` is what the guard of a service should know of the scans the federation trained on, if the
-    sites let it out.
+    sites let it out. `composite` has what a composite's manifest says beside its parts. `exhibits` is what a
+    report may show and no artefact holds, never a patient's.
     """
 
     kind: str
     models: tuple[ModelDraft, ...]
     details: Mapping[str, Any] = field(default_factory=dict)
     statistics: ReferenceStatistics | None = None
+    composite: Mapping[str, Any] = field(default_factory=dict)
+    exhibits: Memory = field(default_factory=Memory)
 
 
 class Algorithm(ABC, Generic[Data]):

@@ -13,7 +13,14 @@ from importlib.metadata import version
 
 from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError
-from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, RoutingSpaceManifest
+from model_store.manifest import (
+    GRAPH,
+    WEIGHTS,
+    ClustersManifest,
+    Lineage,
+    ModelManifest,
+    RoutingSpaceManifest,
+)
 from model_store.store import Store
 from model_store.task import Task
 from personalization.errors import PersonalizationError
@@ -87,6 +94,34 @@ def _publish_routing_space(store: Store, origin: Origin, publication: Publicatio
     return (*parts, store.publish(manifest, {}))
 
 
+def _publish_clusters(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:
+    clusters: dict[str, str] = {}
+    personal: dict[str, str] = {}
+    parts: list[Artefact] = []
+    metrics: dict[str, float] = {}
+    for draft in publication.models:
+        label = f"cluster-{draft.cluster}" if draft.site is None else draft.site
+        # A hospital may be called like a cluster; a dot more keeps their models apart.
+        name = f"{origin.name}.{label}" if draft.site is None else f"{origin.name}.site.{label}"
+        parts.append(_model(store, origin, draft, publication, name=name, part_of=origin.name))
+        if draft.site is None:
+            clusters[str(draft.cluster)] = parts[-1].digest
+        else:
+            personal[draft.site] = parts[-1].digest
+        metrics |= {f"{label}.{metric}": value for metric, value in draft.metrics.items()}
+    manifest = ClustersManifest(
+        name=origin.name,
+        task=origin.task,
+        lineage=origin.lineage,
+        metrics=metrics,
+        software=software(),
+        clusters=clusters,
+        personal=personal,
+        **publication.composite,
+    )
+    return (*parts, store.publish(manifest, {}))
+
+
 def _model(
     store: Store,
     origin: Origin,
@@ -120,4 +155,5 @@ def _model(
 _KINDS: Mapping[str, Callable[[Store, Origin, Publication], tuple[Artefact, ...]]] = {
     "model": _publish_model,
     "routing-space": _publish_routing_space,
+    "clusters": _publish_clusters,
 }
