@@ -57,7 +57,7 @@ class AdaptationConfig:
     `router` says which coefficients the network was built with (`route`): `adapt` refuses another.
     `routing_rate` None means 0.1 for direct coefficients and 1e-3 for the pooled router; `bn_rate` is batch
     norm's scales and shifts, left as they are without `train_bn_affine`. `noise` is a standard deviation in
-    units of each image's own. `shape_weight` replaces the preset's: 0 where targets are not compact (vessels).
+    units of each image's own. `shape_weight` replaces the preset's: 0 for targets that are not compact.
     """
 
     preset: str = "locum"

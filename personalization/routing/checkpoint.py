@@ -1,0 +1,148 @@
+"""Where an adaptation stands after an epoch: all that a later process needs to go on bit for bit.
+
+As bytes it is one safetensors file, with everything that is no tensor as JSON in its header; nothing pickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors import torch as safetensors_torch
+from torch import Tensor
+
+from personalization.errors import CheckpointError
+from personalization.state import State
+
+FORMAT = "locum-adaptation/1"
+_PARTS = ("state", "optimiser", "best", "initial")
+_LENGTH_BYTES = 8
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch as measured after it, over all images, with the noise that is the same for every epoch.
+
+    `loss` is what the epochs are compared by: the weighted sum of `consistency`, `shape` and `entropy`.
+    `foreground` is the share of all pixels that are no background, `agreement` the Dice with step 0's masks.
+    `reason` says why an epoch is not `safe`. Numbers that are not finite, or were not measured because the
+    epoch broke off, are None.
+    """
+
+    epoch: int
+    loss: float | None
+    consistency: float | None
+    shape: float | None
+    entropy: float | None
+    foreground: float | None
+    agreement: float | None
+    safe: bool
+    reason: str | None
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """Which adaptation a checkpoint belongs to: its configuration, and digests of experts and images."""
+
+    config: Mapping[str, Any]
+    experts: str
+    images: str
+
+    def check(self, found: Fingerprint) -> None:
+        """Raise CheckpointError unless `found`, a checkpoint's, is this one, saying what differs."""
+        for name in sorted({*self.config, *found.config}):
+            expected, other = self.config.get(name), found.config.get(name)
+            if expected != other:
+                raise CheckpointError(
+                    f"checkpoint of another configuration: {name}: expected {expected!r}, found {other!r}; "
+                    "start anew, or resume with the configuration it was made with"
+                )
+        for what, expected, other in (
+            ("experts", self.experts, found.experts),
+            ("images", self.images, found.images),
+        ):
+            if expected != other:
+                raise CheckpointError(
+                    f"checkpoint of other {what}: expected digest {expected[:12]}, found {other[:12]}; "
+                    f"start anew, or resume with the {what} it was made with"
+                )
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An adaptation after epoch `epoch` (0: before the first step).
+
+    `state`, `best` and `initial` hold the trainable parameters by name: now, at the best safe epoch
+    `best_epoch`, and at step 0. `optimiser` holds Adam's moments as "<parameter>/<moment>".
+    """
+
+    fingerprint: Fingerprint
+    epoch: int
+    state: State
+    optimiser: State
+    best_epoch: int
+    best: State
+    initial: State
+    history: tuple[EpochRecord, ...]
+
+    def to_bytes(self) -> bytes:
+        """One safetensors file. Equal checkpoints give equal bytes."""
+        tensors = {
+            f"{part}/{name}": tensor.detach().cpu().clone().contiguous()
+            for part in _PARTS
+            for name, tensor in sorted(getattr(self, part).items())
+        }
+        facts = {
+            "format": FORMAT,
+            "fingerprint": asdict(self.fingerprint),
+            "epoch": self.epoch,
+            "best_epoch": self.best_epoch,
+            "history": [asdict(record) for record in self.history],
+        }
+        return safetensors_torch.save(tensors, {"facts": json.dumps(facts, sort_keys=True, allow_nan=False)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Checkpoint:
+        """The checkpoint in these bytes. Raises CheckpointError when they are not one."""
+        try:
+            tensors = safetensors_torch.load(data)
+            facts = _facts(data)
+            if facts["format"] != FORMAT:
+                raise ValueError(f"expected format {FORMAT}, found {facts['format']}")
+            parts: dict[str, State] = {part: {} for part in _PARTS}
+            for name, tensor in tensors.items():
+                part, _, rest = name.partition("/")
+                parts[part][rest] = tensor
+            return cls(
+                fingerprint=Fingerprint(**facts["fingerprint"]),
+                epoch=facts["epoch"],
+                best_epoch=facts["best_epoch"],
+                history=tuple(EpochRecord(**record) for record in facts["history"]),
+                **parts,
+            )
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"not the checkpoint of an adaptation ({len(data)} bytes): {error!r}; start anew"
+            ) from error
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """sha256 over names, types, shapes and values, sorted by name: the same on any device."""
+    hashed = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        hashed.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        hashed.update(tensor.numpy().data)
+    return hashed.hexdigest()
+
+
+def _facts(data: bytes) -> dict[str, Any]:
+    """The JSON in a safetensors header, which the package reads from files only."""
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
+    facts: dict[str, Any] = json.loads(header["__metadata__"]["facts"])
+    return facts
