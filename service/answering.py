@@ -1,13 +1,15 @@
-"""From a received scan and a chosen network to the response: the part of a request that runs in a thread."""
+"""From a scan and a chosen network to the answer, in a thread of the API or in the worker."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from starlette.responses import Response
 
+from model_store.artefact import Artefact
 from model_store.manifest import GRAPH
-from model_store.scan import Scan
+from model_store.scan import Limits, Scan
 from service.answers import (
     MEDIA_TYPES,
     Output,
@@ -28,38 +30,58 @@ from service.selection import Selection
 from service.spool import Upload
 
 
+@dataclass(frozen=True)
+class Answer:
+    """A response's body, its media type and its headers."""
+
+    body: bytes
+    media_type: str
+    headers: dict[str, str]
+
+
+def obey_guard(options: SegmentOptions, warnings: Sequence[str], task: str) -> None:
+    """Raises Problem 422 for a scan that the guard warns of, if the request said to refuse it."""
+    if warnings and options.guard == "refuse":
+        raise Problem(
+            422,
+            "scan-unlike-task",
+            "The scan does not look like the task",
+            f"{'; '.join(warnings)}. Send a scan of task '{task}', or guard=warn to have it segmented all "
+            "the same.",
+            warnings=list(warnings),
+        )
+
+
 @dataclass
 class Answering:
-    """One request, once its upload is there and its network is chosen."""
+    """One scan, once its bytes are there and its network is chosen and loaded.
 
-    context: Context
+    `network` is what answers inside `selection`, for the receipt; `input_sha256` the digest of the bytes.
+    """
+
     request_id: str
     options: SegmentOptions
     selection: Selection
-    upload: Upload
+    session: Session
+    network: ModelReceipt
+    input_sha256: str
+    limits: Limits
     watch: Stopwatch
     output: Output = field(default="json", init=False)
+    _size: int = field(default=0, init=False)
 
-    def make(self) -> Response:
+    def make(self, data: bytes) -> Answer:
         """Segment and encode. Raises ScanError, StoreError, Problem."""
-        selection, task = self.selection, self.selection.manifest.task
-        graph = selection.manifest.files[GRAPH].sha256
-        with self.watch.stage("load"):
-            session = self.context.sessions.get(graph, lambda: selection.model.read(GRAPH))
-        with self.watch.stage("read"):
-            data = self.upload.read()
-        limits = scan_limits(self.context.settings)
-        found = segment(data, selection.manifest, session, limits, self.watch, self._before_running)
-        self.context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
-            self.watch.stages["inference"] / 1000
-        )
+        selection, task, session = self.selection, self.selection.manifest.task, self.session
+        self._size = len(data)
+        found = segment(data, selection.manifest, session, self.limits, self.watch, self._before_running)
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
-            body = encode(self.output, found, task, title, lambda: self._report(found, session))
+            body = encode(self.output, found, task, title, lambda: self._report(found))
         media_type, filename = MEDIA_TYPES[self.output]
         headers = {
             "Locum-Model": str(selection.offered),
-            "Locum-Graph": graph,
+            "Locum-Graph": session.digest,
             "Locum-Personalization": selection.header,
             "Locum-Labels": label_header(task),
             "Locum-Warnings": str(len(found.warnings)),
@@ -67,34 +89,26 @@ class Answering:
             "Content-Disposition": f'inline; filename="{filename}"',
             "Cache-Control": "no-store",
         }
-        return Response(body, headers=headers, media_type=media_type)
+        return Answer(body, media_type, headers)
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
         self.output = choose_output(self.options.output, scan)
-        if warnings and self.options.guard == "refuse":
-            raise Problem(
-                422,
-                "scan-unlike-task",
-                "The scan does not look like the task",
-                f"{'; '.join(warnings)}. Send a scan of task '{self.selection.manifest.task.name}', or "
-                "guard=warn to have it segmented all the same.",
-                warnings=list(warnings),
-            )
+        obey_guard(self.options, warnings, self.selection.manifest.task.name)
 
-    def _report(self, found: Segmentation, session: Session) -> SegmentationReport:
+    def _report(self, found: Segmentation) -> SegmentationReport:
         selection = self.selection
         receipt = Receipt(
             request=self.request_id,
-            input_sha256=self.upload.sha256,
-            input_bytes=self.upload.size,
-            model=ModelReceipt(name=str(selection.offered), digest=selection.offered.digest),
-            network=ModelReceipt(name=str(selection.model), digest=selection.model.digest),
-            graph=session.digest,
+            input_sha256=self.input_sha256,
+            input_bytes=self._size,
+            model=receipt_of(selection.offered),
+            network=self.network,
+            graph=self.session.digest,
             personalization=selection.personalization,
             site=selection.site,
             why=selection.why,
             options={**self.options.model_dump(), "output": self.output},
-            provider=session.provider,
+            provider=self.session.provider,
             **software(),
         )
         return SegmentationReport(
@@ -105,3 +119,38 @@ class Answering:
             timing_ms={name: round(duration, 3) for name, duration in self.watch.stages.items()},
             receipt=receipt,
         )
+
+
+def answer_upload(
+    context: Context,
+    request_id: str,
+    options: SegmentOptions,
+    selection: Selection,
+    upload: Upload,
+    watch: Stopwatch,
+) -> Response:
+    """Answer a request in a thread of the API. Raises ScanError, StoreError, Problem."""
+    graph = selection.manifest.files[GRAPH].sha256
+    with watch.stage("load"):
+        session = context.sessions.get(graph, lambda: selection.model.read(GRAPH))
+    with watch.stage("read"):
+        data = upload.read()
+    answer = Answering(
+        request_id=request_id,
+        options=options,
+        selection=selection,
+        session=session,
+        network=receipt_of(selection.model),
+        input_sha256=upload.sha256,
+        limits=scan_limits(context.settings),
+        watch=watch,
+    ).make(data)
+    context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
+        watch.stages["inference"] / 1000
+    )
+    return Response(answer.body, headers=answer.headers, media_type=answer.media_type)
+
+
+def receipt_of(artefact: Artefact) -> ModelReceipt:
+    """A published artefact, for a receipt."""
+    return ModelReceipt(name=str(artefact), digest=artefact.digest)

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from service.answering import Answering
+from service.answering import answer_upload
 from service.answers import SegmentationReport
 from service.context import InContext
 from service.inference.pipeline import Stopwatch
@@ -77,5 +77,7 @@ async def segment_scan(request: Request, context: InContext) -> Response:
             watch.stages["wait"] = waited * 1000
             if await request.is_disconnected():
                 raise ClientDisconnect
-            answering = Answering(context, request.state.request_id, options, selection, scan, watch)
-            return await to_thread.run_sync(answering.make)
+            request_id = request.state.request_id
+            return await to_thread.run_sync(
+                answer_upload, context, request_id, options, selection, scan, watch
+            )
