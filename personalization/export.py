@@ -17,10 +17,12 @@ OUTPUT = "probabilities"
 OPSET = 18
 
 
-def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int]) -> bytes:
+def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int], *, any_batch: bool = True) -> bytes:
     """The onnx graph of `network`, softmax appended, as one file's bytes.
 
-    Input "image" float32 [B, in_channels, H, W] with B free, output "probabilities" float32 [B, K, H, W].
+    Input "image" float32 [B, in_channels, H, W] with B free (1 without `any_batch`), output
+    "probabilities" float32 [B, K, H, W].
+    A network with `extra_outputs` adds them under their names, from its `forward_with_extras`.
     Batch norm is folded in (running statistics). The network is left as it was: mode, device, gradients.
     Equal weights give equal bytes, in any process: an artefact's digest depends on it.
 
@@ -32,6 +34,7 @@ def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int]) -> byte
         raise ExportError(f"not exported: {error}") from error
     served = _Served(copy.deepcopy(network).cpu().float()).eval()
     example = torch.zeros(1, in_channels, *size)
+    outputs = [OUTPUT, *served.extra_outputs]
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
         # The TorchScript exporter, announced as deprecated, on purpose. The newer one takes 3-6 s per graph
@@ -46,8 +49,8 @@ def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int]) -> byte
             buffer,  # type: ignore[arg-type]  # declared for paths only; a file object has always worked
             dynamo=False,
             input_names=[INPUT],
-            output_names=[OUTPUT],
-            dynamic_axes={INPUT: {0: "B"}, OUTPUT: {0: "B"}},
+            output_names=outputs,
+            dynamic_axes={name: {0: "B"} for name in (INPUT, *outputs)} if any_batch else {},
             opset_version=OPSET,
         )
     return buffer.getvalue()
@@ -59,6 +62,10 @@ class _Served(nn.Module):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.network = network
+        self.extra_outputs: tuple[str, ...] = getattr(network, "extra_outputs", ())
 
-    def forward(self, image_BCHW: Tensor) -> Tensor:
-        return torch.softmax(self.network(image_BCHW), dim=1)
+    def forward(self, image_BCHW: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if not self.extra_outputs:
+            return torch.softmax(self.network(image_BCHW), dim=1)
+        logits, *extras = self.network.forward_with_extras(image_BCHW)  # type: ignore[operator]
+        return torch.softmax(logits, dim=1), *extras

@@ -45,6 +45,9 @@ class _RoutedConvolution(nn.Module):
         Coefficients [E] make one weight for the whole batch; coefficients [B, E] one for each image.
         """
         coefficients = self.router(features_BCHW)
+        if coefficients.shape[0] == 1:
+            # One image, or one expert: one weight for the whole batch
+            coefficients = coefficients.reshape(-1)
         weight, bias = self.mixed(coefficients)
         if coefficients.ndim == 1:
             return self._convolve(features_BCHW, weight, bias)
@@ -65,7 +68,9 @@ class _RoutedConvolution(nn.Module):
         # Channels innermost, as the experts are kept: flattening is then a view, and so is the result
         inner = self.experts.movedim(2, -1)
         flat = coefficients @ inner.flatten(1)
-        weight = flat.reshape(*coefficients.shape[:-1], *inner.shape[1:]).movedim(-1, -3)
+        weight = flat.reshape(*coefficients.shape[:-1], *inner.shape[1:])
+        # Counted from the front: the onnx exporter writes a negative axis into the graph as it is
+        weight = weight.movedim(weight.ndim - 1, weight.ndim - 3)
         return weight, None if self.biases is None else coefficients @ self.biases
 
     def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
