@@ -27,9 +27,11 @@ class SegmentOptions(BaseModel):
         pattern=HOSPITAL_ID,
         description="Who asks. Decides the version (by assignment) and, for a member, the personalization.",
     )
-    personalization: Personalization = Field(
+    personalization: Personalization | Literal["scan"] = Field(
         "auto",
-        description="Whose model. `auto`: the member model of the hospital's site, else the global model.",
+        description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
+        "member model of its site, else the global model. `hospital`: the first of these, or a refusal. "
+        "`scan`: one adapted to this scan alone, by a job.",
     )
     site: str | None = Field(
         None, max_length=256, description="With `member`: which site; the hospital's own by default."

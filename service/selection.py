@@ -66,13 +66,19 @@ class Parts:
 
 
 def parts_of(artefact: Artefact) -> Parts:
-    """What can be asked of an artefact, whatever its kind."""
+    """What can be asked of an artefact. Raises Problem 422 for one of a kind that does not segment."""
     manifest = artefact.manifest
     if isinstance(manifest, RoutingSpaceManifest):
         return Parts(manifest.global_model, manifest.inside)
-    if manifest.site is not None:
-        return Parts(None, {manifest.site: artefact.digest})
-    return Parts(artefact.digest, {})
+    if isinstance(manifest, ModelManifest):
+        whole = manifest.site is None
+        return Parts(artefact.digest, {}) if whole else Parts(None, {str(manifest.site): artefact.digest})
+    raise Problem(
+        422,
+        "unknown-kind",
+        "Cannot be served",
+        f"'{artefact}' is a {manifest.kind}, expected a model or a routing-space; ask for another model.",
+    )
 
 
 def resolve(

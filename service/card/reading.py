@@ -183,7 +183,7 @@ def _pictures(folder: JobFolder) -> tuple[tuple[Picture, Picture], ...]:
         scan = place.name.removesuffix("-before.png")
         before, after = folder.read(place), folder.read(place.with_name(f"{scan}-after.png"))
         if before is not None and after is not None:
-            pairs.append((Picture(f"{scan}, before", before), Picture(f"{scan}, after", after)))
+            pairs.append((Picture(f"scan {scan}, before", before), Picture(f"scan {scan}, after", after)))
     return tuple(pairs)
 
 
