@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
 
+from anyio import CapacityLimiter
 from fastapi import FastAPI
 
 from model_store.store import Store
@@ -27,7 +28,19 @@ from service.metrics import Metrics
 from service.observe import Observe
 from service.queue import Queue
 from service.readiness import Readiness
-from service.routes import cards, health, hospitals, metrics, models, refusals, segment, serving
+from service.routes import (
+    adaptations,
+    cards,
+    cohorts,
+    health,
+    hospitals,
+    jobs,
+    metrics,
+    models,
+    refusals,
+    segment,
+    serving,
+)
 from service.settings import Settings
 from service.spool import prepare_spool
 from service.verification import Verifier
@@ -66,7 +79,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
     )
-    for routes in (segment, models, hospitals, serving, cards, health, metrics):
+    for routes in (segment, models, hospitals, serving, cohorts, adaptations, jobs, cards, health, metrics):
         app.include_router(routes.router)
     refusals.install(app)
     app.add_middleware(Observe, metrics=measured)
@@ -119,7 +132,8 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     admission = Admission(settings.inference_slots, settings.inference_queue)
     sessions = SessionCache(settings.session_cache, threads=settings.threads, device=settings.device)
     measured.watch(admission, sessions)
-    return Context(settings, store, database, sessions, admission, measured, readiness, queue)
+    decoding = CapacityLimiter(settings.inference_slots)
+    return Context(settings, store, database, sessions, admission, measured, readiness, queue, decoding)
 
 
 def _start(broker: Broker) -> None:

@@ -10,6 +10,8 @@ from fastapi import Depends, Request
 from service.settings import Settings
 
 if TYPE_CHECKING:
+    from anyio import CapacityLimiter
+
     from model_store.store import Store
     from service.database import Database
     from service.inference.admission import Admission
@@ -23,8 +25,9 @@ if TYPE_CHECKING:
 class Context:
     """The parts of one API process.
 
-    `sessions` and `admission` bound what inference may cost; `readiness` is refreshed in the background, so
-    that asking for health waits for nobody; `queue` is where long work goes.
+    `sessions` and `admission` bound what inference may cost, `decoding` how many scans that are to be kept are
+    read at once; `readiness` is refreshed in the background, so that asking for health waits for nobody;
+    `queue` is where long work goes.
     """
 
     settings: Settings
@@ -35,6 +38,7 @@ class Context:
     metrics: Metrics
     readiness: Readiness
     queue: Queue
+    decoding: CapacityLimiter
 
 
 async def context_of(request: Request) -> Context:

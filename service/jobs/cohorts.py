@@ -22,6 +22,7 @@ from service.errors import CohortFull, CohortGone, CohortInUse, CohortUnknown, S
 from service.jobs.cohort_files import CohortFolder
 from service.jobs.records import TERMINAL
 from service.settings import Settings
+from service.spool import Upload
 
 
 def create(session: Session, settings: Settings, hospital: str, note: str | None = None) -> Cohort:
@@ -116,10 +117,7 @@ def add_scan(
     hospital: str,
     cohort_id: str,
     name: str,
-    *,
-    chunks: Iterable[bytes],
-    sha256: str,
-    size: int,
+    upload: Upload,
     scan_format: str,
 ) -> tuple[CohortScan, bool]:
     """Add a scan that was decoded once. Once this returns it is on the disk. Blocking: call it in a thread.
@@ -130,9 +128,7 @@ def add_scan(
         hospital: whose cohort.
         cohort_id: which.
         name: the client's, for the client: it is never part of a path.
-        chunks: the bytes of the file.
-        sha256: their digest, 64 hexadecimal digits.
-        size: how many.
+        upload: its bytes.
         scan_format: what the decoder found.
 
     Returns:
@@ -142,12 +138,13 @@ def add_scan(
         CohortUnknown, CohortGone, CohortInUse, ScanNameTaken, CohortFull.
     """
     folder = CohortFolder(settings.cohorts, cohort_id)
+    sha256 = upload.sha256.removeprefix("sha256:")
     with database.read() as session:
         usable(session, hospital, cohort_id)
         known = _same(session, cohort_id, name, sha256)
     if known is not None:
         return known, False
-    aside = _write_aside(folder, chunks)
+    aside = _write_aside(folder, upload.chunks())
     try:
         with database.write() as session:
             usable(session, hospital, cohort_id, lock=True)
@@ -155,12 +152,12 @@ def add_scan(
             if known is not None:
                 return known, False
             _check_idle(session, cohort_id)
-            _check_room(session, settings, cohort_id, size)
+            _check_room(session, settings, cohort_id, upload.size)
             row = CohortScan(
                 cohort=cohort_id,
                 name=name,
                 sha256=sha256,
-                size=size,
+                size=upload.size,
                 format=scan_format,
                 created_at=datetime.now(UTC),
             )

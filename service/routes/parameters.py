@@ -19,5 +19,7 @@ JobId = Annotated[str, Path(pattern=JOB_ID, description="Id of a job.")]
 ModelName = Annotated[str, Path(pattern=MODEL_NAME, description="Name in the store.")]
 VersionNumber = Annotated[int, Path(ge=1, le=999_999_999, description="Version number, from 1.")]
 
+CohortId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="As POST answered it.")]
+
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
 Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]

@@ -12,6 +12,14 @@ _PROBLEMS: dict[type[errors.ServiceError], tuple[int, str, str]] = {
     errors.HospitalUnknown: (404, "hospital-unknown", "No such hospital"),
     errors.AssignmentStale: (412, "assignment-stale", "The serving log has moved on"),
     errors.NothingToRollBack: (409, "nothing-to-roll-back", "There is no earlier assignment"),
+    errors.CohortUnknown: (404, "cohort-unknown", "No such cohort or scan"),
+    errors.CohortGone: (410, "cohort-gone", "The scans of the cohort were deleted"),
+    errors.CohortInUse: (409, "cohort-in-use", "A job needs the scans of the cohort"),
+    errors.ScanNameTaken: (409, "scan-name-taken", "Another scan has this name"),
+    errors.CohortFull: (507, "cohort-full", "No room for another scan"),
+    errors.JobUnknown: (404, "job-unknown", "No such job"),
+    errors.JobNotOver: (409, "job-not-over", "The job is not over"),
+    errors.IdempotencyConflict: (422, "idempotency-key-reused", "The key belongs to another request"),
     errors.BrokerError: (503, "queue-unavailable", "The job queue is not available"),
 }
 

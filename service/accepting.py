@@ -1,0 +1,132 @@
+"""From a request for an adaptation to its job: the part that runs in a thread, once the body was received."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.orm import Session
+
+from model_store.artefact import Artefact
+from service.assignments import registered
+from service.context import Context
+from service.database import Job
+from service.jobs import cohorts, records, submission
+from service.jobs.options import AdaptationOptions
+from service.offered import resolve_space
+from service.problems import Problem
+from service.spool import Upload
+
+
+class AdaptationRequest(BaseModel):
+    """What to adapt, and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = Field(
+        None,
+        max_length=256,
+        description="`name`, `name@3` or `name@sha256:…` of a routing space; without a version, the one that "
+        "serves the hospital or that its version was made from, else the newest. May be left out when one "
+        "model is offered.",
+    )
+    options: AdaptationOptions = Field(default_factory=AdaptationOptions)
+
+
+class CohortAdaptation(AdaptationRequest):
+    """The same, on the scans of a cohort."""
+
+    cohort: str = Field(
+        pattern=r"^[0-9a-f]{32}$", description="Its scans are all used, and stay as they are."
+    )
+
+
+@dataclass(frozen=True)
+class Accepting:
+    """One request. `uploads` and their `formats` are there when the scans came with it."""
+
+    context: Context
+    hospital: str
+    asked: AdaptationRequest
+    key: str | None
+    request_id: str
+    uploads: list[Upload] = field(default_factory=list)
+    formats: list[str] = field(default_factory=list)
+
+    def make(self) -> tuple[str, bool]:
+        """Make the job, or find the one that this idempotency key made: (id, whether it is new).
+
+        Raises:
+            Problem: 422 for a model that cannot be adapted, or a cohort without scans.
+            HospitalUnknown, CohortError, IdempotencyConflict, StoreError.
+        """
+        database = self.context.database
+        with database.read() as session:
+            registered(session, self.hospital)
+            if self.key is not None:
+                before = records.replayed(session, self.hospital, self.key, self._fingerprint())
+                if before is not None:
+                    return before.id, False
+        space = resolve_space(self.context, self.asked.model, self.hospital)
+        if isinstance(self.asked, CohortAdaptation):
+            return self._submit(space, self.asked.cohort)
+        with database.write() as session:
+            cohort = cohorts.create(
+                session, self.context.settings, self.hospital, "sent with its adaptation"
+            ).id
+        created = False
+        try:
+            self._store(cohort)
+            job, created = self._submit(space, cohort)
+        finally:
+            if not created:
+                # Refused, or the same request came twice at once and the other one was first.
+                cohorts.remove(database, self.context.settings, self.hospital, cohort)
+        return job, created
+
+    def _fingerprint(self) -> str:
+        scans = [upload.sha256 for upload in self.uploads]
+        return submission.fingerprint({"scans": scans, **self.asked.model_dump(mode="json")})
+
+    def _store(self, cohort: str) -> None:
+        for number, (upload, found) in enumerate(zip(self.uploads, self.formats, strict=True), start=1):
+            cohorts.add_scan(
+                self.context.database,
+                self.context.settings,
+                self.hospital,
+                cohort,
+                f"{number:04d}",
+                upload,
+                found,
+            )
+
+    def _submit(self, space: Artefact, cohort: str) -> tuple[str, bool]:
+        def create(session: Session) -> Job:
+            cohorts.usable(session, self.hospital, cohort, lock=True)
+            if not cohorts.totals(session, [cohort]):
+                raise Problem(
+                    422,
+                    "cohort-empty",
+                    "There is no scan to adapt to",
+                    f"Cohort {cohort} has no scans: PUT /hospitals/{self.hospital}/cohorts/{cohort}/scans/NAME "
+                    "adds one.",
+                )
+            return records.create(
+                session,
+                self.context.settings,
+                kind="adaptation",
+                hospital=self.hospital,
+                model=space.name,
+                parent=space.digest,
+                cohort=cohort,
+                options=self.asked.options.model_dump(mode="json"),
+                idempotency_key=self.key,
+                fingerprint=self._fingerprint(),
+                request_id=self.request_id,
+            )
+
+        database = self.context.database
+        job, created = submission.create_once(database, self.hospital, self.key, self._fingerprint(), create)
+        if created:
+            submission.send(database, self.context.queue, job.id)
+        return job.id, created

@@ -1,0 +1,50 @@
+"""What is asked of every scan that is kept for a job: that it can be read, now, while its sender listens."""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Sequence
+
+from anyio import to_thread
+
+from model_store.scan import decode
+from service.context import Context
+from service.problems import Problem
+from service.scan_limits import scan_limits
+from service.spool import Upload
+
+_SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:,|$)")
+
+
+async def formats_of(context: Context, uploads: Sequence[Upload]) -> list[str]:
+    """Decode each scan, and forget it: what its format is. As many at once as may be segmented at once.
+
+    Raises:
+        ScanError: one cannot be read.
+    """
+
+    def check(upload: Upload) -> str:
+        return decode(upload.read(), scan_limits(context.settings)).format
+
+    return [await to_thread.run_sync(check, upload, limiter=context.decoding) for upload in uploads]
+
+
+def check_digest(header: str | None, upload: Upload) -> None:
+    """Compare with the sha-256 of `Repr-Digest` (RFC 9530), if there is one; other algorithms are passed over.
+
+    Raises:
+        Problem: 422 when something else arrived than was sent.
+    """
+    announced = None if header is None else _SHA256.search(header)
+    if announced is None:
+        return
+    expected = base64.b64decode(announced[1]).hex()
+    if f"sha256:{expected}" != upload.sha256:
+        raise Problem(
+            422,
+            "digest-mismatch",
+            "Not the bytes that were announced",
+            f"Repr-Digest announces sha256:{expected}, received were {upload.size} bytes with {upload.sha256}: "
+            "send the scan again.",
+        )

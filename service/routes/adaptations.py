@@ -1,0 +1,132 @@
+"""`POST /hospitals/{hospital}/adaptations`: a model of the hospital's own, from scans without labels."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+from anyio import to_thread
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ValidationError
+
+from service.accepting import Accepting, AdaptationRequest, CohortAdaptation
+from service.context import Context, InContext
+from service.incoming import formats_of
+from service.jobs import records
+from service.jobs.options import AdaptationOptions
+from service.multipart import malformed
+from service.problems import problem_responses
+from service.routes.job_views import JobView, view
+from service.routes.parameters import HospitalId
+from service.uploads import UploadLimits, receive, receive_body
+
+router = APIRouter(tags=["jobs"])
+
+_MAX_JSON_BYTES = 64 * 1024
+_SCANS = "scans"
+
+Asked = TypeVar("Asked", bound=BaseModel)
+
+
+def _request_body() -> dict[str, Any]:
+    scans = {"type": "array", "items": {"type": "string", "format": "binary"}}
+    options = {"type": "string", "description": "JSON, as `options` of the JSON body."}
+    form = {
+        "type": "object",
+        "required": [_SCANS],
+        "properties": {
+            _SCANS: scans | {"description": "PNG, TIFF, .nii or .nii.gz; together as large as one upload."},
+            "model": {"type": "string"},
+            "options": options,
+        },
+        "additionalProperties": False,
+    }
+    body = CohortAdaptation.model_json_schema()
+    del body["$defs"]
+    body["properties"]["options"] = AdaptationOptions.model_json_schema()
+    content = {"application/json": {"schema": body}, "multipart/form-data": {"schema": form}}
+    return {"required": True, "content": content}
+
+
+@router.post(
+    "/hospitals/{hospital}/adaptations",
+    status_code=202,
+    responses={
+        202: {
+            "description": "Accepted: now, or before under this Idempotency-Key.",
+            "headers": {
+                "Location": {"description": "The job.", "schema": {"type": "string"}},
+                "Idempotency-Replayed": {
+                    "description": "`true`: the job was there already.",
+                    "schema": {"type": "string"},
+                },
+            },
+        },
+        **problem_responses(404, 408, 409, 410, 413, 415, 422, 507),
+    },
+    openapi_extra={"requestBody": _request_body()},
+)
+async def adapt(
+    request: Request,
+    context: InContext,
+    hospital: HospitalId,
+    response: Response,
+    idempotency_key: Annotated[
+        str | None,
+        Header(
+            min_length=1,
+            max_length=200,
+            description="Your own id of this request: sent again, it makes no second job.",
+        ),
+    ] = None,
+) -> JobView:
+    """Adapt a routing space to the hospital's scans, in the background. The job makes a candidate version.
+
+    The scans are those of a cohort, or are sent along.
+    """
+    request_id = request.state.request_id
+    if request.headers.get("content-type", "").lower().startswith("multipart/"):
+        settings = context.settings
+        limits = UploadLimits(settings.max_upload_bytes, settings.max_cohort_scans)
+        with await receive(
+            request, settings.spool, limits, file_fields=(_SCANS,), repeated_fields=(_SCANS,)
+        ) as form:
+            uploads = form.repeated.get(_SCANS)
+            if not uploads:
+                raise malformed(f"the field '{_SCANS}' with the scans' files is missing")
+            asked = _read_form(form.fields)
+            formats = await formats_of(context, uploads)
+            accepting = Accepting(context, hospital, asked, idempotency_key, request_id, uploads, formats)
+            job, created = await to_thread.run_sync(accepting.make)
+    else:
+        with await receive_body(request, context.settings.spool, UploadLimits(_MAX_JSON_BYTES)) as body:
+            named = _valid(CohortAdaptation, body.read())
+        accepting = Accepting(context, hospital, named, idempotency_key, request_id)
+        job, created = await to_thread.run_sync(accepting.make)
+    response.headers["Location"] = f"/jobs/{job}"
+    if not created:
+        response.headers["Idempotency-Replayed"] = "true"
+    return await to_thread.run_sync(_view, context, job)
+
+
+def _view(context: Context, job: str) -> JobView:
+    with context.database.read() as session:
+        return view(session, records.get(session, job))
+
+
+def _read_form(fields: dict[str, str]) -> AdaptationRequest:
+    """The text fields, of which `options` is JSON; an empty one counts as left out."""
+    given: dict[str, Any] = {name: value for name, value in fields.items() if value != ""}
+    if "options" in given:
+        given["options"] = _valid(AdaptationOptions, given["options"].encode(), "options")
+    return _valid(AdaptationRequest, given)
+
+
+def _valid(kind: type[Asked], found: bytes | dict[str, Any], *where: str) -> Asked:
+    try:
+        return kind.model_validate_json(found) if isinstance(found, bytes) else kind.model_validate(found)
+    except ValidationError as error:
+        entries = error.errors(include_input=False, include_url=False)
+        raise RequestValidationError(
+            [{**entry, "loc": ("body", *where, *entry["loc"])} for entry in entries]
+        ) from None

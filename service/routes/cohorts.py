@@ -1,0 +1,203 @@
+"""`/hospitals/{hospital}/cohorts`: the scans that a hospital gathers for a job."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Header, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.context import Context, InContext
+from service.database import Cohort, CohortScan
+from service.incoming import check_digest, formats_of
+from service.jobs import cohorts
+from service.problems import problem_responses
+from service.routes.parameters import CohortId, HospitalId, Text
+from service.uploads import UploadLimits, declared_length, receive_body
+
+router = APIRouter(tags=["cohorts"])
+
+ScanName = Annotated[
+    str,
+    Path(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        description="Yours to choose, and to find the scan by; nothing is stored under it.",
+    ),
+]
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_SCAN_BODY: dict[str, Any] = {
+    "required": True,
+    "description": "PNG, TIFF, .nii or .nii.gz: the file as it is. Its first bytes say what it is.",
+    "content": {"application/octet-stream": _BINARY},
+}
+
+
+class CohortBody(BaseModel):
+    """What may be said of a cohort."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    note: Text | None = Field(None, description="For people. No patient's name: it outlives the scans.")
+
+
+class CohortView(BaseModel):
+    """A cohort."""
+
+    id: str
+    hospital: str
+    note: str | None
+    scans: int = Field(description="How many.")
+    bytes: int = Field(description="Of all of them together.")
+    created_at: datetime
+    expires_at: datetime = Field(description="When its scans are deleted, unless a job still needs them.")
+    deleted_at: datetime | None = Field(description="When they were.")
+
+
+class CohortList(BaseModel):
+    """The hospital's cohorts whose scans are still there, newest first."""
+
+    cohorts: list[CohortView]
+
+
+class ScanView(BaseModel):
+    """A scan of a cohort."""
+
+    name: str
+    sha256: str = Field(description="`sha256:` and 64 hexadecimal digits.")
+    bytes: int
+    format: str
+    created_at: datetime
+
+
+class ScanList(BaseModel):
+    """What has arrived: whoever was cut off sends what is not here."""
+
+    cohort: str
+    scans: list[ScanView]
+
+
+@router.post("/hospitals/{hospital}/cohorts", status_code=201, responses=problem_responses(404, 422))
+def create_cohort(
+    context: InContext, hospital: HospitalId, response: Response, body: CohortBody | None = None
+) -> CohortView:
+    """Begin a cohort, to which scans are then added one by one. It expires."""
+    with context.database.write() as session:
+        cohort = cohorts.create(session, context.settings, hospital, body.note if body else None)
+    response.headers["Location"] = f"/hospitals/{hospital}/cohorts/{cohort.id}"
+    return _view(cohort, (0, 0))
+
+
+@router.get("/hospitals/{hospital}/cohorts", responses=problem_responses(404, 422))
+def list_cohorts(context: InContext, hospital: HospitalId) -> CohortList:
+    """Those whose scans are still there."""
+    with context.database.read() as session:
+        found = cohorts.listed(session, hospital)
+        totals = cohorts.totals(session, [cohort.id for cohort in found])
+    return CohortList(cohorts=[_view(cohort, totals.get(cohort.id, (0, 0))) for cohort in found])
+
+
+@router.get("/hospitals/{hospital}/cohorts/{cohort}", responses=problem_responses(404, 422))
+def get_cohort(context: InContext, hospital: HospitalId, cohort: CohortId) -> CohortView:
+    """One cohort, whether its scans are still there or not."""
+    with context.database.read() as session:
+        found = cohorts.get(session, hospital, cohort)
+        return _view(found, cohorts.totals(session, [cohort]).get(cohort, (0, 0)))
+
+
+@router.delete(
+    "/hospitals/{hospital}/cohorts/{cohort}", status_code=204, responses=problem_responses(404, 409, 422)
+)
+def delete_cohort(context: InContext, hospital: HospitalId, cohort: CohortId) -> None:
+    """Delete every scan of a cohort, now. Refused while a job needs them."""
+    cohorts.remove(context.database, context.settings, hospital, cohort)
+
+
+@router.get("/hospitals/{hospital}/cohorts/{cohort}/scans", responses=problem_responses(404, 410, 422))
+def list_scans(context: InContext, hospital: HospitalId, cohort: CohortId) -> ScanList:
+    """What has arrived, with its digests."""
+    with context.database.read() as session:
+        cohorts.usable(session, hospital, cohort)
+        rows = cohorts.scans(session, cohort)
+    return ScanList(cohort=cohort, scans=[_scan_view(row) for row in rows])
+
+
+@router.put(
+    "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}",
+    responses={
+        201: {"model": ScanView, "description": "Added; it is on the disk."},
+        **problem_responses(404, 408, 409, 410, 413, 415, 422, 507),
+    },
+    openapi_extra={"requestBody": _SCAN_BODY},
+)
+async def put_scan(
+    request: Request,
+    context: InContext,
+    hospital: HospitalId,
+    cohort: CohortId,
+    name: ScanName,
+    response: Response,
+    repr_digest: Annotated[str | None, Header(description="RFC 9530; `sha-256` is checked.")] = None,
+) -> ScanView:
+    """Add a scan. The same bytes under the same name again change nothing, so that a client can resume.
+
+    It is decoded once, so that what cannot be read is refused now.
+    """
+
+    async def admit() -> None:
+        await to_thread.run_sync(_check_room, context, hospital, cohort, name, declared_length(request) or 0)
+
+    limits = UploadLimits(context.settings.max_upload_bytes)
+    with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:
+        check_digest(repr_digest, upload)
+        (scan_format,) = await formats_of(context, [upload])
+
+        def add() -> tuple[CohortScan, bool]:
+            return cohorts.add_scan(
+                context.database, context.settings, hospital, cohort, name, upload, scan_format
+            )
+
+        row, created = await to_thread.run_sync(add)
+    response.status_code = 201 if created else 200
+    return _scan_view(row)
+
+
+@router.delete(
+    "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}",
+    status_code=204,
+    responses=problem_responses(404, 409, 410, 422),
+)
+def delete_scan(context: InContext, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
+    """Delete one scan, now. Refused while a job needs it."""
+    cohorts.remove_scan(context.database, context.settings, hospital, cohort, name)
+
+
+def _check_room(context: Context, hospital: str, cohort: str, name: str, size: int) -> None:
+    with context.database.read() as session:
+        cohorts.check_room(session, context.settings, hospital, cohort, name, size)
+
+
+def _view(cohort: Cohort, totals: tuple[int, int]) -> CohortView:
+    return CohortView(
+        id=cohort.id,
+        hospital=cohort.hospital,
+        note=cohort.note,
+        scans=totals[0],
+        bytes=totals[1],
+        created_at=cohort.created_at,
+        expires_at=cohort.expires_at,
+        deleted_at=cohort.deleted_at,
+    )
+
+
+def _scan_view(row: CohortScan) -> ScanView:
+    return ScanView(
+        name=row.name,
+        sha256=f"sha256:{row.sha256}",
+        bytes=row.size,
+        format=row.format,
+        created_at=row.created_at,
+    )

@@ -1,0 +1,168 @@
+"""`/jobs`: long work, of whatever kind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.context import Context, InContext
+from service.database import JobEvent
+from service.errors import JobNotOver
+from service.jobs import events, records
+from service.jobs.folder import JobFolder
+from service.problems import Problem, problem_responses
+from service.routes.job_views import JobSummary, JobView, summary, view
+from service.routes.parameters import HOSPITAL_ID, JobId
+
+router = APIRouter(tags=["jobs"])
+
+# How soon a follower hears of an event.
+_LOOK_SECONDS = 0.3
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+
+
+class JobList(BaseModel):
+    """Jobs, newest first."""
+
+    jobs: list[JobSummary]
+
+
+@router.get("/jobs", responses=problem_responses(422))
+def list_jobs(
+    context: InContext,
+    hospital: Annotated[str | None, Query(pattern=HOSPITAL_ID)] = None,
+    state: Annotated[records.State | None, Query()] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> JobList:
+    """The newest jobs, of one hospital or in one state if that is asked for."""
+    with context.database.read() as session:
+        found = records.listed(session, hospital, state, limit)
+        return JobList(jobs=[summary(session, job) for job in found])
+
+
+@router.get("/jobs/{job}", responses=problem_responses(404, 422))
+def get_job(context: InContext, job: JobId) -> JobView:
+    """How far a job is, and what came of it."""
+    with context.database.read() as session:
+        return view(session, records.get(session, job))
+
+
+@router.delete(
+    "/jobs/{job}",
+    responses={
+        202: {"model": JobView, "description": "Its worker is told to stop."},
+        **problem_responses(404, 422),
+    },
+)
+def cancel_job(context: InContext, job: JobId, response: Response) -> JobView:
+    """Stop a job: at once if it waits, within seconds if it runs. One that is over stays as it ended."""
+    with context.database.write() as session:
+        found = records.cancel(session, job)
+    if found.state == "cancelled":
+        # Nobody has begun it, or its worker has cleared up: the scan it was to work on is not kept.
+        JobFolder(context.settings.state_dir, job).delete()
+    response.status_code = 202 if found.state == "cancelling" else 200
+    with context.database.read() as session:
+        return view(session, records.get(session, job))
+
+
+@router.get(
+    "/jobs/{job}/result",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "What `POST /segment` would have answered. For research use only.",
+            "content": {"application/gzip": _BINARY, "image/png": _BINARY, "application/json": {}},
+        },
+        **problem_responses(404, 409, 410, 422),
+    },
+)
+def get_result(context: InContext, job: JobId) -> Response:
+    """The mask of a job of kind `scan`, until it expires."""
+    with context.database.read() as session:
+        found = records.get(session, job)
+    if found.kind != "scan":
+        raise Problem(
+            404,
+            "no-result",
+            "This job makes no mask",
+            f"Job {job} is of kind '{found.kind}': what came of it is its candidate, at /jobs/{job}.",
+        )
+    if found.state not in records.TERMINAL:
+        raise JobNotOver(f"job {job} is {found.state}: follow /jobs/{job}/events, or ask again in a while")
+    if found.state not in ("succeeded", "fell_back"):
+        raise Problem(
+            409, "job-without-result", "The job made no mask", f"Job {job} is {found.state}: {found.reason}."
+        )
+    stored = JobFolder(context.settings.state_dir, job).read_result()
+    if stored is None:
+        raise Problem(
+            410,
+            "files-deleted",
+            "The result was deleted",
+            f"The files of job {job} have expired or were deleted: send the scan again.",
+        )
+    return Response(stored.body, headers=dict(stored.headers), media_type=stored.media_type)
+
+
+@router.delete("/jobs/{job}/files", status_code=204, responses=problem_responses(404, 409, 422))
+def delete_files(context: InContext, job: JobId) -> None:
+    """Delete a job's pictures and result, now. What it published, and what is known of it, stays."""
+    with context.database.read() as session:
+        found = records.get(session, job)
+    if found.state not in records.TERMINAL:
+        raise JobNotOver(f"job {job} is {found.state} and needs its files: DELETE /jobs/{job} stops it first")
+    JobFolder(context.settings.state_dir, job).delete()
+
+
+def _known(context: InContext, job: JobId) -> None:
+    # Before the stream begins: once it has, no problem can be answered any more.
+    with context.database.read() as session:
+        records.get(session, job)
+
+
+@router.get(
+    "/jobs/{job}/events",
+    response_class=EventSourceResponse,
+    responses=problem_responses(404, 422),
+    dependencies=[Depends(_known)],
+)
+async def follow_job(
+    context: InContext,
+    job: JobId,
+    last_event_id: Annotated[
+        int, Header(ge=0, le=2**53, description="The last one received: the stream goes on after it.")
+    ] = 0,
+) -> AsyncIterator[ServerSentEvent]:
+    """What happens in a job, as server-sent events: `state`, `progress`, `epoch`, `gate`, `warning`.
+
+    Begins with what has happened already, and ends after the state in which the job ended.
+    """
+    last = last_event_id
+    while True:
+        try:
+            found, over = await asyncio.to_thread(_look, context, job, last)
+        except SQLAlchemyError:
+            # The follower comes back with its Last-Event-ID.
+            return
+        for event in found:
+            last = event.id
+            data = {"at": event.at, **event.data}
+            yield ServerSentEvent(id=str(event.id), event=event.type, data=data)
+        if over and not found:
+            return
+        if not found:
+            await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _look(context: Context, job: str, last: int) -> tuple[list[JobEvent], bool]:
+    with context.database.read() as session:
+        # In this order: a job that is over has no more events than those that are read next.
+        over = records.get(session, job).state in records.TERMINAL
+        return events.after(session, job, last), over
