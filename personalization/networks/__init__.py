@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from personalization.networks.fedoap import FedOapUNet
 from personalization.networks.registry import build, initialise, names, register
 from personalization.networks.unet import UNet
 
-__all__ = ["UNet", "build", "initialise", "names", "register"]
+__all__ = ["FedOapUNet", "UNet", "build", "initialise", "names", "register"]
