@@ -108,8 +108,8 @@ class Accepting:
                     422,
                     "cohort-empty",
                     "There is no scan to adapt to",
-                    f"Cohort {cohort} has no scans: PUT /hospitals/{self.hospital}/cohorts/{cohort}/scans/NAME "
-                    "adds one.",
+                    f"Cohort {cohort} has no scans: PUT /hospitals/{self.hospital}/cohorts/{cohort}/scans/"
+                    "NAME adds one.",
                 )
             return records.create(
                 session,

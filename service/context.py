@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 class Context:
     """The parts of one API process.
 
-    `sessions` and `admission` bound what inference may cost, `decoding` how many scans that are to be kept are
-    read at once; `readiness` is refreshed in the background, so that asking for health waits for nobody;
+    `sessions` and `admission` bound what inference may cost, `decoding` how many scans to be kept are read at
+    once; `readiness` is refreshed in the background, so that asking for health waits for nobody;
     `queue` is where long work goes.
     """
 

@@ -31,7 +31,7 @@ async def formats_of(context: Context, uploads: Sequence[Upload]) -> list[str]:
 
 
 def check_digest(header: str | None, upload: Upload) -> None:
-    """Compare with the sha-256 of `Repr-Digest` (RFC 9530), if there is one; other algorithms are passed over.
+    """Compare with the sha-256 of `Repr-Digest` (RFC 9530), if it is there; other algorithms are ignored.
 
     Raises:
         Problem: 422 when something else arrived than was sent.
@@ -45,6 +45,6 @@ def check_digest(header: str | None, upload: Upload) -> None:
             422,
             "digest-mismatch",
             "Not the bytes that were announced",
-            f"Repr-Digest announces sha256:{expected}, received were {upload.size} bytes with {upload.sha256}: "
-            "send the scan again.",
+            f"Repr-Digest announces sha256:{expected}, received were {upload.size} bytes with "
+            f"{upload.sha256}: send the scan again.",
         )

@@ -42,15 +42,15 @@ class JobSummary(BaseModel):
 
 
 class JobView(JobSummary):
-    """A job. `fell_back`: adapting was stopped or helped nothing, so that the model as it was before was kept."""
+    """A job. `fell_back`: adapting was stopped or helped nothing, so the model as it was before was kept."""
 
     parent: str = Field(description="Digest of the routing space that is adapted.")
     cohort: str | None
     options: dict[str, Any]
     epochs: list[dict[str, Any]] = Field(description="Each epoch's losses, and whether it was safe.")
     coefficients: dict[str, Any] | None = Field(
-        description="`values[layer][model]` for `layers` and `models`: whose knowledge each layer uses, of the "
-        "published version or of the latest epoch."
+        description="`values[layer][model]` for `layers` and `models`: whose knowledge each layer uses, of "
+        "the published version or of the latest epoch."
     )
     candidate: CandidateView | None
     gate: dict[str, Any] | None = Field(description="The verdict on the candidate, check by check.")
