@@ -11,45 +11,15 @@ from typing import cast
 
 import pytest
 
-from model_store.artefact import Artefact
 from model_store.errors import ArtefactWithdrawn, ReferenceInvalid, ReferenceNotFound
-from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec, RoutingSpaceManifest
 from model_store.store import Store
-from model_store.task import Task
 from service.assignments import assign
 from service.context import Context
 from service.database import Database, Hospital, upgrade
 from service.errors import HospitalUnknown
 from service.problems import Problem
 from service.selection import Selection, resolve
-
-TASK = Task(name="organ", labels={"organ": (1,)}, size=(32, 32))
-NETWORK = NetworkSpec(name="unet", arguments={"width": 2})
-
-
-def lineage(seed: int) -> Lineage:
-    return Lineage(method="iop-fl", run="r", sites=("CS", "DU"), rounds=1, seed=seed)
-
-
-def publish_model(store: Store, name: str, seed: int = 0, **fields: object) -> Artefact:
-    manifest = ModelManifest(name=name, task=TASK, network=NETWORK, lineage=lineage(seed), **fields)  # type: ignore[arg-type]
-    return store.publish(manifest, {WEIGHTS: f"w{seed}{name}".encode(), GRAPH: f"g{seed}{name}".encode()})
-
-
-def publish_space(store: Store, seed: int, sites: tuple[str, ...] = ("CS", "DU")) -> Artefact:
-    whole = publish_model(store, "brain.global", seed, part_of="brain")
-    inside = {
-        site: publish_model(store, f"brain.{site}", seed, part_of="brain", role="inside", site=site)
-        for site in sites
-    }
-    manifest = RoutingSpaceManifest(
-        name="brain",
-        task=TASK,
-        lineage=lineage(seed),
-        global_model=whole.digest,
-        inside={site: artefact.digest for site, artefact in inside.items()},
-    )
-    return store.publish(manifest, {})
+from tests.unit.service.adapted_versions import publish_model, publish_space
 
 
 @pytest.fixture(scope="module")
