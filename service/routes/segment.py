@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Header, Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from service.answering import answer_upload
 from service.answers import SegmentationReport
-from service.context import InContext
+from service.context import Context, InContext
 from service.inference.pipeline import Stopwatch
+from service.jobs import records
 from service.multipart import malformed
+from service.preferences import preferred_wait
 from service.problems import problem_responses
+from service.routes.job_views import JobView, view
+from service.routes.jobs import get_result
+from service.scan_jobs import ScanRequest, wait_for
 from service.segment_options import read_options, request_body
 from service.selection import resolve
 from service.uploads import UploadLimits, receive
@@ -26,34 +31,53 @@ _HEADERS = {
     "Locum-Request": "Id of this request.",
     "Locum-Model": "`name@version` that was asked for.",
     "Locum-Graph": "sha256 of the onnx graph that answered.",
-    "Locum-Personalization": "Whose network it was: `global`, or `member; site=CS`.",
+    "Locum-Personalization": "Whose network it was: `global`, `member; site=CS`, `hospital; hospital=dune` "
+    "or `scan`.",
     "Locum-Labels": "JSON: mask value -> labels it stands for.",
     "Locum-Warnings": "How many warnings the guard has; output=json lists them.",
     "Server-Timing": "Milliseconds per stage.",
 }
-_ANSWER: dict[int | str, dict[str, Any]] = {
+_APPLIED = {"Preference-Applied": "`wait=N`, when the request asked for it."}
+
+
+def _headers(described: dict[str, str]) -> dict[str, Any]:
+    return {name: {"description": text, "schema": {"type": "string"}} for name, text in described.items()}
+
+
+_ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The mask, a picture of it, or a report, as `output` says. For research use only.",
-        "headers": {
-            name: {"description": text, "schema": {"type": "string"}} for name, text in _HEADERS.items()
-        },
+        "headers": _headers({**_HEADERS, **_APPLIED}),
         "model": SegmentationReport,
         "content": {"application/gzip": _BINARY, "image/png": _BINARY},
-    }
+    },
+    202: {
+        "description": "`personalization=scan`: the job that will have the mask as its result.",
+        "headers": _headers({"Location": "The job.", **_APPLIED}),
+        "model": JobView,
+    },
 }
+Prefer = Annotated[
+    list[str] | None,
+    Header(
+        description="`wait=N` with personalization=scan: answer with the mask if it is there in N seconds."
+    ),
+]
 
 
 @router.post(
     "/segment",
     response_class=Response,
-    responses={**_ANSWER, **problem_responses(404, 408, 410, 413, 415, 422, 503, 507)},
+    responses={**_ANSWERS, **problem_responses(404, 408, 409, 410, 413, 415, 422, 503, 507)},
     openapi_extra={"requestBody": request_body()},
 )
-async def segment_scan(request: Request, context: InContext) -> Response:
+async def segment_scan(request: Request, context: InContext, prefer: Prefer = None) -> Response:
     """Segment one scan.
 
     The scan is deleted once it is answered. A volume is sliced along the task's plane, however its axes are
     stored, and its mask comes back on its own grid and affine.
+
+    With `personalization=scan` a job adapts a model to this scan first. Its result is the mask.
     """
     watch = Stopwatch()
     with watch.stage("receive"):
@@ -64,20 +88,36 @@ async def segment_scan(request: Request, context: InContext) -> Response:
         scan = form.files.get("scan")
         if scan is None:
             raise malformed("the field 'scan' with the scan's file is missing")
-        with watch.stage("select"):
-            selection = await to_thread.run_sync(
-                resolve,
-                context,
-                options.model,
-                options.hospital,
-                options.personalization,
-                options.site,
-            )
-        async with context.admission.slot() as waited:
-            watch.stages["wait"] = waited * 1000
-            if await request.is_disconnected():
-                raise ClientDisconnect
-            request_id = request.state.request_id
-            return await to_thread.run_sync(
-                answer_upload, context, request_id, options, selection, scan, watch
-            )
+        if options.personalization != "scan":
+            with watch.stage("select"):
+                selection = await to_thread.run_sync(
+                    resolve,
+                    context,
+                    options.model,
+                    options.hospital,
+                    options.personalization,
+                    options.site,
+                )
+            async with context.admission.slot() as waited:
+                watch.stages["wait"] = waited * 1000
+                if await request.is_disconnected():
+                    raise ClientDisconnect
+                request_id = request.state.request_id
+                return await to_thread.run_sync(
+                    answer_upload, context, request_id, options, selection, scan, watch
+                )
+        job_id = await ScanRequest(context, request.state.request_id, options, scan).submit()
+    wait = preferred_wait(prefer or (), context.settings.max_wait_seconds)
+    job = await wait_for(request, context, job_id, wait or 0)
+    over = job.state in records.TERMINAL
+    response = await to_thread.run_sync(get_result if over else _accepted, context, job_id)
+    if wait is not None:
+        response.headers["Preference-Applied"] = f"wait={wait}"
+    return response
+
+
+def _accepted(context: Context, job_id: str) -> Response:
+    with context.database.read() as session:
+        body = view(session, records.get(session, job_id)).model_dump_json()
+    headers = {"Location": f"/jobs/{job_id}", "Cache-Control": "no-store"}
+    return Response(body, status_code=202, headers=headers, media_type="application/json")
