@@ -22,6 +22,7 @@ RUN_JOB = "locum.run_job"
 _PREFIX = "locum:"
 # Redis hands a message out again when it was not acknowledged for so long: later than any task may still run.
 _VISIBILITY_MARGIN_SECONDS = 600
+_SOFT_SHARE = 0.95
 
 
 def celery_app(settings: Settings, broker_url: str) -> Celery:
@@ -41,6 +42,8 @@ def celery_app(settings: Settings, broker_url: str) -> Celery:
         worker_prefetch_multiplier=1,
         # One process per GPU.
         worker_concurrency=1,
+        # Told first, so that the job can say why it ended; killed if that does not help.
+        task_soft_time_limit=settings.hard_limit_seconds * _SOFT_SHARE,
         task_time_limit=settings.hard_limit_seconds,
         broker_transport_options={
             "visibility_timeout": settings.hard_limit_seconds + _VISIBILITY_MARGIN_SECONDS,

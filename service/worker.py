@@ -17,7 +17,7 @@ from celery.signals import setup_logging, worker_init, worker_shutdown
 from service import logs
 from service.broker import Broker
 from service.database import Database, upgrade
-from service.queue import VERIFY_STORE, celery_app
+from service.queue import RUN_JOB, VERIFY_STORE, celery_app
 from service.settings import Settings
 from service.verification import verify_store
 
@@ -65,8 +65,17 @@ def verify() -> None:
     _log.info("verified %d versions, %d damaged", verdict.versions, len(verdict.damaged))
 
 
+def run(job_id: str) -> None:
+    """Work on a job."""
+    # Torch comes with it, into the process of the tasks, once there is a job.
+    from service.adaptation.runner import run_job
+
+    run_job(job_id, settings)
+
+
 # Called, not used as decorators: Celery has no types, and such a decorator takes a function's own away.
 setup_logging.connect(_configure_logging)
 worker_init.connect(_prepare)
 worker_shutdown.connect(_finish)
 worker.task(name=VERIFY_STORE)(verify)
+worker.task(name=RUN_JOB)(run)

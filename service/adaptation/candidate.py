@@ -1,0 +1,108 @@
+"""A candidate version: made by a job, published once, and only by the worker that still holds the job."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+from model_store.artefact import Artefact
+from model_store.errors import ReferenceNotFound
+from model_store.guard import ReferenceStatistics
+from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest
+from model_store.store import Store
+from service.adaptation.attempt import Attempt
+from service.adaptation.space import LoadedSpace
+from service.jobs.leases import fenced
+from service.jobs.names import adapted_name
+
+METHOD = "iop-fl-routing"
+DYNAMIC = "dynamic.onnx"
+_SOFTWARE = ("locum", "torch", "onnx", "numpy")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a job found; `dynamic` is None where the routed graph cannot be one onnx file."""
+
+    weights: bytes
+    graph: bytes
+    dynamic: bytes | None
+    epochs: int
+    seed: int
+    details: Mapping[str, Any]
+    statistics: ReferenceStatistics | None
+
+
+def published_by(store: Store, name: str, job_id: str) -> Artefact | None:
+    """The version that this job published before, by whichever of its attempts."""
+    try:
+        versions = store.versions(name)
+    except ReferenceNotFound:
+        return None
+    return next((v.artefact for v in versions if v.artefact.manifest.lineage.run == job_id), None)
+
+
+def publish(
+    attempt: Attempt,
+    store: Store,
+    loaded: LoadedSpace,
+    draft: Draft,
+    *,
+    gate: dict[str, Any],
+    result: dict[str, Any],
+) -> Artefact:
+    """Make the draft the job's candidate version, and keep verdict and result with the job.
+
+    Raises:
+        LeaseLost, JobCancelled: this worker may publish nothing (any more).
+        ArtefactWithdrawn: the parent was withdrawn meanwhile.
+    """
+    job = attempt.job
+    assert job.hospital is not None
+    name = adapted_name(loaded.offered.name, job.hospital)
+    manifest = ModelManifest(
+        name=name,
+        role="hospital",
+        hospital=job.hospital,
+        task=loaded.task,
+        network=loaded.manifest.network,
+        lineage=Lineage(
+            method=METHOD,
+            run=job.id,
+            sites=loaded.offered.manifest.lineage.sites,
+            rounds=draft.epochs,
+            seed=draft.seed,
+            parents=(loaded.offered.digest,),
+            details=dict(draft.details),
+        ),
+        statistics=draft.statistics,
+        software={"python": platform.python_version(), **{part: version(part) for part in _SOFTWARE}},
+    )
+    files = {WEIGHTS: draft.weights, GRAPH: draft.graph}
+    if draft.dynamic is not None:
+        files[DYNAMIC] = draft.dynamic
+
+    def admit() -> None:
+        store.by_digest(loaded.offered.digest)
+        # Nobody else publishes under this name now, and none did for this job: asked here, it stays so.
+        earlier = published_by(Store(store.root), name, job.id)
+        if earlier is not None:
+            raise _AlreadyPublished(earlier)
+        attempt.tick()
+        with fenced(attempt.database, attempt.lease) as (_, row):
+            # Kept before the version is visible: whoever finds it after this worker died finds these too.
+            row.gate, row.result = gate, result
+
+    try:
+        return store.publish(manifest, files, admit=admit)
+    except _AlreadyPublished as found:
+        return found.artefact
+
+
+class _AlreadyPublished(Exception):
+    def __init__(self, artefact: Artefact) -> None:
+        super().__init__(str(artefact))
+        self.artefact = artefact

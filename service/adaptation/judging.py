@@ -1,0 +1,62 @@
+"""Is a candidate fit to be assigned? The same adaptation again, from another seed and from half the scans.
+
+A candidate that learned the hospital comes out the same from any half of it; one that learned noise does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from personalization.gate import Verdict, gather, judge, statistics_distance
+from personalization.routing.config import AdaptationConfig
+from service.adaptation.adapting import Adapted, adapt_and_merge, class_maps
+from service.adaptation.attempt import Attempt
+from service.adaptation.cohort import CohortImages
+from service.adaptation.space import LoadedSpace
+
+# Halves of fewer would be one scan each: what they tell apart is patients, not stability.
+_FEWEST_SCANS = 4
+
+
+def verdict_on(
+    attempt: Attempt,
+    loaded: LoadedSpace,
+    adapted: Adapted,
+    cohort: CohortImages,
+    config: AdaptationConfig,
+    device: torch.device,
+) -> Verdict:
+    """Gather the evidence, which costs as much again as the adaptation twice, and judge it."""
+    tick, images = attempt.tick, cohort.images
+    parent = loaded.space.plain()
+    rivals = []
+    for name, seed, chosen in _rivals(cohort, config):
+        attempt.enter("judging", against=name)
+        rival = adapt_and_merge(
+            loaded.space, images[torch.from_numpy(chosen)], replace(config, seed=seed), device, tick
+        )
+        rivals.append(class_maps(rival.merged, images, device, tick))
+    evidence = gather(
+        candidate=class_maps(adapted.merged, images, device, tick),
+        parent=class_maps(parent, images, device, tick),
+        rivals=rivals,
+        scan_index=cohort.scan_of_image,
+        classes=len(loaded.task.classes),
+        source_warnings=cohort.warned,
+        statistics_distance=statistics_distance(parent.state_dict(), adapted.merged.state_dict()),
+    )
+    return judge(evidence)
+
+
+def _rivals(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
+    """(what it is, its seed, the indices of its images)."""
+    scans = cohort.scan_of_image
+    yield "another seed", config.seed + 1, np.arange(len(scans))
+    if scans.max() + 1 >= _FEWEST_SCANS:
+        for half in (0, 1):
+            # Every other scan: uploads are often sorted, by date or by patient.
+            yield f"half {half + 1} of the scans", config.seed, np.flatnonzero(scans % 2 == half)
