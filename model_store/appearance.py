@@ -45,7 +45,9 @@ def describe(slices: NDArray[np.float32]) -> tuple[tuple[float, ...], bool]:
     background = float((thinned <= lowest + 0.02 * (top - lowest)).mean())
     gradient = (np.abs(np.diff(x, axis=1)).mean() + np.abs(np.diff(x, axis=2)).mean()) / 2
     height, width = x.shape[1:]
-    cells = x.reshape(len(x), height // _CELL, _CELL, width // _CELL, _CELL).mean(axis=(2, 4))
+    rows, columns = height // _CELL, width // _CELL
+    whole = x[:, : rows * _CELL, : columns * _CELL]
+    cells = whole.reshape(len(x), rows, _CELL, columns, _CELL).mean(axis=(2, 4))
     margin_h, margin_w = max(1, height // 10), max(1, width // 10)
     inner = x[:, margin_h:-margin_h, margin_w:-margin_w]
     border = (float(x.sum(dtype=np.float64)) - float(inner.sum(dtype=np.float64))) / (x.size - inner.size)

@@ -85,8 +85,8 @@ class Task(BaseModel):
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")
     kind: Kind = "segmentation"
-    class_names: tuple[ClassName, ...] = ()
-    labels: dict[str, tuple[MaskValue, ...]] = {}
+    class_names: tuple[ClassName, ...] = Field((), validate_default=True)
+    labels: dict[str, tuple[MaskValue, ...]] = Field({}, validate_default=True)
     background: tuple[MaskValue, ...] = (0,)
     channels: Literal[1, 3] = 1
     colour: Literal["refuse", "luminance", "replicate"] = "refuse"
@@ -95,6 +95,26 @@ class Task(BaseModel):
     normalisation: Normalisation = Normalisation()
     size: tuple[int, int]
     patient: str | None = None
+
+    @field_validator("class_names")
+    @classmethod
+    def _names_of_its_kind(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        classifies = info.data.get("kind") == "classification"
+        if classifies and (len(names) < 2 or len({*names}) < len(names)):
+            raise ValueError(f"a classification has at least 2, each once; found {list(names)}")
+        if not classifies and names:
+            raise ValueError("only a classification has them; for one class per image: kind: classification")
+        return names
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_of_its_kind(cls, labels: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        classifies = info.data.get("kind") == "classification"
+        if classifies and labels:
+            raise ValueError("mask values belong to a segmentation; a classification has class_names")
+        if not classifies and not labels:
+            raise ValueError("a segmentation has at least 1; for one class per image: kind: classification")
+        return labels
 
     @field_validator("size")
     @classmethod
@@ -122,28 +142,14 @@ class Task(BaseModel):
         return pattern
 
     @model_validator(mode="after")
-    def _fields_of_its_kind(self) -> Task:
-        if self.kind == "segmentation":
-            self._check_labels()
-        elif self.labels or len(self.class_names) < 2 or len({*self.class_names}) < len(self.class_names):
-            raise ValueError(
-                "a classification has at least two class_names, each once, and no labels; "
-                f"found class_names {list(self.class_names)} and labels {list(self.labels)}"
-            )
-        return self
-
-    def _check_labels(self) -> None:
-        if not self.labels or self.class_names:
-            raise ValueError(
-                "labels: a segmentation has at least 1, and no class_names; for one class per image write "
-                "kind: classification"
-            )
+    def _disjoint(self) -> Task:
         for label, values in self.labels.items():
             if not values:
                 raise ValueError(f"labels: '{label}' has no mask value")
             shared = set(values) & set(self.background)
             if shared:
                 raise ValueError(f"mask values {sorted(shared)} are both background and label '{label}'")
+        return self
 
     @model_serializer(mode="wrap")
     def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Dice, said precisely: per class and sample, with the empty case decided by the caller.
+"""Dice, said precisely: per class and sample, with the empty case decided by the caller; and accuracy.
 
 Legend: B batch (slices or volumes), K classes, ... any spatial axes.
 """
@@ -68,19 +68,36 @@ def foreground_dice(
     return {patient: float(values[1:].nanmean()) for patient, values in by_patient.items()}
 
 
+def accuracy(pred: Tensor, gt: Tensor, classes: int) -> float:
+    """Share of images [N] whose class is right; NaN of none. Raises LabelError as `dice` does."""
+    hits = _hits(pred, gt, classes)
+    return float(hits.mean()) if len(hits) else float("nan")
+
+
+def balanced_accuracy(pred: Tensor, gt: Tensor, classes: int) -> float:
+    """Mean over the classes that `gt` [N] has of the share of their images that are right; NaN of none.
+
+    A class that is absent has no images to be right about: it is left out, not counted as 0 or 1.
+    """
+    hits, labels = _hits(pred, gt, classes), gt.long()
+    images = torch.bincount(labels, minlength=classes).double()
+    right = torch.bincount(labels, weights=hits, minlength=classes)
+    return float((right / images)[images > 0].mean())
+
+
+def _hits(pred: Tensor, gt: Tensor, classes: int) -> Tensor:
+    """[N] float64: 1 where the class is right."""
+    if pred.ndim != 1:
+        raise LabelError(f"expected one class per image, [N], found shape {list(pred.shape)}")
+    _check_labels(pred, gt, classes)
+    return (pred == gt).double()
+
+
 def _counts(pred: Tensor, gt: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
     """|A∩B|, |A| and |B|, each [B, K] float64."""
-    if pred.shape != gt.shape:
-        raise LabelError(f"prediction has shape {list(pred.shape)}, ground truth {list(gt.shape)}")
+    _check_labels(pred, gt, classes)
     if pred.ndim < 2:
         raise LabelError(f"expected class indices [B, ...], found shape {list(pred.shape)}")
-    for name, labels in (("prediction", pred), ("ground truth", gt)):
-        if labels.is_floating_point() or labels.is_complex():
-            raise LabelError(f"{name}: expected integer class indices, found {labels.dtype}")
-        if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
-            raise LabelError(
-                f"{name}: expected classes 0..{classes - 1}, found {int(labels.min())}..{int(labels.max())}"
-            )
     flat_pred, flat_gt = pred.flatten(1), gt.flatten(1)
     columns = []
     for index in range(classes):
@@ -88,3 +105,15 @@ def _counts(pred: Tensor, gt: Tensor, classes: int) -> tuple[Tensor, Tensor, Ten
         columns.append(torch.stack([(in_pred & in_gt).sum(1), in_pred.sum(1), in_gt.sum(1)]))
     overlap, size_pred, size_gt = torch.stack(columns, dim=-1).to(torch.float64)
     return overlap, size_pred, size_gt
+
+
+def _check_labels(pred: Tensor, gt: Tensor, classes: int) -> None:
+    if pred.shape != gt.shape:
+        raise LabelError(f"prediction has shape {list(pred.shape)}, ground truth {list(gt.shape)}")
+    for name, labels in (("prediction", pred), ("ground truth", gt)):
+        if labels.is_floating_point() or labels.is_complex():
+            raise LabelError(f"{name}: expected integer class indices, found {labels.dtype}")
+        if labels.numel() and (int(labels.min()) < 0 or int(labels.max()) >= classes):
+            raise LabelError(
+                f"{name}: expected classes 0..{classes - 1}, found {int(labels.min())}..{int(labels.max())}"
+            )

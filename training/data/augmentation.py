@@ -36,9 +36,20 @@ def transform(
     """Turn and flip each image about its centre, its target with it.
 
     Images are sampled bilinearly and targets (class indices, uint8) at the nearest pixel, on the same grid.
-    What comes from outside repeats the border: a zero would be the mean of a normalised image, and hence
-    tissue.
     """
+    grid = _grid(images_BCHW, angles_B, signs_B2)
+    targets = grid_sample(
+        targets_BHW[:, None].float(), grid, mode="nearest", padding_mode="border", align_corners=False
+    )
+    return _sampled(images_BCHW, grid), targets[:, 0].to(targets_BHW.dtype)
+
+
+def transform_images(images_BCHW: Tensor, angles_B: Tensor, signs_B2: Tensor) -> Tensor:
+    """Turn and flip images that have no target to go with them."""
+    return _sampled(images_BCHW, _grid(images_BCHW, angles_B, signs_B2))
+
+
+def _grid(images_BCHW: Tensor, angles_B: Tensor, signs_B2: Tensor) -> Tensor:
     height, width = images_BCHW.shape[-2:]
     cos, sin = torch.cos(angles_B), torch.sin(angles_B)
     flip_x, flip_y = signs_B2.unbind(1)
@@ -46,9 +57,10 @@ def transform(
     theta = torch.zeros(len(images_BCHW), 2, 3)
     theta[:, 0, 0], theta[:, 0, 1] = flip_x * cos, -flip_x * sin * (height / width)
     theta[:, 1, 0], theta[:, 1, 1] = flip_y * sin * (width / height), flip_y * cos
-    grid = affine_grid(theta, list(images_BCHW.shape), align_corners=False)
-    images = grid_sample(images_BCHW, grid, mode="bilinear", padding_mode="border", align_corners=False)
-    targets = grid_sample(
-        targets_BHW[:, None].float(), grid, mode="nearest", padding_mode="border", align_corners=False
-    )
-    return images, targets[:, 0].to(targets_BHW.dtype)
+    return affine_grid(theta, list(images_BCHW.shape), align_corners=False)
+
+
+def _sampled(images_BCHW: Tensor, grid: Tensor) -> Tensor:
+    """What comes from outside repeats the border: a zero would be the mean of a normalised image, and hence
+    tissue."""
+    return grid_sample(images_BCHW, grid, mode="bilinear", padding_mode="border", align_corners=False)

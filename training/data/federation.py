@@ -5,10 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from model_store.errors import TaskError
 from model_store.task import Task
 from training.data.cases import Case, Federation, Site
+from training.data.classified import Partition, holds_classes, load_folders, load_npz
 from training.data.inference import infer_task
 from training.data.inspection import Look, look_at
 from training.data.layout import find_sites, read_site
@@ -19,18 +21,27 @@ __all__ = ["TASK_FILE", "Case", "Federation", "Site", "load_federation"]
 TASK_FILE = "task.yaml"
 
 
-def load_federation(root: Path, task: Task | None = None) -> Federation:
-    """Read and check the federation folder `root` (see `training.data.layout`).
+def load_federation(
+    root: Path, task: Task | None = None, partition: Partition | None = None
+) -> Federation[Any]:
+    """Read and check the federation folder `root`: see `training.data.layout` for segmentation, and
+    `training.data.classified` for classification, which may also be an .npz, shared out by `partition`.
 
     The task is the one given, else `root/task.yaml`, else inferred (`Federation.inferred`). Raises
     FederationError whose `.problems` lists everything that is wrong, each with its file.
     """
+    if root.is_file():
+        return load_npz(root, task, partition or Partition())
     problems: list[str] = []
+    if partition is not None:
+        raise _refused(root, ["clients and their shares are for an .npz; a folder has its sites already"])
     if task is None and (root / TASK_FILE).is_file():
         try:
             task = Task.load(root / TASK_FILE)
         except TaskError as error:
             raise _refused(root, [str(error)]) from error
+    if task.kind == "classification" if task else holds_classes(root):
+        return load_folders(root, task)
     sites = [read_site(folder, task, problems) for folder in find_sites(root, problems)]
     inferred = task is None
     if task is None:

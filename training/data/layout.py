@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store.errors import TaskError
 from model_store.task import Task
-from training.data.cases import SPLITS, Case, Site, Split, stem_of
+from training.data.cases import SPLITS, AnyCase, Case, Site, Split, stem_of
 
 IMAGES = "images"
 # The Medical Segmentation Decathlon and many others call them labels.
@@ -63,9 +63,9 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     A patient comes from cases.csv, else from the task's `patient` expression, else from the file's own name.
     """
     site = folder.name
-    images = _files(folder / IMAGES)
+    images = files_in(folder / IMAGES)
     masks_folder = next((folder / name for name in MASKS if (folder / name).is_dir()), folder / MASKS[0])
-    masks = _files(masks_folder)
+    masks = files_in(masks_folder)
     if not images and not masks:
         problems.append(f"site '{site}': empty; expected images in {IMAGES}/ and their masks in {MASKS[0]}/")
     problems += [
@@ -76,7 +76,7 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
         f"{site}/{masks_folder.name}/{name}: no image; expected {site}/{IMAGES}/{name}"
         for name in sorted(masks.keys() - images.keys())
     ]
-    rows = _read_rows(folder / CASES, site, problems)
+    rows = read_rows(folder / CASES, site, problems)
     problems += [
         f"{site}/{CASES}: '{name}' is not a file of {IMAGES}/" for name in sorted(rows.keys() - images.keys())
     ]
@@ -91,17 +91,18 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
                 problems.append(f"{site}/{IMAGES}/{name}: {error}")
                 continue
         cases.append(Case(images[name], masks[name], patient, row.split))
-    return Site(site, _whole_patients(site, cases, problems))
+    return Site(site, whole_patients(site, cases, problems))
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def files_in(folder: Path) -> dict[str, Path]:
+    """The visible files of a folder by name; none if there is no such folder."""
     if not folder.is_dir():
         return {}
     return {p.name: p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")}
 
 
-def _read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
-    """cases.csv by file name."""
+def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
+    """cases.csv by file name; none without one. What is wrong is added to `problems`."""
     if not path.is_file():
         return {}
     try:
@@ -133,7 +134,7 @@ def _read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
     return rows
 
 
-def _whole_patients(site: str, cases: list[Case], problems: list[str]) -> tuple[Case, ...]:
+def whole_patients(site: str, cases: list[AnyCase], problems: list[str]) -> tuple[AnyCase, ...]:
     """Give all cases of a patient the split that any of them has; two splits are a problem."""
     declared: dict[str, set[Split]] = {}
     for case in cases:
@@ -145,7 +146,4 @@ def _whole_patients(site: str, cases: list[Case], problems: list[str]) -> tuple[
                 f"{site}/{CASES}: patient '{patient}' is in {' and '.join(sorted(splits))}; "
                 "a patient belongs to one split"
             )
-    return tuple(
-        Case(case.image, case.mask, case.patient, next(iter(declared.get(case.patient, ())), None))
-        for case in cases
-    )
+    return tuple(replace(case, split=next(iter(declared.get(case.patient, ())), None)) for case in cases)

@@ -6,11 +6,11 @@ import hashlib
 
 import numpy as np
 
-from training.data.cases import SPLITS, Site, Split
+from training.data.cases import SPLITS, AnyCase, Site, Split
 from training.errors import FederationError
 
 
-def split_by_patient(site: Site, seed: int, test: float = 0.2, val: float = 0.2) -> Site:
+def split_by_patient(site: Site[AnyCase], seed: int, test: float = 0.2, val: float = 0.2) -> Site[AnyCase]:
     """Put every patient of a site into one split.
 
     `test` is a share of the site's patients, `val` a share of those that then remain. A split that cases.csv
@@ -42,12 +42,12 @@ def split_by_patient(site: Site, seed: int, test: float = 0.2, val: float = 0.2)
     return site.assigned(splits)
 
 
-def all_for_testing(site: Site) -> Site:
+def all_for_testing(site: Site[AnyCase]) -> Site[AnyCase]:
     """Every patient in the test split: a hospital outside the federation."""
     return site.assigned(dict.fromkeys(site.patients, "test"))
 
 
-def folds(site: Site, k: int, seed: int, val: float = 0.2) -> tuple[Site, ...]:
+def folds(site: Site[AnyCase], k: int, seed: int, val: float = 0.2) -> tuple[Site[AnyCase], ...]:
     """`k` versions of the site in which every patient is tested exactly once; cases.csv plays no part.
 
     In each, `val` is a share of the patients that are not tested. Raises ValueError unless
