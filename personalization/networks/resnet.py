@@ -1,0 +1,89 @@
+"""The ResNet-18 of FedISCA and FedBiCross: for small images, so with a 3x3 stem and without its pooling.
+
+He et al., Deep Residual Learning for Image Recognition, 2016, in the variant for CIFAR: at 28 x 28 the last
+map is 4 x 4. It is pooled whole, so that images of any size fit.
+
+Legend: B batch, C channels, K classes, H and W height and width.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from personalization.errors import NetworkError
+from personalization.networks.registry import register
+
+BLOCKS = (2, 2, 2, 2)
+# Below this the three halvings leave nothing to pool.
+LEAST_SIDE = 8
+
+
+@register("resnet18")
+class ResNet18(nn.Module):
+    """ResNet-18 with `width` channels at full resolution, 8x at the bottom.
+
+    `width=64` is the paper's (11,173,962 parameters for 3 channels and 10 classes).
+    """
+
+    def __init__(self, in_channels: int, classes: int, width: int = 64) -> None:
+        super().__init__()
+        for name, value, least in (
+            ("in_channels", in_channels, 1),
+            ("classes", classes, 2),
+            ("width", width, 1),
+        ):
+            if value < least:
+                raise NetworkError(f"resnet18: {name} must be at least {least}, found {value}")
+        self.in_channels = in_channels
+        self.conv1 = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        previous = width
+        for level, count in enumerate(BLOCKS):
+            features = width * 2**level
+            strides = [1 if level == 0 else 2] + [1] * (count - 1)
+            blocks = [
+                _Block(previous if number == 0 else features, features, stride)
+                for number, stride in enumerate(strides)
+            ]
+            self.add_module(f"layer{level + 1}", nn.Sequential(*blocks))
+            previous = features
+        self.linear = nn.Linear(previous, classes)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """Logits [B, K] of images [B, C, H, W].
+
+        Raises NetworkError for another channel count or a side below 8.
+        """
+        shape = tuple(image_BCHW.shape)
+        if len(shape) != 4 or shape[1] != self.in_channels or min(shape[2:]) < LEAST_SIDE:
+            raise NetworkError(
+                f"resnet18: expected images [B, {self.in_channels}, H, W] of at least {LEAST_SIDE} pixels a "
+                f"side, found {list(shape)}"
+            )
+        features = torch.relu(self.bn1(self.conv1(image_BCHW)))
+        for level in range(len(BLOCKS)):
+            features = self.get_submodule(f"layer{level + 1}")(features)
+        logits: Tensor = self.linear(features.mean(dim=(2, 3)))
+        return logits
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions with batch norm beside a shortcut."""
+
+    def __init__(self, channels: int, features: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, features, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(features)
+        self.conv2 = nn.Conv2d(features, features, kernel_size=3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(features)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or channels != features:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(channels, features, kernel_size=1, stride=stride, bias=False),
+                nn.BatchNorm2d(features),
+            )
+
+    def forward(self, features_BCHW: Tensor) -> Tensor:
+        inner = torch.relu(self.bn1(self.conv1(features_BCHW)))
+        return torch.relu(self.bn2(self.conv2(inner)) + self.shortcut(features_BCHW))
