@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from personalization.networks.fedoap import FedOapUNet
 from personalization.networks.registry import build, initialise, names, register
+from personalization.networks.resnet import ResNet18
 from personalization.networks.unet import UNet
 
-__all__ = ["FedOapUNet", "UNet", "build", "initialise", "names", "register"]
+__all__ = ["FedOapUNet", "ResNet18", "UNet", "build", "initialise", "names", "register"]
