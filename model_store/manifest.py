@@ -93,7 +93,8 @@ class ModelManifest(BaseManifest):
     classification to [B, classes].
     `site` names the hospital an inside-personalized model belongs to; `hospital`, with the role `hospital`,
     the one that a model was adapted for, and that alone may be served it. `statistics` is what the guard
-    knows of the scans it was trained on.
+    knows of the scans it was trained on. With `sources`, the graph has a second output `attention` float32
+    [B, sources]: the share of the attention on each of them, in this order, `own` being the image itself.
     """
 
     kind: Literal["model"] = "model"
@@ -102,6 +103,7 @@ class ModelManifest(BaseManifest):
     hospital: str | None = None
     network: NetworkSpec
     statistics: ReferenceStatistics | None = None
+    sources: tuple[str, ...] | None = None
 
     @model_validator(mode="after")
     def _one_owner(self) -> ModelManifest:
@@ -166,9 +168,31 @@ class ClustersManifest(BaseManifest):
         return {f"cluster {name}": digest for name, digest in self.clusters.items()} | self.personal
 
 
-AnyManifest = ModelManifest | RoutingSpaceManifest | ClustersManifest
+class CrossAttentionManifest(BaseManifest):
+    """FedOAP: the shared model with the whole token bank, and the members' exported models, by digest.
+
+    The global model holds the shared part, every site's tokens and a personal part to begin with: what a
+    hospital without a personal part is served, and what one that joins starts from.
+    """
+
+    kind: Literal["cross-attention"] = "cross-attention"
+    global_model: Digest
+    inside: dict[str, Digest]
+
+    @model_validator(mode="after")
+    def _only_parts(self) -> CrossAttentionManifest:
+        if self.part_of is not None:
+            raise ValueError("a cross-attention artefact is offered itself and is no part of another")
+        return self
+
+    def references(self) -> dict[str, str]:
+        """`global` and each site -> digest."""
+        return {"global": self.global_model, **self.inside}
+
+
+AnyManifest = ModelManifest | RoutingSpaceManifest | ClustersManifest | CrossAttentionManifest
 _ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(Annotated[AnyManifest, Field(discriminator="kind")])
-KINDS = ("model", "routing-space", "clusters")
+KINDS = ("model", "routing-space", "clusters", "cross-attention")
 
 
 def parse_manifest(content: bytes, where: str) -> AnyManifest:

@@ -163,7 +163,8 @@ class RoundResult:
 class ModelDraft:
     """One trained network, ready to become an artefact. `site` is None for a model of the federation.
 
-    `cluster` names the hospitals that a cluster's model is for.
+    `cluster` names the hospitals that a cluster's model is for. `sources` names what the shares in the
+    graph's output "attention" are of, for a network that has one.
     """
 
     role: str
@@ -172,6 +173,7 @@ class ModelDraft:
     site: str | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     cluster: str | None = None
+    sources: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

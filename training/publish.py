@@ -17,6 +17,7 @@ from model_store.manifest import (
     GRAPH,
     WEIGHTS,
     ClustersManifest,
+    CrossAttentionManifest,
     Lineage,
     ModelManifest,
     RoutingSpaceManifest,
@@ -72,7 +73,9 @@ def _publish_model(store: Store, origin: Origin, publication: Publication) -> tu
     return (_model(store, origin, draft, publication, name=origin.name, part_of=None),)
 
 
-def _publish_routing_space(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:
+def _publish_global_and_inside(
+    store: Store, origin: Origin, publication: Publication
+) -> tuple[Artefact, ...]:
     digests: dict[str | None, str] = {}
     parts: list[Artefact] = []
     metrics: dict[str, float] = {}
@@ -82,7 +85,7 @@ def _publish_routing_space(store: Store, origin: Origin, publication: Publicatio
         parts.append(part)
         digests[draft.site] = part.digest
         metrics |= {f"{label}.{metric}": value for metric, value in draft.metrics.items()}
-    manifest = RoutingSpaceManifest(
+    manifest = _GLOBAL_AND_INSIDE[publication.kind](
         name=origin.name,
         task=origin.task,
         lineage=origin.lineage,
@@ -143,6 +146,7 @@ def _model(
         lineage=origin.lineage,
         metrics=dict(draft.metrics),
         statistics=publication.statistics,
+        sources=draft.sources,
         software=software(),
     )
     files = {
@@ -152,8 +156,13 @@ def _model(
     return store.publish(manifest, files)
 
 
+_GLOBAL_AND_INSIDE: Mapping[str, type[RoutingSpaceManifest] | type[CrossAttentionManifest]] = {
+    "routing-space": RoutingSpaceManifest,
+    "cross-attention": CrossAttentionManifest,
+}
+
 _KINDS: Mapping[str, Callable[[Store, Origin, Publication], tuple[Artefact, ...]]] = {
     "model": _publish_model,
-    "routing-space": _publish_routing_space,
+    **dict.fromkeys(_GLOBAL_AND_INSIDE, _publish_global_and_inside),
     "clusters": _publish_clusters,
 }

@@ -3,7 +3,18 @@
 from __future__ import annotations
 
 from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedoap import FedOap, FedOapConfig
 from training.methods.iop_fl import IopFl, IopFlConfig
 from training.methods.registry import Method, method, methods
 
-__all__ = ["FedAvg", "FedAvgConfig", "IopFl", "IopFlConfig", "Method", "method", "methods"]
+__all__ = [
+    "FedAvg",
+    "FedAvgConfig",
+    "FedOap",
+    "FedOapConfig",
+    "IopFl",
+    "IopFlConfig",
+    "Method",
+    "method",
+    "methods",
+]

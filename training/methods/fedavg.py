@@ -15,7 +15,6 @@ Stays:   images, masks, and everything else.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -23,7 +22,6 @@ from typing import Any, Literal
 import torch
 from pydantic import Field
 
-from model_store.guard import ReferenceStatistics
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from training.algorithm import (
@@ -41,13 +39,13 @@ from training.algorithm import (
 )
 from training.config import MethodConfig
 from training.data.dataset import SiteData
+from training.methods.describe import DESCRIBE, describe, described, merge_described
 from training.methods.local import Schedule, Score, evaluate, network_of, new_network, state_of, train_locally
 from training.methods.registry import register
 from training.methods.trees import join, part
 
 WEIGHTS = Group("weights", "weights", "mean")
 SCORES = Group("scores", "statistics", "collect", essential=False)
-STATISTICS = Group("statistics", "statistics", "collect", essential=False)
 
 
 class FedAvgConfig(MethodConfig):
@@ -82,7 +80,7 @@ class FedAvg(Algorithm[SiteData]):
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """Describe the data once, train, and validate the last global model, which no round has."""
         return (
-            Phase("describe", 1, (), (STATISTICS,), everyone=True),
+            DESCRIBE,
             Phase("train", self.config.rounds, (WEIGHTS,), (WEIGHTS, SCORES)),
             Phase("validate", 1, (WEIGHTS,), (SCORES,), everyone=True),
         )
@@ -105,7 +103,7 @@ class FedAvg(Algorithm[SiteData]):
         """Validate w_g; in training, go on to train from it."""
         weight = float(len(data.train)) if self.config.aggregation == "sample" else 1.0
         if context.phase == "describe":
-            return ClientResult({STATISTICS.name: _pack(data.statistics)}, weight)
+            return describe(data, weight)
         network = network_of(self.network, received[WEIGHTS.name], context.device)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
         uploads = {SCORES.name: score_state(score)}
@@ -128,11 +126,7 @@ class FedAvg(Algorithm[SiteData]):
     def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
         """Note the scores of the w_g that was sent, keep it if it is the best so far, take the average."""
         if context.phase == "describe":
-            found = [_unpack(state) for state in result.collected.get(STATISTICS.name, {}).values()]
-            merged = _merge([statistics for statistics in found if statistics is not None])
-            return Memory(
-                server.tensors, {**server.facts, "statistics": merged and merged.model_dump(mode="json")}
-            )
+            return Memory(server.tensors, {**server.facts, **merge_described(result)})
         states = {"global": part(server.tensors, "global"), "best": part(server.tensors, "best")}
         facts = self._score(context, server.facts, result)
         if facts["best"] != server.facts.get("best"):
@@ -169,12 +163,11 @@ class FedAvg(Algorithm[SiteData]):
         weights = part(server.tensors, "best" if chosen else "global")
         facts = chosen or server.facts["latest"]
         metrics = {} if facts["val_dice"] is None else {"val_dice": facts["val_dice"]}
-        statistics = server.facts.get("statistics")
         return Publication(
             "model",
             (ModelDraft("global", self.network, weights, metrics=metrics),),
             {"selected_round": facts["round"]},
-            None if statistics is None else ReferenceStatistics.model_validate(statistics),
+            described(server.facts),
         )
 
 
@@ -186,23 +179,3 @@ def score_state(score: Score) -> State:
 def score_metrics(name: str, score: Score) -> dict[str, float]:
     """A score as a metric; nothing when no patient has a Dice."""
     return {name: score.mean} if score.patients else {}
-
-
-def _pack(statistics: ReferenceStatistics | None) -> State:
-    """Statistics as the bytes of their JSON, so that they are counted and refused like all that travels."""
-    content = json.dumps(None if statistics is None else statistics.model_dump(mode="json")).encode()
-    return {"json": torch.tensor(list(content), dtype=torch.uint8)}
-
-
-def _unpack(state: State) -> ReferenceStatistics | None:
-    content = json.loads(bytes(state["json"].tolist()))
-    return None if content is None else ReferenceStatistics.model_validate(content)
-
-
-def _merge(found: list[ReferenceStatistics]) -> ReferenceStatistics | None:
-    if not found:
-        return None
-    merged = found[0]
-    for statistics in found[1:]:
-        merged = merged.merge(statistics)
-    return merged

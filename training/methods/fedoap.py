@@ -1,0 +1,275 @@
+"""FedOAP: Tashdeed et al., FedOAP: organ-agnostic personalized federated learning for tumours, 2025.
+
+Stage 1 (Alg. 1): in a round, site k joins the shared gamma to its personal rho_k, takes a fixed number of
+AdamW steps on both with L_s (appendix G), and sends gamma_k; the server averages (line 7, uniformly):
+
+    gamma <- (1/K) sum_k gamma_k        gamma: all but rho; rho_k: query stage, W_q, spatial adapter
+
+Keys and values of the other sites (Eq. 3) come from a bank: after its steps a site takes the mean of k and v
+over its training images at each position, with the gamma_k it has then, and the server hands them on in the
+next round. Tokens are one round stale, carry no gradient, and a site that sent none is not attended to; in
+round 0 there are own tokens only.
+
+Stage 2: every site fine-tunes all its weights with the perturbed boundary loss, on the last gamma and bank,
+and keeps the best on its own validation patients.
+
+Shared:  gamma_k; mean tokens (kind `features`, bounded, not essential); Dice on validation patients; once,
+         summary statistics. In the phase `export`, and only at sites that consent: the site's whole model.
+Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from model_store.manifest import NetworkSpec
+from model_store.task import Task
+from personalization.binary import binary_loss, perturbed_boundary_loss
+from personalization.networks import FedOapUNet
+from personalization.personal import split
+from training.algorithm import (
+    Algorithm,
+    ClientResult,
+    Context,
+    Group,
+    Memory,
+    Phase,
+    Publication,
+    RoundResult,
+    ServerStage,
+    State,
+)
+from training.data.dataset import SiteData
+from training.errors import SiteFailed
+from training.methods import fedoap_models as models
+from training.methods.adamw import Loss, Optimiser, cosine, train_adamw
+from training.methods.describe import DESCRIBE, describe, merge_described
+from training.methods.fedavg import SCORES, WEIGHTS, score_metrics, score_state
+from training.methods.fedoap_config import FedOapConfig
+from training.methods.iop_fl import PERSONAL, PERSONAL_SCORE
+from training.methods.local import Score, evaluate, new_network, state_of
+from training.methods.registry import register
+from training.methods.tokens import mean_tokens
+from training.methods.trees import join, part
+
+TOKENS = Group("tokens", "features", "collect", essential=False)
+BANK = Group("bank", "features")
+_CLASSES = 2
+
+
+@register("fedoap", FedOapConfig)
+class FedOap(Algorithm[SiteData]):
+    """FedOAP for a task with one foreground class."""
+
+    def __init__(self, config: FedOapConfig, task: Task) -> None:
+        models.check_task(task)
+        self.config = config
+        self.network = NetworkSpec(
+            name="fedoap", arguments={"in_channels": task.in_channels, **config.network}
+        )
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """Describe, stage 1, join and validate the last of it, stage 2, and the consented export."""
+        down = (WEIGHTS, BANK) if self.config.bank else (WEIGHTS,)
+        up = (WEIGHTS, SCORES, TOKENS) if self.config.bank else (WEIGHTS, SCORES)
+        tune = Phase("finetune", self.config.fine_tune_rounds, (), (), everyone=True)
+        return (
+            DESCRIBE,
+            Phase("train", self.config.rounds, down, up),
+            Phase("validate", 1, down, (SCORES,), everyone=True),
+            *((tune,) if tune.rounds else ()),
+            Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True),
+        )
+
+    def initial(self, context: Context) -> Memory:
+        """gamma of round 0, and a drawn personal part, which is no site's, for the global model."""
+        state = state_of(new_network(self.network, context.generator("weights")))
+        shared, personal = self._split(state)
+        return Memory(join({"global": shared, "drawn": personal}), {"scores": {}, "exported": {}})
+
+    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
+        """gamma, and the other sites' tokens."""
+        if not phase.downloads:
+            return {}
+        bank = part(server.tensors, "bank")
+        others = {name: tensor for name, tensor in bank.items() if not name.startswith(f"{site}/")}
+        groups = {WEIGHTS.name: part(server.tensors, "global"), BANK.name: others}
+        return {group.name: groups[group.name] for group in phase.downloads}
+
+    # ------------------------------------------------------------------ at a site
+
+    def client_step(
+        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """The phase's step."""
+        if context.phase == "describe":
+            return describe(data, 1.0)
+        if context.phase == "finetune":
+            return self._fine_tune(context, memory, data)
+        if context.phase == "export":
+            return self._export(memory)
+        personal = part(memory.tensors, "personal") or self._start(context, received[WEIGHTS.name])
+        model = {**received[WEIGHTS.name], **personal}
+        bank = received.get(BANK.name, {})
+        network = self._network(context, model, bank)
+        score = evaluate(network, data.val, _CLASSES, self.config.batch_size)
+        if context.phase == "validate":
+            return self._join(model, bank, score)
+        return self._train(context, memory, data, network, score)
+
+    def _train(
+        self, context: Context, memory: Memory, data: SiteData, network: FedOapUNet, score: Score
+    ) -> ClientResult:
+        """A round of stage 1, on a network that was validated before it."""
+        config = self.config
+        loss, optimiser = train_adamw(
+            network,
+            data.train,
+            lambda images, targets: binary_loss(network.segment(images)[0], targets),
+            self.rates(context.round),
+            self._optimiser(memory),
+            batch_size=config.batch_size,
+            augment=config.augment,
+            generator=context.generator("train"),
+        )
+        shared, personal = self._split(state_of(network))
+        uploads = {WEIGHTS.name: shared, SCORES.name: score_state(score)}
+        if config.bank:
+            uploads[TOKENS.name] = mean_tokens(
+                network, data.train, config.batch_size, config.bounds, context.generator("tokens")
+            )
+        kept = join({"personal": personal, "optimiser": optimiser.moments})
+        return ClientResult(
+            uploads,
+            float(len(data.train)) if config.aggregation == "sample" else 1.0,
+            Memory(kept, {"taken": optimiser.taken}),
+            {**score_metrics("val_dice", score), "loss": loss},
+        )
+
+    def _join(self, model: State, bank: State, score: Score) -> ClientResult:
+        """The end of stage 1: from here on the site's model is one, and its bank stands."""
+        facts = {"total": score.total, "patients": score.patients, "round": 0}
+        kept = Memory(join({"model": model, "bank": bank}), {"latest": facts, "best": facts})
+        return ClientResult({SCORES.name: score_state(score)}, 1.0, kept, score_metrics("val_dice", score))
+
+    def _fine_tune(self, context: Context, memory: Memory, data: SiteData) -> ClientResult:
+        """A round of stage 2, validated after it."""
+        config, model = self.config, self._of(memory, "model")
+        network = self._network(context, model, part(memory.tensors, "bank"))
+        steps = config.fine_tune_steps or config.local_steps
+        loss, optimiser = train_adamw(
+            network,
+            data.train,
+            self._loss(network, context.generator("perturbation")),
+            cosine(
+                config.fine_tune_rate or config.learning_rate,
+                config.least_rate,
+                steps * context.rounds,
+                range(steps * context.round, steps * (context.round + 1)),
+            ),
+            self._optimiser(memory),
+            batch_size=config.batch_size,
+            augment=config.augment,
+            generator=context.generator("train"),
+        )
+        score = evaluate(network, data.val, _CLASSES, config.batch_size)
+        shared, personal = self._split(state_of(network))
+        latest = {"total": score.total, "patients": score.patients, "round": context.round + 1}
+        best = memory.facts["best"]
+        states = {
+            "model": {**shared, **personal},
+            "bank": part(memory.tensors, "bank"),
+            "optimiser": optimiser.moments,
+        }
+        if config.selection == "last" or not score.patients or score.total > best["total"]:
+            best = latest
+        else:
+            states["best"] = part(memory.tensors, "best") or model
+        facts = {"latest": latest, "best": best, "taken": optimiser.taken}
+        metrics = {**score_metrics("personal_val_dice", score), "loss": loss}
+        return ClientResult({}, 1.0, Memory(join(states), facts), metrics)
+
+    def _export(self, memory: Memory) -> ClientResult:
+        """The chosen model. The bank it attends to is the server's already."""
+        model = part(memory.tensors, "best") or self._of(memory, "model")
+        facts = memory.facts["best"]
+        score = Score(facts["total"], facts["patients"])
+        uploads = {PERSONAL.name: model, PERSONAL_SCORE.name: score_state(score)}
+        return ClientResult(uploads, 1.0, metrics=score_metrics("personal_val_dice", score))
+
+    def rates(self, round_: int) -> list[float]:
+        """The learning rates of a round's steps. A cosine per round never decays over the rounds."""
+        config, steps = self.config, self.config.local_steps
+        first, total = (0, steps) if config.cosine == "round" else (round_ * steps, config.rounds * steps)
+        return cosine(config.learning_rate, config.least_rate, total, range(first, first + steps))
+
+    def _loss(self, network: FedOapUNet, generator: torch.Generator) -> Loss:
+        """Stage 2's: one forward pass for both terms of the perturbed boundary loss."""
+        config = self.config
+
+        def loss(images: Tensor, targets: Tensor) -> Tensor:
+            logits = network.segment(images)[0]
+            if config.fine_tune_loss == "plain":
+                return binary_loss(logits, targets)
+            noise = math.sqrt(config.pbl_variance) * torch.randn(logits.shape, generator=generator)
+            return perturbed_boundary_loss(
+                logits,
+                targets,
+                noise.to(logits),
+                threshold=config.pbl_threshold,
+                trade_off=config.pbl_trade_off,
+            )
+
+        return loss
+
+    def _start(self, context: Context, shared: State) -> State:
+        """The personal part of a site that has none yet."""
+        drawn = self._split(state_of(new_network(self.network, context.generator("personal"))))[1]
+        return models.start(self.config, shared, drawn)
+
+    def _optimiser(self, memory: Memory) -> Optimiser:
+        moments = part(memory.tensors, "optimiser")
+        return Optimiser(self.config.weight_decay, moments, memory.facts.get("taken", 0))
+
+    def _network(self, context: Context, model: State, bank: State) -> FedOapUNet:
+        return models.on_device(self.network, model, models.entries(bank), context.device)
+
+    def _split(self, state: State) -> tuple[State, State]:
+        return split(state, own_keys=self.config.kv == "own")
+
+    @staticmethod
+    def _of(memory: Memory, name: str) -> State:
+        found = part(memory.tensors, name)
+        if not found:
+            raise SiteFailed("it has no model of its own: it dropped out of the phase 'validate'")
+        return found
+
+    # ------------------------------------------------------------------ at the server
+
+    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+        """Average, replace the bank by the round's tokens, note the scores; keep what was exported."""
+        if context.phase == "describe":
+            return Memory(server.tensors, {**server.facts, **merge_described(result)})
+        if context.phase == "export":
+            return models.exported(server, result)
+        scores = dict(server.facts["scores"])
+        for site, state in result.collected.get(SCORES.name, {}).items():
+            scores[site] = state["score"].tolist()
+        facts = {**server.facts, "scores": scores}
+        if context.phase != "train":
+            return Memory(server.tensors, facts)
+        sent = result.collected.get(TOKENS.name, {})
+        states: dict[str, State] = {
+            "global": dict(result.reduced[WEIGHTS.name]),
+            "drawn": part(server.tensors, "drawn"),
+            "bank": join({site: dict(entry) for site, entry in sent.items() if entry}),
+        }
+        return Memory(join(states), facts)
+
+    def publication(self, server: Memory) -> Publication:
+        """A cross-attention artefact: the global model, and the exported ones."""
+        return models.publication(self.config, self.network, server)

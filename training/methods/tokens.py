@@ -1,0 +1,64 @@
+"""A site's entry in FedOAP's token bank, and what bounds it: tokens are features of patients.
+
+Legend: B batch, N tokens, D features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from personalization.networks import FedOapUNet
+from training.algorithm import State
+from training.data.dataset import SliceSet
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a site asks of its entry before it leaves.
+
+    `minimum` images at least, or nothing leaves. `clip` bounds the norm of each image's keys, and of its
+    values, so that none weighs more than clip/images in the mean. `noise` is the standard deviation of the
+    Gaussian noise added to the mean, in that unit.
+    """
+
+    minimum: int = 10
+    clip: float | None = None
+    noise: float = 0.0
+
+
+@torch.no_grad()
+def mean_tokens(
+    network: FedOapUNet, slices: SliceSet, batch_size: int, bounds: Bounds, generator: torch.Generator
+) -> State:
+    """{"key": [N, D], "value": [N, D]}: means over a site's training images, as they are; {} for too few.
+
+    Sums are float64, the mean is float32. Leaves the network in evaluation mode.
+    """
+    if len(slices) < bounds.minimum:
+        return {}
+    network.eval()
+    device = next(network.parameters()).device
+    sums: dict[str, Tensor] = {}
+    for images in torch.split(torch.from_numpy(slices.images), batch_size):
+        # A copy is aligned as torch aligns: some kernels add up in another order otherwise.
+        tokens = dict(zip(("key", "value"), network.keys_and_values(images.clone().to(device)), strict=True))
+        for name, entry_BND in tokens.items():
+            added = clipped(entry_BND.cpu().double(), bounds.clip).sum(0)
+            sums[name] = sums[name] + added if name in sums else added
+    mean = {name: total / len(slices) for name, total in sums.items()}
+    if bounds.noise and bounds.clip is not None:
+        deviation = bounds.noise * bounds.clip / len(slices)
+        for tensor in mean.values():
+            tensor += deviation * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+    return {name: tensor.float() for name, tensor in mean.items()}
+
+
+def clipped(tokens_BND: Tensor, clip: float | None) -> Tensor:
+    """Each image's tokens, scaled down to norm `clip` where their norm over N and D is larger."""
+    if clip is None:
+        return tokens_BND
+    norms = tokens_BND.flatten(1).norm(dim=1).clamp(min=torch.finfo(tokens_BND.dtype).tiny)
+    return tokens_BND * (clip / norms).clamp(max=1)[:, None, None]
