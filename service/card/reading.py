@@ -24,6 +24,7 @@ from service.jobs import events, records
 from service.jobs.folder import JobFolder
 
 _PARTS = ("consistency", "entropy", "shape")
+_BOUNDS = {"at least": "≥", "at most": "≤"}
 _LINEAGE = ("method", "sites", "rounds", "seed")
 
 
@@ -166,13 +167,16 @@ def _gate(found: Mapping[str, Any] | None) -> Gate | None:
 
 
 def _check(found: Mapping[str, Any]) -> Check:
-    value, limit, passed = _float(found.get("value")), found.get("limit"), found.get("passed")
+    value, limit, passed = _float(found.get("value")), _float(found.get("limit")), found.get("passed")
+    bound = _BOUNDS.get(str(found.get("bound")), "")
+    # What was not measured counts for nothing; but a value that is no number has failed, and stays failed.
+    unmeasured = value is None and passed is not False
     return Check(
-        name=str(found.get("name", "")),
+        name=str(found.get("name", "")).replace("_", " "),
         meaning=str(found.get("meaning", "")),
         value=value,
-        limit=f"{limit:.4g}" if isinstance(limit, float) else "–" if limit is None else str(limit),
-        passed=passed if isinstance(passed, bool) and value is not None else None,
+        limit="–" if limit is None else f"{bound} {limit:.4g}".strip(),
+        passed=None if unmeasured or not isinstance(passed, bool) else passed,
     )
 
 
