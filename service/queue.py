@@ -9,6 +9,7 @@ delivered twice must therefore do no harm, and every task is written so.
 from __future__ import annotations
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 
 from service.broker import Broker
 from service.errors import BrokerError
@@ -22,6 +23,7 @@ RUN_JOB = "locum.run_job"
 _PREFIX = "locum:"
 # Redis hands a message out again when it was not acknowledged for so long: later than any task may still run.
 _VISIBILITY_MARGIN_SECONDS = 600
+_SEND_SECONDS = 2.0
 _SOFT_SHARE = 0.95
 
 
@@ -68,6 +70,15 @@ class Queue:
     def __init__(self, settings: Settings, broker: Broker) -> None:
         self.broker = broker
         self._celery = celery_app(settings, broker.celery_url)
+        # Whoever sends has a person waiting: a Redis that is down or hangs is told at once, not tried again.
+        self._celery.conf.broker_transport_options |= {
+            "socket_timeout": _SEND_SECONDS,
+            "socket_connect_timeout": _SEND_SECONDS,
+            "connect_retries_timeout": _SEND_SECONDS,
+            "max_retries": 1,
+            "interval_start": 0,
+        }
+        self._unreachable = self._celery.connection_for_write().recoverable_connection_errors
 
     def send(self, task: str, *arguments: str | int) -> None:
         """Put a task into the queue.
@@ -77,7 +88,7 @@ class Queue:
         """
         try:
             self._celery.send_task(task, args=arguments, queue=QUEUE, retry=False)
-        except self._celery.connection_for_write().recoverable_connection_errors as error:
+        except (OperationalError, *self._unreachable) as error:
             raise BrokerError(
                 f"Redis does not take the task ({type(error).__name__}): ask again when /health/ready says "
                 "that it answers"

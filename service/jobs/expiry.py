@@ -33,7 +33,7 @@ def _expire_cohorts(database: Database, settings: Settings) -> None:
         Cohort.deleted_at.is_(None), Cohort.expires_at < datetime.now(UTC)
     )
     with database.read() as session:
-        found = list(session.execute(due).tuples())
+        found = [(row.hospital, row.id) for row in session.execute(due)]
     for hospital, cohort_id in found:
         try:
             cohorts.remove(database, settings, hospital, cohort_id)
