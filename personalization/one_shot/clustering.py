@@ -1,0 +1,108 @@
+"""Stage 1: models that answer noise alike are put together (FedBiCross, Alg. 1, lines 1-5; Eq. 1).
+
+Legend: N models, M probes, C input channels, K classes (clusters where it says so), H and W height and width.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+ProbeOutput = Literal["softmax", "logits"]
+_SEEDS = 2**32
+
+
+@dataclass(frozen=True)
+class Clustering:
+    """The cluster of each model, numbered from 0 by first appearance, and what was tried.
+
+    `silhouettes` has the mean silhouette of every number of clusters that could be formed.
+    """
+
+    assignment: tuple[int, ...]
+    silhouettes: dict[int, float]
+
+    @property
+    def count(self) -> int:
+        """How many clusters there are."""
+        return max(self.assignment) + 1
+
+    def members(self, cluster: int) -> tuple[int, ...]:
+        """The models of a cluster, in order."""
+        return tuple(index for index, found in enumerate(self.assignment) if found == cluster)
+
+
+@torch.no_grad()
+def answers_to_noise(
+    networks: Sequence[nn.Module], probes_MCHW: Tensor, output: ProbeOutput = "softmax", batch_size: int = 64
+) -> Tensor:
+    """What every network says to the same noise, flattened: [N, M·K] float64 on the CPU.
+
+    Softmax is the default: logits of differently long trainings differ in scale, not in opinion.
+    """
+    answers = []
+    for network in networks:
+        network.eval()
+        device = next(network.parameters()).device
+        logits = torch.cat([network(part.to(device)) for part in torch.split(probes_MCHW, batch_size)])
+        chosen = logits.softmax(dim=1) if output == "softmax" else logits
+        answers.append(chosen.double().flatten().cpu())
+    return torch.stack(answers)
+
+
+def cluster(
+    answers: Tensor, generator: torch.Generator, *, least_silhouette: float = 0.05, count: int | None = None
+) -> Clustering:
+    """K-means over the answers [N, D] with the number of clusters of the highest mean silhouette.
+
+    Tried are 2..N-1 clusters; among equals the fewest. One cluster where the best silhouette is below
+    `least_silhouette`, and where nothing can be tried: one model, two (a silhouette needs a pair and a
+    neighbour), or models that all say the same. A model alone in its cluster has the silhouette 0, and so has
+    one at no distance from anybody. With `count`, that many clusters are made, or as many as there are
+    different answers.
+    """
+    models = len(answers)
+    seed = int(torch.randint(_SEEDS, (1,), generator=generator))
+    labels = {tried: _kmeans(answers, tried, seed) for tried in range(2, models)}
+    silhouettes = {
+        tried: _silhouette(answers, found)
+        for tried, found in labels.items()
+        # Fewer different answers than clusters: this many cannot be formed.
+        if len({*found}) == tried
+    }
+    if count is not None:
+        chosen = _kmeans(answers, min(count, models), seed)
+    elif silhouettes and max(silhouettes.values()) >= least_silhouette:
+        chosen = labels[max(silhouettes, key=lambda tried: (silhouettes[tried], -tried))]
+    else:
+        chosen = [0] * models
+    return Clustering(_in_order(chosen), silhouettes)
+
+
+def _kmeans(answers: Tensor, count: int, seed: int) -> list[int]:
+    # More than a second to import, and nothing else here needs it.
+    from sklearn.cluster import KMeans
+    from sklearn.exceptions import ConvergenceWarning
+
+    with warnings.catch_warnings():
+        # Equal answers are no mishap here; the caller counts the clusters.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        found = KMeans(count, n_init=10, random_state=seed).fit_predict(answers.numpy())
+    return [int(label) for label in found]
+
+
+def _silhouette(answers: Tensor, labels: Sequence[int]) -> float:
+    from sklearn.metrics import silhouette_score
+
+    return float(silhouette_score(answers.numpy(), labels))
+
+
+def _in_order(labels: Sequence[int]) -> tuple[int, ...]:
+    """K-means numbers its clusters as it likes; a person wants the first hospital's to be the first."""
+    order = {label: number for number, label in enumerate(dict.fromkeys(labels))}
+    return tuple(order[label] for label in labels)

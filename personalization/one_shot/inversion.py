@@ -1,0 +1,120 @@
+"""Stage 2a: the losses by which noise becomes images that a cluster's models know (DeepInversion).
+
+Yin et al., Dreaming to Distill, 2020, as FedISCA and FedBiCross (Eq. 2) use it: cross-entropy to a chosen
+class, total variation, and the distance of each batch norm's input from its running statistics.
+
+Legend: B batch, C channels, K classes, H and W height and width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+LARGEST_JITTER = 2
+
+
+def total_variation(images_BCHW: Tensor) -> Tensor:
+    """Sum of the L2 norms (not squared) of the differences to four neighbours, each over the whole batch.
+
+    Horizontal, vertical and both diagonals, as DeepInversion's code has it.
+    """
+    x = images_BCHW
+    differences = (
+        x[:, :, :, 1:] - x[:, :, :, :-1],
+        x[:, :, 1:, :] - x[:, :, :-1, :],
+        x[:, :, 1:, 1:] - x[:, :, :-1, :-1],
+        x[:, :, 1:, :-1] - x[:, :, :-1, 1:],
+    )
+    return torch.stack([torch.linalg.vector_norm(difference) for difference in differences]).sum()
+
+
+@dataclass
+class NormDistance:
+    """Collects, over forward passes, how far batch-norm inputs are from the running statistics."""
+
+    terms: list[Tensor] = field(default_factory=list)
+
+    def total(self) -> Tensor:
+        """Sum over the layers of ||var - running var||_2 + ||mean - running mean||_2; 0 without any."""
+        return torch.stack(self.terms).sum() if self.terms else torch.zeros(())
+
+    def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        assert isinstance(module, nn.BatchNorm2d)
+        assert module.running_mean is not None
+        assert module.running_var is not None
+        variance, mean = torch.var_mean(inputs[0], dim=(0, 2, 3), correction=0)
+        self.terms.append(
+            torch.linalg.vector_norm(variance - module.running_var)
+            + torch.linalg.vector_norm(mean - module.running_mean)
+        )
+
+
+@contextmanager
+def norm_distance(networks: Sequence[nn.Module]) -> Iterator[NormDistance]:
+    """Within, every forward pass of the networks adds its batch norms' terms."""
+    distance = NormDistance()
+    handles = [
+        module.register_forward_pre_hook(distance._hook)
+        for network in networks
+        for module in network.modules()
+        if isinstance(module, nn.BatchNorm2d)
+    ]
+    try:
+        yield distance
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@dataclass(frozen=True)
+class InversionWeights:
+    """Weights of the terms; `per_member` divides the batch-norm term by the number of the teacher's models,
+    with which it grows otherwise."""
+
+    total_variation: float = 2.5e-5
+    batch_norm: float = 10.0
+    per_member: bool = True
+
+
+@dataclass(frozen=True)
+class InversionLoss:
+    """The terms of Eq. 2, not weighted, and their weighted sum."""
+
+    total: Tensor
+    cross_entropy: Tensor
+    total_variation: Tensor
+    batch_norm: Tensor
+
+
+def inversion_loss(
+    members: Sequence[nn.Module], images_BCHW: Tensor, labels_B: Tensor, weights: InversionWeights
+) -> InversionLoss:
+    """CE(F(x), y) + a TV(x) + b BN(x), F being the mean of the members' logits, all in evaluation mode."""
+    for member in members:
+        member.eval()
+    with norm_distance(members) as distance:
+        logits = torch.stack([member(images_BCHW) for member in members]).mean(dim=0)
+    batch_norm = distance.total().to(images_BCHW.device)
+    if weights.per_member:
+        batch_norm = batch_norm / len(members)
+    cross_entropy = functional.cross_entropy(logits, labels_B)
+    variation = total_variation(images_BCHW)
+    total = cross_entropy + weights.total_variation * variation + weights.batch_norm * batch_norm
+    return InversionLoss(total, cross_entropy.detach(), variation.detach(), batch_norm.detach())
+
+
+def jitter(images_BCHW: Tensor, generator: torch.Generator) -> Tensor:
+    """The whole batch rolled by up to 2 pixels along each side, so that no pixel is a place of its own."""
+    offsets = torch.randint(-LARGEST_JITTER, LARGEST_JITTER + 1, (2,), generator=generator).tolist()
+    return torch.roll(images_BCHW, offsets, dims=(2, 3))
+
+
+def balanced_labels(count: int, classes: int) -> Tensor:
+    """0, 1, …, K-1, 0, 1, …: [count] int64."""
+    return torch.arange(count) % classes

@@ -1,0 +1,70 @@
+"""Stage 2b: a cluster's models as one teacher, F, and the same adapted to the images' noise, F~.
+
+Legend: B batch, C channels, K classes, H and W height and width.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from personalization.state import State
+
+MOMENTUM = 0.1
+
+
+class Teacher:
+    """F, the mean of the members' logits, and F~: the same weights with running statistics of their own.
+
+    F~ follows the images (mu <- 0.9 mu + 0.1 mu(x), the variance likewise). FedISCA's code adapts them too,
+    but then answers with the batch's statistics, so that the running ones play no part; the paper wants them.
+    """
+
+    def __init__(self, members: Sequence[nn.Module]) -> None:
+        self.members = tuple(members)
+        for member in self.members:
+            member.eval().requires_grad_(False)
+        self.adapted = tuple(_with_own_buffers(member) for member in self.members)
+
+    @torch.no_grad()
+    def adapt(self, images_BCHW: Tensor) -> None:
+        """Let F~'s running statistics follow the images: a pass in training mode."""
+        for network in self.adapted:
+            network.train()
+            network(images_BCHW)
+            network.eval()
+
+    @torch.no_grad()
+    def logits(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """What F and F~ say, [B, K] each, with running statistics."""
+        return _mean_logits(self.members, images_BCHW), _mean_logits(self.adapted, images_BCHW)
+
+    def buffers(self) -> list[State]:
+        """Copies of the statistics of F~, a state per member: all there is to remember of it."""
+        return [
+            {name: buffer.detach().cpu().clone() for name, buffer in network.named_buffers()}
+            for network in self.adapted
+        ]
+
+    def restore(self, buffers: Sequence[State]) -> None:
+        """Take up statistics that `buffers` gave."""
+        for network, state in zip(self.adapted, buffers, strict=True):
+            for name, buffer in network.named_buffers():
+                buffer.copy_(state[name])
+
+
+def _with_own_buffers(network: nn.Module) -> nn.Module:
+    """A copy that shares its parameters: only running statistics take memory again."""
+    shared = {id(parameter): parameter for parameter in network.parameters()}
+    twin: nn.Module = copy.deepcopy(network, shared)
+    for module in twin.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.momentum = MOMENTUM
+    return twin
+
+
+def _mean_logits(networks: Sequence[nn.Module], images_BCHW: Tensor) -> Tensor:
+    return torch.stack([network(images_BCHW) for network in networks]).mean(dim=0)
