@@ -48,30 +48,25 @@ class _RoutedConvolution(nn.Module):
         if coefficients.shape[0] == 1:
             # One image, or one expert: one weight for the whole batch
             coefficients = coefficients.reshape(-1)
-        weight, bias = self.mixed(coefficients)
         if coefficients.ndim == 1:
-            return self._convolve(features_BCHW, weight, bias)
-        # split and unbind, whose gradients are one concatenation each: those of indexing would fill and add
-        # a tensor of the whole batch for every image
-        biases = [None] * len(weight) if bias is None else bias.unbind()
+            return self._convolve(features_BCHW, *self.mixed(coefficients))
+        # Image by image: on a CPU a fifth faster than mixing for the whole batch at once, and no slower than
+        # a grouped convolution, which needs the channels outermost. split and unbind, whose gradients are one
+        # concatenation each: that of an index would fill a tensor of the whole batch for every image.
         return torch.cat(
             [
-                self._convolve(image, own, own_bias)
-                for image, own, own_bias in zip(
-                    torch.split(features_BCHW, 1), weight.unbind(), biases, strict=True
-                )
+                self._convolve(image, *self.mixed(own))
+                for image, own in zip(torch.split(features_BCHW, 1), coefficients.unbind(), strict=True)
             ]
         )
 
-    def mixed(self, coefficients: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weight and bias of coefficients [E], or those of each row of coefficients [B, E]."""
+    def mixed(self, coefficients_E: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weight and the bias of these coefficients."""
         # Channels innermost, as the experts are kept: flattening is then a view, and so is the result
         inner = self.experts.movedim(2, -1)
-        flat = coefficients @ inner.flatten(1)
-        weight = flat.reshape(*coefficients.shape[:-1], *inner.shape[1:])
-        # Counted from the front: the onnx exporter writes a negative axis into the graph as it is
-        weight = weight.movedim(weight.ndim - 1, weight.ndim - 3)
-        return weight, None if self.biases is None else coefficients @ self.biases
+        weight = (coefficients_E @ inner.flatten(1)).reshape(inner.shape[1:])
+        # Axes counted from the front: the onnx exporter writes a negative one into the graph as it is
+        return weight.movedim(3, 1), None if self.biases is None else coefficients_E @ self.biases
 
     def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         raise NotImplementedError
