@@ -17,7 +17,6 @@ from pathlib import Path
 
 from model_store.durable import sync_folder
 
-_ASIDE = ".incoming-"
 # An upload is written within seconds once it was received; what is older was left by a killed process.
 _ASIDE_LIFETIME_SECONDS = 3600.0
 
@@ -26,33 +25,18 @@ class CohortFolder:
     """Making one touches nothing. Files are called by digests: no path has a part that a client wrote."""
 
     def __init__(self, root: Path, cohort_id: str) -> None:
-        self._root = root
         self.path = root / cohort_id
 
     def scan(self, sha256: str) -> Path:
         """Where the scan with this digest (64 hexadecimal digits) lies."""
         return self.path / sha256
 
-    def write_aside(self, chunks: Iterable[bytes]) -> Path:
-        """Write and flush a file that is not yet part of the cohort. Raises OSError when the disk is full."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        aside = self.path / f"{_ASIDE}{uuid.uuid4().hex}"
-        try:
-            with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-                for chunk in chunks:
-                    file.write(chunk)
-                file.flush()
-                os.fsync(file.fileno())
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-        return aside
-
     def keep(self, aside: Path, sha256: str) -> None:
-        """Make it part of the cohort."""
+        """Make a file that was written aside part of the cohort."""
+        self.path.mkdir(mode=0o700, exist_ok=True)
         aside.replace(self.scan(sha256))
         sync_folder(self.path)
-        sync_folder(self._root)
+        sync_folder(self.path.parent)
 
     def remove(self, sha256: str) -> None:
         """Remove one scan. One that is not there is no error."""
@@ -64,14 +48,40 @@ class CohortFolder:
         """Remove every scan. Nothing there is no error."""
         with suppress(FileNotFoundError):
             shutil.rmtree(self.path)
-            sync_folder(self._root)
+            sync_folder(self.path.parent)
 
     def sweep(self, known: Collection[str]) -> int:
-        """Remove what belongs to nobody: files that no row names, and uploads that were cut off."""
-        removed = 0
-        for path in self.path.iterdir() if self.path.is_dir() else ():
-            cut_off = time.time() - path.stat().st_mtime > _ASIDE_LIFETIME_SECONDS
-            if cut_off if path.name.startswith(_ASIDE) else path.name not in known:
-                path.unlink(missing_ok=True)
-                removed += 1
-        return removed
+        """Remove the files that no row names; how many there were."""
+        found = [path for path in self.path.iterdir() if path.name not in known] if self.path.is_dir() else []
+        for path in found:
+            path.unlink()
+        return len(found)
+
+
+def write_aside(root: Path, chunks: Iterable[bytes]) -> Path:
+    """Write and flush a file that is no cohort's yet. Raises OSError when the disk is full."""
+    folder = _aside(root)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = folder / uuid.uuid4().hex
+    try:
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
+
+def sweep_aside(root: Path) -> None:
+    """Remove what a killed process left half written."""
+    for path in _aside(root).glob("*"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime > _ASIDE_LIFETIME_SECONDS:
+                path.unlink()
+
+
+def _aside(root: Path) -> Path:
+    return root / ".incoming"

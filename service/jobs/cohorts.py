@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from service.assignments import registered
 from service.database import Cohort, CohortScan, Database, Job
 from service.errors import CohortFull, CohortGone, CohortInUse, CohortUnknown, ScanNameTaken
-from service.jobs.cohort_files import CohortFolder
+from service.jobs.cohort_files import CohortFolder, write_aside
 from service.jobs.records import TERMINAL
 from service.settings import Settings
 from service.spool import Upload
@@ -144,7 +144,7 @@ def add_scan(
         known = _same(session, cohort_id, name, sha256)
     if known is not None:
         return known, False
-    aside = _write_aside(folder, upload.chunks())
+    aside = _write_aside(settings, upload)
     try:
         with database.write() as session:
             usable(session, hospital, cohort_id, lock=True)
@@ -247,9 +247,9 @@ def _check_room(session: Session, settings: Settings, cohort_id: str, size: int)
         )
 
 
-def _write_aside(folder: CohortFolder, chunks: Iterable[bytes]) -> Path:
+def _write_aside(settings: Settings, upload: Upload) -> Path:
     try:
-        return folder.write_aside(chunks)
+        return write_aside(settings.cohorts, upload.chunks())
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

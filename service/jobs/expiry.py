@@ -12,7 +12,7 @@ from sqlalchemy import select
 from service.database import Cohort, CohortScan, Database, Job
 from service.errors import CohortInUse
 from service.jobs import cohorts
-from service.jobs.cohort_files import CohortFolder
+from service.jobs.cohort_files import CohortFolder, sweep_aside
 from service.jobs.folder import JOB_ID, JobFolder
 from service.jobs.records import TERMINAL
 from service.settings import Settings
@@ -24,6 +24,7 @@ def expire(database: Database, settings: Settings) -> None:
     """Delete the scans of cohorts and the files of jobs whose time has come, and whatever no row knows of."""
     _expire_cohorts(database, settings)
     _expire_jobs(database, settings)
+    sweep_aside(settings.cohorts)
     for folder in _folders(settings.cohorts):
         _sweep(database, settings, folder.name)
 
