@@ -43,6 +43,8 @@ def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int], *, any_
         warnings.simplefilter("ignore", DeprecationWarning)
         # Tracing warns that a network's checks of its input's shape become constants: the size is fixed here.
         warnings.filterwarnings("ignore", message="Converting a tensor to a Python")
+        # Instance norm takes an image's own statistics when evaluated too, and is exported so.
+        warnings.filterwarnings("ignore", message=".*operator 'instance_norm' is set to train=True")
         torch.onnx.export(
             served,
             (example,),

@@ -152,11 +152,11 @@ class FedOapUNet(nn.Module):
         attended = self.to_output(attended.transpose(1, 2).reshape(query.shape))
         residual = query if self.residual else torch.zeros_like(query)
         mixed = self.norm(residual + attended) if self.norm_at == "sum" else residual + self.norm(attended)
-        return mixed, _spread(mass, present, len(self.bank_present))
+        return mixed, _spread(mass, present, self.bank_present.shape[0])
 
     def _entries(self, present: Sequence[int]) -> tuple[Tensor, Tensor]:
         """The bank's entries that are there; all of them without a copy."""
-        if len(present) == len(self.bank_present):
+        if len(present) == self.bank_present.shape[0]:
             return self.bank_key, self.bank_value
         return self.bank_key[present], self.bank_value[present]
 
@@ -207,11 +207,10 @@ def _tokens(features_BCHW: Tensor) -> Tensor:
 
 
 def _spread(mass: Tensor, present: Sequence[int], sites: int) -> Tensor:
-    """Shares of the sites that are there -> of all sites, by a constant matrix (which onnx folds)."""
-    if len(present) == sites:
-        return mass
-    places = torch.tensor([0, *(index + 1 for index in present)])
-    return mass @ torch.nn.functional.one_hot(places, sites + 1).to(mass)
+    """Shares of own tokens and of the sites that are there -> of all sites, 0 for absent ones."""
+    own, *shares = mass.split(1, dim=1)
+    column = dict(zip(present, shares, strict=True))
+    return torch.cat((own, *(column.get(site, torch.zeros_like(own)) for site in range(sites))), dim=1)
 
 
 def _check_arguments(
