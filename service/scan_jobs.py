@@ -131,7 +131,10 @@ def _look(context: Context, job_id: str) -> Job:
 
 def _cancel(context: Context, job_id: str) -> None:
     with context.database.write() as session:
-        records.cancel(session, job_id)
+        job = records.cancel(session, job_id)
+    if job.state == "cancelled":
+        # No worker will clear up after it.
+        JobFolder(context.settings.state_dir, job_id).delete()
 
 
 def _global_manifest(context: Context, space: Artefact) -> ModelManifest:

@@ -14,6 +14,7 @@ from service.answers import SegmentationReport
 from service.context import Context, InContext
 from service.inference.pipeline import Stopwatch
 from service.jobs import records
+from service.jobs.folder import JobFolder
 from service.multipart import malformed
 from service.preferences import preferred_wait
 from service.problems import problem_responses
@@ -110,9 +111,16 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
     wait = preferred_wait(prefer or (), context.settings.max_wait_seconds)
     job = await wait_for(request, context, job_id, wait or 0)
     over = job.state in records.TERMINAL
-    response = await to_thread.run_sync(get_result if over else _accepted, context, job_id)
+    response = await to_thread.run_sync(_collected if over else _accepted, context, job_id)
     if wait is not None:
         response.headers["Preference-Applied"] = f"wait={wait}"
+    return response
+
+
+def _collected(context: Context, job_id: str) -> Response:
+    response = get_result(context, job_id)
+    # Nobody was told of the job, so that nobody else would ever ask for its result, or delete it.
+    JobFolder(context.settings.state_dir, job_id).delete()
     return response
 
 
