@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,7 @@ class Workplace:
             upload.close()
         return made.id
 
-    def adaptation(self, cohort: str, **fields: Any) -> str:
+    def adaptation(self, cohort: str | None, **fields: Any) -> str:
         """A queued job, by default of two epochs."""
         with self.database.write() as session:
             return records.create(
@@ -64,7 +64,7 @@ class Workplace:
         job_id = records.new_id()
         folder = self.folder(job_id)
         folder.write(folder.input, scan)
-        return self.adaptation("", kind="scan", hospital=None, cohort=None, options=options, job_id=job_id)
+        return self.adaptation(None, kind="scan", hospital=None, options=options, job_id=job_id)
 
     def folder(self, job_id: str) -> JobFolder:
         return JobFolder(self.settings.state_dir, job_id)
@@ -76,6 +76,11 @@ class Workplace:
     def events(self, job_id: str, *types: str) -> list[JobEvent]:
         with self.database.read() as session:
             return [e for e in events.after(session, job_id) if not types or e.type in types]
+
+    def expire(self, job_id: str) -> None:
+        """As if the job's worker had not been heard of for long."""
+        with self.database.write() as session:
+            records.get(session, job_id).lease_until = datetime.now(UTC) - timedelta(hours=1)
 
     def candidates(self) -> list[ModelManifest]:
         store = self.store

@@ -1,0 +1,106 @@
+"""Adaptation jobs that cannot be done end in `failed`, say why, and publish nothing."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from model_store.manifest import WEIGHTS
+from service.adaptation.runner import run_job
+from service.database import Cohort
+from tests.integration.service.routing_federation import outside_scans
+from tests.integration.service.workplace import Workplace, opened
+
+
+@pytest.fixture
+def place(tmp_path: Path, routing_store: Path) -> Iterator[Workplace]:
+    with opened(tmp_path, routing_store) as opened_place:
+        yield opened_place
+
+
+def withdrawn(place: Workplace, job_id: str) -> None:
+    place.store.withdraw("organ@1", actor="ada", reason="a site withdrew")
+
+
+def withdrawn_part(place: Workplace, job_id: str) -> None:
+    place.store.withdraw("organ.birch@1", actor="ada", reason="a site withdrew")
+
+
+def damaged(place: Workplace, job_id: str) -> None:
+    path = place.store.open("organ.aster").path / WEIGHTS
+    path.chmod(0o600)
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def deleted(place: Workplace, job_id: str) -> None:
+    with place.database.write() as session:
+        cohort = session.get(Cohort, place.job(job_id).cohort)
+        assert cohort is not None
+        cohort.deleted_at = cohort.created_at
+
+
+def lost(place: Workplace, job_id: str) -> None:
+    for path in place.settings.cohorts.glob("*/*"):
+        path.unlink()
+
+
+def changed(place: Workplace, job_id: str) -> None:
+    for path in place.settings.cohorts.glob("*/*"):
+        path.write_bytes(b"other bytes")
+
+
+@pytest.mark.parametrize(
+    ("happens", "says"),
+    [
+        (withdrawn, r"'organ@1' was withdrawn by ada .*a site withdrew"),
+        (withdrawn_part, r"'organ.birch@1' was withdrawn"),
+        (damaged, r"organ.aster@1: weights.safetensors: expected sha256"),
+        (deleted, r"the scans of cohort \w+ were deleted"),
+        (lost, r"scan 'patient-500.nii.gz' is not on the disk any more"),
+        (changed, r"scan 'patient-500.nii.gz' was changed on the disk"),
+    ],
+)
+def test_what_is_gone_fails_in_words(
+    place: Workplace, happens: Callable[[Workplace, str], None], says: str
+) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(1)))
+    happens(place, job_id)
+    assert_failed(place, job_id, says)
+
+
+@pytest.mark.parametrize(
+    ("name", "scan", "says"),
+    [
+        ("a.png", np.zeros((32, 32, 3), np.uint8), r"scan 'a.png': .*colour"),
+        ("b.bin", b"nothing that is a scan", r"scan 'b.bin': "),
+    ],
+)
+def test_a_scan_that_does_not_fit_is_named(
+    place: Workplace, make_png: Callable[..., bytes], name: str, scan: Any, says: str
+) -> None:
+    if isinstance(scan, np.ndarray):
+        scan[..., 0] = np.arange(32)
+    data = scan if isinstance(scan, bytes) else make_png(scan)
+    assert_failed(place, place.adaptation(place.cohort({name: data})), says)
+
+
+def test_only_a_routing_space_with_scans_is_adapted(place: Workplace) -> None:
+    cohort = place.cohort(outside_scans(1))
+    model = place.store.open("organ.global").digest
+    assert_failed(place, place.adaptation(cohort, parent=model), "only a routing-space can be adapted")
+    assert_failed(place, place.adaptation(place.cohort({})), "has no scan")
+    assert_failed(place, place.adaptation(cohort, options={"epochs": 0}), "epochs")
+
+
+def assert_failed(place: Workplace, job_id: str, says: str) -> None:
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert job.state == "failed"
+    assert job.reason is not None
+    assert re.search(says, job.reason), job.reason
+    assert place.candidates() == []
