@@ -23,7 +23,7 @@ class SafetyLimits:
     explosion   3: of a class's size at step 0. A mask a third or three times as large has an agreement of 0.5
                 at the very most (2 * 1/3 / (1 + 1/3)), so these add little but the name of what happened;
                 and the background, which agreement leaves out, may collapse too.
-    smallest    0.0002 of all pixels (30 of 384x384): a class smaller than that is specks, whose ratios
+    smallest    0.0001 of all pixels (15 of 384x384): a class smaller than that is specks, whose ratios
                 mean nothing. It may vanish.
     room        0.02 of all pixels: to which any class may grow, however small it was.
     divergence  2: the loss is being minimised. Twice that of step 0 is no descent any more, but the rate.
@@ -33,7 +33,7 @@ class SafetyLimits:
     agreement: float = 0.5
     collapse: float = 1 / 3
     explosion: float = 3.0
-    smallest: float = 2e-4
+    smallest: float = 1e-4
     room: float = 0.02
     divergence: float = 2.0
     slack: float = 0.01

@@ -1,0 +1,26 @@
+"""May a candidate be assigned? Answered without labels, from masks and statistics alone.
+
+    verdict = judge(gather(candidate, parent, rivals, scan_index, classes, ...))
+
+It cannot know that a candidate is better. It knows what those that are worse look like: unlike the parent,
+another one after another draw of the dice, with masks that no anatomy has, or made for other images.
+Entropy is not asked: adaptation minimises it, and the surest masks are the collapsed ones.
+"""
+
+from __future__ import annotations
+
+from personalization.gate.evidence import Evidence, gather
+from personalization.gate.statistics import statistics_distance
+from personalization.gate.thresholds import THRESHOLDS, Thresholds
+from personalization.gate.verdict import Check, Verdict, judge
+
+__all__ = [
+    "THRESHOLDS",
+    "Check",
+    "Evidence",
+    "Thresholds",
+    "Verdict",
+    "gather",
+    "judge",
+    "statistics_distance",
+]

@@ -1,0 +1,45 @@
+"""How far the hospital's images are from the source's, as the network's own layers see it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from personalization.errors import StateError
+
+_MEAN, _VARIANCE = ".running_mean", ".running_var"
+# Of batch norm: what it adds to a variance before it divides by it
+_EPSILON = 1e-5
+
+
+def statistics_distance(parent: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> float:
+    """Mean squared Hellinger distance between the running statistics of two states, within 0..1.
+
+    Each channel's statistics are taken as a normal distribution:
+
+        H^2 = 1 - sqrt(2 s s' / (v + v')) exp(-(m - m')^2 / (4 (v + v')))        s = sqrt(v)
+
+    0 where they are equal, 1 where they share nothing; the mean is over the channels of a layer, then over
+    the layers, so that the wide ones deep down do not drown the others. 0 without batch norm,
+    and a channel whose statistics are not numbers counts 1.
+    Raises StateError when the states' statistics do not correspond.
+    """
+    layers = [name.removesuffix(_MEAN) for name in parent if name.endswith(_MEAN)]
+    if layers != [name.removesuffix(_MEAN) for name in merged if name.endswith(_MEAN)]:
+        raise StateError("statistics: the two states have different batch norm layers; compare one network's")
+    distances = []
+    for layer in layers:
+        m, v = _statistics(parent, layer)
+        n, w = _statistics(merged, layer)
+        if m.shape != n.shape:
+            raise StateError(f"statistics of '{layer}': expected {list(m.shape)}, found {list(n.shape)}")
+        affinity = (2 * (v * w).sqrt() / (v + w)).sqrt() * torch.exp(-((m - n) ** 2) / (4 * (v + w)))
+        distances.append(1 - affinity.nan_to_num(0).mean())
+    return float(torch.stack(distances).mean()) if distances else 0.0
+
+
+def _statistics(state: Mapping[str, Tensor], layer: str) -> tuple[Tensor, Tensor]:
+    mean, variance = state[layer + _MEAN].double().cpu(), state[layer + _VARIANCE].double().cpu()
+    return mean, variance + _EPSILON

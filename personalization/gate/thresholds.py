@@ -1,0 +1,36 @@
+"""The gate's thresholds, all of them, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """Set by reasoning and on phantoms, never on the labels of real scans from outside.
+
+    - agreement 0.7: two people who outline the same tumours agree at a Dice of 0.74 to 0.85 (Menze et al.,
+      IEEE TMI 2015); masks that differ by more than that differ by more than opinion. Phantoms: 0.88
+      where adapting helped, 0.65 where scans were turned by 90 degrees and it hurt.
+    - stability 0.8: here only chance differs, so more is asked than beside the parent. Phantoms: 0.93.
+    - size_factor 2: a mask half or twice as large has a Dice of 0.67 at most, so agreement would refuse it as
+      well. This names the cause, and asks it of each class over all scans together.
+    - emptied 0.2: a parent's false alarms may go; a target lost in one scan of five is a target lost.
+    - giant 0.1: one scan of ten may be odd, but no anatomy doubles.
+    - fragments 2: up to twice as many pieces, and one more; noise makes hundreds.
+    - source_warnings 0.5: where most scans do not look like training's, nothing else here is worth much.
+    - statistics_distance 0.06: four times that of a good candidate at the phantom hospital from outside (0.016;
+      members 0.003). Pure noise has 0.03, networks wrecked by a high rate 0.07 and more.
+    """
+
+    agreement: float = 0.7
+    stability: float = 0.8
+    size_factor: float = 2.0
+    emptied: float = 0.2
+    giant: float = 0.1
+    fragments: float = 2.0
+    source_warnings: float = 0.5
+    statistics_distance: float = 0.06
+
+
+THRESHOLDS = Thresholds()

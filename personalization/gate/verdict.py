@@ -1,0 +1,72 @@
+"""Evidence held against the thresholds: a verdict, check by check, in words for a person."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from personalization.gate.evidence import Evidence
+from personalization.gate.thresholds import THRESHOLDS, Thresholds
+
+Bound = Literal["at least", "at most"]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question: `value` must be at least, or at most (`bound`), `limit`.
+
+    A value of None was not measured, and does not count against the candidate.
+    """
+
+    name: str
+    value: float | None
+    limit: float
+    passed: bool
+    meaning: str
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether the candidate may be assigned: it must pass every check."""
+
+    passed: bool
+    checks: tuple[Check, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it: {"passed": ..., "checks": [{"name", "value", "limit", "bound", ...}]}."""
+        return {"passed": self.passed, "checks": [asdict(check) for check in self.checks]}
+
+
+_MEANINGS: dict[str, tuple[Bound, str]] = {
+    "agreement": (
+        "at least",
+        "Dice with the parent's masks, mean over the scans in which either finds anything",
+    ),
+    "stability": (
+        "at least",
+        "Dice with the masks of the same adaptation from another seed, or from half of the scans; the lowest",
+    ),
+    "size_factor": ("at most", "by how much the class that changed most grew or shrank over all scans"),
+    "emptied": (
+        "at most",
+        "share of the scans in which the parent finds something and the candidate nothing",
+    ),
+    "giant": ("at most", "share of the scans with a mask far beyond the parent's largest"),
+    "fragments": ("at most", "pieces per mask, plus one, over those of the parent, plus one"),
+    "source_warnings": ("at most", "share of the scans that do not look like those of training"),
+    "statistics_distance": (
+        "at most",
+        "how far the layers' statistics on these scans are from training's (0 equal, 1 nothing in common)",
+    ),
+}
+
+
+def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> Verdict:
+    """Hold the evidence against the thresholds. A value that is not a number passes no check."""
+    checks = []
+    for name, (bound, meaning) in _MEANINGS.items():
+        value, limit = getattr(evidence, name), getattr(thresholds, name)
+        passed = value is None or (value >= limit if bound == "at least" else value <= limit)
+        checks.append(Check(name, value, limit, passed, meaning, bound))
+    return Verdict(all(check.passed for check in checks), tuple(checks))
