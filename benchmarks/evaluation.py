@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from model_store.guard import ScanSummary, summarise
 from model_store.preprocessing import Geometry, class_map, prepare, restore
-from model_store.scan import decode
+from model_store.scan import Scan, decode
 from model_store.task import Task
 from personalization.metrics import dice
 from training.data.cases import Case
@@ -29,15 +31,15 @@ def patient_dice(network: nn.Module, cases: Iterable[Case], task: Task) -> dict[
         scan = decode(case.image.read_bytes())
         prepared = prepare(scan, task)
         probabilities = _probabilities(network, torch.tensor(prepared.slices))
-        predicted = torch.tensor(restore(probabilities.numpy(), prepared.geometry))
-        truth = torch.tensor(class_map(decode(case.mask.read_bytes()), task))
+        predicted = _tensor(restore(probabilities.numpy(), prepared.geometry))
+        truth = _tensor(class_map(decode(case.mask.read_bytes()), task))
         voxels.setdefault(case.patient, []).append((predicted.flatten(), truth.flatten()))
     classes = len(task.classes)
     return {patient: _dice(pairs, classes) for patient, pairs in sorted(voxels.items())}
 
 
 @dataclass(frozen=True)
-class Scan:
+class ReadScan:
     """One scan's share of `Scans`: how many slices, the way back to its own grid, and the truth there."""
 
     patient: str
@@ -49,24 +51,25 @@ class Scan:
 
 @dataclass(frozen=True)
 class Scans:
-    """A hospital's scans, decoded and prepared once for many networks. `images` [N, C, H, W], scan by scan."""
+    """A hospital's scans, decoded and prepared once for many networks. `images`: [N, C, H, W]."""
 
     images: Tensor
-    scans: tuple[Scan, ...]
+    scans: tuple[ReadScan, ...]
     classes: int
 
     @classmethod
-    def load(cls, cases: Iterable[Case], task: Task) -> Scans:
-        """Decode and prepare; all slices are held in memory."""
+    def load(cls, cases: Iterable[Case], task: Task, change: Callable[[Scan], Scan] | None = None) -> Scans:
+        """Decode, `change` if asked to, and prepare; all slices are held in memory."""
         images: list[Tensor] = []
-        scans: list[Scan] = []
+        scans: list[ReadScan] = []
         for case in cases:
             scan = decode(case.image.read_bytes())
+            scan = change(scan) if change else scan
             prepared = prepare(scan, task)
-            truth = torch.tensor(class_map(decode(case.mask.read_bytes()), task))
+            truth = _tensor(class_map(decode(case.mask.read_bytes()), task))
             images.append(torch.tensor(prepared.slices))
             count = len(prepared.slices)
-            scans.append(Scan(case.patient, count, prepared.geometry, truth, summarise(scan, prepared)))
+            scans.append(ReadScan(case.patient, count, prepared.geometry, truth, summarise(scan, prepared)))
         return cls(torch.cat(images), tuple(scans), len(task.classes))
 
     @property
@@ -78,6 +81,11 @@ class Scans:
     def scan_index(self) -> list[int]:
         """For every slice the number of its scan."""
         return [number for number, scan in enumerate(self.scans) for _ in range(scan.slices)]
+
+    @property
+    def mixed(self) -> Tensor:
+        """The images in `mixed_order`, for what takes them batch by batch."""
+        return self.images[mixed_order(len(self.images))]
 
     def of(self, patients: Collection[str]) -> Scans:
         """The scans of some patients."""
@@ -92,26 +100,31 @@ class Scans:
         voxels: dict[str, list[tuple[Tensor, Tensor]]] = {}
         parts = torch.split(probabilities_NKHW, [scan.slices for scan in self.scans])
         for scan, part in zip(self.scans, parts, strict=True):
-            predicted = torch.tensor(restore(part.numpy(), scan.geometry))
+            predicted = _tensor(restore(part.numpy(), scan.geometry))
             voxels.setdefault(scan.patient, []).append((predicted.flatten(), scan.truth.flatten()))
         return {patient: _dice(pairs, self.classes) for patient, pairs in sorted(voxels.items())}
 
 
+def mixed_order(count: int) -> list[int]:
+    """An order in which each batch of consecutive slices has some of the whole set.
+
+    Neighbours belong to one patient: where batch norm uses a batch's own statistics, they are to be the
+    hospital's.
+    """
+    batches = math.ceil(count / BATCH)
+    return [index for first in range(batches) for index in range(first, count, batches)]
+
+
 @torch.no_grad()
 def predict(network: nn.Module, images_NCHW: Tensor) -> Tensor:
-    """Probabilities [N, K, H, W] on the CPU; the network is put into evaluation mode.
-
-    Every batch takes slices from the whole set, since neighbours belong to one patient: where batch norm uses
-    the batch's own statistics, they are to be the hospital's, not a patient's.
-    """
+    """Probabilities [N, K, H, W] on the CPU, in `mixed_order`; the network is put into evaluation mode."""
     network.eval()
     device = next(network.parameters()).device
-    count = math.ceil(len(images_NCHW) / BATCH)
-    batches = [images_NCHW[first::count] for first in range(count)]
-    parts = [torch.softmax(network(batch.to(device)), dim=1).cpu() for batch in batches]
-    result = torch.empty(len(images_NCHW), *parts[0].shape[1:])
-    for first, part in enumerate(parts):
-        result[first::count] = part
+    order = mixed_order(len(images_NCHW))
+    batches = images_NCHW[order].tensor_split(math.ceil(len(order) / BATCH))
+    found = torch.cat([torch.softmax(network(batch.to(device)), dim=1).cpu() for batch in batches])
+    result = torch.empty_like(found)
+    result[order] = found
     return result
 
 
@@ -127,6 +140,11 @@ def _probabilities(network: nn.Module, slices_SCHW: Tensor) -> Tensor:
     device = next(network.parameters()).device
     parts = [torch.softmax(network(part.to(device)), dim=1).cpu() for part in torch.split(slices_SCHW, BATCH)]
     return torch.cat(parts)
+
+
+def _tensor(labels: NDArray[np.uint8]) -> Tensor:
+    """A volume that was flipped to the patient's axes runs backwards in memory, which torch refuses."""
+    return torch.from_numpy(np.ascontiguousarray(labels))
 
 
 def _dice(pairs: Sequence[tuple[Tensor, Tensor]], classes: int) -> float:

@@ -79,16 +79,21 @@ def run(
     compute: Compute,
     state_dir: Path = STATE_DIR,
     after_each: Callable[[], None] | None = None,
+    ready: Callable[[Cell], bool] | None = None,
 ) -> list[dict[str, JSON]]:
     """Compute the cells that have no row yet, one after the other; return the rows of all of `cells`.
 
     A cell that another run holds is left to it, so that fewer rows than cells may come back. An exception
     of `compute` ends the run; what was finished stays, and so does the cell's folder. `after_each` is called
     after every cell that was computed: a place to write the page, so that it never lags behind the rows.
+    A cell that is not `ready` when its turn comes is left for another time.
     """
     for number, cell in enumerate(cells, start=1):
         label = f"{name} {number}/{len(cells)} {describe(cell)}"
         if key(cell) in rows.finished():
+            continue
+        if ready is not None and not ready(cell):
+            print(f"{label}: not ready", flush=True)
             continue
         work = state_dir / name / hashlib.sha256(key(cell).encode()).hexdigest()[:16]
         with _claimed(work) as mine:

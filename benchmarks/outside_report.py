@@ -1,0 +1,164 @@
+"""The page of `benchmarks.outside`: Dice of every arm at every site left out, differences, gate, tries."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import scores as tables
+from benchmarks.harness import Cell, Rows
+from benchmarks.outside_gate_report import gate_sections
+from benchmarks.scores import Scores
+from benchmarks.tables import table, write_page
+
+GLOBAL = "global (running)"
+FIRST = (GLOBAL, "global (test)", "global (baked)", "average (running)", "average (test)", "uniform (test)")
+LAST = ("ensemble (running)", "ensemble (test)", "tent")
+REFERENCES = (GLOBAL, "global (baked)", "ensemble (test)", "tent")
+MODES = {
+    "transductive": "learned on all patients of the site, who are reported",
+    "inductive": "learned on one half of the patients, the other half reported, in turn",
+}
+
+
+def page(path: Path, usual_of: Callable[[Cell], Mapping[str, Any]], command: str) -> None:
+    """Write the page beside the rows: a part per setting, those first that adapt as the profile does.
+
+    `usual_of` gives how a cell's arms adapt unless told otherwise; what differs from it is a try.
+    """
+    parts: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for row in Rows(path).read():
+        cell = row["cell"]
+        parts.setdefault((_base(cell), *_changes(usual_of(cell), cell)), []).append(row)
+    sections: list[str] = []
+    for base, *changes in sorted(parts, key=lambda part: (len(part) > 1, part)):
+        rows = parts[(base, *changes)]
+        title = rows[0]["cell"]["set"] + (f", a try: {', '.join(changes)}" if changes else "")
+        # A try is held against the arms that it leaves as they are.
+        others = [row for row in parts.get((base,), []) if row["cell"]["arms"] == "plain"]
+        sections += [f"## {title}", _about(rows), *_tables([*others, *rows] if changes else rows)]
+    write_page(
+        path.with_suffix(".md"),
+        "Outside personalization",
+        command,
+        path,
+        sections or ["No cell is finished yet."],
+    )
+
+
+def scores_of(rows: Sequence[Mapping[str, Any]], mode: str) -> Scores:
+    """Every patient's Dice by arm and seed: the arms of one mode, and those that learn nothing."""
+    scores: Scores = {}
+    for row in rows:
+        cell, dice = row["cell"], row["result"].get("dice", {})
+        for arm, patients in {**dice.get("unadapted", {}), **dice.get(mode, {})}.items():
+            tables.add(scores, arm, cell["seed"], cell["site"], patients)
+    singles = [arm for arm in scores if arm.startswith("single ") and arm.endswith(" (test)")]
+    if singles:
+        scores["single models, mean (test)"] = _mean_of(scores, singles)
+    return {arm: found for arm, found in scores.items() if not arm.startswith("single ") or "mean" in arm}
+
+
+def _mean_of(scores: Scores, arms: Sequence[str]) -> dict[int, dict[tables.Patient, float]]:
+    """The mean Dice of several arms. Which models there are depends on the site."""
+    values: dict[int, dict[tables.Patient, list[float]]] = {}
+    for arm in arms:
+        for seed, patients in scores[arm].items():
+            for patient, dice in patients.items():
+                values.setdefault(seed, {}).setdefault(patient, []).append(dice)
+    return {
+        seed: {patient: float(np.mean(found)) for patient, found in patients.items()}
+        for seed, patients in values.items()
+    }
+
+
+def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    sections = []
+    for mode, meaning in MODES.items():
+        scores = scores_of(rows, mode)
+        if scores:
+            sections += [f"### {mode.capitalize()}: {meaning}", _by_arm(scores)]
+            if differences := tables.differences_table(scores, list(_comparisons(scores))):
+                sections.append(differences)
+            if undefined := tables.count_undefined(scores):
+                sections.append(f"Left out as undefined: {undefined} values over all arms and seeds.")
+    return sections + gate_sections([line for row in rows for line in _gate_of(row)])
+
+
+def _by_arm(scores: Scores) -> str:
+    """A row per arm. Seeds count only once they have every site, so that means compare."""
+    sites = tables.sites_of(scores)
+    body = [
+        [
+            arm,
+            *(tables.mean_at(_at(scores[arm], site), [site]) for site in sites),
+            tables.mean_of_sites(_complete(scores[arm], sites), sites),
+            len(_complete(scores[arm], sites)),
+        ]
+        for arm in _ordered(scores)
+    ]
+    header = ["Dice", *(f"{site} ({tables.count_patients(scores, site)})" for site in sites)]
+    return table([*header, "mean of sites", "seeds"], body)
+
+
+def _at(by_seed: Mapping[int, Mapping[tables.Patient, float]], site: str) -> dict[int, Any]:
+    return {seed: found for seed, found in by_seed.items() if any(unit[0] == site for unit in found)}
+
+
+def _complete(by_seed: Mapping[int, Mapping[tables.Patient, float]], sites: Sequence[str]) -> dict[int, Any]:
+    return {seed: found for seed, found in by_seed.items() if {unit[0] for unit in found} == set(sites)}
+
+
+def _ordered(scores: Scores) -> list[str]:
+    middle = sorted(arm for arm in scores if arm not in (*FIRST, *LAST))
+    return [arm for arm in (*FIRST, *middle, *LAST) if arm in scores]
+
+
+def _comparisons(scores: Scores) -> Iterator[tuple[str, str]]:
+    """What is served against the simpler ways, and these among themselves."""
+    for arm in _ordered(scores):
+        if arm.startswith("routing ") and arm.endswith("(merged)"):
+            yield from ((arm, reference) for reference in REFERENCES)
+    yield "global (test)", GLOBAL
+    yield "global (baked)", GLOBAL
+    yield "ensemble (test)", GLOBAL
+    yield "tent", GLOBAL
+
+
+def _gate_of(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    where = {name: row["cell"][name] for name in ("site", "seed")}
+    planted = row["cell"]["arms"] == "planted"
+    for line in row["result"].get("gate", []):
+        yield {**line, **where, "planted": planted and line["candidate"] != "few scans"}
+
+
+def _about(rows: Sequence[Mapping[str, Any]]) -> str:
+    cell = rows[0]["cell"]
+    method = ", ".join(f"{name} {value}" for name, value in cell["method"].items())
+    done = Counter(row["cell"]["arms"] for row in rows)
+    finished = ", ".join(f"{count} of {arms}" for arms, count in sorted(done.items()))
+    return (
+        f"Profile `{cell['profile']}`: federations of all sites but one ({method}); at the site left out "
+        f"{cell['adaptation']['epochs']} epochs. Finished cells (site and seed): {finished}.\n\n"
+        "Foreground Dice per patient on the scan's own grid; no label is used but for this table. Batch "
+        "norm: *running* statistics of training, *test* those of batches of the hospital's scans, *baked* "
+        "those of all scans that were learned from. *Merged* is one plain network, which is what is served. "
+        "± is the standard deviation over seeds; intervals are 95 %, paired bootstrap over patients (their "
+        "differences averaged over seeds first), drawn within sites."
+    )
+
+
+def _base(cell: Cell) -> str:
+    return json.dumps([cell[name] for name in ("set", "profile", "size", "method")])
+
+
+def _changes(usual: Mapping[str, Any], cell: Cell) -> list[str]:
+    """What of the adaptation is not as usual; of the loss only what the preset's name does not say."""
+    found = cell["adaptation"]
+    changed = [f"{name} = {value}" for name, value in found.items() if usual.get(name) != value]
+    return [change for change in changed if not change.startswith("loss") or len(changed) == 1]

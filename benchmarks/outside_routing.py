@@ -1,0 +1,147 @@
+"""The arms that route: learned on one set of scans, as learned and merged, reported on the same or another.
+
+What is learned per image and what the batch lends are told apart:
+
+                   batch norm of each batch      batch norm baked on what was learned from
+    per image      (dynamic, test)               (dynamic, baked)   the dynamic graph
+    mean           (mean, test)                  (merged)           one plain network: what is served
+
+With direct coefficients the rows coincide, since they are the same for every image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from benchmarks.evaluation import BATCH, Scans, mean_dice, predict
+from benchmarks.outside_arms import Arms, Hospital, Models, halves, rounded
+from benchmarks.outside_gate import Judge
+from personalization.routing.adapt import Adaptation, adapt
+from personalization.routing.bake import bake_dynamic
+from personalization.routing.checkpoint import Checkpoint
+from personalization.routing.config import AdaptationConfig
+from personalization.routing.merge import mean_coefficients, merge
+from personalization.routing.network import route, with_coefficients
+from personalization.routing.routers import PooledRouter
+from personalization.routing.safety import SafetyLimits
+from personalization.routing.space import RoutingSpace
+
+_LIMITS = SafetyLimits()
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """A routed network at the epoch that the unsupervised loss chose, and the same merged."""
+
+    routed: nn.Module
+    merged: nn.Module
+    coefficients_LE: Tensor
+    adaptation: Adaptation
+    diagnostic_dice: tuple[float, ...]
+
+
+def learn(
+    space: RoutingSpace,
+    scans: Scans,
+    config: AdaptationConfig,
+    diagnosed: Scans | None = None,
+    limits: SafetyLimits = _LIMITS,
+) -> Adapted:
+    """Route the space over these scans. Of `diagnosed` the Dice is noted per epoch, and read by nobody."""
+    network = route(space, config.router)
+    images = scans.mixed
+    dice: list[float] = []
+
+    def note(_checkpoint: Checkpoint) -> None:
+        if diagnosed is not None:
+            dice.append(mean_dice(diagnosed.dice(predict(network, diagnosed.images))))
+
+    adaptation = adapt(network, images, config, after_epoch=note, limits=limits)
+    coefficients = mean_coefficients(network, images, BATCH)
+    return Adapted(network, merge(space, network, images), coefficients, adaptation, tuple(dice))
+
+
+def arms_of(space: RoutingSpace, adapted: Adapted, learned: Scans, reported: Scans) -> Arms:
+    """Dice per patient of the four ways to predict; of two where coefficients do not depend on the image."""
+    networks = {"dynamic, test": adapted.routed, "merged": adapted.merged}
+    if any(isinstance(module, PooledRouter) for module in adapted.routed.modules()):
+        networks |= {
+            "dynamic, baked": bake_dynamic(space, adapted.routed, learned.mixed),
+            "mean, test": with_coefficients(adapted.routed, adapted.coefficients_LE),
+        }
+    return {name: reported.dice(predict(network, reported.images)) for name, network in networks.items()}
+
+
+def routing_arms(
+    models: Models, judge: Judge, hospital: Hospital, config: AdaptationConfig, quarters: bool
+) -> dict[str, Any]:
+    """A cell's result for one preset and router: Dice, the epochs, and the gate's verdict on each candidate.
+
+    `quarters`: judge the inductive candidates too, whose rivals come from other seeds and halves of halves.
+    """
+    space, everything = models.space(), hospital.scans
+    name = f"routing {config.preset}" + (" pooled" if config.router == "pooled" else "")
+    whole = learn(space, everything, config, everything)
+    parts = [learn(space, half, config) for half in hospital.halves]
+    other = learn(space, everything, other_seed(config))
+    inductive: Arms = {}
+    candidates = [
+        judge.record(
+            f"{name}, transductive",
+            whole.merged,
+            [other.merged, *(part.merged for part in parts)],
+            everything,
+            everything,
+        )
+    ]
+    for adapted, (learned, reported) in zip(parts, hospital.turns(), strict=True):
+        for arm, dice in arms_of(space, adapted, learned, reported).items():
+            inductive.setdefault(f"{name} ({arm})", {}).update(dice)
+        if quarters:
+            rivals = rivals_of(space, learned, config)
+            candidates.append(judge.record(f"{name}, inductive", adapted.merged, rivals, learned, reported))
+    transductive = arms_of(space, whole, everything, everything)
+    return {
+        "dice": {
+            "transductive": rounded({f"{name} ({arm})": dice for arm, dice in transductive.items()}),
+            "inductive": rounded(inductive),
+        },
+        "adaptations": [facts_of(adapted) for adapted in (whole, *parts)],
+        "gate": candidates,
+        "diagnostic_dice_by_epoch": {name: [round(d, 4) for d in whole.diagnostic_dice]},
+    }
+
+
+def rivals_of(
+    space: RoutingSpace, scans: Scans, config: AdaptationConfig, limits: SafetyLimits = _LIMITS
+) -> list[nn.Module]:
+    """What the gate holds a candidate against: another seed, and each half of its scans."""
+    ways = [(scans, other_seed(config))]
+    ways += [(scans.of(half), config) for half in halves(scans.patients, config.seed)]
+    return [learn(space, some, settings, limits=limits).merged for some, settings in ways]
+
+
+def other_seed(config: AdaptationConfig) -> AdaptationConfig:
+    """The same with other noise."""
+    return replace(config, seed=config.seed + 1000)
+
+
+def facts_of(adapted: Adapted) -> dict[str, Any]:
+    """How an adaptation went: the losses, which epoch won, how it ended, and the mixture of each layer."""
+    found = adapted.adaptation
+    return {
+        "best_epoch": found.best_epoch,
+        "stopped": found.stopped,
+        "fell_back": found.fell_back,
+        "history": [
+            {field: _short(value) for field, value in asdict(record).items()} for record in found.history
+        ],
+        "coefficients": [[round(float(r), 3) for r in row] for row in adapted.coefficients_LE],
+    }
+
+
+def _short(value: object) -> object:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
