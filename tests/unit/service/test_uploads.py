@@ -14,10 +14,11 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
+from service.errors import CohortFull
 from service.multipart import MAX_FIELD_BYTES, MAX_FIELDS
 from service.problems import Problem
 from service.spool import IN_MEMORY_BYTES, prepare_spool
-from service.uploads import UploadForm, UploadLimits, receive
+from service.uploads import UploadForm, UploadLimits, receive, receive_body
 
 BOUNDARY = "f00-ba4"
 LIMITS = UploadLimits(max_bytes=3 * IN_MEMORY_BYTES)
@@ -204,6 +205,81 @@ def test_a_client_that_stalls_is_told_so(spool: Path) -> None:
     with pytest.raises(Problem) as refused:
         asyncio.run(scenario())
     assert refused.value.status == 408
+
+
+def send_many(spool: Path, *scans: bytes, files: int = 2000) -> UploadForm:
+    body = body_of(*(('name="scans"; filename="a"', scan) for scan in scans), ('name="model"', b"brain"))
+    pieces = (body[i : i + 65536] for i in range(0, len(body), 65536))
+    limits = UploadLimits(LIMITS.max_bytes, max_files=files)
+    request = request_of(pieces)
+    return asyncio.run(receive(request, spool, limits, file_fields=("scans",), repeated_fields=("scans",)))
+
+
+def test_a_field_that_may_be_repeated_holds_its_files_in_order(spool: Path) -> None:
+    draw = random.Random(2)
+    scans = [draw.randbytes(draw.choice((0, 1, 1000, IN_MEMORY_BYTES // 3))) for _ in range(7)]
+    with send_many(spool, *scans) as form:
+        received = form.repeated["scans"]
+        assert [upload.read() for upload in received] == scans
+        assert [b"".join(upload.chunks()) for upload in reversed(received)] == scans[::-1]
+        assert [upload.size for upload in received] == [len(scan) for scan in scans]
+        assert [upload.sha256 for upload in received] == [
+            "sha256:" + hashlib.sha256(scan).hexdigest() for scan in scans
+        ]
+        assert (form.fields, form.files) == ({"model": "brain"}, {})
+    assert open_files(spool) == []
+
+
+def test_thousands_of_files_take_one_descriptor(spool: Path) -> None:
+    with send_many(spool, *[b"x" * 1500] * 1500) as form:
+        assert len(form.repeated["scans"]) == 1500
+        assert len(open_files(spool)) == 1
+    assert open_files(spool) == []
+
+
+def test_repeated_files_are_counted_together(spool: Path) -> None:
+    with pytest.raises(Problem, match="more than 2 times") as refused:
+        send_many(spool, b"1", b"2", b"3", files=2)
+    assert refused.value.status == 422
+    with pytest.raises(Problem) as refused:
+        send_many(spool, b"x" * (LIMITS.max_bytes // 2), b"y" * (LIMITS.max_bytes // 2 + 1))
+    assert refused.value.status == 413
+    assert open_files(spool) == []
+
+
+def test_a_bare_body_is_one_file(spool: Path) -> None:
+    content = random.Random(3).randbytes(2 * IN_MEMORY_BYTES + 11)
+    pieces = (content[i : i + 10_000] for i in range(0, len(content), 10_000))
+    with asyncio.run(receive_body(request_of(pieces), spool, LIMITS)) as upload:
+        assert upload.read() == content
+        assert b"".join(upload.chunks()) == content
+        assert upload.sha256 == "sha256:" + hashlib.sha256(content).hexdigest()
+        assert list(spool.iterdir()) == []
+    assert open_files(spool) == []
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_bare_body_beyond_the_limit_is_413(spool: Path, declared: bool) -> None:
+    content = b"x" * (LIMITS.max_bytes + 1)
+    headers = {"content-length": str(len(content))} if declared else {}
+    with asyncio.run(receive_body(request_of(iter([content[1:]])), spool, LIMITS)) as upload:
+        assert upload.size == LIMITS.max_bytes
+    with pytest.raises(Problem) as refused:
+        asyncio.run(receive_body(request_of(iter([content]), headers), spool, LIMITS))
+    assert refused.value.status == 413
+    assert open_files(spool) == []
+
+
+def test_a_bare_body_is_refused_at_the_door_and_its_client_may_go_away(spool: Path) -> None:
+    async def refuse() -> None:
+        raise CohortFull("no room")
+
+    pieces = iter([b"x" * IN_MEMORY_BYTES, None])
+    with pytest.raises(CohortFull):
+        asyncio.run(receive_body(request_of(pieces), spool, LIMITS, admit=refuse))
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(receive_body(request_of(iter([b"x" * 2 * IN_MEMORY_BYTES, None])), spool, LIMITS))
+    assert open_files(spool) == []
 
 
 def test_a_refusal_at_the_door_comes_before_the_body(spool: Path) -> None:

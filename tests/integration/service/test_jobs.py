@@ -1,0 +1,387 @@
+"""Jobs over HTTP: accepted once, followed, cancelled, and what came of them. The worker here is the test."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from sqlalchemy import func, select
+
+from model_store.artefact import Artefact
+from model_store.manifest import Lineage, NetworkSpec, RoutingSpaceManifest
+from model_store.store import Store
+from service.database import Job
+from service.jobs import events, records
+from service.jobs.folder import JobFolder, StoredResult
+from service.jobs.leases import Lease, claim, fenced, finish, renew
+
+COEFFICIENTS = {"layers": ["encoder.0"], "models": ["north", "global"], "values": [[0.5, 0.5]]}
+GATE = {"passed": True, "checks": []}
+
+
+def publish_space(root: Path, publish: Callable[..., Artefact]) -> Artefact:
+    parts = {
+        role: publish(root, f"brain.{role}", part_of="brain", at=at)
+        for at, role in ((50, "global"), (60, "CS"))
+    }
+    manifest = RoutingSpaceManifest(
+        name="brain",
+        task=parts["global"].manifest.task,
+        lineage=Lineage(method="iop-fl", run="test", sites=("CS",), rounds=1, seed=0),
+        global_model=parts["global"].digest,
+        inside={"CS": parts["CS"].digest},
+    )
+    return Store(root).publish(manifest, {})
+
+
+@pytest.fixture(scope="module")
+def api(
+    start: Callable[..., Any],
+    publish_bright: Callable[..., Artefact],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Any:
+    store = tmp_path_factory.mktemp("store")
+
+    def alike(root: Path, name: str, **fields: Any) -> Artefact:
+        at = fields.pop("at")
+        network = NetworkSpec(name="threshold", arguments={})
+        return publish_bright(root, name, at=at, network=network, **fields)
+
+    publish_space(store, alike)
+    publish_bright(store, "bright")
+    running = start(store, max_upload_bytes=64 * 1024, max_cohort_scans=20)
+    for name in ("north", "south"):
+        running.client.put(f"/hospitals/{name}", json={"name": name})
+    return running
+
+
+@pytest.fixture(scope="module")
+def scans(make_png: Callable[..., bytes]) -> list[bytes]:
+    draw = np.random.default_rng(0)
+    return [make_png(draw.integers(0, 255, (16, 16), np.uint8)) for _ in range(12)]
+
+
+@pytest.fixture
+def cohort(api: Any, scans: list[bytes]) -> str:
+    """The id of a cohort of `north` with two scans."""
+    place = api.client.post("/hospitals/north/cohorts").headers["location"]
+    for number in range(2):
+        api.client.put(f"{place}/scans/{number}", content=scans[number])
+    return str(place.rpartition("/")[2])
+
+
+def adapt(api: Any, cohort: str, key: str | None = None, **body: Any) -> httpx.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    asked = {"cohort": cohort, "model": "brain", **body}
+    answer: httpx.Response = api.client.post("/hospitals/north/adaptations", json=asked, headers=headers)
+    return answer
+
+
+def send(api: Any, scans: list[bytes], key: str | None = None, **fields: str) -> httpx.Response:
+    headers = {} if key is None else {"Idempotency-Key": key}
+    files = [("scans", (f"mueller-{number}.png", scan)) for number, scan in enumerate(scans)]
+    answer: httpx.Response = api.client.post(
+        "/hospitals/north/adaptations", files=files, data={"model": "brain", **fields}, headers=headers
+    )
+    return answer
+
+
+def submitted(api: Any, cohort: str) -> str:
+    answer = adapt(api, cohort)
+    assert answer.status_code == 202, answer.text
+    return str(answer.json()["id"])
+
+
+def take(api: Any, job: str) -> Lease:
+    lease = claim(api.context.database, job, "test", api.settings)
+    assert lease is not None
+    return lease
+
+
+def note(api: Any, lease: Lease, kind: events.EventType, data: dict[str, Any]) -> None:
+    with fenced(api.context.database, lease) as (session, job):
+        if kind == "progress":
+            job.progress = data
+        events.append(session, job, kind, data)
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    return answer.status_code, answer.json()["type"].removeprefix("urn:locum:problem:")
+
+
+def follow(api: Any, job: str, last: str | None = None) -> Iterator[tuple[int, str, dict[str, Any]]]:
+    """(id, type, data) of each server-sent event."""
+    headers = {} if last is None else {"Last-Event-ID": last}
+    with api.client.stream("GET", f"/jobs/{job}/events", headers=headers) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        event: dict[str, str] = {}
+        for line in answer.iter_lines():
+            if line == "" and "data" in event:
+                yield int(event["id"]), event["event"], json.loads(event["data"])
+                event = {}
+            elif line and not line.startswith(":"):
+                name, _, value = line.partition(": ")
+                event[name] = value
+
+
+def test_a_job_from_acceptance_to_its_candidate(api: Any, cohort: str) -> None:
+    accepted = adapt(api, cohort, options={"epochs": 2, "seed": 7})
+    assert accepted.status_code == 202
+    place = accepted.headers["location"]
+    found = api.client.get(place).json()
+    assert found == accepted.json()
+    assert place == f"/jobs/{found['id']}"
+    assert (found["kind"], found["state"], found["hospital"], found["model"]) == (
+        "adaptation",
+        "queued",
+        "north",
+        "brain",
+    )
+    assert found["parent"] == api.store.open("brain").digest
+    assert found["request"] == accepted.headers["locum-request"]
+    assert (found["options"]["epochs"], found["options"]["seed"]) == (2, 7)
+    # Every option is written down, so that the run can be repeated whatever the defaults become.
+    assert found["options"]["preset"] == "locum"
+    assert isinstance(found["queue_position"], int)
+
+    lease = take(api, found["id"])
+    note(api, lease, "progress", {"stage": "adapting", "epoch": 1, "epochs": 2})
+    note(api, lease, "epoch", {"epoch": 1, "loss": 0.9, "safe": True, "coefficients": None})
+    # Repeated by an attempt that took over before the checkpoint.
+    note(api, lease, "epoch", {"epoch": 1, "loss": 0.8, "safe": True, "coefficients": COEFFICIENTS})
+    running = api.client.get(place).json()
+    assert (running["state"], running["attempt"], running["queue_position"]) == ("running", 1, None)
+    assert running["progress"] == {"stage": "adapting", "epoch": 1, "epochs": 2}
+    assert running["epochs"] == [{"epoch": 1, "loss": 0.8, "safe": True}]
+    assert running["coefficients"] == COEFFICIENTS
+
+    candidate = ("brain.at-north", 1, "sha256:" + "1" * 64)
+    finish(api.context.database, lease, "succeeded", gate=GATE, candidate=candidate)
+    over = api.client.get(place).json()
+    assert (over["state"], over["reason"], over["gate"]) == ("succeeded", None, GATE)
+    assert over["candidate"]["reference"] == "brain.at-north@1"
+    assert over["finished_at"] < over["files_expire_at"]
+
+
+def test_jobs_are_listed_by_hospital_and_state(api: Any, cohort: str) -> None:
+    first, second = submitted(api, cohort), submitted(api, cohort)
+    take(api, first)
+    listed = api.client.get("/jobs", params={"hospital": "north", "limit": 2}).json()["jobs"]
+    assert [job["id"] for job in listed] == [second, first]
+    running = api.client.get("/jobs", params={"state": "running"}).json()["jobs"]
+    assert first in [job["id"] for job in running]
+    assert second not in [job["id"] for job in running]
+    assert api.client.get("/jobs", params={"hospital": "south"}).json() == {"jobs": []}
+    assert problem(api.client.get("/jobs", params={"state": "happy"})) == (422, "invalid-request")
+
+
+def test_an_idempotency_key_makes_one_job_for_one_request(api: Any, cohort: str) -> None:
+    first = adapt(api, cohort, key="k1", options={"epochs": 3})
+    again = adapt(api, cohort, key="k1", options={"epochs": 3})
+    assert (first.status_code, again.status_code) == (202, 202)
+    assert again.headers["location"] == first.headers["location"]
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    # However far the job is by then.
+    finish(api.context.database, take(api, first.json()["id"]), "failed", reason="by hand")
+    assert adapt(api, cohort, key="k1", options={"epochs": 3}).json()["state"] == "failed"
+    other = adapt(api, cohort, key="k1", options={"epochs": 4})
+    assert problem(other) == (422, "idempotency-key-reused")
+    assert (
+        adapt(api, cohort, key="k2", options={"epochs": 3}).headers["location"] != first.headers["location"]
+    )
+
+
+def test_the_same_request_sent_by_many_at_once_makes_one_job(api: Any, scans: list[bytes]) -> None:
+    places: list[str] = []
+    cohorts_before = len(api.client.get("/hospitals/north/cohorts").json()["cohorts"])
+
+    def post() -> None:
+        with httpx.Client(base_url=api.client.base_url, timeout=60) as client:
+            answer = client.post(
+                "/hospitals/north/adaptations",
+                files=[("scans", ("a", scan)) for scan in scans[:2]],
+                data={"model": "brain"},
+                headers={"Idempotency-Key": "at-once"},
+            )
+            places.append(answer.headers.get("location", answer.text))
+
+    threads = [threading.Thread(target=post) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(places) == 4
+    assert len(set(places)) == 1
+    with api.context.database.read() as session:
+        query = select(func.count()).select_from(Job).where(Job.idempotency_key == "at-once")
+        assert session.scalar(query) == 1
+    # And keeps one copy of the scans.
+    assert len(api.client.get("/hospitals/north/cohorts").json()["cohorts"]) == cohorts_before + 1
+
+
+def test_scans_may_come_with_the_request(api: Any, scans: list[bytes]) -> None:
+    accepted = send(api, scans, options=json.dumps({"epochs": 1}))
+    assert accepted.status_code == 202, accepted.text
+    job = accepted.json()
+    assert job["options"]["epochs"] == 1
+    kept = api.client.get(f"/hospitals/north/cohorts/{job['cohort']}/scans").json()["scans"]
+    assert [scan["name"] for scan in kept] == [f"{n:04d}" for n in range(1, len(scans) + 1)]
+    folder = api.settings.cohorts / job["cohort"]
+    assert sorted(path.read_bytes() for path in folder.iterdir()) == sorted(scans)
+
+
+@pytest.mark.parametrize("key", ["again", None])
+def test_scans_that_come_again_make_no_second_cohort(api: Any, scans: list[bytes], key: str | None) -> None:
+    first, second = send(api, scans[:2], key), send(api, scans[:2], key)
+    assert (first.json()["id"] == second.json()["id"]) is (key is not None)
+    if key is not None:
+        assert problem(send(api, scans[:3], key)) == (422, "idempotency-key-reused")
+
+
+def test_refused_scans_leave_nothing(api: Any, scans: list[bytes]) -> None:
+    def kept() -> list[Path]:
+        return sorted(path for path in api.settings.cohorts.rglob("*") if path.is_file())
+
+    before, jobs = kept(), api.client.get("/jobs", params={"limit": 1000}).json()
+    assert problem(send(api, [scans[0], b"no scan"])) == (415, "unsupported-scan")
+    assert problem(send(api, []))[0] in (415, 422)
+    assert problem(send(api, scans * 2)) == (422, "malformed-form")
+    assert problem(send(api, scans[:2], options="{")) == (422, "invalid-request")
+    assert problem(send(api, scans[:2], surprise="1")) == (422, "invalid-request")
+    assert problem(send(api, scans[:2], model="bright")) == (422, "not-adaptable")
+    assert problem(send(api, [scans[0] + b"x" * 70_000])) == (413, "upload-too-large")
+    assert kept() == before
+    assert api.client.get("/jobs", params={"limit": 1000}).json() == jobs
+
+
+def test_what_cannot_be_adapted_is_refused_with_its_reason(api: Any, cohort: str) -> None:
+    def refused(path: str = "/hospitals/north/adaptations", **body: Any) -> tuple[int, str]:
+        return problem(api.client.post(path, json={"cohort": cohort, "model": "brain", **body}))
+
+    assert refused(model="bright") == (422, "not-adaptable")
+    assert refused(model="lung") == (404, "artefact-not-found")
+    assert refused(model=None) == (422, "model-not-named")
+    assert refused(cohort="0" * 32) == (404, "cohort-unknown")
+    assert refused(path="/hospitals/south/adaptations") == (404, "cohort-unknown")
+    assert refused(path="/hospitals/nowhere/adaptations") == (404, "hospital-unknown")
+    assert refused(options={"epochs": 0}) == (422, "invalid-request")
+    assert refused(options={"speed": 1}) == (422, "invalid-request")
+    answer = adapt(api, cohort, options={"epochs": 0})
+    assert answer.json()["errors"][0]["field"] == "body.options.epochs"
+    empty = api.client.post("/hospitals/north/cohorts").json()["id"]
+    assert refused(cohort=empty) == (422, "cohort-empty")
+    malformed = api.client.post("/hospitals/north/adaptations", content=b"{")
+    assert problem(malformed) == (422, "invalid-request")
+
+
+def test_a_waiting_job_is_cancelled_at_once(api: Any, cohort: str) -> None:
+    job = submitted(api, cohort)
+    folder = JobFolder(api.settings.state_dir, job)
+    folder.write(folder.input, b"a scan")
+    cancelled = api.client.delete(f"/jobs/{job}")
+    assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
+    assert cancelled.json()["reason"] == "cancelled before it began"
+    assert not folder.exists
+    assert claim(api.context.database, job, "late", api.settings) is None
+    assert api.client.delete(f"/jobs/{job}").json() == cancelled.json()
+
+
+def test_a_running_job_is_told_to_stop(api: Any, cohort: str) -> None:
+    job = submitted(api, cohort)
+    lease = take(api, job)
+    told = api.client.delete(f"/jobs/{job}")
+    assert (told.status_code, told.json()["state"]) == (202, "cancelling")
+    assert renew(api.context.database, lease).cancel
+    finish(api.context.database, lease, "cancelled", reason="cancelled while adapting")
+    assert api.client.get(f"/jobs/{job}").json()["reason"] == "cancelled while adapting"
+
+
+def test_what_is_over_stays_as_it_ended(api: Any, cohort: str) -> None:
+    job = submitted(api, cohort)
+    finish(api.context.database, take(api, job), "succeeded")
+    answer = api.client.delete(f"/jobs/{job}")
+    assert (answer.status_code, answer.json()["state"]) == (200, "succeeded")
+
+
+def test_scans_are_not_deleted_under_a_job(api: Any, cohort: str) -> None:
+    job = submitted(api, cohort)
+    place = f"/hospitals/north/cohorts/{cohort}"
+    assert problem(api.client.delete(place)) == (409, "cohort-in-use")
+    api.client.delete(f"/jobs/{job}")
+    assert api.client.delete(place).status_code == 204
+    assert problem(adapt(api, cohort)) == (410, "cohort-gone")
+
+
+def test_a_job_is_followed_to_its_end_and_from_anywhere(api: Any, cohort: str) -> None:
+    job = submitted(api, cohort)
+    stream = follow(api, job)
+    assert next(stream)[2]["state"] == "queued"
+    lease = take(api, job)
+    assert next(stream)[2]["state"] == "running"
+    note(api, lease, "epoch", {"epoch": 1, "loss": 0.5})
+    at, kind, data = next(stream)
+    assert (kind, data["epoch"], data["loss"]) == ("epoch", 1, 0.5)
+    stream.close()
+
+    # The connection is lost here, and things go on.
+    note(api, lease, "epoch", {"epoch": 2, "loss": 0.4})
+    resumed = follow(api, job, last=str(at))
+    assert next(resumed)[2]["epoch"] == 2
+    finish(api.context.database, lease, "fell_back", reason="nothing better was found")
+    last, kind, data = next(resumed)
+    assert (kind, data["state"], data["reason"]) == ("state", "fell_back", "nothing better was found")
+    assert next(resumed, None) is None
+
+    # Later, the whole story, or what is left of it.
+    states = [data.get("state", data.get("epoch")) for _, _, data in follow(api, job)]
+    assert states == ["queued", "running", 1, 2, "fell_back"]
+    assert list(follow(api, job, last=str(last))) == []
+
+
+def test_following_needs_a_job_and_a_number(api: Any, cohort: str) -> None:
+    assert problem(api.client.get(f"/jobs/{'0' * 32}/events")) == (404, "job-unknown")
+    place = f"/jobs/{submitted(api, cohort)}/events"
+    assert problem(api.client.get(place, headers={"Last-Event-ID": "abc"})) == (422, "invalid-request")
+
+
+def scan_job(api: Any) -> str:
+    with api.context.database.write() as session:
+        asked = {"kind": "scan", "hospital": None, "model": "brain", "parent": "sha256:" + "0" * 64}
+        return records.create(session, api.settings, **asked, cohort=None, options={}).id
+
+
+def test_the_result_of_a_scan_job_is_its_mask(api: Any) -> None:
+    job = scan_job(api)
+    assert problem(api.client.get(f"/jobs/{job}/result")) == (409, "job-not-over")
+    assert problem(api.client.delete(f"/jobs/{job}/files")) == (409, "job-not-over")
+    lease = take(api, job)
+    folder = JobFolder(api.settings.state_dir, job)
+    folder.write_result(StoredResult(b"mask", "image/png", {"Locum-Model": "brain@1"}))
+    assert problem(api.client.get(f"/jobs/{job}/result")) == (409, "job-not-over")
+    finish(api.context.database, lease, "succeeded")
+    answer = api.client.get(f"/jobs/{job}/result")
+    assert (answer.status_code, answer.content) == (200, b"mask")
+    assert (answer.headers["content-type"], answer.headers["locum-model"]) == ("image/png", "brain@1")
+    assert api.client.delete(f"/jobs/{job}/files").status_code == 204
+    assert not folder.exists
+    assert problem(api.client.get(f"/jobs/{job}/result")) == (410, "files-deleted")
+    assert api.client.get(f"/jobs/{job}").json()["state"] == "succeeded"
+
+
+def test_a_job_without_a_mask_says_why(api: Any, cohort: str) -> None:
+    job = scan_job(api)
+    finish(api.context.database, take(api, job), "failed", reason="the scan is all noise")
+    answer = api.client.get(f"/jobs/{job}/result")
+    assert problem(answer) == (409, "job-without-result")
+    assert "the scan is all noise" in answer.json()["detail"]
+    assert problem(api.client.get(f"/jobs/{submitted(api, cohort)}/result")) == (404, "no-result")
+    assert problem(api.client.get(f"/jobs/{'0' * 32}")) == (404, "job-unknown")
+    assert problem(api.client.get("/jobs/7")) == (422, "invalid-request")
