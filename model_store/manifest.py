@@ -152,13 +152,13 @@ class ClustersManifest(BaseManifest):
     def _consistent(self) -> ClustersManifest:
         if self.part_of is not None:
             raise ValueError("clusters are offered themselves and are no part of another")
-        rows = [self.mixing, *self.mixing.values()]
-        if {*self.assignment.values()} - {*self.clusters} or any({*row} != {*self.clusters} for row in rows):
+        named = [set(self.mixing), *(set(row) for row in self.mixing.values())]
+        if set(self.assignment.values()) - set(self.clusters) or any(n != set(self.clusters) for n in named):
             raise ValueError(
                 f"assignment and mixing must name the clusters {sorted(self.clusters)}, found the assignment "
                 f"{self.assignment} and the mixing {self.mixing}"
             )
-        strangers = sorted({*self.personal} - {*self.assignment})
+        strangers = sorted(set(self.personal) - set(self.assignment))
         if strangers:
             raise ValueError(f"personal models of hospitals without a cluster: {strangers}")
         return self

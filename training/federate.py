@@ -18,13 +18,14 @@ from rich.console import Console
 
 from model_store.errors import LocumStoreError
 from model_store.store import Store
+from model_store.task import Kind
 from training.config import MethodConfig, RunConfig, parse, read_sections
+from training.data.classified import Partition
 from training.data.federation import TASK_FILE, load_federation
 from training.errors import TrainingError
 from training.methods import method as find_method
 from training.methods import methods
-from training.phantom import TRAINING as PHANTOM_TRAINING
-from training.phantom import write_federation
+from training.phantom import phantom_of
 from training.progress import open_progress
 from training.record import RECORD_FILE, RunRecord
 from training.run import Result, Run, execute
@@ -36,13 +37,21 @@ FAILED, INTERRUPTED = 2, 130
 
 def federate(
     method: Annotated[str, typer.Option(help="One of: " + ", ".join(methods()) + ".")],
-    data: Annotated[Path | None, typer.Option(help="The federation's folder; without it, a phantom.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="The federation's folder, or an .npz; without it, a phantom.")
+    ] = None,
     task: Annotated[
         str | None,
         typer.Option(help="A task.yaml or a template's name (python -m training.tasks)."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The store to publish to.")] = None,
     name: Annotated[str | None, typer.Option(help="Of the published model; the task's by default.")] = None,
+    clients: Annotated[
+        int | None, typer.Option(min=1, help="Sites to share an .npz out among; 5 by default.")
+    ] = None,
+    dirichlet: Annotated[
+        float | None, typer.Option(help="How evenly (large) or unevenly (small); 0.5 by default.")
+    ] = None,
     leave_out: Annotated[list[str] | None, typer.Option(help="A site to leave out; may be repeated.")] = None,
     rounds: Annotated[int | None, typer.Option(help="Rounds of training.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of everything random in the run.")] = None,
@@ -58,7 +67,10 @@ def federate(
     console = Console(stderr=True)
     try:
         settings = {"leave_out": leave_out or None, "seed": seed, "consent": _consent(consent)}
-        _federate(method, data, task, out, name, config, {"rounds": rounds}, settings, workers, run, resume)
+        shares = {"clients": clients, "alpha": dirichlet}
+        _federate(
+            method, data, task, shares, out, name, config, {"rounds": rounds}, settings, workers, run, resume
+        )
     except (TrainingError, LocumStoreError) as error:
         console.print(f"[bold red]error[/] {_escaped(error)}", highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from None
@@ -78,6 +90,7 @@ def _federate(
     method: str,
     data: Path | None,
     task: str | None,
+    shares: dict[str, Any],
     out: Path | None,
     name: str | None,
     config: Path | None,
@@ -88,19 +101,24 @@ def _federate(
     resume: bool,
 ) -> None:
     method_section, run_section = read_sections(config)
+    chosen = find_method(method)
     if data is None:
         # Defaults suit real scans; the phantom's few slices want their own.
-        known = find_method(method).config.model_fields
-        method_section = {k: v for k, v in PHANTOM_TRAINING.items() if k in known} | method_section
+        training = phantom_of(chosen.kinds[0]).training
+        method_section = {
+            k: v for k, v in training.items() if k in chosen.config.model_fields
+        } | method_section
     method_section |= {field: value for field, value in method_options.items() if value is not None}
     run_section |= {field: value for field, value in run_options.items() if value is not None}
     where = str(config) if config else "the options"
-    method_config: MethodConfig = parse(
-        find_method(method).config, method_section, f"{where}, method {method}"
-    )
+    method_config: MethodConfig = parse(chosen.config, method_section, f"{where}, method {method}")
     run_config = parse(RunConfig, run_section, f"{where}, run")
     state = Path(os.environ.get("LOCUM_STATE_DIR", ".locum"))
-    federation = load_federation(data or _phantom(state), resolve_task(task) if task else None)
+    given = {field: value for field, value in shares.items() if value is not None}
+    partition = Partition(**given, seed=run_config.seed) if given or (data and data.is_file()) else None
+    federation = load_federation(
+        data or _phantom(state, chosen.kinds[0]), resolve_task(task) if task else None, partition
+    )
     job = Run(federation, method, method_config, run_config)
     store = Store(out or state / "store")
     folder = folder or store.root.parent / "runs" / job.id
@@ -139,7 +157,8 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
         "report": str(write_report(record, folder / REPORT_FILE)),
     }
     pages = write_site_pages(result, folder)
-    lines["overlays"] = f"{folder / 'sites' / 'SITE'}   of {', '.join(pages)}, for each of them alone"
+    if pages:
+        lines["overlays"] = f"{folder / 'sites' / 'SITE'}   of {', '.join(pages)}, for each of them alone"
     console = Console()
     for label, value in lines.items():
         console.print(f"{label:>8}  {_escaped(value)}", highlight=False, soft_wrap=True)
@@ -162,12 +181,13 @@ def _consent(text: str | None) -> tuple[str, ...] | Literal["all"] | None:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _phantom(state: Path) -> Path:
-    """The phantom federation, written once."""
-    root = state / "phantom"
+def _phantom(state: Path, kind: Kind) -> Path:
+    """The phantom federation for tasks of a kind, written once."""
+    phantom = phantom_of(kind)
+    root = state / phantom.name
     if not root.exists():
-        staged = root.with_name(f"phantom-{os.getpid()}")
-        write_federation(staged)
+        staged = root.with_name(f"{root.name}-{os.getpid()}")
+        phantom.write(staged)
         try:
             staged.rename(root)
         except OSError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
@@ -125,7 +126,7 @@ class RunRecord(_Strict):
             raise TrainingError(f"{path} is not the record of a run: {error}") from error
 
 
-def _site_record(site: Site) -> SiteRecord:
+def _site_record(site: Site[Any]) -> SiteRecord:
     by_split = {split: site.of_split(split) for split in SPLITS}
     return SiteRecord(
         name=site.name,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from model_store.store import Store
 from training.algorithm import Algorithm, Publication
 from training.config import MethodConfig, RunConfig
 from training.data.cases import Federation, Site
+from training.data.classified import LabelledData
 from training.data.dataset import SiteData
 from training.data.splits import split_by_patient
 from training.engine.client import Surroundings
@@ -27,7 +28,7 @@ from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.in_process import InProcessEngine
 from training.errors import ConfigurationError
-from training.methods import method
+from training.methods import method, methods
 from training.publish import Origin, publish
 
 
@@ -39,7 +40,7 @@ class Run:
     patient from the seed otherwise.
     """
 
-    federation: Federation
+    federation: Federation[Any]
     method: str
     config: MethodConfig
     settings: RunConfig = field(default_factory=RunConfig)
@@ -63,7 +64,7 @@ class Run:
         """A short name that is the same for the same run, wherever and whenever it runs."""
         return _digest(self.identity())[:16]
 
-    def sites(self) -> tuple[Site, ...]:
+    def sites(self) -> tuple[Site[Any], ...]:
         """The sites that take part, every case with its split. Raises ConfigurationError."""
         known = [site.name for site in self.federation.sites]
         named = {"leave_out": self.settings.leave_out, "egress": tuple(self.settings.egress)}
@@ -88,8 +89,16 @@ class Run:
         )
 
     def algorithm(self) -> Algorithm[Any]:
-        """The method, made for this federation's task. Raises ConfigurationError for an unknown one."""
-        return method(self.method).build(self.config, self.federation.task)
+        """The method, made for this federation's task. Raises ConfigurationError for an unknown one, or one
+        for another kind of task."""
+        chosen, task = method(self.method), self.federation.task
+        if task.kind not in chosen.kinds:
+            fitting = ", ".join(name for name in methods() if task.kind in method(name).kinds)
+            raise ConfigurationError(
+                f"method '{self.method}' does not fit the task",
+                [f"it is for {' and '.join(chosen.kinds)}, '{task.name}' is a {task.kind}: take {fitting}"],
+            )
+        return chosen.build(self.config, task)
 
 
 @dataclass(frozen=True)
@@ -148,12 +157,20 @@ def execute(
     return Result(run, publication, outcome.history, artefacts)
 
 
-def _specs(run: Run, sites: Sequence[Site]) -> list[SiteSpec]:
+def loader(run: Run, site: Site[Any]) -> Callable[[], Any]:
+    """What reads a site's data, as its task needs it."""
+    task = run.federation.task
+    if task.kind == "classification":
+        return partial(LabelledData.load, site, task)
+    return partial(SiteData.load, site, task, keep_empty=run.settings.keep_empty)
+
+
+def _specs(run: Run, sites: Sequence[Site[Any]]) -> list[SiteSpec]:
     consent = run.settings.consent
     return [
         SiteSpec(
             site.name,
-            partial(SiteData.load, site, run.federation.task, keep_empty=run.settings.keep_empty),
+            loader(run, site),
             frozenset(run.settings.egress.get(site.name, ALL_KINDS)),
             consent == "all" or site.name in consent,
             len(site.cases),
@@ -162,7 +179,7 @@ def _specs(run: Run, sites: Sequence[Site]) -> list[SiteSpec]:
     ]
 
 
-def _origin(run: Run, sites: Sequence[Site], name: str) -> Origin:
+def _origin(run: Run, sites: Sequence[Site[Any]], name: str) -> Origin:
     return Origin(
         name,
         run.federation.task,

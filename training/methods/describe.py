@@ -11,13 +11,14 @@ import torch
 
 from model_store.guard import ReferenceStatistics
 from training.algorithm import ClientResult, Group, Phase, RoundResult, State
+from training.data.classified import LabelledData
 from training.data.dataset import SiteData
 
 STATISTICS = Group("statistics", "statistics", "collect", essential=False)
 DESCRIBE = Phase("describe", 1, (), (STATISTICS,), everyone=True)
 
 
-def describe(data: SiteData, weight: float) -> ClientResult:
+def describe(data: SiteData | LabelledData, weight: float) -> ClientResult:
     """A site's part of the phase."""
     return ClientResult({STATISTICS.name: _pack(data.statistics)}, weight)
 

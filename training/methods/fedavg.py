@@ -8,6 +8,8 @@ w_g, trains on its own slices (Eq. 3: w_k <- w_k - eta grad L, with Adam), and t
 Batch-norm buffers are part of the weights: running statistics are averaged, counters copied. Adam's moments
 start anew every round. In each round the sites also validate the w_g they receive; the server keeps the best.
 
+Of a classification's images, everything holds alike, with cross-entropy for the loss and accuracy for Dice.
+
 Shared:  weights w_k and w_g; the number of training slices; Dice on validation patients (sum and count);
          once, summary statistics of the training scans for the service's guard.
 Stays:   images, masks, and everything else.
@@ -23,7 +25,7 @@ import torch
 from pydantic import Field
 
 from model_store.manifest import NetworkSpec
-from model_store.task import Task
+from model_store.task import Kind, Task
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -38,9 +40,17 @@ from training.algorithm import (
     State,
 )
 from training.config import MethodConfig
-from training.data.dataset import SiteData
 from training.methods.describe import DESCRIBE, describe, described, merge_described
-from training.methods.local import Schedule, Score, evaluate, network_of, new_network, state_of, train_locally
+from training.methods.local import (
+    AnySiteData,
+    Schedule,
+    Score,
+    evaluate,
+    network_of,
+    new_network,
+    state_of,
+    train_locally,
+)
 from training.methods.registry import register
 from training.methods.trees import join, part
 
@@ -48,10 +58,14 @@ WEIGHTS = Group("weights", "weights", "mean")
 SCORES = Group("scores", "statistics", "collect", essential=False)
 
 
+_NETWORKS: Mapping[Kind, str] = {"segmentation": "unet", "classification": "resnet18"}
+_METRICS: Mapping[Kind, str] = {"segmentation": "val_dice", "classification": "val_accuracy"}
+
+
 class FedAvgConfig(MethodConfig):
     """What FedAvg takes. Defaults suit a laptop; the paper's are 100 rounds at width 32."""
 
-    width: int = Field(16, ge=1, description="channels of the U-Net at full resolution")
+    width: int = Field(16, ge=1, description="channels of the network at full resolution")
     local_epochs: int = Field(1, ge=1, description="passes over the site's slices per round")
     local_steps: int | None = Field(None, ge=1, description="batches per round, instead of local_epochs")
     batch_size: int = Field(16, ge=1)
@@ -65,17 +79,18 @@ class FedAvgConfig(MethodConfig):
     selection: Literal["best", "last"] = Field("best", description="the round whose model is published")
 
 
-@register("fedavg", FedAvgConfig)
-class FedAvg(Algorithm[SiteData]):
-    """FedAvg of a U-Net for a segmentation task."""
+@register("fedavg", FedAvgConfig, kinds=("segmentation", "classification"))
+class FedAvg(Algorithm[AnySiteData]):
+    """FedAvg of a U-Net for a segmentation task, of a ResNet-18 for a classification."""
 
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         self.config = config
         self.classes = len(task.classes)
         self.network = NetworkSpec(
-            name="unet",
+            name=_NETWORKS[task.kind],
             arguments={"in_channels": task.in_channels, "classes": self.classes, "width": config.width},
         )
+        self.metric = _METRICS[task.kind]
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """Describe the data once, train, and validate the last global model, which no round has."""
@@ -98,7 +113,7 @@ class FedAvg(Algorithm[SiteData]):
         context: Context,
         received: Mapping[str, State],
         memory: Memory,  # noqa: ARG002
-        data: SiteData,
+        data: AnySiteData,
     ) -> ClientResult:
         """Validate w_g; in training, go on to train from it."""
         weight = float(len(data.train)) if self.config.aggregation == "sample" else 1.0
@@ -107,7 +122,7 @@ class FedAvg(Algorithm[SiteData]):
         network = network_of(self.network, received[WEIGHTS.name], context.device)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
         uploads = {SCORES.name: score_state(score)}
-        metrics = score_metrics("val_dice", score)
+        metrics = score_metrics(self.metric, score)
         if context.phase == "train":
             metrics["loss"] = train_locally(
                 network, data.train, self.schedule(context.round), context.generator("train")
@@ -142,9 +157,9 @@ class FedAvg(Algorithm[SiteData]):
         for site, state in result.collected.get(SCORES.name, {}).items():
             scores[site] = state["score"].tolist()
         total = Score(math.fsum(s[0] for s in scores.values()), int(sum(s[1] for s in scores.values())))
-        latest = {"val_dice": total.mean if total.patients else None, "round": self._rounds_done(context)}
+        latest = {self.metric: total.mean if total.patients else None, "round": self._rounds_done(context)}
         best = facts.get("best")
-        if total.patients and (best is None or total.mean > best["val_dice"]):
+        if total.patients and (best is None or total.mean > best[self.metric]):
             best = latest
         return {
             **facts,
@@ -162,7 +177,7 @@ class FedAvg(Algorithm[SiteData]):
         chosen = server.facts.get("best")
         weights = part(server.tensors, "best" if chosen else "global")
         facts = chosen or server.facts["latest"]
-        metrics = {} if facts["val_dice"] is None else {"val_dice": facts["val_dice"]}
+        metrics = {} if facts[self.metric] is None else {self.metric: facts[self.metric]}
         return Publication(
             "model",
             (ModelDraft("global", self.network, weights, metrics=metrics),),

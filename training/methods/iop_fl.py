@@ -34,10 +34,16 @@ from training.algorithm import (
     ServerStage,
     State,
 )
-from training.data.dataset import SiteData
 from training.errors import SiteFailed
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, score_metrics, score_state
-from training.methods.local import Score, estimate_statistics, evaluate, network_of, state_of
+from training.methods.local import (
+    AnySiteData,
+    Score,
+    estimate_statistics,
+    evaluate,
+    network_of,
+    state_of,
+)
 from training.methods.registry import register
 from training.methods.trees import join, part
 
@@ -69,7 +75,7 @@ class IopFl(FedAvg):
         return (*super().plan(), export)
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+        self, context: Context, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """FedAvg's step, and after local training the personal model's."""
         if context.phase == "export":
@@ -101,7 +107,7 @@ class IopFl(FedAvg):
             kept = part(memory.tensors, "best")
         return Memory(join({"personal": personal, "best": kept}), {"latest": latest, "best": best})
 
-    def _published(self, personal: State, data: SiteData, context: Context) -> State:
+    def _published(self, personal: State, data: AnySiteData, context: Context) -> State:
         """What P_k is published as: as it is, or with batch-norm statistics of its own site's."""
         if self.config.personal_statistics == "averaged":
             return personal
@@ -109,7 +115,7 @@ class IopFl(FedAvg):
         estimate_statistics(network, data.train, self.config.batch_size)
         return state_of(network)
 
-    def _export(self, context: Context, memory: Memory, data: SiteData) -> ClientResult:
+    def _export(self, context: Context, memory: Memory, data: AnySiteData) -> ClientResult:
         """The chosen P_k. Raises SiteFailed at a site that dropped out of every phase before."""
         if not memory.facts:
             raise SiteFailed("it has no personal model: it dropped out of every round")

@@ -1,21 +1,29 @@
-"""Training and validating one network on one site's slices: what methods and benchmarks have in common."""
+"""Training and validating one network on one site's data: what methods and benchmarks have in common.
+
+The data are slices with masks, or images with classes; each has its loss and its score.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from model_store.manifest import NetworkSpec
 from personalization.losses import soft_dice_loss
 from personalization.metrics import foreground_dice
 from personalization.networks import build, initialise
 from training.algorithm import State
-from training.data.dataset import SliceSet, batches
+from training.data.classified import ImageSet, LabelledData, labelled_batches
+from training.data.dataset import SiteData, SliceSet, batches
+
+Examples = SliceSet | ImageSet
+AnySiteData = SiteData | LabelledData
 
 
 @dataclass(frozen=True)
@@ -59,34 +67,44 @@ def state_of(network: nn.Module) -> State:
 
 
 def train_locally(
-    network: nn.Module, slices: SliceSet, schedule: Schedule, generator: torch.Generator
+    network: nn.Module, data: Examples, schedule: Schedule, generator: torch.Generator
 ) -> float:
-    """Train in place with a fresh Adam and the soft Dice loss; returns the mean loss of its batches.
+    """Train in place with a fresh Adam; returns the mean loss of its batches.
 
-    `generator` alone decides order and augmentation. Raises ValueError when there is nothing to train on.
+    The loss is soft Dice for masks and cross-entropy for classes. `generator` alone decides order and
+    augmentation. Raises ValueError when there is nothing to train on.
     """
-    if not len(slices):
+    if not len(data):
         raise ValueError("there is no slice to train on")
     device = next(network.parameters()).device
     optimiser = torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, amsgrad=schedule.amsgrad)
-    per_epoch = math.ceil(len(slices) / schedule.batch_size)
+    per_epoch = math.ceil(len(data) / schedule.batch_size)
     steps = schedule.epochs * per_epoch if schedule.steps is None else schedule.steps
-    endless = (
-        batch for _ in count() for batch in batches(slices, schedule.batch_size, generator, schedule.augment)
-    )
+    endless = (batch for _ in count() for batch in _epoch(data, schedule, generator))
     network.train()
     total = 0.0
     for images, targets in islice(endless, steps):
         optimiser.zero_grad(set_to_none=True)
-        loss = soft_dice_loss(network(images.to(device)), targets.to(device))
+        logits, targets = network(images.to(device)), targets.to(device)
+        loss = cross_entropy(logits, targets) if targets.ndim == 1 else soft_dice_loss(logits, targets)
         torch.autograd.backward(loss)
         optimiser.step()
         total += loss.item()
     return total / max(steps, 1)
 
 
+def _epoch(data: Examples, schedule: Schedule, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of images and targets: class indices [B, H, W], or [B]."""
+    if isinstance(data, SliceSet):
+        return batches(data, schedule.batch_size, generator, schedule.augment)
+    return (
+        (images, labels)
+        for images, labels, _ in labelled_batches(data, schedule.batch_size, generator, schedule.augment)
+    )
+
+
 @torch.no_grad()
-def estimate_statistics(network: nn.Module, slices: SliceSet, batch_size: int = 16) -> None:
+def estimate_statistics(network: nn.Module, slices: Examples, batch_size: int = 16) -> None:
     """Replace the running batch-norm statistics by the mean over batches of these slices, not augmented.
 
     After few steps a moving average still describes the weights of many steps ago. Every batch takes slices
@@ -107,8 +125,9 @@ def estimate_statistics(network: nn.Module, slices: SliceSet, batch_size: int = 
 
 
 @torch.no_grad()
-def predict(network: nn.Module, slices: SliceSet, batch_size: int = 16) -> Tensor:
-    """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics."""
+def predict(network: nn.Module, slices: Examples, batch_size: int = 16) -> Tensor:
+    """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics; [N] of
+    images with classes."""
     network.eval()
     device = next(network.parameters()).device
     parts = torch.split(torch.from_numpy(slices.images), batch_size)
@@ -129,7 +148,10 @@ def dice_per_patient(
 
 @dataclass(frozen=True)
 class Score:
-    """A sum of Dice over the patients that have one, so that scores of several sites add up."""
+    """A sum of Dice over the patients that have one, so that scores of several sites add up.
+
+    Of images with classes: how many are right, and how many there are.
+    """
 
     total: float = 0.0
     patients: int = 0
@@ -146,6 +168,11 @@ class Score:
         return self.total / self.patients if self.patients else math.nan
 
 
-def evaluate(network: nn.Module, slices: SliceSet, classes: int, batch_size: int = 16) -> Score:
-    """The network's foreground Dice on some slices."""
-    return Score.of(dice_per_patient(network, slices, classes, batch_size))
+def evaluate(network: nn.Module, data: Examples, classes: int, batch_size: int = 16) -> Score:
+    """The network's foreground Dice on some slices, or its accuracy on some images."""
+    if isinstance(data, SliceSet):
+        return Score.of(dice_per_patient(network, data, classes, batch_size))
+    if not len(data):
+        return Score()
+    right = predict(network, data, batch_size) == torch.from_numpy(data.labels)
+    return Score(float(right.sum()), len(right))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from model_store.task import Task
+from model_store.task import Kind, Task
 from training.algorithm import Algorithm
 from training.config import MethodConfig
 from training.errors import ConfigurationError
@@ -17,18 +17,21 @@ _METHODS: dict[str, Method] = {}
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: how it is configured, and how it is made for a task."""
+    """A registered method: how it is configured, how it is made for a task, and for which kinds of task."""
 
     name: str
     config: type[MethodConfig]
     build: Callable[[Any, Task], Algorithm[Any]]
+    kinds: tuple[Kind, ...]
 
 
-def register(name: str, config: type[MethodConfig]) -> Callable[[Built], Built]:
+def register(
+    name: str, config: type[MethodConfig], kinds: tuple[Kind, ...] = ("segmentation",)
+) -> Callable[[Built], Built]:
     """Class decorator: make an algorithm, built as `Class(config, task)`, runnable under `name`."""
 
     def enter(algorithm: Built) -> Built:
-        _METHODS[name] = Method(name, config, algorithm)
+        _METHODS[name] = Method(name, config, algorithm, kinds)
         return algorithm
 
     return enter

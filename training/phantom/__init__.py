@@ -1,7 +1,18 @@
-"""A synthetic federation made by code: known anatomy, four scanners, and no patient in it."""
+"""Synthetic federations made by code: no patient is in them.
+
+One has volumes of a known anatomy, seen by four scanners, to segment; the other pictures of shapes, in
+unequal shares and from three cameras, to classify.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from model_store.task import Kind
+from training.phantom import shapes
 from training.phantom.anatomy import Anatomy, true_centroid, true_volume_ml
 from training.phantom.federation import TASK, TRAINING, patient_seed, write_federation
 from training.phantom.scanners import SCANNERS, Scanner, make_volume
@@ -11,10 +22,32 @@ __all__ = [
     "TASK",
     "TRAINING",
     "Anatomy",
+    "Phantom",
     "Scanner",
     "make_volume",
     "patient_seed",
+    "phantom_of",
     "true_centroid",
     "true_volume_ml",
     "write_federation",
 ]
+
+
+@dataclass(frozen=True)
+class Phantom:
+    """A phantom federation: its folder's name, what writes it, and what trains on it well."""
+
+    name: str
+    write: Callable[[Path], Path]
+    training: Mapping[str, Any]
+
+
+_PHANTOMS: Mapping[Kind, Phantom] = {
+    "segmentation": Phantom("phantom", write_federation, TRAINING),
+    "classification": Phantom("shapes", shapes.write_shapes, shapes.TRAINING),
+}
+
+
+def phantom_of(kind: Kind) -> Phantom:
+    """The phantom for tasks of that kind."""
+    return _PHANTOMS[kind]

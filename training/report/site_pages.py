@@ -29,8 +29,10 @@ def write_site_pages(result: Result, folder: Path, workers: int = 1) -> dict[str
     """Write `folder`/sites/SITE/overlays.html for every site of a finished run; gives the pages by site.
 
     A page shows the site's validation patients (its training patients, if it has no others) with the global
-    model and, where it was exported, the site's own.
+    model and, where it was exported, the site's own. A classification has no outlines to show, and no page.
     """
+    if result.run.federation.task.kind != "segmentation":
+        return {}
     sites = result.run.sites()
     models = {site.name: _models_of(site.name, result.publication.models) for site in sites}
     task = result.run.federation.task

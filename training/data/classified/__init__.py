@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from training.data.classified.dataset import ImageSet, LabelledData
+from training.data.classified.dataset import ImageSet, LabelledData, labelled_batches
 from training.data.classified.folders import holds_classes, load_folders
 from training.data.classified.npz import load_npz
 from training.data.classified.partition import Partition, share_out
@@ -12,6 +12,7 @@ __all__ = [
     "LabelledData",
     "Partition",
     "holds_classes",
+    "labelled_batches",
     "load_folders",
     "load_npz",
     "share_out",

@@ -75,8 +75,8 @@ class LabelledData:
 
 def labelled_batches(
     images: ImageSet, batch_size: int, generator: torch.Generator, augment: bool
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch: every image once, shuffled, as (images [B, C, H, W] float32, labels [B] int64).
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """One epoch: every image once, shuffled, as (images [B, C, H, W] float32, labels [B], indices [B]) int64.
 
     The order and every augmentation come from `generator` alone. The last batch may be smaller, but is left
     out where it would be a single image after larger batches: batch norm has nothing to normalise it by.
@@ -90,7 +90,7 @@ def labelled_batches(
         batch = pixels[chosen]
         if augment:
             batch = transform_images(batch, *Augmentation().draw(len(chosen), generator))
-        yield batch, labels[chosen]
+        yield batch, labels[chosen], chosen
 
 
 class _Source:

@@ -50,7 +50,9 @@ def load_npz(path: Path, task: Task | None, partition: Partition) -> Federation[
     problems = _problems(arrays, task)
     if problems:
         raise _refused(path, problems)
-    labels = {split: arrays[f"{split}_labels"].reshape(-1).astype(np.int64) for split in SPLITS}
+    labels: dict[str, NDArray[np.int64]] = {
+        split: arrays[f"{split}_labels"].reshape(-1).astype(np.int64) for split in SPLITS
+    }
     parts = share_out(labels, partition)
     sites = tuple(
         Site(
