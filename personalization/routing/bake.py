@@ -89,8 +89,8 @@ def bake_dynamic(
     baked = share_copy(network)
     for name, module in list(baked.named_modules()):
         if isinstance(module, nn.BatchNorm2d):
-            norm = nn.BatchNorm2d(module.num_features, module.eps).to(module.weight)
-            norm.load_state_dict({"weight": module.weight, "bias": module.bias}, strict=False)
+            norm = nn.BatchNorm2d(module.num_features, module.eps, affine=module.affine).to(images_NCHW)
+            norm.load_state_dict(module.state_dict(), strict=False)
             baked.set_submodule(name, norm)
     return bake_statistics(baked, images_NCHW, batch_size, space.experts[GLOBAL], prior_images)
 

@@ -44,9 +44,8 @@ def merge(
                 _set(plain, "bias", bias)
         for name, module in network.named_modules():
             if isinstance(module, nn.BatchNorm2d):
-                plain = merged.get_submodule(name)
-                _set(plain, "weight", module.weight)
-                _set(plain, "bias", module.bias)
+                for field, parameter in module.named_parameters():
+                    _set(merged.get_submodule(name), field, parameter)
     return bake_statistics(merged, images_NCHW, batch_size, space.experts[GLOBAL], prior_images)
 
 
