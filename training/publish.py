@@ -104,13 +104,12 @@ def _publish_clusters(store: Store, origin: Origin, publication: Publication) ->
     metrics: dict[str, float] = {}
     for draft in publication.models:
         label = f"cluster-{draft.cluster}" if draft.site is None else draft.site
-        # A hospital may be called like a cluster; a dot more keeps their models apart.
-        name = f"{origin.name}.{label}" if draft.site is None else f"{origin.name}.site.{label}"
-        parts.append(_model(store, origin, draft, publication, name=name, part_of=origin.name))
+        part = _model(store, origin, draft, publication, name=f"{origin.name}.{label}", part_of=origin.name)
+        parts.append(part)
         if draft.site is None:
-            clusters[str(draft.cluster)] = parts[-1].digest
+            clusters[str(draft.cluster)] = part.digest
         else:
-            personal[draft.site] = parts[-1].digest
+            personal[draft.site] = part.digest
         metrics |= {f"{label}.{metric}": value for metric, value in draft.metrics.items()}
     manifest = ClustersManifest(
         name=origin.name,
