@@ -43,28 +43,33 @@ class RoutingSpace:
     ) -> RoutingSpace:
         """The space over `inside`, states by site (none is allowed: K = 0), and the global model's state.
 
-        The states are copied. Raises StateError, naming the site and the tensor, for a state that is not one
-        of `network`, differs from the others in names, shapes or types, or is not finite; NetworkError for a
-        network that cannot be built.
+        The states are copied, each asked for once and let go before the next: a mapping that reads a model
+        only when asked for it never holds two. Raises StateError, naming the site and the tensor, for a state
+        that is not one of `network`, differs from the others in names, shapes or types, or is not finite;
+        NetworkError for a network that cannot be built.
         """
         if GLOBAL in inside:
             raise StateError(f"a site cannot be called '{GLOBAL}': that is the global model's name")
-        sites = sorted(inside)
-        states = [*(inside[site] for site in sites), global_model]
-        labels = [*(f"inside model '{site}'" for site in sites), "global model"]
+        names = (*sorted(inside), GLOBAL)
         with torch.device("meta"):
-            expected = build(network, **arguments).state_dict()
-        for label, state in zip(labels, states, strict=True):
-            # The architecture's own types are not asked for: a network in float64 is as good
-            typed = {
-                name: tensor.to(state[name].dtype) if name in state else tensor
-                for name, tensor in expected.items()
-            }
-            check_compatible([typed, state], [network, label])
+            plain = build(network, **arguments).state_dict()
+        # The architecture's own types are not asked for: a network in float64 is as good
+        expected = {
+            name: tensor.to(global_model[name].dtype) if name in global_model else tensor
+            for name, tensor in plain.items()
+        }
+        stacks = {name: _empty(len(names), tensor) for name, tensor in expected.items()}
+
+        def take(index: int, label: str, state: Mapping[str, Tensor]) -> None:
+            check_compatible([expected, state], [network, label])
             check_finite(state, label)
-        check_compatible([states[-1], *states[:-1]], [labels[-1], *labels[:-1]])
-        stacks = {name: _stack([state[name] for state in states]) for name in expected}
-        return cls(network, dict(arguments), (*sites, GLOBAL), stacks)
+            for name, stack in stacks.items():
+                stack[index].copy_(state[name].detach())
+
+        take(-1, "global model", global_model)
+        for index, site in enumerate(names[:-1]):
+            take(index, f"inside model '{site}'", inside[site])
+        return cls(network, dict(arguments), names, stacks)
 
     @property
     def experts(self) -> dict[str, State]:
@@ -84,7 +89,8 @@ class RoutingSpace:
         return network
 
 
-def _stack(tensors: list[Tensor]) -> Tensor:
-    if tensors[0].ndim != 4:
-        return torch.stack([tensor.detach() for tensor in tensors])
-    return torch.stack([tensor.detach().movedim(1, -1) for tensor in tensors]).movedim(-1, 2)
+def _empty(experts: int, like: Tensor) -> Tensor:
+    if like.ndim != 4:
+        return torch.empty(experts, *like.shape, dtype=like.dtype)
+    outer, channels, *window = like.shape
+    return torch.empty(experts, outer, *window, channels, dtype=like.dtype).movedim(-1, 2)

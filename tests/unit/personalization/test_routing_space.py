@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import weakref
+from collections import UserDict
+
 import pytest
 import torch
 
 from personalization.errors import NetworkError, StateError
 from personalization.networks import build
 from personalization.routing.space import RoutingSpace
+from personalization.state import State
 from tests.unit.personalization.routing_cases import ARGUMENTS, state
 
 
@@ -28,6 +32,23 @@ def test_experts_are_views_of_one_copy() -> None:
     storages = {tensor.untyped_storage().data_ptr() for tensor in space.stacks.values()}
     for expert in space.experts.values():
         assert {tensor.untyped_storage().data_ptr() for tensor in expert.values()} == storages
+
+
+def test_models_are_asked_for_one_at_a_time() -> None:
+    class Reading(UserDict[str, State]):
+        """Makes a model when it is asked for, and sees that the one before is gone."""
+
+        alive: weakref.ref[torch.Tensor] | None = None
+
+        def __getitem__(self, site: str) -> State:
+            assert self.alive is None or self.alive() is None
+            made = state(self.data[site])
+            self.alive = weakref.ref(made["conv.weight"])
+            return made
+
+    reading = Reading({"birch": 2, "aster": 1, "cedar": 3})
+    space = RoutingSpace.of("unet", ARGUMENTS, reading, state(0))
+    assert torch.equal(space.experts["birch"]["conv.weight"], state(2)["conv.weight"])
 
 
 def test_plain_is_the_global_model_with_weights_of_its_own() -> None:
