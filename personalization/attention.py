@@ -51,7 +51,7 @@ def cross_attention(
     foreign = query.reshape(heads, -1, width) @ bank_key.transpose(-1, -2)
     foreign = foreign.reshape(heads, -1, tokens, sites * entries)
     weights = torch.softmax(torch.cat((scores, foreign), dim=-1), dim=-1)
-    own, others = weights.split((tokens, sites * entries), dim=-1)
+    own, others = torch.split(weights, [tokens, sites * entries], dim=-1)
     attended = others.reshape(heads, -1, sites * entries) @ bank_value
     result = own @ value + attended.reshape(heads, -1, tokens, width)
     shares = others.detach().reshape(heads, -1, tokens, sites, entries).sum(-1)

@@ -46,6 +46,10 @@ class FedOapUNet(nn.Module):
         sites, tokens: size of the bank, S and N; 0 sites is attention to own tokens alone.
     """
 
+    bank_key: Tensor
+    bank_value: Tensor
+    bank_present: Tensor
+
     def __init__(
         self,
         in_channels: int,
@@ -208,7 +212,7 @@ def _tokens(features_BCHW: Tensor) -> Tensor:
 
 def _spread(mass: Tensor, present: Sequence[int], sites: int) -> Tensor:
     """Shares of own tokens and of the sites that are there -> of all sites, 0 for absent ones."""
-    own, *shares = mass.split(1, dim=1)
+    own, *shares = torch.split(mass, 1, dim=1)
     column = dict(zip(present, shares, strict=True))
     return torch.cat((own, *(column.get(site, torch.zeros_like(own)) for site in range(sites))), dim=1)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from training.methods.fedavg import FedAvg, FedAvgConfig
-from training.methods.fedoap import FedOap, FedOapConfig
+from training.methods.fedbicross import FedBiCross
+from training.methods.fedbicross_config import FedBiCrossConfig
+from training.methods.fedoap import FedOap
+from training.methods.fedoap_config import FedOapConfig
 from training.methods.iop_fl import IopFl, IopFlConfig
 from training.methods.registry import Method, method, methods
 
 __all__ = [
     "FedAvg",
     "FedAvgConfig",
+    "FedBiCross",
+    "FedBiCrossConfig",
     "FedOap",
     "FedOapConfig",
     "IopFl",

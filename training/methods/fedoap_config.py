@@ -20,8 +20,8 @@ class FedOapConfig(MethodConfig):
         "token-bank",
         description="attend to own tokens and the other sites'; to own by shared, or by own, keys and values",
     )
-    heads: int = Field(8, ge=1, description="of the attention")
-    groups: int = Field(32, ge=1, description="of the group norm after it")
+    heads: int = Field(8, ge=1, validate_default=True, description="of the attention")
+    groups: int = Field(32, ge=1, validate_default=True, description="of the group norm after it")
     residual: bool = Field(True, description="add the query features to what was attended")
     norm: Literal["sum", "output"] = Field("sum", description="what is normalised: the sum, or the output")
     stage_convolutions: Literal[1, 2] = Field(2, description="in the query and in the key/value stage")

@@ -60,5 +60,6 @@ def clipped(tokens_BND: Tensor, clip: float | None) -> Tensor:
     """Each image's tokens, scaled down to norm `clip` where their norm over N and D is larger."""
     if clip is None:
         return tokens_BND
-    norms = tokens_BND.flatten(1).norm(dim=1).clamp(min=torch.finfo(tokens_BND.dtype).tiny)
-    return tokens_BND * (clip / norms).clamp(max=1)[:, None, None]
+    norms: Tensor = tokens_BND.flatten(1).norm(dim=1).clamp(min=torch.finfo(tokens_BND.dtype).tiny)
+    scaled: Tensor = tokens_BND * (clip / norms).clamp(max=1)[:, None, None]
+    return scaled

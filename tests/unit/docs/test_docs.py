@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from service.settings import Settings
-from training.config import RunConfig
+from training.config import RunConfig, StrictConfig
+from training.methods.fedoap_config import FedOapConfig
 from training.methods.iop_fl import IopFlConfig
 
 ROOT = Path(__file__).parents[3]
@@ -26,8 +27,8 @@ def test_every_setting_of_the_service_is_documented() -> None:
     assert [n for n in Settings.model_fields if f"LOCUM_{n.upper()}`" not in CONFIGURATION] == []
 
 
-@pytest.mark.parametrize("config", [IopFlConfig, RunConfig])
-def test_every_field_of_a_run_is_documented(config: type[IopFlConfig | RunConfig]) -> None:
+@pytest.mark.parametrize("config", [FedOapConfig, IopFlConfig, RunConfig])
+def test_every_field_of_a_run_is_documented(config: type[StrictConfig]) -> None:
     assert [n for n in config.model_fields if f"`{n}`" not in CONFIGURATION] == []
 
 
