@@ -33,7 +33,7 @@ def merge(
     With direct coefficients, one batch of all images and no prior it equals the routed network. With
     per-image coefficients it is an approximation. The routed network is left as it was.
     """
-    merged = space.plain()
+    merged = space.plain().to(images_NCHW.device)
     with torch.no_grad():
         mean_LE = mean_coefficients(network, images_NCHW, batch_size)
         for (name, layer), row in zip(routed_layers(network).items(), mean_LE, strict=True):
