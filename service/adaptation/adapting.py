@@ -14,7 +14,7 @@ from personalization.routing.adapt import Adaptation, adapt
 from personalization.routing.checkpoint import Checkpoint
 from personalization.routing.config import AdaptationConfig
 from personalization.routing.merge import merge
-from personalization.routing.network import route
+from personalization.routing.network import batches, route
 from personalization.routing.space import RoutingSpace
 
 Tick = Callable[[], None]
@@ -61,7 +61,7 @@ def class_maps(network: nn.Module, images: Tensor, device: torch.device, tick: T
     network = network.to(device).eval()
     maps = []
     with torch.no_grad():
-        for batch in images.split(_BATCH):
+        for batch in batches(images, _BATCH):
             tick()
             maps.append(network(batch.to(device)).argmax(dim=1).to(torch.uint8).cpu().numpy())
     return np.concatenate(maps)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
@@ -115,8 +114,3 @@ def as_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def seconds_since(started: float) -> float:
-    """Of `time.monotonic`, rounded for a person."""
-    return round(time.monotonic() - started, 2)
