@@ -46,18 +46,12 @@ def site_of(session: Session, hospital: str) -> str | None:
     return registered(session, hospital).site
 
 
-def assigned_version(session: Session, hospital: str, model: str, at: datetime | None = None) -> str | None:
-    """The digest (`sha256:…`) assigned to the hospital, now or at an instant; None when nobody decided.
+def assignment(session: Session, hospital: str, model: str, at: datetime | None = None) -> Assignment | None:
+    """The entry in force, now or at an aware instant; None when nobody had decided yet.
 
     Raises:
         HospitalUnknown: nobody registered it.
     """
-    entry = assignment(session, hospital, model, at)
-    return None if entry is None else entry.digest
-
-
-def assignment(session: Session, hospital: str, model: str, at: datetime | None = None) -> Assignment | None:
-    """The entry in force, now or at an aware instant; None when nobody had decided yet."""
     registered(session, hospital)
     query = select(Assignment).where(Assignment.hospital == hospital, Assignment.model == model)
     if at is not None:

@@ -28,6 +28,11 @@ def assign(session: Session, version: int, expected: int, hospital: str = "north
     )
 
 
+def assigned(session: Session, hospital: str, model: str, at: datetime | None = None) -> str | None:
+    entry = assignments.assignment(session, hospital, model, at)
+    return None if entry is None else entry.digest
+
+
 def roll_back(session: Session, expected: int) -> Assignment:
     return assignments.roll_back(session, "north", "brain", expected=expected, actor="bo", reason="worse")
 
@@ -56,6 +61,27 @@ def test_a_rollback_after_a_rollback_goes_one_further_back(database: Database) -
             roll_back(session, expected=5)
 
 
+def test_a_rollback_restores_the_artefact_and_what_was_overridden(database: Database) -> None:
+    with database.write() as session:
+        for sequence, (artefact, override) in enumerate(((None, False), ("brain.at-north", True))):
+            assignments.assign(
+                session,
+                "north",
+                "brain",
+                version=1,
+                digest=digest(sequence),
+                expected=sequence,
+                actor="ada",
+                reason="because",
+                artefact=artefact,
+                override=override,
+            )
+        assign(session, 2, expected=2)
+        second, first = roll_back(session, expected=3), roll_back(session, expected=4)
+        assert (second.artefact, second.override) == ("brain.at-north", True)
+        assert (first.artefact, first.override) == (None, False)
+
+
 def test_nothing_to_roll_back_without_an_assignment(database: Database) -> None:
     with database.write() as session, pytest.raises(NothingToRollBack):
         roll_back(session, expected=0)
@@ -77,11 +103,11 @@ def test_which_version_served_at_an_instant(database: Database) -> None:
         third.at + timedelta(days=1): digest(1),
     }
     with database.read() as session:
-        found = {at: assignments.assigned_version(session, "north", "brain", at) for at in expected}
+        found = {at: assigned(session, "north", "brain", at) for at in expected}
         assert found == expected
-        assert assignments.assigned_version(session, "north", "brain") == digest(1)
-        assert assignments.assigned_version(session, "north", "another") is None
-        assert assignments.assigned_version(session, "south", "brain") is None
+        assert assigned(session, "north", "brain") == digest(1)
+        assert assigned(session, "north", "another") is None
+        assert assigned(session, "south", "brain") is None
 
 
 def test_instants_in_other_zones_are_the_same_instants(database: Database) -> None:
@@ -91,9 +117,9 @@ def test_instants_in_other_zones_are_the_same_instants(database: Database) -> No
         entry = assign(session, 1, expected=0)
     elsewhere = entry.at.astimezone(ZoneInfo("Asia/Kolkata"))
     with database.read() as session:
-        assert assignments.assigned_version(session, "north", "brain", elsewhere) == digest(1)
+        assert assigned(session, "north", "brain", elsewhere) == digest(1)
         before = elsewhere - timedelta(microseconds=1)
-        assert assignments.assigned_version(session, "north", "brain", before) is None
+        assert assigned(session, "north", "brain", before) is None
 
 
 def test_a_clock_set_back_does_not_reorder_the_log(
@@ -112,7 +138,7 @@ def test_a_clock_set_back_does_not_reorder_the_log(
         second = assign(session, 2, expected=1)
     assert first.at < second.at
     with database.read() as session:
-        assert assignments.assigned_version(session, "north", "brain", second.at) == digest(2)
+        assert assigned(session, "north", "brain", second.at) == digest(2)
 
 
 def test_a_stale_writer_is_refused_and_leaves_nothing(database: Database) -> None:
@@ -158,4 +184,4 @@ def test_the_site_of_a_member_and_of_an_outsider(database: Database) -> None:
             with pytest.raises(HospitalUnknown, match="'west'"):
                 ask(session, "west")
         with pytest.raises(HospitalUnknown):
-            assignments.assigned_version(session, "west", "brain")
+            assigned(session, "west", "brain")

@@ -235,6 +235,7 @@ def test_a_card_of_one_scan_expects_no_gate() -> None:
     shown = page(replace(BARE, kind="scan", state="succeeded", hospital=None)).text
     assert "no candidate to judge" in shown
     assert "For hospital" not in shown
+    assert "Before and after" not in shown
 
 
 def test_step_0_is_called_so() -> None:
