@@ -67,6 +67,15 @@ def serve(
         raise typer.Exit(1)
 
 
+class _Server(uvicorn.Server):
+    """Uvicorn waits for every answer to end; this lets the endless ones know."""
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by the first signal that asks the process to end."""
+        self.config.app.state.closing.set()  # type: ignore[union-attr]
+        super().handle_exit(sig, frame)
+
+
 def _server(settings: Settings) -> uvicorn.Server:
     config = uvicorn.Config(
         create_app(settings),
@@ -79,7 +88,7 @@ def _server(settings: Settings) -> uvicorn.Server:
         # A client that holds its connection open must not hold up the end.
         timeout_graceful_shutdown=30,
     )
-    return uvicorn.Server(config)
+    return _Server(config)
 
 
 def _end(_: int, __: FrameType | None) -> None:

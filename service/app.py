@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from importlib.metadata import version
@@ -79,6 +80,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
     )
+    # Set by whoever runs the server, before it waits for the last answers.
+    app.state.closing = threading.Event()
     for routes in (segment, models, hospitals, serving, cohorts, adaptations, jobs, cards, health, metrics):
         app.include_router(routes.router)
     refusals.install(app)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
@@ -134,6 +134,7 @@ def _known(context: InContext, job: JobId) -> None:
     dependencies=[Depends(_known)],
 )
 async def follow_job(
+    request: Request,
     context: InContext,
     job: JobId,
     last_event_id: Annotated[
@@ -145,7 +146,8 @@ async def follow_job(
     Begins with what has happened already, and ends after the state in which the job ended.
     """
     last = last_event_id
-    while True:
+    # A follower of a service that ends comes back to the next one with its Last-Event-ID.
+    while not request.app.state.closing.is_set():
         try:
             found, over = await asyncio.to_thread(_look, context, job, last)
         except SQLAlchemyError:

@@ -21,6 +21,7 @@ from model_store.artefact import Artefact
 from model_store.manifest import GRAPH
 from service.broker import Broker
 from service.database import Database, upgrade
+from service.jobs import records
 from service.queue import VERIFY_STORE, Queue
 from service.settings import Settings
 from service.verification import Verdict, latest_verdict
@@ -212,3 +213,19 @@ def test_a_worker_of_its_own_takes_what_was_queued(store: Path, tmp_path: Path) 
 def _verdict_since(state: Path, instant: datetime) -> Verdict | None:
     verdict = verdict_in(state)
     return verdict if verdict is not None and verdict.finished_at >= instant else None
+
+
+def test_who_follows_a_job_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with served(tmp_path / "store", tmp_path / "state", "--no-worker") as (process, client):
+        database = Database(f"sqlite:///{tmp_path / 'state' / 'locum.db'}")
+        with database.write() as session:
+            asked = {"kind": "scan", "hospital": None, "model": "brain", "parent": "sha256:0"}
+            job = records.create(session, Settings(), **asked, cohort=None, options={})
+        database.dispose()
+        with client.stream("GET", f"/jobs/{job.id}/events") as answer:
+            lines = answer.iter_lines()
+            assert next(lines) == "event: state"
+            process.terminate()
+            # Cut off, it would raise: the stream ends as it should, though the job still waits.
+            assert [line for line in lines if line.startswith("event")] == []
+        assert process.wait(PATIENCE_SECONDS) == 0

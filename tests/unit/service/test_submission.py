@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import func, select
+from sqlalchemy.orm import Session
+
+from service.database import Database, Job
+from service.errors import IdempotencyConflict
+from service.jobs import records, submission
+from service.settings import Settings
+
+
+def making(key: str, fingerprint: str, hospital: str = "north") -> Callable[[Session], Job]:
+    def create(session: Session) -> Job:
+        asked: dict[str, Any] = {
+            "kind": "scan",
+            "model": "brain",
+            "parent": "sha256:0",
+            "cohort": None,
+            "options": {},
+        }
+        known = {"hospital": hospital, "idempotency_key": key, "fingerprint": fingerprint}
+        return records.create(session, Settings(), **asked, **known)
+
+    return create
+
+
+def test_requests_are_told_apart_whatever_the_order_of_their_members() -> None:
+    assert submission.fingerprint({"a": 1, "b": [2]}) == submission.fingerprint({"b": [2], "a": 1})
+    assert submission.fingerprint({"a": 1}) != submission.fingerprint({"a": 2})
+
+
+def test_a_key_belongs_to_one_request_of_one_hospital(database: Database) -> None:
+    first, created = submission.create_once(database, "north", "k", "f1", making("k", "f1"))
+    again, anew = submission.create_once(database, "north", "k", "f1", making("k", "f1"))
+    assert (created, anew, again.id) == (True, False, first.id)
+    with pytest.raises(IdempotencyConflict, match=first.id):
+        submission.create_once(database, "north", "k", "f2", making("k", "f2"))
+    other, created = submission.create_once(database, "south", "k", "f2", making("k", "f2", "south"))
+    assert created
+    assert other.id != first.id
+
+
+def test_of_those_who_come_at_once_with_one_key_one_makes_the_job(database: Database) -> None:
+    workers = 6
+    barrier = threading.Barrier(workers)
+    found: list[tuple[str, bool]] = []
+    failures: list[BaseException] = []
+
+    def submit() -> None:
+        barrier.wait(60)
+        try:
+            job, created = submission.create_once(database, "north", "k", "f", making("k", "f"))
+            found.append((job.id, created))
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=submit) for _ in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    assert len({job_id for job_id, _ in found}) == 1
+    assert sorted(created for _, created in found) == [False] * (workers - 1) + [True]
+    with database.read() as session:
+        assert session.scalar(select(func.count()).select_from(Job)) == 1
