@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from celery.exceptions import SoftTimeLimitExceeded
 
+from model_store.errors import ArtefactWithdrawn
 from model_store.manifest import WEIGHTS
+from service.adaptation.attempt import Attempt
+from service.adaptation.candidate import Draft, publish
 from service.adaptation.runner import run_job
+from service.adaptation.space import load_space
 from service.database import Cohort
+from service.jobs import leases
 from tests.integration.service.routing_federation import outside_scans
 from tests.integration.service.workplace import Workplace, opened
 
@@ -95,6 +105,42 @@ def test_only_a_routing_space_with_scans_is_adapted(place: Workplace) -> None:
     assert_failed(place, place.adaptation(cohort, parent=model), "only a routing-space can be adapted")
     assert_failed(place, place.adaptation(place.cohort({})), "has no scan")
     assert_failed(place, place.adaptation(cohort, options={"epochs": 0}), "epochs")
+
+
+def test_a_parent_that_is_withdrawn_meanwhile_has_no_new_candidates(place: Workplace) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(1)))
+    lease = leases.claim(place.database, job_id, "worker", place.settings)
+    assert lease is not None
+    loaded = load_space(place.store, place.space)
+    withdrawn(place, job_id)
+    draft = Draft(b"weights", b"graph", None, epochs=1, seed=0, details={}, statistics=None)
+    with pytest.raises(ArtefactWithdrawn):
+        publish(
+            Attempt(place.database, lease, place.settings), place.store, loaded, draft, gate={}, result={}
+        )
+    assert place.candidates() == []
+
+
+def test_a_job_that_takes_too_long_says_so(place: Workplace) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(1)), options={"epochs": 200})
+
+    def too_long(*_: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    def tell() -> None:
+        while not place.events(job_id, "epoch"):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    # As Celery tells the process of a task.
+    before = signal.signal(signal.SIGUSR1, too_long)
+    teller = threading.Thread(target=tell, daemon=True)
+    try:
+        teller.start()
+        assert_failed(place, job_id, r"took longer than a job may \(6 h\) while adapting")
+    finally:
+        teller.join()
+        signal.signal(signal.SIGUSR1, before)
 
 
 def assert_failed(place: Workplace, job_id: str, says: str) -> None:
