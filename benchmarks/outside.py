@@ -155,7 +155,8 @@ class Federations:
         )
 
     def _of(self, cell: Cell) -> Path:
-        return self._folder / cell["set"] / f"{cell['site']}-{cell['seed']}"
+        set_: str = cell["set"]
+        return self._folder / set_ / f"{cell['site']}-{cell['seed']}"
 
 
 class Experiment:
@@ -185,7 +186,8 @@ class Experiment:
         if cell["arms"] == "planted":
             cohorts = self._cohorts(cases, scans, task, facts["planted"])
             return planted(models, judge, scans, cohorts, config)
-        return routing_arms(models, judge, Hospital.of(scans, seed), config, config.preset == "locum")
+        thorough = config.preset == "locum" and seed == 0  # it more than doubles the cost of a cell
+        return routing_arms(models, judge, Hospital.of(scans, seed), config, thorough)
 
     def _cohorts(self, cases: Sequence[Case], scans: Scans, task: Task, count: int) -> Cohorts:
         few = some(scans, count)

@@ -43,7 +43,8 @@ def inverted(scan: Scan) -> Scan:
 
 def some(scans: Scans, count: int) -> tuple[str, ...]:
     """The first patients who have `count` slices between them."""
-    kept, slices = [], 0
+    kept: list[str] = []
+    slices = 0
     for patient in scans.patients:
         if slices >= count and len(kept) > 1:
             break

@@ -76,33 +76,28 @@ def arms_of(space: RoutingSpace, adapted: Adapted, learned: Scans, reported: Sca
 
 
 def routing_arms(
-    models: Models, judge: Judge, hospital: Hospital, config: AdaptationConfig, quarters: bool
+    models: Models, judge: Judge, hospital: Hospital, config: AdaptationConfig, thorough: bool
 ) -> dict[str, Any]:
     """A cell's result for one preset and router: Dice, the epochs, and the gate's verdict on each candidate.
 
-    `quarters`: judge the inductive candidates too, whose rivals come from other seeds and halves of halves.
+    A candidate's rivals are those of each half; `thorough`: and of another seed, and the inductive candidates
+    are judged too, each with rivals of its own.
     """
     space, everything = models.space(), hospital.scans
     name = f"routing {config.preset}" + (" pooled" if config.router == "pooled" else "")
     whole = learn(space, everything, config, everything)
     parts = [learn(space, half, config) for half in hospital.halves]
-    other = learn(space, everything, other_seed(config))
+    rivals = [part.merged for part in parts]
+    if thorough:
+        rivals.append(learn(space, everything, other_seed(config)).merged)
     inductive: Arms = {}
-    candidates = [
-        judge.record(
-            f"{name}, transductive",
-            whole.merged,
-            [other.merged, *(part.merged for part in parts)],
-            everything,
-            everything,
-        )
-    ]
+    candidates = [judge.record(f"{name}, transductive", whole.merged, rivals, everything, everything)]
     for adapted, (learned, reported) in zip(parts, hospital.turns(), strict=True):
         for arm, dice in arms_of(space, adapted, learned, reported).items():
             inductive.setdefault(f"{name} ({arm})", {}).update(dice)
-        if quarters:
-            rivals = rivals_of(space, learned, config)
-            candidates.append(judge.record(f"{name}, inductive", adapted.merged, rivals, learned, reported))
+        if thorough:
+            own = rivals_of(space, learned, config)
+            candidates.append(judge.record(f"{name}, inductive", adapted.merged, own, learned, reported))
     transductive = arms_of(space, whole, everything, everything)
     return {
         "dice": {
@@ -118,9 +113,10 @@ def routing_arms(
 def rivals_of(
     space: RoutingSpace, scans: Scans, config: AdaptationConfig, limits: SafetyLimits = _LIMITS
 ) -> list[nn.Module]:
-    """What the gate holds a candidate against: another seed, and each half of its scans."""
+    """What the gate holds a candidate against: another seed, and each half of several patients."""
     ways = [(scans, other_seed(config))]
-    ways += [(scans.of(half), config) for half in halves(scans.patients, config.seed)]
+    if len(scans.patients) > 1:
+        ways += [(scans.of(half), config) for half in halves(scans.patients, config.seed)]
     return [learn(space, some, settings, limits=limits).merged for some, settings in ways]
 
 
