@@ -27,7 +27,7 @@ TERMINAL = ("succeeded", "fell_back", "failed", "cancelled")
 def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, routing_store: Path) -> Any:
     store = tmp_path_factory.mktemp("worker") / "store"
     shutil.copytree(routing_store, store)
-    running = start(store, redis_url=None, lease_seconds=2, reconcile_every_seconds=0.2)
+    running = start(store, redis_url=None, lease_seconds=5, reconcile_every_seconds=0.2)
     assert running.client.put("/hospitals/dune", json={"name": "Dune"}).status_code == 201
     return running
 
@@ -120,15 +120,16 @@ def test_a_killed_worker_costs_an_epoch_at_most(
     killed = psutil.Process(int(owner.rsplit(":", 1)[1]))
     assert killed.ppid() == worker.pid
     killed.kill()
-    noted = len(here.events(job_id, "epoch"))
+    noted, attempts = len(here.events(job_id, "epoch")), here.job(job_id).attempt
     done = ended(api, location)
-    assert (done["state"], done["attempt"]) == ("succeeded", 2), done["reason"]
+    assert done["state"] == "succeeded", done["reason"]
+    assert done["attempt"] > attempts
     assert [epoch["epoch"] for epoch in done["epochs"]] == list(range(epochs + 1))
     assert worker.is_running()
-    # The second attempt learned only what the first one had not.
+    # The next attempt learned only what those before it had not.
     happened = here.events(job_id, "state", "epoch")
-    second = max(i for i, event in enumerate(happened) if event.data.get("state") == "running")
-    again = [event.data["epoch"] for event in happened[second:] if event.type == "epoch"]
+    begun = [i for i, event in enumerate(happened) if event.data.get("state") == "running"]
+    again = [event.data["epoch"] for event in happened[begun[attempts] :] if event.type == "epoch"]
     assert again == list(range(noted, epochs + 1))
     assert len(again) < epochs
     with opened(tmp_path, routing_store) as undisturbed:
