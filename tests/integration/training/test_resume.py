@@ -23,8 +23,8 @@ KILLS = 10
 
 
 class Zygote:
-    def __init__(self, data: Path) -> None:
-        self.data = data
+    def __init__(self, data: Path, method: str, **config: object) -> None:
+        self.data, self.method, self.config = data, method, config
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("zygote.py"))],
             stdin=subprocess.PIPE,
@@ -44,6 +44,8 @@ class Zygote:
             "folder": str(root / "run"),
             "store": str(root / "store"),
             "workers": workers,
+            "method": self.method,
+            "config": self.config,
         }
         self.process.stdin.write(json.dumps(command) + "\n")
         self.process.stdin.flush()
@@ -107,7 +109,7 @@ def zygote(tmp_path_factory):
     data = write_federation(
         tmp_path_factory.mktemp("phantom"), sites=("aster", "birch"), patients_per_site=3, size=16
     )
-    zygote = Zygote(data)
+    zygote = Zygote(data, "iop-fl", rounds=4, batch_size=8)
     yield zygote
     zygote.close()
 

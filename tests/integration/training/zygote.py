@@ -1,8 +1,8 @@
 """A process that has everything imported and forks runs of a federation, so that a run starts at once.
 
-Reads one JSON line per run: {"data", "folder", "store", "workers"}. The run is a process group of its own;
-its pid is printed, and its exit status once it ended. Workers are forked too: what is tested is how a run
-survives its death, not how long Python takes to import.
+Reads one JSON line per run: {"data", "folder", "store", "workers", "method", "config"}. The run is a process
+group of its own; its pid is printed, and its exit status once it ended. Workers are forked too: what is
+tested is how a run survives its death, not how long Python takes to import.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from model_store.store import Store
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.engine import pool
-from training.methods import IopFlConfig
+from training.methods import method
 from training.run import Run, execute
 
 
@@ -29,8 +29,8 @@ def run(command: dict) -> None:
     pool.multiprocessing.get_context = lambda _: context  # type: ignore[attr-defined]
     job = Run(
         load_federation(Path(command["data"])),
-        "iop-fl",
-        IopFlConfig(width=2, rounds=4, batch_size=8, learning_rate=0.01),
+        command["method"],
+        method(command["method"]).config(width=2, learning_rate=0.01, **command["config"]),
         RunConfig(seed=3, consent="all", participation=0.7),
     )
     execute(
