@@ -19,7 +19,7 @@ class Thresholds:
     - giant 0.1: one scan of ten may be odd, but no anatomy doubles.
     - fragments 2: up to twice as many pieces, and one more; noise makes hundreds.
     - source_warnings 0.5: where most scans do not look like training's, nothing else here is worth much.
-    - statistics_distance 0.06: four times that of a good candidate at the phantom hospital from outside (0.016;
+    - statistics_distance 0.06: four times that of a good candidate at the outside phantom hospital (0.016;
       members 0.003). Pure noise has 0.03, networks wrecked by a high rate 0.07 and more.
     """
 

@@ -26,6 +26,7 @@ ROUTING_RATES: Mapping[str, float] = MappingProxyType({"direct": 0.1, "pooled": 
 _MOST_EPOCHS = 1000
 _MOST_BATCH = 4096
 _SEEDS = 2**63
+_HIGHEST_RATE = 1000.0  # far beyond any use, and short of where a step overflows
 
 
 @dataclass(frozen=True)
@@ -81,8 +82,8 @@ class AdaptationConfig:
         _whole("seed", self.seed, 0, _SEEDS - 1)
         for name in ("routing_rate", "bn_rate"):
             rate = getattr(self, name)
-            if rate is not None and not (math.isfinite(rate) and rate > 0):
-                raise _refusal(name, "a positive number", rate)
+            if rate is not None and not 0 < rate <= _HIGHEST_RATE:
+                raise _refusal(name, f"a positive number of at most {_HIGHEST_RATE:g}", rate)
         for name in ("noise", "shape_weight"):
             value = getattr(self, name)
             if value is not None and not (math.isfinite(value) and value >= 0):
