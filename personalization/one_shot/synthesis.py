@@ -164,13 +164,15 @@ class Trajectory:
                 losses = [self._loss(student, training[j], share) for j in asked]
                 gradients = [gradient_of(loss, student) for loss in losses]
                 inner_step(student, gradients, row[asked], self.config.inner_rate)
-            learned += sum(float(row[j]) * float(loss) for j, loss in zip(asked, losses, strict=True))
+            learned += sum(
+                float(row[j]) * float(loss.detach()) for j, loss in zip(asked, losses, strict=True)
+            )
             if outer:
                 own = lessons[index].part(self._parts[index][1])
                 validation = self._loss(student, own, share)
                 slope = outer_gradient(gradient_of(validation, student), gradients, self.config.inner_rate)
                 self.mixing[index] = outer_step(row, slope, self.config.outer_rate, self.config.outer_scaling)
-                checked += float(validation)
+                checked += float(validation.detach())
         count = len(self.students)
         return {"distillation": learned / count} | ({"validation": checked / count} if outer else {})
 

@@ -7,10 +7,12 @@ done first, or on how often the run was killed and resumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from training.algorithm import Algorithm, Memory, Phase, ServerStage
 from training.engine.client import Surroundings
@@ -38,6 +40,17 @@ class _Standing:
     checkpoint: Checkpoint | None
     server: Memory
     history: tuple[RoundEntry, ...]
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """As many threads as a site's step has: a sum's order, and so the result, may depend on their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class InProcessEngine:
@@ -156,5 +169,6 @@ class InProcessEngine:
         started = time.perf_counter()
         self._observer.round_started(stage.name, step, stage.steps, ())
         context = self._surroundings.context(stage.name, step, stage.steps)
-        server = self._algorithm.server_stage(context, server)
+        with _threads(self._surroundings.threads):
+            server = self._algorithm.server_stage(context, server)
         return server, RoundEntry(stage.name, step, stage.steps, time.perf_counter() - started)
