@@ -180,7 +180,8 @@ def test_equal_requests_get_equal_bytes_from_another_api_too(
     ("fields", "expected"),
     [
         ({"output": "dicom"}, "output"),
-        ({"personalization": "scan"}, "personalization"),
+        ({"personalization": "whose"}, "personalization"),
+        ({"personalization": "scan"}, "expected a routing-space"),
         ({"guard": "shrug"}, "guard"),
         ({"personalisation": "auto"}, "not a parameter"),
         ({"hospital": "../../etc"}, "hospital"),
