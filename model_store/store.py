@@ -9,9 +9,6 @@ ROOT/.staging/                   where a version is written before one rename ma
 from __future__ import annotations
 
 import fcntl
-import shutil
-import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -35,9 +32,9 @@ from model_store.errors import (
 )
 from model_store.manifest import AnyManifest, FileEntry
 from model_store.reference import NAME, parse_reference
+from model_store.staging import staging, sweep
 
-# A publish takes seconds; what is older was left by a process that died.
-_STAGING_LIFETIME_S = 3600.0
+_STAGING = ".staging"
 
 
 class Tombstone(BaseModel):
@@ -91,7 +88,7 @@ class Store:
             for published in self._readable(manifest.name):
                 if published.digest == digest:
                     return self._refuse_withdrawn(published)
-            with self._staging() as staged:
+            with staging(self.root / _STAGING) as staged:
                 for name, data in {**files, MANIFEST: content, DIGEST_FILE: digest.encode()}.items():
                     write_durably(staged / name, data, mode=0o444)
                 if admit is not None:
@@ -222,11 +219,7 @@ class Store:
     def prune(self) -> list[Path]:
         """Delete what nobody can open: abandoned staging, and the files of withdrawn versions (their manifest
         and tombstone stay, so history keeps its answers). Returns what was deleted."""
-        deleted: list[Path] = []
-        for staged in (self.root / ".staging").glob("*"):
-            if time.time() - staged.stat().st_mtime > _STAGING_LIFETIME_S:
-                shutil.rmtree(staged, ignore_errors=True)
-                deleted.append(staged)
+        deleted = sweep(self.root / _STAGING)
         for artefact in self._withdrawn():
             for name in artefact.manifest.files:
                 path = artefact.path / name
@@ -267,16 +260,6 @@ class Store:
                 f"{tombstone.reason}. Use another version"
             )
         return artefact
-
-    @contextmanager
-    def _staging(self) -> Iterator[Path]:
-        """A new folder to write a version in; what is not renamed is gone afterwards."""
-        staged = self.root / ".staging" / uuid.uuid4().hex
-        staged.mkdir(parents=True)
-        try:
-            yield staged
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[Path]:

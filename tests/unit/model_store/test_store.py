@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from model_store.errors import (
     UnknownKind,
 )
 from model_store.manifest import Lineage, ModelManifest, NetworkSpec, RoutingSpaceManifest
+from model_store.staging import staging
 from model_store.store import Store
 from model_store.task import Task
 
@@ -233,16 +232,22 @@ def test_a_model_without_its_graph_is_not_published(store: Store) -> None:
     assert store.names() == []
 
 
+def test_what_a_killed_publisher_left_is_swept_by_the_next_one(store: Store) -> None:
+    left = store.root / ".staging" / "left"
+    left.mkdir(parents=True)
+    (left / "graph.onnx").write_bytes(b"half a gra")
+    assert store.publish(model(), files()).version == 1
+    assert not left.exists()
+
+
 def test_prune_deletes_only_what_nobody_can_open(store: Store) -> None:
     kept = store.publish(model(), files("1"))
     store.publish(model(), files("2"))
     store.withdraw("brain@2", actor="ada", reason="bad")
-    fresh, stale = store.root / ".staging" / "fresh", store.root / ".staging" / "stale"
-    for folder in (fresh, stale):
-        folder.mkdir()
-    os.utime(stale, (time.time() - 7200,) * 2)
-    assert len(store.prune()) == 3
-    assert fresh.exists()
-    assert not stale.exists()
+    area = store.root / ".staging"
+    with staging(area) as being_written:
+        (area / "abandoned").mkdir()
+        assert len(store.prune()) == 3
+        assert list(area.iterdir()) == [being_written]
     assert store.open("brain") == kept
     assert store.versions("brain")[1].withdrawn is not None
