@@ -21,13 +21,15 @@ Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import count
 
 import torch
 from torch import Tensor
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
+from personalization.adamw import Optimiser, cosine, train_adamw
 from personalization.binary import binary_loss, perturbed_boundary_loss
 from personalization.networks import FedOapUNet
 from personalization.personal import split
@@ -43,10 +45,9 @@ from training.algorithm import (
     ServerStage,
     State,
 )
-from training.data.dataset import SiteData
+from training.data.dataset import SiteData, batches
 from training.errors import SiteFailed
 from training.methods import fedoap_models as models
-from training.methods.adamw import Loss, Optimiser, cosine, train_adamw
 from training.methods.describe import DESCRIBE, describe, merge_described
 from training.methods.fedavg import SCORES, WEIGHTS, score_metrics, score_state
 from training.methods.fedoap_config import FedOapConfig
@@ -128,13 +129,10 @@ class FedOap(Algorithm[SiteData]):
         config = self.config
         loss, optimiser = train_adamw(
             network,
-            data.train,
+            self._batches(data, context),
             lambda images, targets: binary_loss(network.segment(images)[0], targets),
             self.rates(context.round),
             self._optimiser(memory),
-            batch_size=config.batch_size,
-            augment=config.augment,
-            generator=context.generator("train"),
         )
         shared, personal = self._split(state_of(network))
         uploads = {WEIGHTS.name: shared, SCORES.name: score_state(score)}
@@ -163,7 +161,7 @@ class FedOap(Algorithm[SiteData]):
         steps = config.fine_tune_steps or config.local_steps
         loss, optimiser = train_adamw(
             network,
-            data.train,
+            self._batches(data, context),
             self._loss(network, context.generator("perturbation")),
             cosine(
                 config.fine_tune_rate or config.learning_rate,
@@ -172,9 +170,6 @@ class FedOap(Algorithm[SiteData]):
                 range(steps * context.round, steps * (context.round + 1)),
             ),
             self._optimiser(memory),
-            batch_size=config.batch_size,
-            augment=config.augment,
-            generator=context.generator("train"),
         )
         score = evaluate(network, data.val, _CLASSES, config.batch_size)
         shared, personal = self._split(state_of(network))
@@ -207,7 +202,15 @@ class FedOap(Algorithm[SiteData]):
         first, total = (0, steps) if config.cosine == "round" else (round_ * steps, config.rounds * steps)
         return cosine(config.learning_rate, config.least_rate, total, range(first, first + steps))
 
-    def _loss(self, network: FedOapUNet, generator: torch.Generator) -> Loss:
+    def _batches(self, data: SiteData, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch after the other. Raises SiteFailed when there is nothing to train on."""
+        if not len(data.train):
+            raise SiteFailed("it has no training slice")
+        draw = context.generator("train")
+        size, augment = self.config.batch_size, self.config.augment
+        return (batch for _ in count() for batch in batches(data.train, size, draw, augment))
+
+    def _loss(self, network: FedOapUNet, generator: torch.Generator) -> Callable[[Tensor, Tensor], Tensor]:
         """Stage 2's: one forward pass for both terms of the perturbed boundary loss."""
         config = self.config
 

@@ -1,0 +1,74 @@
+"""Steps of AdamW that can be left and taken up again: moments go in and come out by name."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from personalization.state import State
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+@dataclass(frozen=True)
+class Optimiser:
+    """What AdamW takes, and its moments after `taken` steps (none before the first)."""
+
+    weight_decay: float = 1e-5
+    moments: State = field(default_factory=dict)
+    taken: int = 0
+
+
+def cosine(peak: float, least: float, total: int, steps: range) -> list[float]:
+    """The learning rates of `steps` out of `total`: from `peak` at step 0 towards `least` at step `total`."""
+    return [least + (peak - least) * (1 + math.cos(math.pi * step / total)) / 2 for step in steps]
+
+
+def train_adamw(
+    network: nn.Module,
+    batches: Iterable[tuple[Tensor, Tensor]],
+    loss: Callable[[Tensor, Tensor], Tensor],
+    rates: Sequence[float],
+    optimiser: Optimiser,
+) -> tuple[float, Optimiser]:
+    """Train in place, one batch per rate; gives the mean loss and the optimiser after it.
+
+    `batches` gives (images [B, C, H, W], targets [B, H, W]) and may be endless; `loss` makes a scalar of
+    them. Moments belong to parameters by name, so a parameter whose value was replaced meanwhile keeps them.
+    Raises ValueError when there are fewer batches than rates.
+    """
+    parameters = dict(network.named_parameters())
+    device = next(iter(parameters.values())).device
+    adamw = torch.optim.AdamW(parameters.values(), weight_decay=optimiser.weight_decay)
+    for name, parameter in parameters.items() if optimiser.taken else ():
+        adamw.state[parameter] = {
+            # A copy, on the device: the step writes into it.
+            **{
+                moment: torch.empty_like(parameter).copy_(optimiser.moments[f"{moment}/{name}"])
+                for moment in _MOMENTS
+            },
+            "step": torch.tensor(float(optimiser.taken)),
+        }
+    network.train()
+    losses: list[float] = []
+    for rate, (images, targets) in zip(rates, batches, strict=False):
+        for group in adamw.param_groups:
+            group["lr"] = rate
+        adamw.zero_grad(set_to_none=True)
+        value = loss(images.to(device), targets.to(device))
+        torch.autograd.backward(value)
+        adamw.step()
+        losses.append(value.item())
+    if len(losses) < len(rates) or not losses:
+        raise ValueError(f"expected {len(rates)} batches to train on, found {len(losses)}")
+    moments = {
+        f"{moment}/{name}": adamw.state[parameter][moment].cpu().clone(memory_format=torch.contiguous_format)
+        for moment in _MOMENTS
+        for name, parameter in parameters.items()
+    }
+    taken = optimiser.taken + len(losses)
+    return sum(losses) / len(losses), Optimiser(optimiser.weight_decay, moments, taken)
