@@ -5,10 +5,18 @@ import math
 import pytest
 import torch
 from monai.metrics import compute_dice
+from sklearn.metrics import accuracy_score, balanced_accuracy_score
 from torch.nn.functional import one_hot
 
 from personalization.errors import LabelError
-from personalization.metrics import dice, dice_by_patient, dice_official, foreground_dice
+from personalization.metrics import (
+    accuracy,
+    balanced_accuracy,
+    dice,
+    dice_by_patient,
+    dice_official,
+    foreground_dice,
+)
 
 # Pixels of two images, two classes. First: 1 of 2 and 3 foreground pixels shared. Second: empty twice.
 PRED = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.uint8)
@@ -80,3 +88,30 @@ def test_shapes_types_and_names_are_checked() -> None:
         dice(PRED[0], TRUE[0], 2)
     with pytest.raises(LabelError, match=r"one name per slice \(2\), found 1"):
         dice_by_patient(PRED, TRUE, ["a"], 2)
+
+
+class TestAccuracy:
+    """One class per image."""
+
+    def test_by_hand(self) -> None:
+        true = torch.tensor([0, 0, 0, 0, 2, 2])
+        pred = torch.tensor([0, 0, 0, 1, 2, 0])
+        assert accuracy(pred, true, 3) == pytest.approx(4 / 6)
+        # Class 1 is in nobody's truth: of 0 and 2 the mean, 3/4 and 1/2.
+        assert balanced_accuracy(pred, true, 3) == pytest.approx((3 / 4 + 1 / 2) / 2)
+
+    def test_agrees_with_scikit_learn(self) -> None:
+        pred, true = torch.randint(0, 5, (2, 200), generator=torch.Generator().manual_seed(0))
+        assert accuracy(pred, true, 5) == pytest.approx(accuracy_score(true, pred))
+        assert balanced_accuracy(pred, true, 9) == pytest.approx(balanced_accuracy_score(true, pred))
+
+    def test_of_no_image(self) -> None:
+        none = torch.zeros(0, dtype=torch.int64)
+        assert math.isnan(accuracy(none, none, 3))
+        assert math.isnan(balanced_accuracy(none, none, 3))
+
+    def test_what_is_no_class_is_refused(self) -> None:
+        with pytest.raises(LabelError, match=r"0\.\.1"):
+            accuracy(torch.tensor([0, 2]), torch.tensor([0, 1]), 2)
+        with pytest.raises(LabelError, match="one class per image"):
+            balanced_accuracy(torch.zeros(2, 2).long(), torch.zeros(2, 2).long(), 2)
