@@ -57,11 +57,13 @@ def _list(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     table = Table(box=None, header_style="bold")
-    for heading in ("template", "labels", "channels", "size"):
+    for heading in ("template", "labels or classes", "channels", "size"):
         table.add_column(heading)
     for name in names():
         task = template(name)
-        labels = ", ".join(f"{label} {{{', '.join(map(str, v))}}}" for label, v in task.labels.items())
+        labels = ", ".join(
+            task.class_names or (f"{label} {{{', '.join(map(str, v))}}}" for label, v in task.labels.items())
+        )
         channels = str(task.channels) + (f", ±{task.neighbours} slices" if task.neighbours else "")
         table.add_row(name, labels, channels, "x".join(map(str, task.size)))
     Console().print(table)

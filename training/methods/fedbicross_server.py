@@ -143,7 +143,7 @@ def synthesise(
 
 
 def _finished(trajectory: Trajectory, names: Sequence[str]) -> State:
-    """The cluster models with statistics of their own. The uploads, which have done their work, are not kept."""
+    """The cluster models, with statistics of their own. The uploads have done their work and are dropped."""
     images = trajectory.images()
     tensors: State = {"mixing": trajectory.mixing}
     for index, (name, student) in enumerate(zip(names, trajectory.students, strict=True)):

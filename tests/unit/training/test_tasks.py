@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from model_store.errors import TaskError
 from model_store.task import Task
 from training import tasks
+from training.data.classified import Partition
 from training.data.federation import load_federation
 
 
@@ -43,8 +44,20 @@ REAL = {
 }
 
 
+ARRAYS = {"pneumoniamnist": (4708 + 524 + 624, 2), "wbc5_28_shift": (270 + 30 + 100, 5)}
+
+
 def test_there_is_a_template_for_each_set() -> None:
-    assert set(tasks.names()) == set(REAL)
+    assert set(tasks.names()) == {*REAL, *ARRAYS}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_the_template_fits_the_real_arrays(name: str, real_data: Path) -> None:
+    path = real_data / "medmnist_npz" / f"{name}.npz"
+    federation = load_federation(path, tasks.template(name), Partition(clients=3, alpha=1.0))
+    images, classes = ARRAYS[name]
+    assert sum(len(site.cases) for site in federation.sites) == images
+    assert len(federation.task.classes) == classes
 
 
 @pytest.mark.parametrize("name", REAL)
