@@ -34,4 +34,10 @@ class AdaptationOptions(BaseModel):
     noise: FiniteFloat = Field(
         0.5, ge=0, le=10, description="Of the consistency loss, in standard deviations of each slice."
     )
+    shape_weight: FiniteFloat | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="Weight of the shape loss, which expects one compact target; null: the preset's.",
+    )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Everything random derives from it.")

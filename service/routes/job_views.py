@@ -35,7 +35,7 @@ class JobSummary(BaseModel):
     attempt: int = Field(description="How many workers have begun it; more than one when one was lost.")
     queue_position: int | None = Field(description="Jobs that were accepted before it and still wait.")
     progress: dict[str, Any] = Field(description="`stage`, and within it how far.")
-    reason: str | None = Field(description="Why it ended as it did; null for `succeeded`.")
+    reason: str | None = Field(description="Why it ended as it did; null where nothing went wrong.")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
