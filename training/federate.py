@@ -154,7 +154,7 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
     lines = {
         "model": f"{result.artefacts[-1]}   in {store.root}",
         "record": str(record.write(folder / RECORD_FILE)),
-        "report": str(write_report(record, folder / REPORT_FILE)),
+        "report": str(write_report(record, folder / REPORT_FILE, result.publication)),
     }
     pages = write_site_pages(result, folder)
     if pages:

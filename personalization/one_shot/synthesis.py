@@ -90,8 +90,8 @@ class Trajectory:
         self._seed = seed
         draw = self._generator(0)
         count = config.batch_size
-        # Each part keeps at least one image, whatever the share.
-        split = min(max(1, math.floor(config.train_share * count + 0.5)), count - 1)
+        # Whatever the share, each part keeps two images: batch norm cannot normalise one by itself.
+        split = min(max(2, math.floor(config.train_share * count + 0.5)), count - 2)
         self._images: list[Tensor] = []
         self._labels: list[Tensor] = []
         self._parts: list[tuple[Tensor, Tensor]] = []

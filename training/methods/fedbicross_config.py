@@ -40,7 +40,7 @@ class FedBiCrossConfig(MethodConfig):
 
     epochs: int = Field(5, ge=1, description="trajectories from fresh noise, one after the other")
     steps: int = Field(50, ge=1, description="T, steps of one trajectory")
-    synthesis_batch: int = Field(64, ge=2, description="B, images per cluster")
+    synthesis_batch: int = Field(64, ge=4, description="B, images per cluster")
     image_rate: float = Field(0.05, gt=0, description="of Adam on the images")
     tv_weight: float = Field(2.5e-5, ge=0)
     bn_weight: float = Field(10.0, ge=0)

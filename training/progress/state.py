@@ -12,7 +12,15 @@ from training.algorithm import Phase, ServerStage
 from training.engine.history import RoundEntry, SiteEntry
 
 # The known metrics in the order and by the names a person reads them; others follow under their own.
-METRICS = {"loss": "loss", "val_dice": "Dice", "personal_val_dice": "own Dice"}
+METRICS = {
+    "loss": "loss",
+    "val_dice": "Dice",
+    "personal_val_dice": "own Dice",
+    "val_accuracy": "accuracy",
+    "local_val_accuracy": "local accuracy",
+    "cluster_val_accuracy": "cluster accuracy",
+    "personal_val_accuracy": "own accuracy",
+}
 
 
 def heading(metric: str) -> str:

@@ -42,9 +42,15 @@ def colour_of(index: int) -> str:
 
 
 def line_chart(
-    lines: Mapping[str, Line], *, share: bool = False, unit: str = "", zero: bool = True, best: bool = False
+    lines: Mapping[str, Line],
+    *,
+    share: bool = False,
+    unit: str = "",
+    zero: bool = True,
+    best: bool = False,
+    along: str = "round",
 ) -> str:
-    """Curves over rounds, as an <svg> element.
+    """Curves over rounds (or what else they run `along`), as an <svg> element.
 
     `share` fixes the axis to [0, 1], `zero` lets it begin at 0, `unit` "B" writes bytes, `best` marks maxima.
     """
@@ -59,21 +65,21 @@ def line_chart(
             if best and line.points:
                 top = max(line.points, key=lambda point: point[1])
                 axes.plot(*top, marker="o", markersize=4.5, color=line.colour, markeredgecolor="white")
-        _dress(axes, share, unit, zero)
+        _dress(axes, share, unit, zero, along)
         content = io.StringIO()
         figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = content.getvalue()
     return svg[svg.index("<svg") :]
 
 
-def _dress(axes: Any, share: bool, unit: str, zero: bool) -> None:
+def _dress(axes: Any, share: bool, unit: str, zero: bool, along: str) -> None:
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.grid(axis="y", color=_FAINT, linewidth=0.6)
     axes.tick_params(length=0)
     axes.set_axisbelow(True)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5))
-    axes.set_xlabel("round")
+    axes.set_xlabel(along)
     if share:
         axes.set_ylim(0, 1.02)
     elif zero:

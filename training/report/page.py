@@ -13,16 +13,19 @@ from markupsafe import Markup
 
 from model_store.durable import write_durably
 from model_store.task import Task
+from training.algorithm import Publication
 from training.engine.history import RoundEntry
 from training.progress.state import METRICS, heading
 from training.progress.wording import duration, number, size
 from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
+from training.report.clusters import clusters_of
 
 # What a curve of a metric shows; others speak for themselves.
 _CAPTIONS = {
     "loss": "Training loss, mean over a round's batches.",
     "val_dice": "Validation Dice of the global model as each site receives it. A dot marks the best round.",
+    "val_accuracy": "Validation accuracy of the global model as each site receives it.",
     "personal_val_dice": "Validation Dice of each site's own model. A dot marks the best round.",
 }
 
@@ -40,8 +43,8 @@ def environment() -> jinja2.Environment:
     return found
 
 
-def write_report(record: RunRecord, path: Path) -> Path:
-    """Write the report of a finished run; gives the path back."""
+def write_report(record: RunRecord, path: Path, publication: Publication | None = None) -> Path:
+    """Write the report of a finished run; gives the path back. `publication` adds what its kind can show."""
     page = (
         environment()
         .get_template("report.html")
@@ -55,6 +58,7 @@ def write_report(record: RunRecord, path: Path) -> Path:
             events=_events(record.rounds),
             traffic=record.traffic(),
             task=_as_yaml(record.task),
+            clusters=clusters_of(publication) if publication and publication.kind == "clusters" else None,
         )
     )
     write_durably(path, page.encode())
@@ -67,8 +71,8 @@ def _as_yaml(task: Task) -> str:
 
 
 def _main_phase(record: RunRecord) -> list[RoundEntry]:
-    """The rounds of the longest phase: the one worth a curve."""
-    counts = Counter(entry.phase for entry in record.rounds)
+    """The rounds of the longest phase with sites in it: the one worth a curve."""
+    counts = Counter(entry.phase for entry in record.rounds if entry.sites)
     longest = max(counts, key=lambda name: counts[name], default=None)
     return [entry for entry in record.rounds if entry.phase == longest]
 
