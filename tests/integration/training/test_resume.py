@@ -2,98 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
-import os
 import random
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from killing import Zygote, committed, kill
+
 from model_store.store import Store
 from training.phantom import write_federation
 
 NAMES = ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
 KILLS = 10
-
-
-class Zygote:
-    def __init__(self, data: Path, method: str, **config: object) -> None:
-        self.data, self.method, self.config = data, method, config
-        self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("zygote.py"))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        assert self.line() == "ready"
-
-    def line(self) -> str:
-        return self.process.stdout.readline().strip()
-
-    def start(self, root: Path, workers: int) -> int:
-        """Start or resume the run of `root` in a process group; gives the group's id."""
-        command = {
-            "data": str(self.data),
-            "folder": str(root / "run"),
-            "store": str(root / "store"),
-            "workers": workers,
-            "method": self.method,
-            "config": self.config,
-        }
-        self.process.stdin.write(json.dumps(command) + "\n")
-        self.process.stdin.flush()
-        return int(self.line())
-
-    def end(self, root: Path) -> bool:
-        """Wait for the run's end; whether it came to it by itself."""
-        status = int(self.line())
-        assert status == 0 or os.WIFSIGNALED(status), "the run failed by itself; see the log above"
-        lock = root / "run" / ".lock"
-        if lock.exists():
-            # A forked worker holds its parent's lock until it is dead too.
-            with lock.open("w") as file:
-                fcntl.flock(file, fcntl.LOCK_EX)
-        return status == 0
-
-    def run(self, root: Path, workers: int, kill_at: tuple[int, float] | None = None) -> bool:
-        """Start or resume a run; whether it ended by itself.
-
-        `kill_at` kills it so many seconds after so many rounds are committed in all.
-        """
-        pid = self.start(root, workers)
-        if kill_at is not None:
-            rounds, delay = kill_at
-            while committed(root) < rounds and alive(pid):
-                time.sleep(0.002)
-            time.sleep(delay)
-            kill(pid)
-        return self.end(root)
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.process.wait()
-
-
-def kill(pid: int) -> None:
-    """SIGKILL to the whole process group; nothing when it is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def digests(root: Path) -> dict[str, str]:
@@ -120,12 +44,6 @@ def reference(zygote, tmp_path_factory):
     root = tmp_path_factory.mktemp("reference")
     assert zygote.run(root, workers=1)
     return digests(root)
-
-
-def committed(root: Path) -> int:
-    """How many rounds of the run are on disk."""
-    history = root / "run" / "history.jsonl"
-    return history.read_bytes().count(b"\n") if history.exists() else 0
 
 
 @pytest.mark.timeout(200)
