@@ -68,8 +68,7 @@ def _attend(attempt: Attempt) -> None:
         return
     _log.info("job %s: %s%s", job_id, outcome.state, f": {outcome.reason}" if outcome.reason else "")
     # Only a job that is not over can be gone on with.
-    for path in (attempt.folder.checkpoint, attempt.folder.input):
-        path.unlink(missing_ok=True)
+    attempt.folder.delete_unfinished()
 
 
 def _outcome(attempt: Attempt) -> Outcome:

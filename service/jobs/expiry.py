@@ -54,9 +54,13 @@ def _expire_jobs(database: Database, settings: Settings) -> None:
             due = now.timestamp() - folder.stat().st_mtime > 3600
         else:
             due = job.state in TERMINAL and job.expires_at < now
+        files = JobFolder(settings.state_dir, folder.name)
         if due:
-            JobFolder(settings.state_dir, folder.name).delete()
+            files.delete()
             _log.info("the files of job %s are deleted", folder.name)
+        elif job is not None and job.state in TERMINAL:
+            # Its worker deletes them, unless it was killed in that very moment.
+            files.delete_unfinished()
 
 
 def _sweep(database: Database, settings: Settings, cohort_id: str) -> None:

@@ -88,6 +88,11 @@ class JobFolder:
         said = json.loads(about)
         return StoredResult(body, said["media_type"], said["headers"])
 
+    def delete_unfinished(self) -> None:
+        """Remove what only a job that is not over needs."""
+        for path in (self.checkpoint, self.input):
+            path.unlink(missing_ok=True)
+
     def delete(self) -> None:
         """Remove every file of the job. Nothing there is no error."""
         with suppress(FileNotFoundError):

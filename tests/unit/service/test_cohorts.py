@@ -280,6 +280,17 @@ def test_the_files_of_a_job_expire_after_its_end(bench: Bench) -> None:
     assert [path.name for path in bench.settings.jobs.iterdir()] == [running]
 
 
+def test_what_only_an_unfinished_job_needs_does_not_outlive_it(bench: Bench) -> None:
+    over, running = bench.job("cancelled"), bench.job("running")
+    for job_id in (over, running):
+        folder = JobFolder(bench.settings.state_dir, job_id)
+        for path in (folder.checkpoint, folder.input, folder.path / "result"):
+            folder.write(path, b"of a patient")
+    expire(bench.database, bench.settings)
+    left = {job: {path.name for path in (bench.settings.jobs / job).iterdir()} for job in (over, running)}
+    assert left == {over: {"result"}, running: {"checkpoint", "input", "result"}}
+
+
 def test_a_jobs_folder_is_private_and_its_result_whole_or_not_there(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path, "a" * 32)
     assert not folder.exists
