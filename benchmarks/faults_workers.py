@@ -1,0 +1,86 @@
+"""How a worker comes into the world: by its command, or forked where everything is imported already.
+
+A worker that starts by its command imports torch for seconds, on busy cores for longer, which says nothing
+about Locum. A forked one is the same program from its `main` on, and is there at once; so are the processes
+that it forks for its tasks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from service.embedded import worker_command
+
+
+class Started(Protocol):
+    """A process that was started, and the leader of a session."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number."""
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+
+    def wait(self) -> object:
+        """Until it is gone."""
+
+
+Start = Callable[[Mapping[str, str], Path], Started]
+
+
+def started(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Started:
+    """A process with both of its outputs at the end of a log."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def by_command(environment: Mapping[str, str], log: Path) -> Started:
+    """A worker as a person starts one."""
+    return started(worker_command(), environment, log)
+
+
+def forked(environment: Mapping[str, str], log: Path) -> Started:
+    """A worker out of a process that has imported what workers import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.faults_preload"])
+    process = context.Process(target=_work, args=(dict(environment), log))
+    process.start()
+    return _Forked(process)
+
+
+class _Forked:
+    def __init__(self, process: multiprocessing.context.ForkServerProcess) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> object:
+        return self._process.join()
+
+
+def _work(environment: Mapping[str, str], log: Path) -> None:
+    from celery.bin.celery import main
+
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    # `celery` and what follows `python -m celery`.
+    sys.argv = worker_command()[2:]
+    main()
