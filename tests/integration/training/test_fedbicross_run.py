@@ -48,7 +48,7 @@ def test_from_the_command_line_to_artefacts_that_serve(data, tmp_path):
     config.write_text(json.dumps({"method": CONFIG, "run": {"seed": 2}}))
     command = [sys.executable, "-m", "training.federate", "--method", "fedbicross", "--data", str(data)]
     command += ["--config", str(config), "--out", str(tmp_path / "store"), "--consent", "elm"]
-    command += ["--workers", "1", "--run", str(tmp_path / "run")]
+    command += ["--workers", "0", "--run", str(tmp_path / "run")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -97,7 +97,7 @@ def _tensors(path: Path):
 
 @pytest.fixture(scope="module")
 def zygote(data):
-    zygote = Zygote(data, "fedbicross", CONFIG)
+    zygote = Zygote(data, "fedbicross", **CONFIG)
     yield zygote
     zygote.close()
 

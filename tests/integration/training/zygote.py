@@ -30,7 +30,7 @@ def run(command: dict) -> None:
     job = Run(
         load_federation(Path(command["data"])),
         command["method"],
-        method(command["method"]).config(width=2, learning_rate=0.01, **command["config"]),
+        method(command["method"]).config(**{"width": 2, "learning_rate": 0.01} | command["config"]),
         RunConfig(seed=3, consent="all", participation=0.7),
     )
     execute(
