@@ -10,6 +10,9 @@ model from G_k, f_i and its private data (Stage 3):
 The paper's algorithm prints Stage 3 inside the server's routine; it needs private data, so it runs at the
 hospital. Classification only: the synthesis starts from a class.
 
+All f_i begin alike unless told otherwise: weights that begin apart have no average to start G_k from, and
+their answers to noise tell seeds apart rather than hospitals. The sites are sent a seed for it, 8 bytes.
+
 Shared:  f_i with its batch-norm statistics, once; the number of training images; summary statistics of the
          training scans; right answers by class on validation images.
 Stays:   images, labels, and the personal model, unless the hospital agrees to its export.
@@ -48,6 +51,7 @@ from training.methods.local import network_of, new_network, state_of
 from training.methods.registry import register
 from training.methods.trees import join, part
 
+SEED = Group("seed", "statistics", "collect")
 MODEL = Group("model", "weights", "collect")
 CLUSTER = Group("cluster", "weights", "collect")
 COUNTS = Group("counts", "statistics", "collect", essential=False)
@@ -72,21 +76,23 @@ class FedBiCross(Algorithm[LabelledData]):
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """Train and upload; cluster; synthesise and distil; personalise; export what hospitals agree to."""
         return (
-            Phase("local", 1, (), (MODEL, STATISTICS), everyone=True),
+            Phase("local", 1, (SEED,), (MODEL, STATISTICS), everyone=True),
             ServerStage("cluster", 1),
             ServerStage(SYNTHESIS, self.config.epochs * chunks(self.config)),
             Phase("personalise", 1, (CLUSTER,), (COUNTS,), everyone=True),
             Phase("export", 1, (), (PERSONAL, PERSONAL_COUNTS), consent=True, everyone=True),
         )
 
-    def initial(self, context: Context) -> Memory:  # noqa: ARG002
-        """Nothing: no hospital is sent anything before it trains."""
-        return Memory()
+    def initial(self, context: Context) -> Memory:
+        """The seed of the weights that all sites begin with."""
+        return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """G_k of the site's cluster; a site that uploaded nothing has none, and is sent the first."""
+        """The seed; G_k of the site's cluster. A site that uploaded nothing has none: it is sent the first."""
         if not phase.downloads:
             return {}
+        if phase.name == "local":
+            return {SEED.name: {"seed": server.tensors["seed"]}}
         return {CLUSTER.name: part(server.tensors, f"cluster/{server.facts['assignment'].get(site, '1')}")}
 
     def client_step(
@@ -94,15 +100,18 @@ class FedBiCross(Algorithm[LabelledData]):
     ) -> ClientResult:
         """One of the three things a hospital does. Raises SiteFailed without the step before."""
         if context.phase == "local":
-            return self._train(context, data)
+            return self._train(context, received[SEED.name]["seed"], data)
         if not memory.tensors:
             raise SiteFailed("it has no model of its own: it dropped out of the phase 'local'")
         if context.phase == "personalise":
             return self._personalise(context, received[CLUSTER.name], memory, data)
         return self._export(memory)
 
-    def _train(self, context: Context, data: LabelledData) -> ClientResult:
-        network = new_network(self.network, context.generator("weights")).to(context.device)
+    def _train(self, context: Context, seed: Tensor, data: LabelledData) -> ClientResult:
+        start = torch.Generator().manual_seed(int(seed))
+        if not self.config.common_start:
+            start = context.generator("weights")
+        network = new_network(self.network, start).to(context.device)
         loss = train_classifier(network, data.train, self.config.local(), context.generator("train"))
         counts = ClassCounts.of(network, data.val, self.classes)
         own = state_of(network)

@@ -32,6 +32,7 @@ class FedBiCrossConfig(MethodConfig):
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(5e-4, ge=0)
     augment: bool = Field(False, description="random rotation and flip in local training")
+    common_start: bool = Field(True, description="all sites begin with the same weights, by a seed sent out")
 
     probes: int = Field(256, ge=1, description="noise images by whose answers models are compared")
     probe_output: Literal["softmax", "logits"] = "softmax"

@@ -7,10 +7,14 @@ from dataclasses import replace
 import pytest
 import torch
 
+from training.algorithm import Memory
 from training.config import RunConfig
+from training.data.classified import LabelledData
 from training.data.federation import load_federation
+from training.data.splits import split_by_patient
+from training.engine.client import Surroundings
 from training.errors import ConfigurationError
-from training.methods import FedAvgConfig, FedBiCrossConfig, IopFlConfig
+from training.methods import FedAvgConfig, FedBiCross, FedBiCrossConfig, IopFlConfig
 from training.phantom import write_federation
 from training.phantom.shapes import write_shapes
 from training.run import Run, execute
@@ -106,6 +110,24 @@ def test_a_hospital_that_drops_out_is_left_out_to_the_end(federation, tmp_path):
     assert [set(entry.dropped) for entry in result.history if entry.dropped] == [{"fir"}] * 3
     assert set(result.publication.composite["assignment"]) == {"elm", "hazel"}
     assert "fir" not in models(result)
+
+
+def test_all_begin_alike_unless_told_otherwise(federation):
+    data = LabelledData.load(split_by_patient(federation.sites[0], 0), federation.task)
+    for common in (True, False):
+        # At such a rate training changes nothing: what is uploaded is what it began with.
+        config = CONFIG.model_copy(
+            update={"common_start": common, "learning_rate": 1e-30, "weight_decay": 0.0}
+        )
+        method = FedBiCross(config, federation.task)
+        surroundings = Surroundings(seed=3)
+        server = method.initial(surroundings.context("initial", 0, 1))
+        uploads = []
+        for name in ("elm", "fir"):
+            context = surroundings.context("local", 0, 1, name)
+            received = method.broadcast(method.plan()[0], server, name)
+            uploads.append(method.client_step(context, received, Memory(), data).uploads["model"])
+        assert torch.equal(uploads[0]["conv1.weight"], uploads[1]["conv1.weight"]) == common
 
 
 def test_fedavg_classifies(federation, tmp_path):

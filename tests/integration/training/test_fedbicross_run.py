@@ -82,8 +82,10 @@ def test_from_the_command_line_to_artefacts_that_serve(data, tmp_path):
     assert {entry["model"] for entry in sent.values()} == {weights}
     uploads = [e["phase"] for e in record["rounds"] for s in e["sites"].values() if "model" in s["sent"]]
     assert uploads == ["local"] * 3
-    received = [e["phase"] for e in record["rounds"] for s in e["sites"].values() if s["received"]]
-    assert received == ["personalise"] * 3
+    received = [(e["phase"], s["received"]) for e in record["rounds"] for s in e["sites"].values()]
+    assert [found for found in received if found[1]] == (
+        [("local", {"seed": 8})] * 3 + [("personalise", {"cluster": weights})] * 3
+    )
     report = (tmp_path / "run" / "report.html").read_text()
     assert "Clusters" in report
     assert report.count("data:image/png;base64,") == 2
