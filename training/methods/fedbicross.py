@@ -88,7 +88,7 @@ class FedBiCross(Algorithm[LabelledData]):
         return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """The seed; G_k of the site's cluster. A site that uploaded nothing has none: it is sent the first."""
+        """The seed; G_k of the site's cluster. A site without one is sent the first."""
         if not phase.downloads:
             return {}
         if phase.name == "local":
