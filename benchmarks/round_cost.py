@@ -35,6 +35,7 @@ from personalization.losses import soft_dice_loss
 from personalization.networks import build, initialise
 from personalization.state import to_safetensors
 from training.algorithm import ClientResult, Context, Memory, State
+from training.data.classified import LabelledData
 from training.data.dataset import SiteData, SliceSet, batches
 from training.engine.client import Surroundings
 from training.engine.egress import SiteSpec
@@ -59,7 +60,11 @@ class Echo(FedAvg):
     """FedAvg without the learning: every site returns the weights it received."""
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+        self,
+        context: Context,
+        received: Mapping[str, State],
+        memory: Memory,
+        data: SiteData | LabelledData,
     ) -> ClientResult:
         """Send back what came."""
         if context.phase == "describe":
