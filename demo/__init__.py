@@ -1,1 +1,1 @@
-"""What `make demo` shows: a phantom federation trains, and the service segments scans it has never seen."""
+"""What `make demo` shows: hospitals train together, and one from outside gets a model of its own."""

@@ -1,4 +1,4 @@
-"""`make demo`: train a phantom federation, serve it, segment new scans, and leave the service running.
+"""`make demo`: train a phantom federation, serve it, adapt it to a hospital from outside, and stay.
 
 The phantom is made by code: known anatomy seen by four synthetic scanners. Three hospitals train together;
 the fourth, `dune`, was never part of the federation. The scans that are posted belong to patients nobody
@@ -11,50 +11,29 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import httpx
-import torch
 import typer
 from rich.console import Console
+from rich.table import Table
 
+from demo import api
+from demo.adapting import Visit
+from demo.phantom_scans import PhantomScan, unlabeled
 from demo.service_process import running_service
-from model_store.preprocessing import class_map
-from model_store.scan import decode
-from personalization.metrics import dice
-from training.phantom import SCANNERS, TASK, make_volume, patient_seed
-from training.phantom.federation import nifti_bytes
+from training.phantom import SCANNERS
 
 OUTSIDE = "dune"
-SIZE = 48
-# Beyond the patients the federation is written with: nobody has trained on this one.
-NEW_PATIENT = 1000
+MEMBERS = [name for name in SCANNERS if name != OUTSIDE]
+# A cohort that went wrong needs not be large to show it, and halves of fewer are not compared.
+BAD_SCANS = 4
+
+# Of the new patient, by who segmented it.
+Scores = dict[str, float]
 
 console = Console()
-
-
-@dataclass(frozen=True)
-class PhantomScan:
-    """A scan of a new patient at a hospital, and the truth about it, both as .nii.gz."""
-
-    hospital: str
-    image: bytes
-    truth: bytes
-
-    @classmethod
-    def at(cls, hospital: str) -> PhantomScan:
-        """The new patient of a hospital."""
-        scanner = SCANNERS[hospital]
-        affine, shape = scanner.grid(SIZE)
-        voxels, mask = make_volume(scanner, patient_seed(0, hospital, NEW_PATIENT), affine, shape)
-        return cls(hospital, nifti_bytes(voxels, affine), nifti_bytes(mask, affine))
-
-    def dice_of(self, mask: bytes) -> float:
-        """Foreground Dice of a mask as the service returned it."""
-        predicted, true = (torch.from_numpy(class_map(decode(m), TASK)) for m in (mask, self.truth))
-        return float(dice(predicted[None], true[None], classes=2)[0, 1])
 
 
 def train(folder: Path, rounds: int | None) -> Path:
@@ -72,50 +51,82 @@ def train(folder: Path, rounds: int | None) -> Path:
     return store
 
 
-def register_hospitals(client: httpx.Client, members: list[str]) -> None:
-    """Tell the service who its hospitals are; a member names its site in the federation."""
-    for hospital in (*members, OUTSIDE):
-        body = {"name": hospital.capitalize()} | ({"site": hospital} if hospital in members else {})
-        client.put(f"/hospitals/{hospital}", json=body).raise_for_status()
-
-
-def segment(client: httpx.Client, scan: PhantomScan, folder: Path) -> tuple[str, float, Path, Path]:
-    """Post a scan; write and measure what comes back: (whose model, Dice, mask, overlay)."""
-    answers = {}
-    for output in ("nifti", "overlay"):
-        answer = client.post(
-            "/segment",
-            files={"scan": ("scan.nii.gz", scan.image)},
-            data={"hospital": scan.hospital, "output": output},
+def segment_new_patients(client: httpx.Client, folder: Path) -> None:
+    """A member is served its own model, the hospital from outside the federation's."""
+    for hospital in (MEMBERS[0], OUTSIDE):
+        scan = PhantomScan.at(hospital)
+        answer = api.mask_of(client, scan.image, {"hospital": hospital})
+        mask, overlay = folder / f"{hospital}-mask.nii.gz", folder / f"{hospital}-overlay.png"
+        mask.write_bytes(answer.mask)
+        picture = api.segment(client, scan.image, {"hospital": hospital, "output": "overlay"})
+        overlay.write_bytes(picture.content)
+        where = "in" if hospital in MEMBERS else "outside"
+        score = scan.dice_of(answer.mask)
+        console.print(
+            f"{hospital}, {where} the federation, is served [bold]{answer.whose}[/]: Dice {score:.3f}"
         )
-        answer.raise_for_status()
-        answers[output] = answer
-    mask, overlay = folder / f"{scan.hospital}-mask.nii.gz", folder / f"{scan.hospital}-overlay.png"
-    mask.write_bytes(answers["nifti"].content)
-    overlay.write_bytes(answers["overlay"].content)
-    whose = answers["nifti"].headers["Locum-Personalization"]
-    return whose, scan.dice_of(answers["nifti"].content), mask, overlay
+        console.print(f"  mask     {mask}\n  overlay  {overlay}", soft_wrap=True, highlight=False)
+
+
+def adapt(visit: Visit, scans: int, epochs: int | None) -> Scores:
+    """From unlabeled scans to a model of the hospital's own that serves it."""
+    candidate = visit.adapt("adapted", unlabeled(OUTSIDE, scans), epochs)
+    before, after = visit.compare("adapted", candidate)
+    visit.decide(candidate, f"Dice {before:.3f} before, {after:.3f} after, on a patient with a known truth")
+    visit.measure(f"{OUTSIDE} is served")
+    return {"the federation's model": before, f"adapted to {scans} of its scans": after}
+
+
+def adapt_to_negatives(visit: Visit, epochs: int | None) -> Scores:
+    """The same with scans that an export turned into negatives, which the next patient's scan is not."""
+    console.print(f"An export swapped black and white in {BAD_SCANS} scans. The new patient's is as ever.")
+    candidate = visit.adapt("refused", unlabeled(OUTSIDE, BAD_SCANS, negative=True), epochs)
+    _, after = visit.compare("refused", candidate)
+    visit.decide(candidate, "it is the newest")
+    visit.measure(f"{OUTSIDE} is still served")
+    return {f"adapted to {BAD_SCANS} negatives, and not assigned": after}
+
+
+def adapt_to_one_scan(visit: Visit) -> Scores:
+    """Adapt to the new patient's scan alone, for this one answer."""
+    score = visit.measure("for this answer only:", "wait=60", model=api.MODEL, personalization="scan")
+    return {"adapted to this one scan": score}
+
+
+def show_scores(scores: Scores) -> None:
+    """The new patient at the hospital from outside, by every model there was."""
+    table = Table("the new patient, segmented by", "Dice", box=None, header_style="dim")
+    for name, score in scores.items():
+        table.add_row(name, f"{score:.3f}")
+    console.print(table)
 
 
 def main(
     folder: Annotated[Path, typer.Option(help="Where everything is kept.")] = Path(".locum/demo"),
     port: Annotated[int, typer.Option(help="Where the service listens.")] = 8000,
     rounds: Annotated[int | None, typer.Option(help="Train for fewer rounds than the demo's.")] = None,
+    scans: Annotated[int, typer.Option(min=1, help="Scans that dune sends.")] = 8,
+    epochs: Annotated[int | None, typer.Option(help="Adapt for fewer epochs than the default.")] = None,
     once: Annotated[bool, typer.Option(help="Stop the service at the end instead of leaving it.")] = False,
 ) -> None:
-    """Train the phantom federation, serve it, and segment scans of new patients."""
+    """Train the phantom federation, serve it, and adapt it to a hospital from outside."""
     folder.mkdir(parents=True, exist_ok=True)
-    members = [name for name in SCANNERS if name != OUTSIDE]
     console.rule("1  three phantom hospitals train together")
     store = train(folder, rounds)
-    console.rule("2  the service segments new patients")
     with running_service(store, folder / "state", port) as client:
-        register_hospitals(client, members)
-        for hospital in (members[0], OUTSIDE):
-            whose, score, mask, overlay = segment(client, PhantomScan.at(hospital), folder)
-            where = "in" if hospital in members else "outside"
-            console.print(f"{hospital}, {where} the federation, is served [bold]{whose}[/]: Dice {score:.3f}")
-            console.print(f"  mask     {mask}\n  overlay  {overlay}", soft_wrap=True, highlight=False)
+        console.rule("2  the service segments new patients")
+        for hospital in (*MEMBERS, OUTSIDE):
+            api.register(client, hospital, hospital if hospital in MEMBERS else None)
+        segment_new_patients(client, folder)
+        visit = Visit(console, client, folder, PhantomScan.at(OUTSIDE))
+        console.rule(f"3  {OUTSIDE}, from outside, gets a model of its own")
+        scores = adapt(visit, scans, epochs)
+        console.rule(f"4  {OUTSIDE} sends scans that do harm, and the gate refuses")
+        scores |= adapt_to_negatives(visit, epochs)
+        console.rule("5  one scan alone, and nothing is kept")
+        scores |= adapt_to_one_scan(visit)
+        console.rule("what came of it")
+        show_scores(scores)
         if once:
             return
         console.print(f"\nThe service is at [bold]{client.base_url}[/] (try /docs). Ctrl-C stops it.")

@@ -1,0 +1,123 @@
+"""Following a job's events: a live display at a terminal, a line for each elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+STAGES = ("preparing", "adapting", "judging", "drawing", "publishing")
+_STEPS = "▁▂▃▄▅▆▇█"
+_BAR = 20
+# Epochs whose losses are drawn, so that a line fits a terminal of 80 columns.
+_DRAWN = 12
+
+
+class Followed:
+    """What a job's events have told so far."""
+
+    def __init__(self) -> None:
+        self.state = "queued"
+        self.progress: dict[str, Any] = {}
+        self.epochs: list[dict[str, Any]] = []
+        self.used: dict[str, float] = {}
+        self._spinner = Spinner("dots", style="cyan")
+
+    def take(self, event_type: str, data: dict[str, Any]) -> str | None:
+        """Add an event; gives a line about it, where there is something to say."""
+        if event_type == "state":
+            self.state = data["state"]
+            return self.state
+        if event_type == "progress":
+            repeated = data["stage"] == self.progress.get("stage") and "against" not in data
+            self.progress = data
+            return None if repeated else self._doing()
+        if event_type == "epoch":
+            self.epochs.append(data)
+            self.used = _shares(data.get("coefficients")) or self.used
+            return self._last_epoch()
+        return data["message"] if event_type == "warning" else None
+
+    def _doing(self) -> str:
+        against = self.progress.get("against")
+        return f"{self.progress['stage']} against {against}" if against else str(self.progress["stage"])
+
+    def _last_epoch(self) -> str:
+        epoch = self.epochs[-1]
+        loss, agreement = epoch["loss"], epoch["agreement"]
+        parts = [f"epoch {epoch['epoch']}"]
+        parts += [] if loss is None else [f"loss {loss:.4f}"]
+        parts += [] if agreement is None else [f"agreement {agreement:.2f}"]
+        return "  ".join(parts)
+
+    def __rich__(self) -> Group:
+        """The display as it is now: stages, epochs, and whose knowledge the network uses."""
+        return Group(self._stages(), self._learning())
+
+    def _stages(self) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        now = self.progress.get("stage")
+        over = self.state not in ("queued", "running", "cancelling")
+        reached = STAGES.index(now) if now in STAGES else -1
+        cells: list[Text | Spinner] = [Text("")]
+        for index, stage in enumerate(STAGES):
+            if index == reached and not over:
+                self._spinner.update(text=Text(stage, style="bold cyan"))
+                cells.append(self._spinner)
+            elif index <= reached:
+                cells.append(Text(f"✓ {stage}", style="green"))
+            else:
+                cells.append(Text(f"· {stage}", style="dim"))
+        grid.add_row(*cells)
+        return grid
+
+    def _learning(self) -> Table:
+        grid = Table.grid(padding=(0, 2))
+        if not self.epochs:
+            return grid
+        done, total = self.epochs[-1]["epoch"], self.progress.get("epochs")
+        bar = ProgressBar(total=total or max(done, 1), completed=done, width=_BAR, complete_style="cyan")
+        losses = [epoch["loss"] for epoch in self.epochs if epoch["loss"] is not None]
+        grid.add_row("", bar, Text(self._last_epoch()), Text(_curve(losses[-_DRAWN:]), style="green"))
+        for model, share in self.used.items():
+            part = ProgressBar(total=1, completed=share, width=_BAR, complete_style="magenta")
+            grid.add_row("", part, Text(f"{share:4.0%} {model}"))
+        if "against" in self.progress:
+            grid.add_row("", "", Text(self._doing(), style="dim"))
+        return grid
+
+
+def follow(console: Console, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Show what happens until it is over."""
+    followed = Followed()
+    if not console.is_terminal:
+        for event in events:
+            line = followed.take(*event)
+            if line:
+                console.print(f"  {line}", highlight=False, soft_wrap=True)
+        return
+    with Live(followed, console=console, refresh_per_second=8):
+        for event in events:
+            followed.take(*event)
+
+
+def _shares(coefficients: dict[str, Any] | None) -> dict[str, float]:
+    """How much of each model is used, mean over the layers."""
+    if coefficients is None:
+        return {}
+    layers = [[value / sum(layer) for value in layer] for layer in coefficients["values"]]
+    return dict(zip(coefficients["models"], map(fmean, zip(*layers, strict=True)), strict=True))
+
+
+def _curve(values: list[float]) -> str:
+    """Small bars, from the lowest of the values to the highest."""
+    low, high = min(values, default=0), max(values, default=0)
+    scale = (len(_STEPS) - 1) / (high - low) if high > low else 0
+    return "".join(_STEPS[round((value - low) * scale)] for value in values)
