@@ -1,12 +1,18 @@
-"""Which problem each of the service's own errors becomes."""
+"""Which problem each of the service's own errors becomes, and a database that cannot be had."""
 
 from __future__ import annotations
 
+import logging
+
 from fastapi import FastAPI, Request
+from sqlalchemy.exc import OperationalError
 from starlette.responses import Response
 
 from service import errors
 from service.problems import Problem, respond
+
+_log = logging.getLogger("locum.service")
+_DATABASE_RETRY_SECONDS = 5
 
 _PROBLEMS: dict[type[errors.ServiceError], tuple[int, str, str]] = {
     errors.HospitalUnknown: (404, "hospital-unknown", "No such hospital"),
@@ -34,3 +40,19 @@ def install(app: FastAPI) -> None:
 
     for kind in _PROBLEMS:
         app.add_exception_handler(kind, refuse)
+
+    async def unavailable(request: Request, error: Exception) -> Response:
+        # Its words hold statements and values; the log has the kind, and readiness says the rest.
+        _log.error("the database is not available: %s", getattr(error, "orig", None))
+        return respond(
+            request,
+            Problem(
+                503,
+                "database-unavailable",
+                "The database is not available",
+                "It is away, or another process holds it: ask again when /health/ready says that it works.",
+                {"Retry-After": str(_DATABASE_RETRY_SECONDS)},
+            ),
+        )
+
+    app.add_exception_handler(OperationalError, unavailable)
