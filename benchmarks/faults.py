@@ -20,9 +20,9 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from benchmarks.faults_campaign import JOBS_AT_ONCE, Campaign
+from benchmarks.faults_campaign import Campaign
 from benchmarks.faults_invariants import violations
-from benchmarks.faults_kinds import KINDS, STAGED, STAGES, VISIBLE
+from benchmarks.faults_kinds import INSTANTS, KINDS
 from benchmarks.faults_service import NeverHappened, Service
 from benchmarks.faults_space import publish_space
 from benchmarks.faults_workers import by_command, forked
@@ -30,6 +30,8 @@ from benchmarks.harness import STATE_DIR, Cell, Rows, run
 from benchmarks.tables import table, write_page
 from model_store.store import Store
 
+# One more than there are workers, so that one waits.
+JOBS_AT_ONCE = 3
 QUOTA_BYTES = 400_000
 
 
@@ -39,7 +41,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     publish_space(Store(store))
     start = by_command if cell["workers"] == "by command" else forked
     with Service(store, state, start=start, cohort_quota_bytes=QUOTA_BYTES) as service:
-        campaign = Campaign(service, Random(f"{cell['seed']} {cell['batch']}"))
+        campaign = Campaign(service, Random(f"{cell['seed']} {cell['batch']}"), cell["jobs"])
         broken = []
         try:
             for _ in range(cell["faults"]):
@@ -101,10 +103,7 @@ def sections(rows: Sequence[dict[str, Any]]) -> list[str]:
         "## At which instant",
         table(
             ["stage of the job aimed at", "faults"],
-            [
-                [stage, sum(fault["stage"] == stage for fault in faults)]
-                for stage in (*STAGES, STAGED, VISIBLE, "none")
-            ],
+            [[stage, sum(fault["stage"] == stage for fault in faults)] for stage in (*INSTANTS, "none")],
         ),
     ]
 
@@ -129,6 +128,7 @@ def cells(faults: int, batch: int, seed: int) -> list[Cell]:
         {
             "batch": number,
             "faults": batch,
+            "jobs": JOBS_AT_ONCE,
             "seed": seed,
             "workers": "by command" if number == count - 1 else "forked",
         }

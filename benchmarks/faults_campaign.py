@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
-import psutil
-
-from benchmarks.faults_kinds import KINDS, STAGED, STAGES, VISIBLE, Scene
+from benchmarks.faults_kinds import INSTANTS, KINDS, STAGED, STAGES, VISIBLE, Scene, lives
 from benchmarks.faults_service import Held, Service
 from service.jobs import records
 
-JOBS_AT_ONCE = 3
+EPOCHS = 2
 # Later than any recovery should be: a lease, a restart, and a message that has to be sent again.
 RECOVERY_S = 120.0
 # So long a job is waited for that comes to the stage which was drawn.
@@ -33,22 +31,26 @@ class Strike:
 
 @dataclass
 class Campaign:
-    """Faults against one running service."""
+    """Faults against one running service, which is given so many jobs at once."""
 
     service: Service
     chance: Random
+    jobs: int
     strikes: list[Strike] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
 
     def strike(self) -> None:
         """One fault of a kind and at an instant that chance draws."""
         kind = self.chance.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
-        stage = self.chance.choice((*STAGES, STAGED, VISIBLE))
+        if not self.stages:
+            self.stages = self.chance.sample(INSTANTS, len(INSTANTS))
+        stage = self.stages.pop()
         self._wait(self.chance.uniform(0, 2))
         self._top_up()
         held = self._aim(stage)
         if stage in STAGES:
             self._wait(self.chance.uniform(0, 0.3))
-        strike = Strike(kind, stage if held else "none", time.monotonic(), self.service.held())
+        strike = Strike(kind, held.stage if held else "none", time.monotonic(), self.service.held())
         strike.killed = KINDS[kind][0](Scene(self.service, held, self.chance))
         self.strikes.append(strike)
 
@@ -57,12 +59,12 @@ class Campaign:
         service = self.service
         service.until(lambda: self._look() or not self._open(), patience_s=RECOVERY_S)
         service.until(service.over, patience_s=2 * RECOVERY_S)
-        service.submit()
+        service.submit(epochs=EPOCHS)
         service.until(service.over, patience_s=RECOVERY_S)
 
     def _top_up(self) -> None:
-        while sum(not self.service.over(job) for job in self.service.accepted) < JOBS_AT_ONCE:
-            self.service.submit()
+        while sum(not self.service.over(job) for job in self.service.accepted) < self.jobs:
+            self.service.submit(epochs=EPOCHS)
 
     def _aim(self, stage: str) -> Held | None:
         """A job in this stage, as soon as there is one; any that runs if none comes to it."""
@@ -76,7 +78,7 @@ class Campaign:
                 published = self.service.published()
                 found = [one for one in found if one.job in published[before:]]
             if found:
-                return found[0]
+                return replace(found[0], stage=stage)
             if not self.service.held("publishing"):
                 # Between two looks at what changes within milliseconds, nothing else is looked at.
                 self._look()
@@ -108,10 +110,4 @@ class Campaign:
         if job.state in records.TERMINAL:
             return True
         pid = None if job.owner is None else int(job.owner.rsplit(":", 1)[1])
-        if pid is None or pid in strike.killed:
-            return False
-        try:
-            status = psutil.Process(pid).status()
-        except psutil.NoSuchProcess:
-            return False
-        return status not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+        return pid is not None and pid not in strike.killed and lives(pid)

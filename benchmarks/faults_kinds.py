@@ -31,6 +31,7 @@ Pids = list[int]
 STAGES = ("preparing", "adapting", "judging", "drawing", "publishing")
 # Not stages of a job, but instants within its last: its version is being written; is there, and not yet told.
 STAGED, VISIBLE = "staged", "visible"
+INSTANTS = (*STAGES, STAGED, VISIBLE)
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,14 @@ def task_killed(scene: Scene) -> Pids:
 
 
 def worker_killed(scene: Scene) -> Pids:
-    """kill -9 of a worker's main process: the process of its task is left alone, and works on."""
-    return kill(_main_of(scene))
-
-
-def worker_lost(scene: Scene) -> Pids:
-    """kill -9 of a worker's main process and of its task's, as when a machine goes."""
+    """kill -9 of a worker's main process. Linux kills its task's with it; elsewhere that works on."""
     main = _main_of(scene)
-    return kill(main, *_children(main))
+    children = _children(main)
+    killed = kill(main)
+    end = time.monotonic() + 1
+    while time.monotonic() < end and any(map(lives, children)):
+        time.sleep(0.01)
+    return killed + [pid for pid in children if not lives(pid)]
 
 
 def worker_stopped(scene: Scene) -> Pids:
@@ -128,7 +129,7 @@ def redis_flushed(scene: Scene) -> Pids:
 
 def message_doubled(scene: Scene) -> Pids:
     """A new job, whose message comes four times: workers race for it."""
-    send(scene.service, scene.service.submit(), times=3)
+    send(scene.service, scene.service.submit(epochs=2), times=3)
     return []
 
 
@@ -159,8 +160,7 @@ def job_cancelled(scene: Scene) -> Pids:
 
 KINDS: dict[str, tuple[Kind, int]] = {
     "task killed": (task_killed, 6),
-    "worker killed": (worker_killed, 3),
-    "worker lost": (worker_lost, 3),
+    "worker killed": (worker_killed, 5),
     "worker stopped": (worker_stopped, 4),
     "API killed": (api_killed, 2),
     "API killed in an upload": (api_killed_in_upload, 2),
@@ -183,6 +183,14 @@ def send(service: Service, job: str, times: int = 1) -> None:
                 queue.send(RUN_JOB, job)
     finally:
         queue.close()
+
+
+def lives(pid: int) -> bool:
+    """Whether the process runs: what was killed or stopped does not, though it may still have its number."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _main_of(scene: Scene) -> int | None:

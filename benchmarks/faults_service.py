@@ -17,7 +17,8 @@ import socket
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,12 +29,12 @@ import redis
 from sqlalchemy import select
 
 from benchmarks.faults_space import NAME, scan_bytes
-from benchmarks.faults_workers import Start, Started, forked, started
+from benchmarks.faults_workers import Start, Started, forked, left_of, session_of, started
 from model_store.store import Store
 from service.broker import Broker
 from service.database import Database, Job
 from service.embedded import worker_environment
-from service.jobs import records
+from service.jobs import events, records
 from service.jobs.names import adapted_name
 from service.settings import Settings
 
@@ -159,22 +160,12 @@ class Service:
 
     def processes(self) -> list[psutil.Process]:
         """Every process of this service, those too whose parents are gone."""
-        mine = ("LOCUM_STATE_DIR", str(self.settings.state_dir))
-        sessions = {child.pid for child in self._begun}
-        found = []
-        for process in psutil.process_iter():
-            try:
-                # A forked worker shows the environment of the process that it was forked from.
-                if _session_of(process) in sessions or mine in process.environ().items():
-                    found.append(process)
-            except (psutil.Error, OSError):
-                continue
-        return [process for process in found if process.status() != psutil.STATUS_ZOMBIE]
+        return left_of(self._begun, self.settings.state_dir, self.broker.url.removeprefix("unix://"))
 
     def orphans(self) -> list[psutil.Process]:
         """What is left of workers and APIs that are dead."""
         dead = {child.pid for child in self._begun if child.poll() is not None}
-        return [process for process in self.processes() if _session_of(process) in dead]
+        return [process for process in self.processes() if session_of(process) in dead]
 
     def until(self, condition: Callable[[], Value], *, patience_s: float | None = None) -> Value:
         """The first true value of the condition, with `tick` in between. Raises NeverHappened."""
@@ -235,7 +226,7 @@ class Service:
         """Upload a scan."""
         return self.ask("PUT", f"/hospitals/{HOSPITAL}/cohorts/{cohort}/scans/{name}", content=data)
 
-    def submit(self, *, epochs: int = 2) -> str:
+    def submit(self, *, epochs: int = 1) -> str:
         """The id of an accepted adaptation; one job, however often the question had to be asked."""
         body = {"cohort": self.cohort, "model": NAME, "options": {"epochs": epochs}}
         key = {"Idempotency-Key": uuid.uuid4().hex}
@@ -266,6 +257,23 @@ class Service:
             ]
         return [one for one in found if stage is None or one.stage == stage]
 
+    def held_in(self, stage: str, job: str) -> Held:
+        """Wait until a worker has the job in this stage."""
+        return self.until(lambda: [held for held in self.held(stage) if held.job == job])[0]
+
+    def states(self, job_id: str) -> list[str]:
+        """Every state that the job came to, as its events say."""
+        with self.database.read() as session:
+            return [event.data["state"] for event in events.of_type(session, job_id, "state")]
+
+    @contextmanager
+    def database_held(self) -> Iterator[None]:
+        """Nobody else is in a writing transaction, or can begin one."""
+        with self.database.write() as session:
+            # The transaction begins with its first use.
+            session.connection()
+            yield
+
     def published(self) -> list[str]:
         """The job of each version that is visible in the store, oldest first."""
         store = Store(self.settings.store)
@@ -273,13 +281,6 @@ class Service:
         if not store.numbers(name):
             return []
         return [version.artefact.manifest.lineage.run for version in store.versions(name)]
-
-
-def _session_of(process: psutil.Process) -> int | None:
-    try:
-        return os.getsid(process.pid)
-    except ProcessLookupError:
-        return None
 
 
 def _free_port() -> int:

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from service.embedded import worker_command
 
 
@@ -55,6 +57,34 @@ def forked(environment: Mapping[str, str], log: Path) -> Started:
     process = context.Process(target=_work, args=(dict(environment), log))
     process.start()
     return _Forked(process)
+
+
+def left_of(begun: Sequence[Started], state_dir: Path, socket: str) -> list[psutil.Process]:
+    """What runs of the sessions of these processes, or on this state folder, or as its Redis."""
+    mine = ("LOCUM_STATE_DIR", str(state_dir))
+    sessions = {child.pid for child in begun}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            # A forked worker shows the environment of the process that it was forked from, and Redis none:
+            # it writes over it, and over its command line, where it listens.
+            if (
+                session_of(process) in sessions
+                or mine in process.environ().items()
+                or socket in " ".join(process.cmdline())
+            ) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def session_of(process: psutil.Process) -> int | None:
+    """The pid of the session's leader; None when the process is gone."""
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return None
 
 
 class _Forked:
