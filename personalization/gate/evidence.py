@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from personalization.gate.masks import Comparison, checked_index, checked_maps, mean_agreement, mean_fragments
+from personalization.gate.masks import (
+    Comparison,
+    agreement_gain,
+    checked_index,
+    checked_maps,
+    mean_agreement,
+    mean_fragments,
+)
 
 # Below this share of one slice (16 pixels of 128x128) a class in a scan is specks: it counts as not there.
 SPECK = 1e-3
@@ -32,6 +39,7 @@ class Evidence:
     fragments: float
     source_warnings: float
     statistics_distance: float
+    consensus_gain: float | None = None
 
     def to_json(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -46,13 +54,15 @@ def gather(
     classes: int,
     source_warnings: float,
     statistics_distance: float,
+    references: Sequence[ArrayLike] = (),
 ) -> Evidence:
     """Measure the class maps [N, H, W] of a candidate on the hospital's scans.
 
     `parent` is what the hospital is served now, on the same slices. `rivals` are what the same adaptation
     gives with another seed, or from half of the scans. `scan_index` [N] says which slices are of one scan.
     `source_warnings` is the share of scans that do not look like training's, `statistics_distance` what
-    the function of that name says.
+    the function of that name says. `references` are what the federation says of the same slices
+    (`consensus`); none: not measured.
 
     Raises LabelError for maps of unlike shapes, or with values that are no classes.
     """
@@ -60,6 +70,7 @@ def gather(
     theirs = checked_maps(parent, "parent", classes, ours)
     index = checked_index(scan_index, len(ours))
     others = [checked_maps(rival, f"rival {i}", classes, ours) for i, rival in enumerate(rivals, start=1)]
+    said = [checked_maps(maps, f"reference {i}", classes, ours) for i, maps in enumerate(references, start=1)]
     comparison = Comparison.of(ours, theirs, index, classes)
     own, before = comparison.first[:, 1:].sum(axis=1), comparison.second[:, 1:].sum(axis=1)
     slices = comparison.first.sum(axis=1)
@@ -73,6 +84,9 @@ def gather(
         fragments=(mean_fragments(ours, classes) + 1) / (mean_fragments(theirs, classes) + 1),
         source_warnings=source_warnings,
         statistics_distance=statistics_distance,
+        consensus_gain=min(
+            (agreement_gain(ours, theirs, maps, index, classes, SPECK) for maps in said), default=None
+        ),
     )
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import ndimage
+from scipy import ndimage, special
 
 from personalization.errors import LabelError
 
@@ -100,6 +100,28 @@ def mean_agreement(first: Maps, second: Maps, scan_index: Index, classes: int, s
     """Mean over the scans in which either set finds anything; 1 if both find all of them empty."""
     values = Comparison.of(first, second, scan_index, classes).agreement(speck)
     return float(np.nanmean(values)) if not np.isnan(values).all() else 1.0
+
+
+def agreement_gain(
+    candidate: Maps, parent: Maps, reference: Maps, scan_index: Index, classes: int, speck: float
+) -> float:
+    """At least how much better the candidate agrees with the reference than its parent does, 95 % sure.
+
+    The one-sided lower bound of Student's t for the mean over the scans of the difference of two Dice; scans
+    that all three find empty are left out. 0 where that leaves none, and -1, the least there is, where it
+    leaves one, which bounds nothing.
+    """
+    ours, theirs = (
+        Comparison.of(maps, reference, scan_index, classes).agreement(speck) for maps in (candidate, parent)
+    )
+    seen = ~(np.isnan(ours) & np.isnan(theirs))
+    if not seen.any():
+        return 0.0
+    gains = (np.nan_to_num(ours, nan=1.0) - np.nan_to_num(theirs, nan=1.0))[seen]
+    if len(gains) == 1:
+        return -1.0
+    error = gains.std(ddof=1) / np.sqrt(len(gains))
+    return float(gains.mean() - special.stdtrit(len(gains) - 1, 0.95) * error)
 
 
 def mean_fragments(maps: Maps, classes: int) -> float:

@@ -47,6 +47,11 @@ _MEANINGS: dict[str, tuple[Bound, str]] = {
         "at least",
         "Dice with the masks of the same adaptation from another seed, or from half of the scans; the lowest",
     ),
+    "consensus_gain": (
+        "at least",
+        "how much more than the parent's the masks agree with those of the federation's models together: "
+        "the lower bound (95 %) over scans, with training's statistics or these scans', the lower",
+    ),
     "size_factor": ("at most", "by how much the class that changed most grew or shrank over all scans"),
     "emptied": (
         "at most",

@@ -1,6 +1,7 @@
 """Is a candidate fit to be assigned? The same adaptation again, from another seed and from half the scans.
 
 A candidate that learned the hospital comes out the same from any half of it; one that learned noise does not.
+And it is nearer than its parent to what the models of the federation say together.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from personalization.gate import Verdict, gather, judge, statistics_distance
+from personalization.gate import Verdict, consensus, gather, judge, statistics_distance
 from personalization.routing.config import AdaptationConfig
 from service.adaptation.adapting import Adapted, adapt_and_merge, class_maps
 from service.adaptation.attempt import Attempt
@@ -30,7 +31,10 @@ def verdict_on(
     config: AdaptationConfig,
     device: torch.device,
 ) -> Verdict:
-    """Gather the evidence, which costs as much again as the adaptation twice, and judge it."""
+    """Gather the evidence and judge it.
+
+    Costs as much again as the adaptation twice, and two forwards of each of the federation's models.
+    """
     tick, images = attempt.tick, cohort.images
     parent = loaded.space.plain()
     rivals = []
@@ -40,6 +44,8 @@ def verdict_on(
             loaded.space, images[torch.from_numpy(chosen)], replace(config, seed=seed), device, tick
         )
         rivals.append(class_maps(rival.merged, images, device, tick))
+    attempt.enter("judging", against="the federation")
+    references = consensus(loaded.space, images, device=device, tick=tick)
     evidence = gather(
         candidate=class_maps(adapted.merged, images, device, tick),
         parent=class_maps(parent, images, device, tick),
@@ -48,6 +54,7 @@ def verdict_on(
         classes=len(loaded.task.classes),
         source_warnings=cohort.warned,
         statistics_distance=statistics_distance(parent.state_dict(), adapted.merged.state_dict()),
+        references=references,
     )
     return judge(evidence)
 

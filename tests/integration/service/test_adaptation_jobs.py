@@ -78,7 +78,8 @@ def test_a_cohort_becomes_a_candidate(finished: Workplace) -> None:
     assert manifest.statistics.count == source.statistics.count + SCANS
     assert job.gate is not None
     assert job.gate["passed"] == all(check["passed"] for check in job.gate["checks"])
-    assert len(job.gate["checks"]) == 8
+    assert len(job.gate["checks"]) == 9
+    assert all(check["value"] is not None for check in job.gate["checks"])
 
 
 def test_its_graphs_are_the_merged_network_and_the_routed_one(finished: Workplace) -> None:

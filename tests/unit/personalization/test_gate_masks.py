@@ -34,6 +34,13 @@ def evidence(
     return gather(candidate, parent, rivals, index, classes, source_warnings=0.25, statistics_distance=0.01)
 
 
+def gain(candidate: Maps, parent: Maps, *references: Maps, scans: list[int] | None = None) -> float:
+    index = list(range(len(candidate))) if scans is None else scans
+    found = gather(candidate, parent, [], index, 2, 0.0, 0.0, references).consensus_gain
+    assert found is not None
+    return found
+
+
 def test_agreement_is_the_mean_of_the_scans_dice() -> None:
     # 4 and 6 pixels share 3: 6/10. 2 and 2 share 2: 1. The third scan is empty in both and has no say.
     candidate = np.concatenate([bar(0, 4), bar(0, 2), maps()])
@@ -93,6 +100,35 @@ def test_stability_is_that_of_the_least_alike_rival() -> None:
     assert evidence(candidate, candidate).stability is None
     assert evidence(candidate, maps(), candidate).stability == 1
     assert evidence(candidate, maps(), candidate, bar(2, 6), bar(1, 5)).stability == pytest.approx(4 / 8)
+
+
+def test_the_gain_is_the_lower_bound_of_a_paired_test_over_scans() -> None:
+    reference = np.concatenate([bar(0, 4), bar(0, 4), bar(0, 4), maps()])
+    parent = np.concatenate([bar(1, 5), bar(2, 6), bar(0, 4), maps()])
+    candidate = np.concatenate([bar(0, 4), bar(0, 4), bar(1, 5), maps()])
+    # Dice 1, 1, 3/4 against 3/4, 1/2, 1; the fourth scan is empty in all three and has no say.
+    gains = [0.25, 0.5, -0.25]
+    mean = 0.5 / 3
+    error = math.sqrt(sum((gain - mean) ** 2 for gain in gains) / 2 / 3)
+    quantile = 2.919986  # of Student's t with 2 degrees of freedom, at 0.95, as tables have it
+    found = gain(candidate, parent, reference)
+    assert found == pytest.approx(mean - quantile * error, abs=1e-6)
+    assert gain(parent, parent, reference) == 0
+    assert gain(candidate, parent, reference, parent) == gain(candidate, parent, parent) < found
+
+
+def test_the_same_gain_in_every_scan_is_certain_and_in_one_scan_is_not() -> None:
+    reference, parent = bar(0, 4).repeat(3, axis=0), bar(1, 5).repeat(3, axis=0)
+    assert gain(reference, parent, reference) == pytest.approx(0.25)
+    assert gain(parent, reference, reference) == pytest.approx(-0.25)
+    assert gain(reference[:1], parent[:1], reference[:1]) == -1
+    assert gain(reference, parent, reference, scans=[5, 5, 5]) == -1
+
+
+def test_a_false_alarm_that_goes_is_a_gain_and_nothing_anywhere_is_none() -> None:
+    assert gain(maps(2), bar(0, 4).repeat(2, axis=0), maps(2)) == 1
+    assert gain(bar(0, 4).repeat(2, axis=0), maps(2), maps(2)) == -1
+    assert gain(maps(2), maps(2), maps(2)) == 0
 
 
 def test_the_size_factor_is_that_of_the_class_that_changed_most() -> None:
@@ -157,6 +193,8 @@ def test_what_is_no_class_map_is_refused() -> None:
         evidence(good, maps(1))
     with pytest.raises(LabelError, match=r"rival 2: expected classes 0\.\.1, found 0\.\.2"):
         evidence(good, good, good, good + 2 * (np.arange(SIDE) == 0).astype(np.uint8))
+    with pytest.raises(LabelError, match=r"reference 2: expected shape \[2, 10, 10\]"):
+        gather(good, good, [], range(2), 2, 0.0, 0.0, [good, maps(1)])
     with pytest.raises(LabelError, match=r"scan_index: expected one whole number per slice \(2\)"):
         evidence(good, good, scans=[0])
 

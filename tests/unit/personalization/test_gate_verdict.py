@@ -45,6 +45,7 @@ def failed(verdict: Verdict) -> set[str]:
     [
         ("agreement", 0.7, 0.69),
         ("stability", 0.8, 0.79),
+        ("consensus_gain", 0.0, -0.001),
         ("size_factor", 2.0, 2.01),
         ("emptied", 0.2, 0.21),
         ("giant", 0.1, 0.11),
@@ -67,10 +68,11 @@ def test_every_threshold_is_a_check_and_other_thresholds_are_heeded() -> None:
     assert failed(judge(GOOD, Thresholds(agreement=0.95))) == {"agreement"}
 
 
-def test_what_was_not_measured_does_not_count_and_is_seen() -> None:
-    verdict = judge(replace(GOOD, stability=None))
+@pytest.mark.parametrize("name", ["stability", "consensus_gain"])
+def test_what_was_not_measured_does_not_count_and_is_seen(name: str) -> None:
+    verdict = judge(replace(GOOD, **{name: None}))
     assert verdict.passed
-    assert next(check for check in verdict.checks if check.name == "stability").value is None
+    assert next(check for check in verdict.checks if check.name == name).value is None
 
 
 def test_a_verdict_is_json() -> None:
