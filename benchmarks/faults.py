@@ -91,6 +91,10 @@ def sections(rows: Sequence[dict[str, Any]]) -> list[str]:
         "opens with all its digests, nothing is left in staging; the interrupted came to the same weights as "
         "the undisturbed; every scan that was answered 201 is on the disk; the database passes its integrity "
         "check; no request was answered 500; no process is left whose parent is gone.",
+        "Not among them, since nothing but that process can end it: a process that is stopped for good, not "
+        "killed, within the milliseconds in which it holds SQLite's write lock or writes its version. Until "
+        "it goes on or is killed, writes are answered 503, or jobs of that hospital wait at their end, up to "
+        "the hard limit. (PostgreSQL has a time limit for idle transactions.)",
         "## Recovery",
         "Seconds from the fault until the service is ready and what ran is over, or runs in a process that "
         "lives.",

@@ -57,7 +57,7 @@ class Campaign:
     def finish(self) -> None:
         """Wait until every fault is recovered from and every job over, and a last one was not disturbed."""
         service = self.service
-        service.until(lambda: self._look() or not self._open(), patience_s=RECOVERY_S)
+        service.until(self._recovered, patience_s=RECOVERY_S)
         service.until(service.over, patience_s=2 * RECOVERY_S)
         service.submit(epochs=EPOCHS)
         service.until(service.over, patience_s=RECOVERY_S)
@@ -94,6 +94,10 @@ class Campaign:
 
     def _open(self) -> list[Strike]:
         return [strike for strike in self.strikes if strike.recovered_s is None]
+
+    def _recovered(self) -> bool:
+        self._look()
+        return not self._open()
 
     def _look(self) -> None:
         """Start what has died, and see which faults are recovered from."""

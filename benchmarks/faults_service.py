@@ -83,7 +83,7 @@ class Service:
             "log_format": "plain",
         }
         self.settings = Settings(
-            **{  # type: ignore[arg-type]
+            **{
                 **chosen,
                 **settings,
                 "store": store,

@@ -98,8 +98,8 @@ class _Forked:
     def poll(self) -> int | None:
         return self._process.exitcode
 
-    def wait(self) -> object:
-        return self._process.join()
+    def wait(self) -> None:
+        self._process.join()
 
 
 def _work(environment: Mapping[str, str], log: Path) -> None:
