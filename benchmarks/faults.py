@@ -97,7 +97,7 @@ def sections(rows: Sequence[dict[str, Any]]) -> list[str]:
         "the hard limit. (PostgreSQL has a time limit for idle transactions.)",
         "## Recovery",
         "Seconds from the fault until the service is ready and what ran is over, or runs in a process that "
-        "lives.",
+        "lives; what lost its worker may first have to wait for the other one's job.",
         _recovery(rows),
         "## Jobs",
         table(["ended", "jobs"], [[state, count] for state, count in sorted(jobs.items())]),
@@ -143,7 +143,7 @@ def cells(faults: int, batch: int, seed: int) -> list[Cell]:
 def main(
     rows: Annotated[Path, typer.Option(help="Where finished batches are kept, and the page.")],
     faults: Annotated[int, typer.Option(help="How many, at least.")] = 120,
-    batch: Annotated[int, typer.Option(help="Faults per row.")] = 20,
+    batch: Annotated[int, typer.Option(help="Faults per row.")] = 12,
     seed: Annotated[int, typer.Option(help="What goes wrong, and when.")] = 0,
     state_dir: Annotated[Path, typer.Option(help="For the services' stores and states.")] = STATE_DIR,
 ) -> None:
