@@ -61,14 +61,16 @@ class Visit:
         self._show_file("overlay", self._overlay(f"{name}-after", model=candidate))
         return before, after
 
-    def decide(self, candidate: str, reason: str) -> None:
-        """Try to assign the candidate; whether it may be is the service's to say."""
-        answer = api.assign(self.client, self.hospital, candidate, reason)
+    def decide(self, candidate: str, reason: str, *, override: bool = False) -> bool:
+        """Try to assign the candidate; whether it may be is the service's to say. Whether it was."""
+        answer = api.assign(self.client, self.hospital, candidate, reason, override=override)
         if answer.is_success:
             entry = answer.json()
-            self._say(f"assigned: [bold]{entry['artefact']}[/], by {entry['actor']}: {entry['reason']}")
+            over = " over the gate" if entry["override"] else ""
+            self._say(f"assigned{over}: [bold]{entry['artefact']}[/], by {entry['actor']}: {entry['reason']}")
         else:
             self._say(f"[bold red]{answer.status_code}[/] {answer.json()['detail']}")
+        return answer.is_success
 
     def measure(self, label: str, prefer: str | None = None, **fields: str) -> float:
         """Segment the new patient, and say who answered and how well."""

@@ -86,14 +86,17 @@ def job(client: httpx.Client, job_id: str) -> dict[str, Any]:
     return found
 
 
-def assign(client: httpx.Client, hospital: str, version: str, reason: str) -> httpx.Response:
+def assign(
+    client: httpx.Client, hospital: str, version: str, reason: str, *, override: bool = False
+) -> httpx.Response:
     """Decide that `version` serves the hospital from now on: 200, or 409 when its gate refused it.
 
-    The `ETag` says what the decision replaces: nobody's decision in between is lost.
+    `override` decides against the gate, which the serving log keeps. The `ETag` says what the decision
+    replaces: nobody's decision in between is lost.
     """
     serving = f"/hospitals/{hospital}/serving/{MODEL}"
     seen = client.get(serving).raise_for_status().headers["ETag"]
-    body = {"version": version, "actor": "ada", "reason": reason}
+    body = {"version": version, "actor": "ada", "reason": reason} | ({"override": True} if override else {})
     answer = client.put(serving, json=body, headers={"If-Match": seen})
     if answer.status_code != httpx.codes.CONFLICT:
         answer.raise_for_status()

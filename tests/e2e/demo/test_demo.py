@@ -54,10 +54,10 @@ def test_the_demo_shows_what_it_says(tmp_path: Path) -> None:
     assert said.count("judging against half 2 of the scans") == 2
     assert len(store.versions("phantom.at-dune")) == 2
 
-    # the first was let through, and serves; the second was not, and nothing changed
+    # the first was assigned over its gate, since it is better by the truth, and serves; the second was not
     good, bad = (Path(path).read_text() for path in re.findall(r"card +(\S+)", said))
-    assert "phantom.at-dune@1 (succeeded) passes the gate" in said
-    assert "assigned: phantom.at-dune@1, by ada" in said
+    assert "phantom.at-dune@1 (succeeded) does not pass the gate" in said
+    assert "assigned over the gate: phantom.at-dune@1, by ada" in said
     assert "phantom.at-dune@1" in good
     assert "phantom.at-dune@2 (succeeded) does not pass the gate" in said
     assert re.search(r"✗ agreement +0\.\d{3}  \(at least 0\.7\)", said)
