@@ -20,7 +20,7 @@ from benchmarks.evaluation import Scans, mean_dice, predict
 from benchmarks.outside_arms import Models
 from model_store.guard import ReferenceStatistics, check
 from model_store.task import Task
-from personalization.gate import THRESHOLDS, gather, judge, statistics_distance
+from personalization.gate import THRESHOLDS, consensus, gather, judge, statistics_distance
 from personalization.routing.space import GLOBAL
 
 
@@ -42,6 +42,7 @@ class Judge:
             learned.classes,
             self._warned(learned),
             statistics_distance(self.models.states[GLOBAL], candidate.state_dict()),
+            references=consensus(self.models.space(), learned.images),
         )
         return judge(evidence, THRESHOLDS).to_json()
 
