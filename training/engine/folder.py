@@ -23,7 +23,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from model_store.durable import write_durably
 from training.algorithm import Memory
 from training.engine.tensorfile import read_tensors, write_tensors
 from training.errors import RunMismatch, TrainingError
@@ -169,8 +168,13 @@ class RunFolder:
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:
+    staged = path.with_suffix(".staged")
     try:
-        write_durably(path, json.dumps(content).encode())
+        with staged.open("w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        staged.replace(path)
     except OSError as error:
         raise TrainingError(f"{path}: cannot be written: {error}; free some space and resume") from error
 
