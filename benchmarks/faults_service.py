@@ -257,9 +257,14 @@ class Service:
             ]
         return [one for one in found if stage is None or one.stage == stage]
 
-    def held_in(self, stage: str, job: str) -> Held:
-        """Wait until a worker has the job in this stage."""
-        return self.until(lambda: [held for held in self.held(stage) if held.job == job])[0]
+    def held_in(self, stage: str, job: str, token: int = 1) -> Held:
+        """Wait until a worker has the job in this stage, under this fencing token or a later one.
+
+        A worker that was just killed still seems to hold its job until its lease runs out.
+        """
+        return self.until(
+            lambda: [held for held in self.held(stage) if held.job == job and held.token >= token]
+        )[0]
 
     def states(self, job_id: str) -> list[str]:
         """Every state that the job came to, as its events say."""
