@@ -195,8 +195,11 @@ def test_a_worker_of_its_own_takes_what_was_queued(store: Path, tmp_path: Path) 
         verdict = wait_for(lambda: _verdict_since(state, asked), psutil.Process(worker.pid))
         assert (verdict.versions, verdict.damaged) == (1, {})
     finally:
+        family = psutil.Process(worker.pid).children(recursive=True)
         worker.kill()
         worker.wait()
+        # While the process of its tasks lives, Redis sees a worker that waits, and may hand it the message.
+        psutil.wait_procs(family, timeout=PATIENCE_SECONDS)
     asked = datetime.now(UTC)
     queue.send(VERIFY_STORE)
     worker = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
