@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
@@ -12,10 +14,11 @@ from service.assignments import registered
 from service.context import Context
 from service.database import Job
 from service.jobs import cohorts, records, submission
-from service.jobs.options import AdaptationOptions
-from service.offered import resolve_space
+from service.kinds import AdaptableKind, kind_of
+from service.offered import resolve_parent
 from service.problems import Problem
 from service.spool import Upload
+from service.valid import valid
 
 
 class AdaptationRequest(BaseModel):
@@ -26,11 +29,11 @@ class AdaptationRequest(BaseModel):
     model: str | None = Field(
         None,
         max_length=256,
-        description="`name`, `name@3` or `name@sha256:…` of a routing space; without a version, the one that "
-        "serves the hospital or that its version was made from, else the newest. May be left out when one "
-        "model is offered.",
+        description="`name`, `name@3` or `name@sha256:…` of a model that can be adapted; without a version, "
+        "the one that serves the hospital or that its version was made from, else the newest. May be left "
+        "out when one model is offered.",
     )
-    options: AdaptationOptions = Field(default_factory=AdaptationOptions)
+    options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class CohortAdaptation(AdaptationRequest):
@@ -57,7 +60,8 @@ class Accepting:
         """Make the job, or find the one that this idempotency key made: (id, whether it is new).
 
         Raises:
-            Problem: 422 for a model that cannot be adapted, or a cohort without scans.
+            Problem: 422 for a model that cannot be adapted, or a cohort that it cannot be adapted to.
+            RequestValidationError: options that this kind of model does not take.
             HospitalUnknown, CohortError, IdempotencyConflict, StoreError.
         """
         database = self.context.database
@@ -67,9 +71,12 @@ class Accepting:
                 before = records.replayed(session, self.hospital, self.key, self._fingerprint())
                 if before is not None:
                     return before.id, False
-        space = resolve_space(self.context, self.asked.model, self.hospital)
+        parent = resolve_parent(self.context, self.asked.model, self.hospital)
+        kind = kind_of(parent)
+        assert kind is not None
+        options = valid(kind.options, self.asked.options, "options").model_dump(mode="json")
         if isinstance(self.asked, CohortAdaptation):
-            return self._submit(space, self.asked.cohort)
+            return self._submit(parent, kind, options, self.asked.cohort)
         with database.write() as session:
             cohort = cohorts.create(
                 session, self.context.settings, self.hospital, "sent with its adaptation"
@@ -77,7 +84,7 @@ class Accepting:
         created = False
         try:
             self._store(cohort)
-            job, created = self._submit(space, cohort)
+            job, created = self._submit(parent, kind, options, cohort)
         finally:
             if not created:
                 # Refused, or the same request came twice at once and the other one was first.
@@ -100,7 +107,9 @@ class Accepting:
                 found,
             )
 
-    def _submit(self, space: Artefact, cohort: str) -> tuple[str, bool]:
+    def _submit(
+        self, parent: Artefact, kind: AdaptableKind, options: Mapping[str, Any], cohort: str
+    ) -> tuple[str, bool]:
         def create(session: Session) -> Job:
             cohorts.usable(session, self.hospital, cohort, lock=True)
             if not cohorts.totals(session, [cohort]):
@@ -111,15 +120,16 @@ class Accepting:
                     f"Cohort {cohort} has no scans: PUT /hospitals/{self.hospital}/cohorts/{cohort}/scans/"
                     "NAME adds one.",
                 )
+            kind.check(session, parent, cohort)
             return records.create(
                 session,
                 self.context.settings,
                 kind="adaptation",
                 hospital=self.hospital,
-                model=space.name,
-                parent=space.digest,
+                model=parent.name,
+                parent=parent.digest,
                 cohort=cohort,
-                options=self.asked.options.model_dump(mode="json"),
+                options=options,
                 idempotency_key=self.key,
                 fingerprint=self._fingerprint(),
                 request_id=self.request_id,

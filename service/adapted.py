@@ -1,7 +1,7 @@
 """Adapted versions: whose they are, what they were made from, and what their gate said.
 
-An adapted version is a `model` that a job made for one hospital from a routing space, under a name of its own
-(`brain.at-dune`). Its parent is in its lineage; its gate's verdict is in the job that made it.
+An adapted version is a `model` that a job made for one hospital from an artefact of the federation, under a
+name of its own (`brain.at-dune`). Its parent is in its lineage; its gate's verdict in the job that made it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound
-from model_store.manifest import ModelManifest, RoutingSpaceManifest
+from model_store.manifest import ModelManifest
 from model_store.store import Store
 from service.database import Job
+from service.kinds import ADAPTABLE, kind_of
 from service.problems import Problem
 
 
@@ -26,8 +27,8 @@ def adapted_for(artefact: Artefact) -> str | None:
     return manifest.hospital if isinstance(manifest, ModelManifest) else None
 
 
-def space_behind(store: Store, artefact: Artefact) -> Artefact:
-    """The routing space that an adapted version was made from.
+def parent_behind(store: Store, artefact: Artefact) -> Artefact:
+    """What an adapted version was made from: an artefact of a kind that can be adapted.
 
     Raises:
         ArtefactWithdrawn: it was withdrawn.
@@ -35,10 +36,10 @@ def space_behind(store: Store, artefact: Artefact) -> Artefact:
     """
     for digest in artefact.manifest.lineage.parents:
         parent = store.by_digest(digest)
-        if isinstance(parent.manifest, RoutingSpaceManifest):
+        if kind_of(parent) is not None:
             return parent
     raise ReferenceNotFound(
-        f"'{artefact}' names no routing space among its parents "
+        f"'{artefact}' names none of its parents that could be adapted "
         f"({', '.join(artefact.manifest.lineage.parents) or 'none'}): copy the one it was made from into the "
         "store, or adapt anew"
     )
@@ -80,19 +81,19 @@ def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
 
 
 def adaptable(store: Store, offered: Artefact) -> Artefact:
-    """The routing space to adapt: the artefact itself, or the one behind an adapted version.
+    """What is to be adapted: the artefact itself, or the one behind an adapted version.
 
     Raises:
         Problem: 422 for an artefact of another kind.
     """
     if adapted_for(offered) is not None:
-        return space_behind(store, offered)
-    if isinstance(offered.manifest, RoutingSpaceManifest):
+        return parent_behind(store, offered)
+    if kind_of(offered) is not None:
         return offered
     raise Problem(
         422,
         "not-adaptable",
         "This kind of artefact cannot be adapted",
-        f"'{offered}' is a {offered.manifest.kind}, expected a routing-space: a global model with those of "
-        "the federation's sites, as `python -m training.federate --method iop-fl` publishes it with consent.",
+        f"'{offered}' is a {offered.manifest.kind}, expected "
+        f"{'; or '.join(f'a {kind.name}: {kind.what}' for kind in ADAPTABLE.values())}.",
     )

@@ -7,7 +7,7 @@ from contextlib import suppress
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound
 from model_store.store import Store
-from service.adapted import adapted_for, space_behind
+from service.adapted import adapted_for, parent_behind
 from service.jobs.names import adapted_name
 from service.problems import Problem
 
@@ -51,9 +51,9 @@ def assignable(store: Store, hospital: str, model: str, version: int | str) -> A
             f"'{artefact}' was adapted to hospital '{owner}', found hospital '{hospital}': adapt the model "
             "to its own scans.",
         )
-    space = space_behind(store, artefact)
-    if space.name != model:
-        raise _another_model(artefact, model, space.name)
+    parent = parent_behind(store, artefact)
+    if parent.name != model:
+        raise _another_model(artefact, model, parent.name)
     return artefact
 
 

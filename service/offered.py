@@ -90,8 +90,8 @@ def offered(context: Context, model: str | None, hospital: str | None) -> Offere
     return found
 
 
-def resolve_space(context: Context, model: str | None = None, hospital: str | None = None) -> Artefact:
-    """The routing space to adapt for this hospital: the one named, else what the hospital is served (or what
+def resolve_parent(context: Context, model: str | None = None, hospital: str | None = None) -> Artefact:
+    """The artefact to adapt for this hospital: the one named, else what the hospital is served (or what
     that was made from), else the newest. Reads the store and the database: call it in a thread.
 
     Raises:

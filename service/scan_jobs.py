@@ -26,7 +26,8 @@ from service.database import Job
 from service.jobs import records
 from service.jobs.folder import JobFolder
 from service.jobs.submission import send
-from service.offered import contradiction, resolve_space
+from service.kinds import kind_of
+from service.offered import contradiction, resolve_parent
 from service.problems import Problem
 from service.scan_limits import scan_limits
 from service.segment_options import SegmentOptions
@@ -61,7 +62,17 @@ class ScanRequest:
         return await to_thread.run_sync(self._keep, space)
 
     def _space(self) -> Artefact:
-        return resolve_space(self.context, self.options.model, self.options.hospital)
+        found = resolve_parent(self.context, self.options.model, self.options.hospital)
+        kind = kind_of(found)
+        if kind is None or not kind.by_scan:
+            raise Problem(
+                422,
+                "not-adaptable",
+                "This kind of artefact cannot be adapted to one scan",
+                f"'{found}' is a {found.manifest.kind}: ask without personalization=scan, or name a "
+                "routing-space.",
+            )
+        return found
 
     def _check(self, space: Artefact) -> None:
         """Refuse now what the worker would refuse later."""

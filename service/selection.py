@@ -9,7 +9,7 @@ not withdrawn. Within it, whose model:
     auto     the hospital's adapted version, if one is assigned; else the member model of the hospital's site,
              if the hospital is a member and the version has one; else the global model
 
-Where an adapted version is assigned, `global` and `member` are those of the routing space it was made from.
+Where an adapted version is assigned, `global` and `member` are those of the artefact it was made from.
 An adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
 looked at. An assigned version that was withdrawn is refused, never replaced silently: somebody has to decide.
 """
@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest, RoutingSpaceManifest
-from service.adapted import space_behind
+from service.adapted import parent_behind
 from service.context import Context
 from service.offered import Offered, contradiction, offered
 from service.problems import Problem
@@ -113,7 +113,7 @@ def resolve(
                 f"'{artefact}' is one network, adapted to hospital '{owner}': expected personalization=auto "
                 f"or hospital with it, found {personalization}; or name the model that it was made from."
             )
-        artefact, why = space_behind(context.store, artefact), f"what {why} was made from"
+        artefact, why = parent_behind(context.store, artefact), f"what {why} was made from"
     parts = parts_of(artefact)
     whose, chosen = _whose(personalization, site or found.home, site is not None, hospital, parts, artefact)
     part = parts.members[chosen] if chosen is not None else parts.global_model

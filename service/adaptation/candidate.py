@@ -4,36 +4,41 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import Any
 
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound
 from model_store.guard import ReferenceStatistics
-from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest
+from model_store.manifest import Lineage, ModelManifest
 from model_store.store import Store
 from service.adaptation.attempt import Attempt
-from service.adaptation.space import LoadedSpace
 from service.jobs.leases import fenced
 from service.jobs.names import adapted_name
 
-METHOD = "iop-fl-routing"
-DYNAMIC = "dynamic.onnx"
 _SOFTWARE = ("locum", "torch", "onnx", "numpy")
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a job found; `dynamic` is None where the routed graph cannot be one onnx file."""
+    """What a job found.
 
-    weights: bytes
-    graph: bytes
-    dynamic: bytes | None
+    `method` made it from `parent`, a composite, in `epochs` from `seed`. `model` is the manifest of the
+    parent's model that it is like: its task and network. `files` has weights, graph, and more by name;
+    `metrics` and `sources` are the manifest's.
+    """
+
+    parent: Artefact
+    model: ModelManifest
+    method: str
+    files: Mapping[str, bytes]
     epochs: int
     seed: int
     details: Mapping[str, Any]
     statistics: ReferenceStatistics | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    sources: tuple[str, ...] | None = None
 
 
 def published_by(store: Store, name: str, job_id: str) -> Artefact | None:
@@ -48,7 +53,6 @@ def published_by(store: Store, name: str, job_id: str) -> Artefact | None:
 def publish(
     attempt: Attempt,
     store: Store,
-    loaded: LoadedSpace,
     draft: Draft,
     *,
     gate: dict[str, Any],
@@ -62,31 +66,31 @@ def publish(
     """
     job = attempt.job
     assert job.hospital is not None
-    name = adapted_name(loaded.offered.name, job.hospital)
+    parent = draft.parent
+    name = adapted_name(parent.name, job.hospital)
     manifest = ModelManifest(
         name=name,
         role="hospital",
         hospital=job.hospital,
-        task=loaded.task,
-        network=loaded.manifest.network,
+        task=draft.model.task,
+        network=draft.model.network,
         lineage=Lineage(
-            method=METHOD,
+            method=draft.method,
             run=job.id,
-            sites=loaded.offered.manifest.lineage.sites,
+            sites=parent.manifest.lineage.sites,
             rounds=draft.epochs,
             seed=draft.seed,
-            parents=(loaded.offered.digest,),
+            parents=(parent.digest,),
             details=dict(draft.details),
         ),
+        metrics=dict(draft.metrics),
         statistics=draft.statistics,
+        sources=draft.sources,
         software={"python": platform.python_version(), **{part: version(part) for part in _SOFTWARE}},
     )
-    files = {WEIGHTS: draft.weights, GRAPH: draft.graph}
-    if draft.dynamic is not None:
-        files[DYNAMIC] = draft.dynamic
 
     def admit() -> None:
-        store.by_digest(loaded.offered.digest)
+        store.by_digest(parent.digest)
         # Nobody else publishes under this name now, and none did for this job: asked here, it stays so.
         earlier = published_by(Store(store.root), name, job.id)
         if earlier is not None:
@@ -97,7 +101,7 @@ def publish(
             row.gate, row.result = gate, result
 
     try:
-        return store.publish(manifest, files, admit=admit)
+        return store.publish(manifest, dict(draft.files), admit=admit)
     except _AlreadyPublished as found:
         return found.artefact
 

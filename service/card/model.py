@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from service.kinds import Words
+from service.kinds.routing_space import ROUTING_SPACE
+
 UNDER_WAY = ("queued", "running", "cancelling")
 
 
@@ -116,6 +119,7 @@ class Card:
     decisions: tuple[Decision, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
+    words: Words = ROUTING_SPACE.words
 
     @property
     def under_way(self) -> bool:

@@ -35,9 +35,6 @@ _STATES: Final = {
 
 _CAPTIONS: Final = {
     "loss": "What the epochs are chosen by: over all images, after the epoch, with one fixed noise draw.",
-    "consistency": "Mean squared difference between the answers to an image and to the image with noise.",
-    "entropy": "How undecided the answers are. A low value is not a good mask.",
-    "shape": "How far the answers are from compact shapes.",
     "foreground": "Share of the pixels that are not background.",
     "agreement": "Dice with the masks of step 0.",
 }
@@ -92,9 +89,10 @@ def charts(card: Card) -> list[Chart]:
         "foreground": [(e.epoch, e.foreground) for e in card.epochs],
         "agreement": [(e.epoch, e.agreement) for e in card.epochs],
     }
+    captions = {**_CAPTIONS, **card.words.parts}
     marks = _marks(card.epochs, card.best_epoch)
     drawn = [
-        Chart(name, _CAPTIONS.get(name, ""), curve(points, marks))
+        Chart(name.replace("_", " "), captions.get(name, ""), curve(points, marks))
         for name, points in series.items()
         if points
     ]

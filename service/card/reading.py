@@ -22,8 +22,9 @@ from service.context import Context
 from service.database import Assignment, Job
 from service.jobs import events, records
 from service.jobs.folder import JobFolder
+from service.kinds import kind_of
+from service.kinds.routing_space import ROUTING_SPACE
 
-_PARTS = ("consistency", "entropy", "shape")
 _BOUNDS = {"at least": "≥", "at most": "≤"}
 _LINEAGE = ("method", "sites", "rounds", "seed")
 
@@ -40,7 +41,9 @@ def read_card(context: Context, job_id: str) -> Card:
         gates = [event.data for event in events.of_type(session, job_id, "gate")]
         warnings = [str(e.data.get("message", "")) for e in events.of_type(session, job_id, "warning")]
         decisions = _decisions(session, job)
-    candidate = _candidate(context.store, job)
+    candidate, parent = _candidate(context.store, job), _parent(context.store, job)
+    kind = None if parent is None else kind_of(parent)
+    words = (kind or ROUTING_SPACE).words
     lineage = None if candidate is None else candidate.manifest.lineage
     details: Mapping[str, Any] = {} if lineage is None else lineage.details
     result = {**details, **(job.result or {})}
@@ -52,7 +55,7 @@ def read_card(context: Context, job_id: str) -> Card:
         job=job.id,
         kind=job.kind,
         state=job.state,
-        model=_reference(context.store, job),
+        model=job.model if parent is None else str(parent),
         hospital=job.hospital,
         reason=job.reason,
         stage=_stage(job.progress),
@@ -67,7 +70,7 @@ def read_card(context: Context, job_id: str) -> Card:
         scans=_count(result.get("scans")),
         images=_count(result.get("images")),
         best_epoch=best if isinstance(best, int) else None,
-        epochs=_epochs(epochs),
+        epochs=_epochs(epochs, tuple(words.parts)),
         coefficients=_coefficients(used),
         gate=_gate(job.gate or (gates[-1] if gates else None)),
         pictures=_pictures(JobFolder(context.settings.state_dir, job.id)),
@@ -75,6 +78,7 @@ def read_card(context: Context, job_id: str) -> Card:
         decisions=decisions,
         options=job.options,
         lineage={} if lineage is None else {name: getattr(lineage, name) for name in _LINEAGE},
+        words=words,
     )
 
 
@@ -94,11 +98,11 @@ def _withdrawn(store: Store, job: Job) -> str | None:
     return None if tombstone is None else f"{tombstone.reason} ({tombstone.actor})"
 
 
-def _reference(store: Store, job: Job) -> str:
+def _parent(store: Store, job: Job) -> Artefact | None:
     try:
-        return str(store.by_digest(job.parent))
+        return store.by_digest(job.parent)
     except StoreError:
-        return job.model
+        return None
 
 
 def _decisions(session: Session, job: Job) -> tuple[Decision, ...]:
@@ -130,14 +134,14 @@ def _stage(progress: Mapping[str, Any]) -> str | None:
     return f"{stage}, epoch {epoch} of {epochs}" if epoch is not None and epochs is not None else str(stage)
 
 
-def _epochs(found: Sequence[Mapping[str, Any]]) -> tuple[Epoch, ...]:
+def _epochs(found: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> tuple[Epoch, ...]:
     # An attempt that goes on from a checkpoint may say an epoch again: the last word counts.
     by_number = {data["epoch"]: data for data in found if isinstance(data.get("epoch"), int)}
     return tuple(
         Epoch(
             epoch=number,
             loss=_float(data.get("loss")),
-            parts={name: _float(data[name]) for name in _PARTS if name in data},
+            parts={name: _float(data[name]) for name in parts if name in data},
             foreground=_float(data.get("foreground")),
             agreement=_float(data.get("agreement")),
             safe=data.get("safe") is not False,

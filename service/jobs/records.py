@@ -67,9 +67,9 @@ def create(
         kind: what a worker is to do.
         hospital: whose scans, if anybody said.
         model: name in the store of the artefact that was asked for.
-        parent: digest of that artefact, a routing space.
+        parent: digest of the artefact that the work begins with.
         cohort: id; None for a job on one scan, which lies in its folder.
-        options: JSON of `AdaptationOptions`, or of what else the kind takes.
+        options: JSON, as the kind of the job and of the parent takes them.
         job_id: from `new_id`, where files were written first.
         idempotency_key: the client's.
         fingerprint: of the request that the key stands for.

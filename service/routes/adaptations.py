@@ -1,31 +1,33 @@
-"""`POST /hospitals/{hospital}/adaptations`: a model of the hospital's own, from scans without labels."""
+"""`POST /hospitals/{hospital}/adaptations`: a model of the hospital's own, from its scans."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Request, Response
-from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ValidationError
+from pydantic import JsonValue, RootModel
 
 from service.accepting import Accepting, AdaptationRequest, CohortAdaptation
 from service.context import Context, InContext
 from service.incoming import formats_of
 from service.jobs import records
-from service.jobs.options import AdaptationOptions
+from service.kinds import ADAPTABLE
 from service.multipart import malformed
 from service.problems import problem_responses
 from service.routes.job_views import JobView, view
 from service.routes.parameters import HospitalId
 from service.uploads import UploadLimits, receive, receive_body
+from service.valid import valid
 
 router = APIRouter(tags=["jobs"])
 
 _MAX_JSON_BYTES = 64 * 1024
 _SCANS = "scans"
 
-Asked = TypeVar("Asked", bound=BaseModel)
+
+class _Options(RootModel[dict[str, JsonValue]]):
+    """Those of a form, before it is known of which kind the model is."""
 
 
 def _request_body() -> dict[str, Any]:
@@ -42,8 +44,10 @@ def _request_body() -> dict[str, Any]:
         "additionalProperties": False,
     }
     body = CohortAdaptation.model_json_schema()
-    del body["$defs"]
-    body["properties"]["options"] = AdaptationOptions.model_json_schema()
+    body["properties"]["options"] = {
+        "description": "By the kind of the model.",
+        "anyOf": [kind.options.model_json_schema() | {"title": kind.name} for kind in ADAPTABLE.values()],
+    }
     content = {"application/json": {"schema": body}, "multipart/form-data": {"schema": form}}
     return {"required": True, "content": content}
 
@@ -80,7 +84,7 @@ async def adapt(
         ),
     ] = None,
 ) -> JobView:
-    """Adapt a routing space to the hospital's scans, in the background. The job makes a candidate version.
+    """Fit a model of the federation to the hospital, in the background. The job makes a candidate version.
 
     The scans are those of a cohort, or are sent along.
     """
@@ -100,7 +104,7 @@ async def adapt(
             job, created = await to_thread.run_sync(accepting.make)
     else:
         with await receive_body(request, context.settings.spool, UploadLimits(_MAX_JSON_BYTES)) as body:
-            named = _valid(CohortAdaptation, body.read())
+            named = valid(CohortAdaptation, body.read())
         accepting = Accepting(context, hospital, named, idempotency_key, request_id)
         job, created = await to_thread.run_sync(accepting.make)
     response.headers["Location"] = f"/jobs/{job}"
@@ -118,15 +122,5 @@ def _read_form(fields: dict[str, str]) -> AdaptationRequest:
     """The text fields, of which `options` is JSON; an empty one counts as left out."""
     given: dict[str, Any] = {name: value for name, value in fields.items() if value != ""}
     if "options" in given:
-        given["options"] = _valid(AdaptationOptions, given["options"].encode(), "options")
-    return _valid(AdaptationRequest, given)
-
-
-def _valid(kind: type[Asked], found: bytes | dict[str, Any], *where: str) -> Asked:
-    try:
-        return kind.model_validate_json(found) if isinstance(found, bytes) else kind.model_validate(found)
-    except ValidationError as error:
-        entries = error.errors(include_input=False, include_url=False)
-        raise RequestValidationError(
-            [{**entry, "loc": ("body", *where, *entry["loc"])} for entry in entries]
-        ) from None
+        given["options"] = valid(_Options, given["options"].encode(), "options").root
+    return valid(AdaptationRequest, given)

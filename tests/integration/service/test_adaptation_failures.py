@@ -18,13 +18,13 @@ from celery.exceptions import SoftTimeLimitExceeded
 from model_store.errors import ArtefactWithdrawn
 from model_store.manifest import WEIGHTS
 from service.adaptation.attempt import Attempt
-from service.adaptation.candidate import Draft, publish
+from service.adaptation.candidate import publish
 from service.adaptation.runner import run_job
 from service.adaptation.space import load_space
 from service.database import Cohort
 from service.jobs import leases
 from tests.integration.service.routing_federation import outside_scans
-from tests.integration.service.workplace import Workplace, opened
+from tests.integration.service.workplace import Workplace, draft_of, opened
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_scan_that_does_not_fit_is_named(
 def test_only_a_routing_space_with_scans_is_adapted(place: Workplace) -> None:
     cohort = place.cohort(outside_scans(1))
     model = place.store.open("organ.global").digest
-    assert_failed(place, place.adaptation(cohort, parent=model), "only a routing-space can be adapted")
+    assert_failed(place, place.adaptation(cohort, parent=model), "only these can be adapted")
     assert_failed(place, place.adaptation(place.cohort({})), "has no scan")
     assert_failed(place, place.adaptation(cohort, options={"epochs": 0}), "epochs")
 
@@ -113,11 +113,9 @@ def test_a_parent_that_is_withdrawn_meanwhile_has_no_new_candidates(place: Workp
     assert lease is not None
     loaded = load_space(place.store, place.space)
     withdrawn(place, job_id)
-    draft = Draft(b"weights", b"graph", None, epochs=1, seed=0, details={}, statistics=None)
+    draft = draft_of(loaded)
     with pytest.raises(ArtefactWithdrawn):
-        publish(
-            Attempt(place.database, lease, place.settings), place.store, loaded, draft, gate={}, result={}
-        )
+        publish(Attempt(place.database, lease, place.settings), place.store, draft, gate={}, result={})
     assert place.candidates() == []
 
 

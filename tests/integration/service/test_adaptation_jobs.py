@@ -20,13 +20,14 @@ from model_store.preprocessing import prepare
 from personalization.networks import build
 from personalization.state import from_safetensors
 from service.adaptation.attempt import Attempt
-from service.adaptation.candidate import DYNAMIC, Draft, publish
+from service.adaptation.candidate import publish
+from service.adaptation.routing import DYNAMIC
 from service.adaptation.runner import run_job
 from service.adaptation.space import load_space
 from service.errors import LeaseLost
 from service.jobs import leases, records
 from tests.integration.service.routing_federation import ARGUMENTS, ORGAN, outside_scans, volume
-from tests.integration.service.workplace import Workplace, opened
+from tests.integration.service.workplace import Workplace, draft_of, opened
 
 EPOCHS = 2
 SCANS = 2
@@ -153,19 +154,18 @@ def test_a_worker_that_lost_its_lease_publishes_nothing(place: Workplace) -> Non
     assert stale is not None
     attempt = Attempt(place.database, stale, place.settings)
     loaded = load_space(place.store, place.space)
-    draft = Draft(b"weights", b"graph", None, epochs=1, seed=0, details={}, statistics=None)
+    draft = draft_of(loaded)
     place.expire(job_id)
     holder = leases.claim(place.database, job_id, "holder", place.settings)
     assert holder is not None
     with pytest.raises(LeaseLost):
-        publish(attempt, place.store, loaded, draft, gate={"passed": True, "checks": []}, result={})
+        publish(attempt, place.store, draft, gate={"passed": True, "checks": []}, result={})
     assert place.candidates() == []
     assert list((place.settings.store / ".staging").iterdir()) == []
     assert place.job(job_id).gate is None
     published = publish(
         Attempt(place.database, holder, place.settings),
         place.store,
-        loaded,
         draft,
         gate={"passed": True, "checks": []},
         result={},
@@ -182,8 +182,7 @@ def test_one_job_never_becomes_two_versions(place: Workplace) -> None:
         publish(
             attempt,
             place.store,
-            loaded,
-            Draft(weights, b"graph", None, epochs=1, seed=0, details={}, statistics=None),
+            draft_of(loaded, weights),
             gate={"passed": True, "checks": []},
             result={},
         ).version

@@ -10,8 +10,10 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from model_store.manifest import ModelManifest
+from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.store import Store
+from service.adaptation.candidate import Draft
+from service.adaptation.space import LoadedSpace
 from service.database import Database, Hospital, Job, JobEvent, upgrade
 from service.jobs import cohorts, events, records
 from service.jobs.folder import JobFolder
@@ -107,3 +109,17 @@ def opened(root: Path, routing_store: Path, **settings: Any) -> Iterator[Workpla
         yield Workplace(place, database)
     finally:
         database.dispose()
+
+
+def draft_of(loaded: LoadedSpace, weights: bytes = b"weights") -> Draft:
+    """A candidate made of the space by nobody's work."""
+    return Draft(
+        parent=loaded.offered,
+        model=loaded.manifest,
+        method="none",
+        files={WEIGHTS: weights, GRAPH: b"graph"},
+        epochs=1,
+        seed=0,
+        details={},
+        statistics=None,
+    )

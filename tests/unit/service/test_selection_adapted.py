@@ -16,7 +16,7 @@ from model_store.store import Store
 from service.assignments import assign, assignment, roll_back
 from service.context import Context
 from service.database import Database, Hospital, upgrade
-from service.offered import offered_names, resolve_space
+from service.offered import offered_names, resolve_parent
 from service.problems import Problem
 from service.selection import Personalization, Selection, resolve
 from tests.unit.service.adapted_versions import publish_adapted, publish_model, publish_space
@@ -203,18 +203,18 @@ def test_one_without_its_parent_answers_itself_alone(context: Context) -> None:
 
 
 def test_the_space_to_adapt_is_named_or_assigned_or_behind_what_is_or_the_newest(context: Context) -> None:
-    assert str(resolve_space(context, "brain@1", "dune")) == "brain@1"
-    assert str(resolve_space(context, "brain", "dune")) == "brain@2"
-    assert str(resolve_space(context)) == "brain@2"
+    assert str(resolve_parent(context, "brain@1", "dune")) == "brain@1"
+    assert str(resolve_parent(context, "brain", "dune")) == "brain@2"
+    assert str(resolve_parent(context)) == "brain@2"
     decide(context, "brain.at-dune@1")
-    assert str(resolve_space(context, None, "dune")) == "brain@1"
-    assert str(resolve_space(context, "brain.at-dune@2", "dune")) == "brain@1"
+    assert str(resolve_parent(context, None, "dune")) == "brain@1"
+    assert str(resolve_parent(context, "brain.at-dune@2", "dune")) == "brain@1"
     decide(context, "brain@2")
-    assert str(resolve_space(context, None, "dune")) == "brain@2"
+    assert str(resolve_parent(context, None, "dune")) == "brain@2"
 
 
 def test_only_a_routing_space_can_be_adapted(context: Context) -> None:
     publish_model(context.store, "plain")
     with pytest.raises(Problem, match="routing-space") as refused:
-        resolve_space(context, "plain", "dune")
+        resolve_parent(context, "plain", "dune")
     assert (refused.value.status, refused.value.type_slug) == (422, "not-adaptable")

@@ -1,4 +1,4 @@
-"""How an adaptation is to be made, as a client may ask for it."""
+"""A routing space (IOP-FL): adapted to unlabeled scans by weighing its models, layer by layer."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
+from service.kinds.kind import AdaptableKind, Words
 
-class AdaptationOptions(BaseModel):
-    """Every field has the default that is right for most hospitals."""
+
+class RoutingOptions(BaseModel):
+    """How a routing space is adapted. Every field has the default that is right for most hospitals."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -41,3 +43,25 @@ class AdaptationOptions(BaseModel):
         description="Weight of the shape loss, which expects one compact target; null: the preset's.",
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Everything random derives from it.")
+
+
+ROUTING_SPACE = AdaptableKind(
+    name="routing-space",
+    what="a global model with those of the federation's sites, as `python -m training.federate --method "
+    "iop-fl` publishes it with consent",
+    options=RoutingOptions,
+    by_scan=True,
+    words=Words(
+        truth="no score on it was taken against a ground truth: this hospital sent none.",
+        gate="The gate has seen no ground truth: look at the pictures too.",
+        epochs="No labels are involved. Epoch 0 is step 0: all models in equal parts, before anything was "
+        "learned.",
+        before="The global model it came from on the left",
+        parts={
+            "consistency": "Mean squared difference between the answers to an image and to the image with "
+            "noise.",
+            "entropy": "How undecided the answers are. A low value is not a good mask.",
+            "shape": "How far the answers are from compact shapes.",
+        },
+    ),
+)
