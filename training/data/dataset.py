@@ -20,7 +20,7 @@ from model_store.guard import ReferenceStatistics, summarise
 from model_store.preprocessing import prepare, prepare_mask
 from model_store.scan import Scan, decode
 from model_store.task import Task
-from training.data.augmentation import Augmentation, transform
+from personalization.augmentation import Augmentation, transform
 from training.data.cases import Case, Site
 from training.errors import FederationError
 

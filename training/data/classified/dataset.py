@@ -21,7 +21,7 @@ from model_store.guard import ReferenceStatistics, summarise
 from model_store.preprocessing import prepare
 from model_store.scan import Scan, decode
 from model_store.task import Task
-from training.data.augmentation import Augmentation, transform_images
+from personalization.augmentation import Augmentation, transform_images
 from training.data.cases import LabelledCase, Site
 from training.data.classified.npz import read_arrays
 from training.errors import FederationError

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import ndimage
 
-from training.data.augmentation import Augmentation, transform
+from personalization.augmentation import Augmentation, transform
 
 
 def letter_f(height: int = 40, width: int = 56) -> torch.Tensor:
