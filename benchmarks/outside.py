@@ -58,7 +58,7 @@ class Profile:
 
 PROFILES = {
     "smoke": Profile(1, 2, 16, 32, method={"rounds": 2, "width": 4}),
-    "cpu": Profile(3, 5, 64, method={"rounds": 25, "width": 16}),
+    "cpu": Profile(3, 5, 64, method={"rounds": 25, "width": 16, "precision": "bfloat16"}),
     "full": Profile(3, 10, 256, 256, "cuda", {"rounds": 100, "width": 32}),
 }
 # Fixed before anything was run on them: vessels are thin and branched, which the shape prior forbids, and

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,9 @@ from training.data.dataset import SiteData, SliceSet, batches
 
 Examples = SliceSet | ImageSet
 AnySiteData = SiteData | LabelledData
+# Of the products in a network's forward and backward; weights, batch norm's statistics, losses and the
+# optimiser are float32 always.
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,7 @@ class Schedule:
     learning_rate: float = 1e-3
     amsgrad: bool = False
     augment: bool = True
+    precision: Precision = "float32"
 
 
 def new_network(spec: NetworkSpec, generator: torch.Generator) -> nn.Module:
@@ -85,7 +90,9 @@ def train_locally(
     total = 0.0
     for images, targets in islice(endless, steps):
         optimiser.zero_grad(set_to_none=True)
-        logits, targets = network(images.to(device)), targets.to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=schedule.precision == "bfloat16"):
+            logits = network(images.to(device))
+        logits, targets = logits.float(), targets.to(device)
         loss = cross_entropy(logits, targets) if targets.ndim == 1 else soft_dice_loss(logits, targets)
         torch.autograd.backward(loss)
         optimiser.step()

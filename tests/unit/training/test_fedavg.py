@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -14,7 +15,14 @@ from personalization.networks import build
 from training.data.dataset import batches
 from training.engine.reduction import Reducer
 from training.methods import FedAvg, FedAvgConfig
-from training.methods.local import Schedule, evaluate, network_of, state_of, train_locally
+from training.methods.local import (
+    Precision,
+    Schedule,
+    evaluate,
+    network_of,
+    state_of,
+    train_locally,
+)
 from training.methods.trees import part
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -158,6 +166,21 @@ def test_fixed_steps_run_over_epochs():
     train_locally(network, SITES["A"].train, Schedule(steps=7, batch_size=4), torch.Generator())
     counters = {t.item() for name, t in state_of(network).items() if name.endswith("num_batches_tracked")}
     assert counters == {7}
+
+
+def test_bfloat16_is_for_the_products_only():
+    """Weights and their gradients stay float32; the step is about the same, and not quite."""
+    algorithm, server = start()
+    weights = {}
+    for precision in get_args(Precision):
+        network = network_of(algorithm.network, part(server.tensors, "global"), torch.device("cpu"))
+        schedule = Schedule(steps=1, batch_size=4, precision=precision)
+        loss = train_locally(network, SITES["A"].train, schedule, torch.Generator().manual_seed(1))
+        weights[precision] = state_of(network), loss
+    (single, loss), (half, near) = weights["float32"], weights["bfloat16"]
+    assert near == pytest.approx(loss, rel=0.02)
+    assert near != loss
+    assert {tensor.dtype for tensor in half.values()} == {tensor.dtype for tensor in single.values()}
 
 
 def test_one_image_and_empty_masks_train_to_finite_weights():
