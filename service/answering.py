@@ -1,33 +1,33 @@
-"""From a scan and a chosen network to the answer, in a thread of the API or in the worker."""
+"""From a scan and a chosen network to the answer, in a thread of the API or in the worker.
+
+What every answer has, whatever is asked of a scan: its headers, its receipt, and the guard, which may refuse.
+`service.segmenting` and `service.classifying` say what the answer is.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
 
 from starlette.responses import Response
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH
 from model_store.scan import Limits, Scan
-from service.answers import (
-    MEDIA_TYPES,
-    Output,
-    SegmentationReport,
-    choose_output,
-    encode,
-    label_header,
-    measure,
-)
+from model_store.task import Kind
 from service.context import Context
-from service.inference.pipeline import Segmentation, Stopwatch, segment
+from service.inference.pipeline import Stopwatch
 from service.inference.sessions import Session
 from service.problems import Problem
 from service.receipts import ModelReceipt, Receipt, software
 from service.scan_limits import scan_limits
-from service.segment_options import SegmentOptions
+from service.scan_options import ScanOptions
 from service.selection import Selection
 from service.spool import Upload
+
+Options = TypeVar("Options", bound=ScanOptions)
 
 
 @dataclass(frozen=True)
@@ -39,65 +39,65 @@ class Answer:
     headers: dict[str, str]
 
 
-def obey_guard(options: SegmentOptions, warnings: Sequence[str], task: str) -> None:
+def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None:
     """Raises Problem 422 for a scan that the guard warns of, if the request said to refuse it."""
     if warnings and options.guard == "refuse":
         raise Problem(
             422,
             "scan-unlike-task",
             "The scan does not look like the task",
-            f"{'; '.join(warnings)}. Send a scan of task '{task}', or guard=warn to have it segmented all "
+            f"{'; '.join(warnings)}. Send a scan of task '{task}', or guard=warn to have it answered all "
             "the same.",
             warnings=list(warnings),
         )
 
 
 @dataclass
-class Answering:
+class Answering(ABC, Generic[Options]):
     """One scan, once its bytes are there and its network is chosen and loaded.
 
     `network` is what answers inside `selection`, for the receipt; `input_sha256` the digest of the bytes.
     """
 
     request_id: str
-    options: SegmentOptions
+    options: Options
     selection: Selection
     session: Session
     network: ModelReceipt
     input_sha256: str
     limits: Limits
     watch: Stopwatch
-    output: Output = field(default="json", init=False)
     _size: int = field(default=0, init=False)
 
+    # Of the task that the network was trained for.
+    KIND: ClassVar[Kind]
+
     def make(self, data: bytes) -> Answer:
-        """Segment and encode. Raises ScanError, StoreError, Problem."""
-        selection, task, session = self.selection, self.selection.manifest.task, self.session
+        """Run the network on the scan in `data`. Raises ScanError, StoreError, Problem."""
         self._size = len(data)
-        found = segment(data, selection.manifest, session, self.limits, self.watch, self._before_running)
-        with self.watch.stage("encode"):
-            title = f"{selection.offered}  ·  {selection.header}"
-            body = encode(self.output, found, task, title, lambda: self._report(found))
-        media_type, filename = MEDIA_TYPES[self.output]
-        headers = {
-            "Locum-Model": str(selection.offered),
-            "Locum-Graph": session.digest,
-            "Locum-Personalization": selection.header,
-            "Locum-Labels": label_header(task),
-            "Locum-Warnings": str(len(found.warnings)),
+        return self._answer(data)
+
+    @abstractmethod
+    def _answer(self, data: bytes) -> Answer: ...
+
+    def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:  # noqa: ARG002 - for subclasses
+        obey_guard(self.options, warnings, self.selection.manifest.task.name)
+
+    def _headers(self, warnings: Sequence[str], filename: str) -> dict[str, str]:
+        return {
+            "Locum-Model": str(self.selection.offered),
+            "Locum-Graph": self.session.digest,
+            "Locum-Personalization": self.selection.header,
+            "Locum-Warnings": str(len(warnings)),
             "Server-Timing": self.watch.header(),
             "Content-Disposition": f'inline; filename="{filename}"',
             "Cache-Control": "no-store",
         }
-        return Answer(body, media_type, headers)
 
-    def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
-        self.output = choose_output(self.options.output, scan)
-        obey_guard(self.options, warnings, self.selection.manifest.task.name)
-
-    def _report(self, found: Segmentation) -> SegmentationReport:
+    def _receipt(self, **options: str) -> Receipt:
+        """With `options` in place of what the request left open."""
         selection = self.selection
-        receipt = Receipt(
+        return Receipt(
             request=self.request_id,
             input_sha256=self.input_sha256,
             input_bytes=self._size,
@@ -107,24 +107,20 @@ class Answering:
             personalization=selection.personalization,
             site=selection.site,
             why=selection.why,
-            options={**self.options.model_dump(), "output": self.output},
+            options={**self.options.model_dump(), **options},
             provider=self.session.provider,
             **software(),
         )
-        return SegmentationReport(
-            labels=measure(found, selection.manifest.task),
-            uncertainty=found.uncertainty,
-            warnings=list(found.warnings),
-            shape=list(found.classes.shape),
-            timing_ms={name: round(duration, 3) for name, duration in self.watch.stages.items()},
-            receipt=receipt,
-        )
+
+    def _timing(self) -> dict[str, float]:
+        return {name: round(duration, 3) for name, duration in self.watch.stages.items()}
 
 
 def answer_upload(
+    kind: type[Answering[Options]],
     context: Context,
     request_id: str,
-    options: SegmentOptions,
+    options: Options,
     selection: Selection,
     upload: Upload,
     watch: Stopwatch,
@@ -135,7 +131,7 @@ def answer_upload(
         session = context.sessions.get(graph, lambda: selection.model.read(GRAPH))
     with watch.stage("read"):
         data = upload.read()
-    answer = Answering(
+    answer = kind(
         request_id=request_id,
         options=options,
         selection=selection,

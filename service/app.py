@@ -32,6 +32,7 @@ from service.readiness import Readiness
 from service.routes import (
     adaptations,
     cards,
+    classify,
     cohorts,
     health,
     hospitals,
@@ -47,7 +48,8 @@ from service.spool import prepare_spool
 from service.verification import Verifier
 
 DESCRIPTION = """\
-Segments scans with models that a federation of hospitals trained, personalized to the hospital that asks.
+Segments and classifies scans with models that a federation of hospitals trained, personalized to the
+hospital that asks.
 
 Every refusal is a problem (RFC 9457, `application/problem+json`). Every answer carries `Locum-Request`, the
 id to ask about it with. **For research use only: no answer of this service is a diagnosis.**
@@ -82,7 +84,19 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     # Set by whoever runs the server, before it waits for the last answers.
     app.state.closing = threading.Event()
-    for routes in (segment, models, hospitals, serving, cohorts, adaptations, jobs, cards, health, metrics):
+    for routes in (
+        segment,
+        classify,
+        models,
+        hospitals,
+        serving,
+        cohorts,
+        adaptations,
+        jobs,
+        cards,
+        health,
+        metrics,
+    ):
         app.include_router(routes.router)
     refusals.install(app)
     app.add_middleware(Observe, metrics=measured)

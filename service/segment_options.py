@@ -1,72 +1,25 @@
-"""The text fields of `POST /segment`, read from a form that is streamed past the framework."""
+"""The text fields of `POST /segment`."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from service.answers import Output
-from service.problems import Problem
-from service.routes.parameters import HOSPITAL_ID
+from service.scan_options import ScanOptions
 from service.selection import Personalization
 
 
-class SegmentOptions(BaseModel):
-    """How a scan is to be segmented. An empty field counts as left out."""
+class SegmentOptions(ScanOptions):
+    """How a scan is to be segmented."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    model: str | None = Field(
-        None,
-        max_length=256,
-        description="`name`, `name@3` or `name@sha256:…`; may be left out when one model is offered.",
-    )
-    hospital: str | None = Field(
-        None,
-        pattern=HOSPITAL_ID,
-        description="Who asks. Decides the version (by assignment) and, for a member, the personalization.",
-    )
     personalization: Personalization | Literal["scan"] = Field(
         "auto",
         description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
         "member model of its site, else the global model. `hospital`: the first of these, or a refusal. "
         "`scan`: one adapted to this scan alone, by a job.",
     )
-    site: str | None = Field(
-        None, max_length=256, description="With `member`: which site; the hospital's own by default."
-    )
     output: Output | None = Field(
         None, description="`nifti` is the default for a volume, `png` for an image."
     )
-    guard: Literal["warn", "refuse"] = Field(
-        "warn", description="What happens to a scan that does not look like the task: a warning, or a 422."
-    )
-
-
-def read_options(fields: dict[str, str]) -> SegmentOptions:
-    """Check the form's text fields. Raises Problem 422 naming every field that is wrong."""
-    try:
-        return SegmentOptions.model_validate({name: value for name, value in fields.items() if value != ""})
-    except ValidationError as error:
-        known = ", ".join(SegmentOptions.model_fields)
-        entries = []
-        for item in error.errors(include_input=False, include_url=False):
-            unknown = item["type"] == "extra_forbidden"
-            entries.append(
-                {
-                    # The name of an unknown field is the client's own text: kept short and printable.
-                    "field": ascii(".".join(map(str, item["loc"])))[1:-1][:64],
-                    "reason": f"not a parameter; there are: {known}" if unknown else item["msg"],
-                }
-            )
-        detail = "; ".join(f"{entry['field']}: {entry['reason']}" for entry in entries)
-        raise Problem(422, "invalid-request", "The request is not valid", detail, errors=entries) from None
-
-
-def request_body() -> dict[str, Any]:
-    """The form, for the API's description."""
-    scan = {"type": "string", "format": "binary", "description": "PNG, TIFF, .nii or .nii.gz."}
-    properties = {"scan": scan, **SegmentOptions.model_json_schema()["properties"]}
-    form = {"type": "object", "required": ["scan"], "properties": properties, "additionalProperties": False}
-    return {"required": True, "content": {"multipart/form-data": {"schema": form}}}

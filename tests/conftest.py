@@ -62,3 +62,41 @@ def threshold_graph() -> Callable[..., bytes]:
         return content
 
     return build
+
+
+@pytest.fixture(scope="session")
+def mean_graph() -> Callable[..., bytes]:
+    """`mean_graph(at=0.5)`: the onnx file of a two-class classifier by an image's mean m over its channels.
+
+    logits = (0, 8 (m - at)), so p(second class) = sigmoid(8 (m - at)).
+    """
+
+    import onnx
+    from onnx import TensorProto, helper
+
+    def build(at: float = 0.5, slope: float = 8.0, channels: int = 1) -> bytes:
+        initializers = [
+            helper.make_tensor("axes", TensorProto.INT64, [3], [1, 2, 3]),
+            helper.make_tensor("w", TensorProto.FLOAT, [1, 2], [0.0, slope]),
+            helper.make_tensor("b", TensorProto.FLOAT, [2], [0.0, -slope * at]),
+            helper.make_tensor("shape", TensorProto.INT64, [2], [-1, 1]),
+        ]
+        nodes = [
+            helper.make_node("ReduceMean", ["image", "axes"], ["mean"], keepdims=0),
+            helper.make_node("Reshape", ["mean", "shape"], ["column"]),
+            helper.make_node("Gemm", ["column", "w", "b"], ["logits"]),
+            helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+        ]
+        graph = helper.make_graph(
+            nodes,
+            "mean",
+            [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["B", channels, "H", "W"])],
+            [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["B", 2])],
+            initializers,
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+        onnx.checker.check_model(model)
+        content: bytes = model.SerializeToString()
+        return content
+
+    return build

@@ -20,13 +20,13 @@ from service.adaptation.device import device_of
 from service.adaptation.outcome import Outcome
 from service.adaptation.pictures import load
 from service.adaptation.space import LoadedSpace, load_space
-from service.answering import Answering
 from service.errors import AdaptationRefused
 from service.inference.pipeline import Stopwatch
 from service.jobs.folder import StoredResult
 from service.receipts import ModelReceipt
 from service.scan_limits import scan_limits
 from service.segment_options import SegmentOptions
+from service.segmenting import Segmenting
 from service.selection import Selection
 
 
@@ -44,7 +44,7 @@ def run_scan(attempt: Attempt) -> Outcome:
     with watch.stage("adapt"):
         adaptation, graph = _adapted_graph(attempt, loaded, slices)
     attempt.enter("segmenting")
-    answer = Answering(
+    answer = Segmenting(
         request_id=attempt.job.request_id or attempt.job.id,
         options=options,
         selection=Selection(

@@ -70,7 +70,7 @@ class Admission:
             503,
             "busy",
             "Every slot is taken",
-            f"{self.running} scans are being segmented and {self.waiting} are waiting, which is the limit "
+            f"{self.running} scans are being worked on and {self.waiting} are waiting, which is the limit "
             f"here; send the scan again in {seconds} s.",
             {"Retry-After": str(seconds)},
             retry_after=seconds,

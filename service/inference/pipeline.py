@@ -1,6 +1,6 @@
 """One scan through one network: decode, prepare, guard, run, restore. Synchronous: for a worker thread.
 
-Every step is a function of the bytes, the task and the graph, so the same scan gets the same mask again.
+Every step is a function of the bytes, the task and the graph, so the same scan gets the same answer again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from model_store.errors import ArtefactDamaged
 from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest
-from model_store.preprocessing import Geometry, Restorer, prepare
+from model_store.preprocessing import Geometry, Prepared, Restorer, prepare
 from model_store.scan import Limits, Scan, decode
 from service.inference.sessions import Session
 from service.inference.uncertainty import Uncertainty
@@ -47,6 +47,15 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """A scan as it was decoded, what the network is to see of it, and what the guard says to it."""
+
+    scan: Scan
+    prepared: Prepared
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Segmentation:
     """`classes`: uint8 class indices on the scan's own grid, [H, W] or [I, J, K]."""
 
@@ -57,27 +66,17 @@ class Segmentation:
     warnings: tuple[str, ...]
 
 
-def segment(
-    data: bytes,
-    manifest: ModelManifest,
-    session: Session,
-    limits: Limits,
-    watch: Stopwatch,
-    before_running: Callable[[Scan, tuple[str, ...]], None],
-) -> Segmentation:
-    """Segment the scan in `data` (the bytes of a file).
+# Called with the decoded scan and the guard's warnings, before anything is run; it refuses by raising.
+BeforeRunning = Callable[[Scan, tuple[str, ...]], None]
 
-    Args:
-        data: PNG, TIFF or NIfTI, told by its content.
-        manifest: of the network in `session`.
-        session: the loaded graph.
-        limits: what a scan may cost.
-        watch: receives the time of every stage.
-        before_running: called with the decoded scan and the guard's warnings; it refuses by raising.
 
-    Raises:
-        ScanError: the scan cannot be read or does not fit the task.
-        ArtefactDamaged: the network gives no probabilities for it.
+def read(
+    data: bytes, manifest: ModelManifest, limits: Limits, watch: Stopwatch, before_running: BeforeRunning
+) -> Reading:
+    """Decode `data` (the bytes of a file: PNG, TIFF or NIfTI, told by its content), prepare it for the task
+    of `manifest`, and hold it against the scans of its training.
+
+    Raises ScanError for a scan that cannot be read or does not fit the task, and what `before_running` does.
     """
     with watch.stage("decode"):
         scan = decode(data, limits)
@@ -86,17 +85,51 @@ def segment(
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
     before_running(scan, warnings)
-    restorer, uncertainty = Restorer(prepared.geometry), Uncertainty()
-    for start in range(0, len(prepared.slices), BATCH):
+    return Reading(scan, prepared, warnings)
+
+
+def run(reading: Reading, session: Session, watch: Stopwatch) -> Iterator[NDArray[np.float32]]:
+    """The network's probabilities of the slices in order, at most BATCH at a time: [S, K, …]."""
+    slices = reading.prepared.slices
+    for start in range(0, len(slices), BATCH):
         with watch.stage("inference"):
-            probabilities = session.run(prepared.slices[start : start + BATCH])
+            probabilities = session.run(slices[start : start + BATCH])
+        yield probabilities
+
+
+def segment(
+    data: bytes,
+    manifest: ModelManifest,
+    session: Session,
+    limits: Limits,
+    watch: Stopwatch,
+    before_running: BeforeRunning,
+) -> Segmentation:
+    """Segment the scan in `data`.
+
+    Args:
+        data: the bytes of a file.
+        manifest: of the network in `session`.
+        session: the loaded graph.
+        limits: what a scan may cost.
+        watch: receives the time of every stage.
+        before_running: see above.
+
+    Raises:
+        ScanError: the scan cannot be read or does not fit the task.
+        ArtefactDamaged: the network gives no probabilities for it.
+    """
+    reading = read(data, manifest, limits, watch, before_running)
+    geometry = reading.prepared.geometry
+    restorer, uncertainty = Restorer(geometry), Uncertainty()
+    for probabilities in run(reading, session, watch):
         with watch.stage("uncertainty"):
             uncertainty.add(probabilities)
         with watch.stage("restore"):
             _add(restorer, probabilities, session.digest)
     with watch.stage("restore"):
         classes = restorer.finish()
-    return Segmentation(scan, prepared.geometry, classes, uncertainty.value, warnings)
+    return Segmentation(reading.scan, geometry, classes, uncertainty.value, reading.warnings)
 
 
 def _add(restorer: Restorer, probabilities: NDArray[np.float32], graph: str) -> None:

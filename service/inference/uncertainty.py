@@ -9,6 +9,13 @@ from numpy.typing import NDArray
 _FLOOR = np.float32(1e-7)
 
 
+def entropy(probabilities_K: NDArray[np.floating]) -> float:
+    """Normalised entropy of one distribution: -sum_k p_k log p_k / log K, from 0 (certain) to 1 (no idea)."""
+    p = np.maximum(probabilities_K.astype(np.float64), _FLOOR)
+    value = -float((p * np.log(p)).sum()) / float(np.log(len(p)))
+    return min(1.0, max(0.0, value))
+
+
 class Uncertainty:
     """Mean normalised entropy of the class probabilities, weighted by the probability of foreground. 0 to 1.
 

@@ -6,7 +6,6 @@ from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Request
-from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from service.answering import answer_upload
@@ -15,46 +14,35 @@ from service.context import Context, InContext
 from service.inference.pipeline import Stopwatch
 from service.jobs import records
 from service.jobs.folder import JobFolder
-from service.multipart import malformed
 from service.preferences import preferred_wait
 from service.problems import problem_responses
+from service.routes.headers import ANSWER_HEADERS, described_headers
 from service.routes.job_views import JobView, view
 from service.routes.jobs import get_result
 from service.scan_jobs import ScanRequest, wait_for
-from service.segment_options import read_options, request_body
-from service.selection import resolve
-from service.uploads import UploadLimits, receive
+from service.scan_options import read_options, request_body
+from service.scan_requests import answer_now, receive_scan, require_kind, scan_in
+from service.segment_options import SegmentOptions
+from service.segmenting import Segmenting
+from service.selection import Selection, resolve
 
 router = APIRouter(tags=["segmentation"])
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_HEADERS = {
-    "Locum-Request": "Id of this request.",
-    "Locum-Model": "`name@version` that was asked for.",
-    "Locum-Graph": "sha256 of the onnx graph that answered.",
-    "Locum-Personalization": "Whose network it was: `global`, `member; site=CS`, `hospital; hospital=dune` "
-    "or `scan`.",
-    "Locum-Labels": "JSON: mask value -> labels it stands for.",
-    "Locum-Warnings": "How many warnings the guard has; output=json lists them.",
-    "Server-Timing": "Milliseconds per stage.",
-}
+_HEADERS = {**ANSWER_HEADERS, "Locum-Labels": "JSON: mask value -> labels it stands for."}
 _APPLIED = {"Preference-Applied": "`wait=N`, when the request asked for it."}
-
-
-def _headers(described: dict[str, str]) -> dict[str, Any]:
-    return {name: {"description": text, "schema": {"type": "string"}} for name, text in described.items()}
 
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
         "description": "The mask, a picture of it, or a report, as `output` says. For research use only.",
-        "headers": _headers({**_HEADERS, **_APPLIED}),
+        "headers": described_headers({**_HEADERS, **_APPLIED}),
         "model": SegmentationReport,
         "content": {"application/gzip": _BINARY, "image/png": _BINARY},
     },
     202: {
         "description": "`personalization=scan`: the job that will have the mask as its result.",
-        "headers": _headers({"Location": "The job.", **_APPLIED}),
+        "headers": described_headers({"Location": "The job.", **_APPLIED}),
         "model": JobView,
     },
 }
@@ -70,7 +58,7 @@ Prefer = Annotated[
     "/segment",
     response_class=Response,
     responses={**_ANSWERS, **problem_responses(404, 408, 409, 410, 413, 415, 422, 503, 507)},
-    openapi_extra={"requestBody": request_body()},
+    openapi_extra={"requestBody": request_body(SegmentOptions)},
 )
 async def segment_scan(request: Request, context: InContext, prefer: Prefer = None) -> Response:
     """Segment one scan.
@@ -81,33 +69,23 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
     With `personalization=scan` a job adapts a model to this scan first. Its result is the mask.
     """
     watch = Stopwatch()
-    with watch.stage("receive"):
-        limits = UploadLimits(context.settings.max_upload_bytes)
-        form = await receive(request, context.settings.spool, limits, admit=context.admission.refuse_if_full)
-    with form:
-        options = read_options(form.fields)
-        scan = form.files.get("scan")
-        if scan is None:
-            raise malformed("the field 'scan' with the scan's file is missing")
+    request_id = request.state.request_id
+    with await receive_scan(request, context, watch) as form:
+        options = read_options(SegmentOptions, form.fields)
+        scan = scan_in(form)
         if options.personalization != "scan":
-            with watch.stage("select"):
-                selection = await to_thread.run_sync(
-                    resolve,
-                    context,
-                    options.model,
-                    options.hospital,
-                    options.personalization,
-                    options.site,
-                )
-            async with context.admission.slot() as waited:
-                watch.stages["wait"] = waited * 1000
-                if await request.is_disconnected():
-                    raise ClientDisconnect
-                request_id = request.state.request_id
-                return await to_thread.run_sync(
-                    answer_upload, context, request_id, options, selection, scan, watch
-                )
-        job_id = await ScanRequest(context, request.state.request_id, options, scan).submit()
+            whose = options.personalization
+
+            def select() -> Selection:
+                selection = resolve(context, options.model, options.hospital, whose, options.site)
+                require_kind(selection.offered, Segmenting.KIND)
+                return selection
+
+            def answer(selection: Selection) -> Response:
+                return answer_upload(Segmenting, context, request_id, options, selection, scan, watch)
+
+            return await answer_now(request, context, watch, select, answer)
+        job_id = await ScanRequest(context, request_id, options, scan).submit()
     wait = preferred_wait(prefer or (), context.settings.max_wait_seconds)
     job = await wait_for(request, context, job_id, wait or 0)
     over = job.state in records.TERMINAL

@@ -15,7 +15,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import httpx
 import nibabel as nib
@@ -27,8 +29,9 @@ from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, Network
 from model_store.store import Store
 from model_store.task import Normalisation, Task
 
-MUTATIONS = 300
+MUTATIONS = 450
 MEBIBYTE = 2**20
+MODELS = {"/segment": "bright", "/classify": "dark"}
 # What the server may use at most. It needs some 150 MiB when idle; a scan may decompress to 64 MiB here.
 PEAK = 700 * MEBIBYTE
 
@@ -41,12 +44,15 @@ class Server:
     port: int
     client: httpx.Client
 
-    def post(self, body: bytes) -> httpx.Response:
+    def post(self, route: str, body: bytes) -> httpx.Response:
         kind = {"content-type": "multipart/form-data; boundary=b"}
-        return self.client.post("/segment", content=body, headers=kind)
+        return self.client.post(route, content=body, headers=kind)
+
+    def send(self, route: str, scan: bytes) -> httpx.Response:
+        return self.client.post(route, files={"scan": ("a", scan)}, data={"model": MODELS[route]})
 
     def segment(self, scan: bytes) -> httpx.Response:
-        return self.client.post("/segment", files={"scan": ("a", scan)})
+        return self.send("/segment", scan)
 
     def peak_memory(self) -> int:
         """Bytes that were resident at most."""
@@ -104,23 +110,24 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, threshold_graph: Callable[..., bytes]) -> Path:
-    """With a store that offers one model."""
-    task = Task(
-        name="bright",
-        labels={"bright": (1,)},
-        colour="luminance",
-        normalisation=Normalisation(method="none"),
-        size=(32, 32),
-    )
-    manifest = ModelManifest(
-        name="bright",
-        task=task,
-        network=NetworkSpec(name="threshold", arguments={}),
-        lineage=Lineage(method="by-hand", run="test", sites=(), rounds=0, seed=0),
-    )
-    graph = threshold_graph(at=100, slope=0.5)
-    Store(tmp_path / "store").publish(manifest, {WEIGHTS: b"none", GRAPH: graph})
+def folder(tmp_path: Path, threshold_graph: Callable[..., bytes], mean_graph: Callable[..., bytes]) -> Path:
+    """With a store that offers a model for each route."""
+    same: dict[str, Any] = {"colour": "luminance", "normalisation": Normalisation(method="none")}
+    tasks = {
+        "bright": Task(name="bright", labels={"bright": (1,)}, size=(32, 32), **same),
+        "dark": Task(
+            name="dark", kind="classification", class_names=("dark", "bright"), size=(28, 28), **same
+        ),
+    }
+    graphs = {"bright": threshold_graph(at=100, slope=0.5), "dark": mean_graph(at=100, slope=0.1)}
+    for name, task in tasks.items():
+        manifest = ModelManifest(
+            name=name,
+            task=task,
+            network=NetworkSpec(name="by-hand", arguments={}),
+            lineage=Lineage(method="by-hand", run="test", sites=(), rounds=0, seed=0),
+        )
+        Store(tmp_path / "store").publish(manifest, {WEIGHTS: b"none", GRAPH: graphs[name]})
     return tmp_path
 
 
@@ -170,25 +177,28 @@ def damage(data: bytes, chance: random.Random) -> bytes:
     return bytes(content)
 
 
-def form_of(scan: bytes) -> bytes:
-    head = b'--b\r\nContent-Disposition: form-data; name="scan"; filename="a"\r\n\r\n'
-    field = b'\r\n--b\r\nContent-Disposition: form-data; name="output"\r\n\r\njson\r\n--b--\r\n'
-    return head + scan + field
+def form_of(route: str, scan: bytes) -> bytes:
+    content = b'--b\r\nContent-Disposition: form-data; name="scan"; filename="a"\r\n\r\n' + scan
+    fields = {"model": MODELS[route]} | ({"output": "json"} if route == "/segment" else {})
+    for name, value in fields.items():
+        content += f'\r\n--b\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}'.encode()
+    return content + b"\r\n--b--\r\n"
 
 
 def test_random_damage_never_gets_a_5xx_a_hang_or_the_memory(folder: Path) -> None:
     chance = random.Random(20)
     scans = good_scans()
     with running(folder) as server:
-        for scan in scans:
-            assert server.segment(scan).status_code == 200
+        for scan, route in product(scans, MODELS):
+            assert server.send(route, scan).status_code == 200
         seen: dict[int, int] = {}
         for number in range(MUTATIONS):
-            if number % 6 == 5:
-                body = damage(form_of(chance.choice(scans)), chance)
+            route = "/classify" if number % 3 == 2 else "/segment"
+            if number % 5 == 4:
+                body = damage(form_of(route, chance.choice(scans)), chance)
             else:
-                body = form_of(damage(chance.choice(scans), chance))
-            response = server.post(body)
+                body = form_of(route, damage(chance.choice(scans), chance))
+            response = server.post(route, body)
             assert response.status_code == 200 or 400 <= response.status_code < 500, (
                 number,
                 response.status_code,
@@ -201,8 +211,8 @@ def test_random_damage_never_gets_a_5xx_a_hang_or_the_memory(folder: Path) -> No
         # The damage was real, and not all of it was fatal.
         assert seen[422] > MUTATIONS / 3
         assert seen[200] > 0
-        for scan in scans:
-            assert server.segment(scan).status_code == 200
+        for scan, route in product(scans, MODELS):
+            assert server.send(route, scan).status_code == 200
         assert server.peak_memory() < PEAK
         assert not list((folder / "state" / "spool").iterdir())
 

@@ -43,6 +43,16 @@ BRIGHT = Task(
 )
 
 
+DARK = Task(
+    name="dark",
+    kind="classification",
+    class_names=("dark", "bright"),
+    normalisation=Normalisation(method="none"),
+    size=(28, 28),
+    colour="luminance",
+)
+
+
 @dataclass
 class Api:
     """A running API and a client of it."""
@@ -62,7 +72,13 @@ class Api:
         return Store(self.settings.store)
 
     def segment(self, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
-        return self.client.post("/segment", files={"scan": (name, scan)}, data=fields)
+        return self.send("/segment", scan, name=name, **fields)
+
+    def classify(self, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
+        return self.send("/classify", scan, name=name, **fields)
+
+    def send(self, route: str, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
+        return self.client.post(route, files={"scan": (name, scan)}, data=fields)
 
 
 @contextmanager
@@ -119,6 +135,29 @@ def publish_bright(threshold_graph: Callable[..., bytes]) -> Callable[..., Artef
             }
         )
         graph = threshold_graph(at=at, slope=0.5)
+        return Store(root).publish(manifest, {WEIGHTS: b"none", GRAPH: graph})
+
+    return publish
+
+
+@pytest.fixture(scope="session")
+def publish_dark(mean_graph: Callable[..., bytes]) -> Callable[..., Artefact]:
+    """`publish_dark(root, name="dark", at=100, **manifest)`: a classifier of images by their mean intensity.
+
+    p(bright) = sigmoid(0.1 (mean - at)).
+    """
+
+    def publish(root: Path, name: str = "dark", at: float = THRESHOLD, **fields: object) -> Artefact:
+        manifest = ModelManifest(
+            **{  # type: ignore[arg-type]
+                "name": name,
+                "task": DARK,
+                "network": NetworkSpec(name="mean", arguments={"at": at}),
+                "lineage": Lineage(method="by-hand", run="test", sites=(), rounds=0, seed=0),
+                **fields,
+            }
+        )
+        graph = mean_graph(at=at, slope=0.1, channels=manifest.task.in_channels)
         return Store(root).publish(manifest, {WEIGHTS: b"none", GRAPH: graph})
 
     return publish

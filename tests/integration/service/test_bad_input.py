@@ -7,6 +7,8 @@ import io
 import struct
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,27 @@ def api(start: Any, tmp_path_factory: pytest.TempPathFactory, publish_bright: An
     root = tmp_path_factory.mktemp("store")
     publish_bright(root)
     return start(root)
+
+
+@dataclass(frozen=True)
+class Route:
+    """A route for scans, of an API that offers one model for it."""
+
+    path: str
+    api: Any
+
+    def send(self, scan: bytes, **fields: str) -> httpx.Response:
+        response: httpx.Response = self.api.send(self.path, scan, **fields)
+        return response
+
+
+@pytest.fixture(scope="module", params=["/segment", "/classify"])
+def route(request: Any, start: Any, api: Any, tmp_path_factory: Any, publish_dark: Any) -> Route:
+    if request.param == "/segment":
+        return Route(request.param, api)
+    root = tmp_path_factory.mktemp("store")
+    publish_dark(root)
+    return Route(request.param, start(root))
 
 
 @pytest.fixture(scope="module")
@@ -132,10 +155,15 @@ BAD: dict[str, tuple[Callable[[], bytes], set[int]]] = {
 }
 
 
+@cache
+def bad(name: str) -> bytes:
+    return BAD[name][0]()
+
+
 @pytest.mark.parametrize("name", BAD)
-def test_bad_input_is_a_4xx_problem_with_a_reason(api: Any, name: str) -> None:
-    build, statuses = BAD[name]
-    response = api.segment(build())
+def test_bad_input_is_a_4xx_problem_with_a_reason(route: Route, name: str) -> None:
+    _, statuses = BAD[name]
+    response = route.send(bad(name))
     assert response.status_code in statuses, response.text
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
@@ -144,10 +172,10 @@ def test_bad_input_is_a_4xx_problem_with_a_reason(api: Any, name: str) -> None:
     assert "Traceback" not in response.text
 
 
-def test_an_upload_beyond_the_limit_is_413(start: Any, api: Any) -> None:
-    small = start(api.settings.store, max_upload_bytes=len(GOOD))
-    assert small.segment(GOOD).status_code == 200
-    response = small.segment(GOOD + b"\0")
+def test_an_upload_beyond_the_limit_is_413(start: Any, route: Route) -> None:
+    small = start(route.api.settings.store, max_upload_bytes=len(GOOD))
+    assert small.send(route.path, GOOD).status_code == 200
+    response = small.send(route.path, GOOD + b"\0")
     assert (response.status_code, response.json()["type"]) == (413, "urn:locum:problem:upload-too-large")
 
 
@@ -164,11 +192,12 @@ def test_an_upload_beyond_the_limit_is_413(start: Any, api: Any) -> None:
         "upload-x; rm -rf",
     ],
 )
-def test_a_files_name_means_nothing(api: Any, name: str) -> None:
-    before = set(api.settings.state_dir.rglob("*"))
-    assert api.segment(GOOD, name=name).status_code == 200
-    assert set(api.settings.state_dir.rglob("*")) == before
-    assert not list(Path(api.settings.spool).iterdir())
+def test_a_files_name_means_nothing(route: Route, name: str) -> None:
+    settings = route.api.settings
+    before = set(settings.state_dir.rglob("*"))
+    assert route.send(GOOD, name=name).status_code == 200
+    assert set(settings.state_dir.rglob("*")) == before
+    assert not list(Path(settings.spool).iterdir())
 
 
 @pytest.mark.parametrize(
@@ -184,8 +213,8 @@ def test_a_files_name_means_nothing(api: Any, name: str) -> None:
         (b"x", "multipart/form-data; boundary=" + "y" * 5000, 415),
     ],
 )
-def test_a_broken_form_is_a_problem(api: Any, content: bytes, kind: str, status: int) -> None:
-    response = api.client.post("/segment", content=content, headers={"content-type": kind})
+def test_a_broken_form_is_a_problem(route: Route, content: bytes, kind: str, status: int) -> None:
+    response = route.api.client.post(route.path, content=content, headers={"content-type": kind})
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
 

@@ -43,6 +43,7 @@ def test_every_path_of_the_api_is_there(document: dict[str, Any]) -> None:
     }
     assert found == {
         ("POST", "/segment"),
+        ("POST", "/classify"),
         ("GET", "/models"),
         ("GET", "/models/{model}"),
         ("GET", "/models/{model}/versions/{version}"),
@@ -83,11 +84,13 @@ def test_every_refusal_is_described_as_a_problem(document: dict[str, Any]) -> No
     assert "HTTPValidationError" not in document["components"]["schemas"]
 
 
-def test_the_form_of_a_scan_is_described(document: dict[str, Any]) -> None:
-    body = document["paths"]["/segment"]["post"]["requestBody"]
+@pytest.mark.parametrize(("path", "own"), [("/segment", {"output"}), ("/classify", set())])
+def test_the_form_of_a_scan_is_described(document: dict[str, Any], path: str, own: set[str]) -> None:
+    body = document["paths"][path]["post"]["requestBody"]
     form = body["content"]["multipart/form-data"]["schema"]
     assert form["required"] == ["scan"]
-    assert {"scan", "model", "hospital", "personalization", "site", "output"} <= set(form["properties"])
+    shared = {"scan", "model", "hospital", "personalization", "site", "guard"}
+    assert set(form["properties"]) == shared | own
 
 
 def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:

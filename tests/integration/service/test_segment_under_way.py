@@ -63,22 +63,30 @@ def open_spool_files(api: Any) -> list[str]:
     ]
 
 
+@pytest.mark.parametrize("route", ["/segment", "/classify"])
 def test_beyond_the_queue_it_is_503_and_afterwards_it_works_again(
-    start: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
+    start: Any,
+    tmp_path: Path,
+    publish_bright: Any,
+    publish_dark: Any,
+    make_png: Callable[..., bytes],
+    picture: NDArray[np.uint8],
+    route: str,
 ) -> None:
-    api = start(store, inference_slots=1, inference_queue=1)
+    {"/segment": publish_bright, "/classify": publish_dark}[route](tmp_path)
+    api = start(tmp_path, inference_slots=1, inference_queue=1)
     scan = make_png(picture)
     with ThreadPoolExecutor(1) as pool:
         with slots_taken(api):
-            waiting = pool.submit(api.segment, scan)
+            waiting = pool.submit(api.send, route, scan)
             wait_until(lambda: api.context.admission.waiting == 1)
-            refused = api.segment(scan)
+            refused = api.send(route, scan)
             assert refused.status_code == 503
             assert refused.json()["type"] == "urn:locum:problem:busy"
             assert int(refused.headers["retry-after"]) >= 1
             assert api.client.get("/health/live").status_code == 200
         assert waiting.result(30).status_code == 200
-    assert api.segment(scan).status_code == 200
+    assert api.send(route, scan).status_code == 200
 
 
 def test_many_at_once_are_all_answered_and_load_the_network_once(

@@ -1,0 +1,70 @@
+"""One scan through one classifier: decode, prepare, guard, run, sum up. Synchronous: for a worker thread.
+
+A network sees slices, as it did in training, where each slice of a volume counted as an image of its class.
+A volume's probabilities are the mean over its slices, and every slice's own are told beside them: a finding
+that shows in a few slices only is lost in a mean.
+
+Legend: S slices (1 of an image), K classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.errors import ArtefactDamaged
+from model_store.manifest import ModelManifest
+from model_store.scan import Limits, Scan
+from service.inference.pipeline import BeforeRunning, Stopwatch, read, run
+from service.inference.sessions import Session
+
+# Of the sum of a slice's probabilities, from 1: float32, and half precision on a GPU.
+_TOLERANCE = 0.01
+
+
+@dataclass(frozen=True)
+class Classification:
+    """`probabilities` float64 [S, K]: each slice's class probabilities, along the task's plane in order."""
+
+    scan: Scan
+    probabilities: NDArray[np.float64]
+    warnings: tuple[str, ...]
+
+    @property
+    def mean(self) -> NDArray[np.float64]:
+        """[K]: the scan's class probabilities."""
+        mean: NDArray[np.float64] = self.probabilities.mean(axis=0)
+        return mean
+
+
+def classify(
+    data: bytes,
+    manifest: ModelManifest,
+    session: Session,
+    limits: Limits,
+    watch: Stopwatch,
+    before_running: BeforeRunning,
+) -> Classification:
+    """Classify the scan in `data`; arguments as of `pipeline.segment`.
+
+    Raises:
+        ScanError: the scan cannot be read or does not fit the task.
+        ArtefactDamaged: the network gives no probabilities for it.
+    """
+    reading = read(data, manifest, limits, watch, before_running)
+    parts = list(run(reading, session, watch))
+    expected = len(manifest.task.classes)
+    for part in parts:
+        if part.ndim != 2 or part.shape[1] != expected:
+            raise _damaged(session, f"expected probabilities [S, {expected}], found {list(part.shape)}")
+    probabilities = np.concatenate(parts).astype(np.float64)
+    # A NaN is in no range.
+    if not (probabilities >= 0).all() or not (abs(probabilities.sum(axis=1) - 1) <= _TOLERANCE).all():
+        raise _damaged(session, "expected probabilities that add up to 1, found others")
+    return Classification(reading.scan, probabilities, reading.warnings)
+
+
+def _damaged(session: Session, what: str) -> ArtefactDamaged:
+    return ArtefactDamaged(f"graph {session.digest}: {what}; withdraw the model or publish it again")

@@ -1,0 +1,57 @@
+"""`POST /classify`: a scan in, class probabilities out."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.answering import answer_upload
+from service.classify_options import ClassifyOptions
+from service.classifying import ClassificationReport, Classifying
+from service.context import InContext
+from service.inference.pipeline import Stopwatch
+from service.problems import problem_responses
+from service.routes.headers import ANSWER_HEADERS, described_headers
+from service.scan_options import read_options, request_body
+from service.scan_requests import answer_now, receive_scan, require_kind, scan_in
+from service.selection import Selection, resolve
+
+router = APIRouter(tags=["classification"])
+
+
+@router.post(
+    "/classify",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "How likely each class is. For research use only.",
+            "headers": described_headers(ANSWER_HEADERS),
+            "model": ClassificationReport,
+        },
+        **problem_responses(404, 408, 410, 413, 415, 422, 503, 507),
+    },
+    openapi_extra={"requestBody": request_body(ClassifyOptions)},
+)
+async def classify_scan(request: Request, context: InContext) -> Response:
+    """Classify one scan.
+
+    The scan is deleted once it is answered. A volume is sliced along the task's plane, however its axes are
+    stored; its probabilities are the mean over its slices, whose own are told beside them.
+    """
+    watch = Stopwatch()
+    request_id = request.state.request_id
+    with await receive_scan(request, context, watch) as form:
+        options = read_options(ClassifyOptions, form.fields)
+        scan = scan_in(form)
+
+        def select() -> Selection:
+            selection = resolve(
+                context, options.model, options.hospital, options.personalization, options.site
+            )
+            require_kind(selection.offered, Classifying.KIND)
+            return selection
+
+        def answer(selection: Selection) -> Response:
+            return answer_upload(Classifying, context, request_id, options, selection, scan, watch)
+
+        return await answer_now(request, context, watch, select, answer)

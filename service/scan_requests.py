@@ -1,0 +1,86 @@
+"""A request with one scan, from its body to its answer: what the routes for scans do alike.
+
+with await receive_scan(request, context, watch) as form:
+    scan = scan_in(form)
+    return await answer_now(request, context, watch, select, answer)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from anyio import to_thread
+from fastapi import Request
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+
+from model_store.artefact import Artefact
+from model_store.task import Kind
+from service.context import Context
+from service.inference.pipeline import Stopwatch
+from service.multipart import malformed
+from service.problems import Problem
+from service.selection import Selection
+from service.spool import Upload
+from service.uploads import UploadForm, UploadLimits, receive
+
+# Where scans for a task of that kind are sent, and what is done to them there.
+_ROUTES: dict[Kind, tuple[str, str]] = {
+    "segmentation": ("/segment", "segmented"),
+    "classification": ("/classify", "classified"),
+}
+
+
+async def receive_scan(request: Request, context: Context, watch: Stopwatch) -> UploadForm:
+    """The form with the scan, refused before it is read when nobody would have time for it.
+
+    Raises Problem, ClientDisconnect.
+    """
+    with watch.stage("receive"):
+        limits = UploadLimits(context.settings.max_upload_bytes)
+        return await receive(request, context.settings.spool, limits, admit=context.admission.refuse_if_full)
+
+
+def scan_in(form: UploadForm) -> Upload:
+    """The scan's file. Raises Problem 422 where it is missing."""
+    scan = form.files.get("scan")
+    if scan is None:
+        raise malformed("the field 'scan' with the scan's file is missing")
+    return scan
+
+
+def require_kind(artefact: Artefact, kind: Kind) -> None:
+    """Raises Problem 422 for a model of a task of another kind, naming the route that it belongs to."""
+    task = artefact.manifest.task
+    if task.kind == kind:
+        return
+    route, done = _ROUTES[task.kind]
+    raise Problem(
+        422,
+        "another-kind-of-task",
+        "A model for another kind of task",
+        f"Expected a model that can have a scan {_ROUTES[kind][1]}, found '{artefact}', by which one is "
+        f"{done} (task '{task.name}'): send the scan to POST {route}, or name another model.",
+        route=route,
+    )
+
+
+async def answer_now(
+    request: Request,
+    context: Context,
+    watch: Stopwatch,
+    select: Callable[[], Selection],
+    answer: Callable[[Selection], Response],
+) -> Response:
+    """Choose the network, wait for a slot and answer in it; `select` and `answer` run in threads.
+
+    Raises what they raise, Problem 503 beyond the queue, and ClientDisconnect for a client that left while it
+    waited: nobody works for it.
+    """
+    with watch.stage("select"):
+        selection = await to_thread.run_sync(select)
+    async with context.admission.slot() as waited:
+        watch.stages["wait"] = waited * 1000
+        if await request.is_disconnected():
+            raise ClientDisconnect
+        return await to_thread.run_sync(answer, selection)
