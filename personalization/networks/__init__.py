@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from personalization.networks.backbone import Backbone
 from personalization.networks.fedoap import FedOapUNet
 from personalization.networks.registry import build, initialise, names, register
 from personalization.networks.resnet import ResNet18
 from personalization.networks.unet import UNet
+from personalization.networks.vit import ViT
 
-__all__ = ["FedOapUNet", "ResNet18", "UNet", "build", "initialise", "names", "register"]
+__all__ = ["Backbone", "FedOapUNet", "ResNet18", "UNet", "ViT", "build", "initialise", "names", "register"]

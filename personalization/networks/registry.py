@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import nn
@@ -15,6 +15,14 @@ from personalization.errors import NetworkError
 NetworkType = TypeVar("NetworkType", bound=type[nn.Module])
 
 _NETWORKS: dict[str, type[nn.Module]] = {}
+
+
+@runtime_checkable
+class DrawsItself(Protocol):
+    """A module with parameters of its own that knows how they are drawn."""
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Redraw them, in place."""
 
 
 def register(name: str) -> Callable[[NetworkType], NetworkType]:
@@ -50,6 +58,13 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
     return network(**arguments)
 
 
+def check_arguments(network: str, in_channels: int, classes: int, width: int) -> None:
+    """What every network asks of its arguments. Raises NetworkError naming the network and the argument."""
+    for name, value, least in (("in_channels", in_channels, 1), ("classes", classes, 2), ("width", width, 1)):
+        if value < least:
+            raise NetworkError(f"{network}: {name} must be at least {least}, found {value}")
+
+
 def initialise(network: nn.Module, generator: torch.Generator) -> nn.Module:
     """Redraw every weight with PyTorch's default scheme, from `generator` instead of the global one.
 
@@ -69,6 +84,8 @@ def initialise(network: nn.Module, generator: torch.Generator) -> nn.Module:
                 _put(module.bias, nn.init.uniform_(bias, -bound, bound, generator=generator))
         elif isinstance(module, nn.BatchNorm2d | nn.GroupNorm | nn.LayerNorm):
             module.reset_parameters()
+        elif isinstance(module, DrawsItself):
+            module.draw(generator)
         elif any(True for _ in module.parameters(recurse=False)):
             raise NetworkError(
                 f"{path or 'network'}: no default initialisation known for {type(module).__name__}"

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from personalization.errors import NetworkError
-from personalization.networks.registry import register
+from personalization.networks.backbone import Backbone
+from personalization.networks.registry import check_arguments, register
 
 DEPTH = 4
 # Each of the four poolings halves the sides exactly once.
@@ -22,21 +23,17 @@ SIZE_MULTIPLE = 2**DEPTH
 
 
 @register("unet")
-class UNet(nn.Module):
+class UNet(Backbone):
     """U-Net with batch normalisation: four poolings, `width` channels at full resolution, 16x at the bottom.
 
     `width=32` is the paper's (7,763,074 parameters for 3 channels and 2 classes).
     """
 
+    head_path = "conv"
+
     def __init__(self, in_channels: int, classes: int, width: int = 32) -> None:
         super().__init__()
-        for name, value, least in (
-            ("in_channels", in_channels, 1),
-            ("classes", classes, 2),
-            ("width", width, 1),
-        ):
-            if value < least:
-                raise NetworkError(f"unet: {name} must be at least {least}, found {value}")
+        check_arguments("unet", in_channels, classes, width)
         self.in_channels = in_channels
         self.classes = classes
         self.width = width
@@ -58,20 +55,46 @@ class UNet(nn.Module):
 
         Raises NetworkError for another channel count or sides that are not multiples of 16.
         """
-        self._check(image_BCHW)
-        skips: list[Tensor] = []
-        features = image_BCHW
-        for level in range(1, DEPTH + 1):
-            features = self.get_submodule(f"encoder{level}")(features)
-            skips.append(features)
-            features = self.pool(features)
-        features = self.bottleneck(features)
+        logits: Tensor = self.conv(self.features(image_BCHW))
+        return logits
+
+    def features(self, image_BCHW: Tensor) -> Tensor:
+        """[B, width, H, W]: what the last convolution sees. Raises as `forward`."""
+        skips, features = self._encode(image_BCHW)
         for level in range(DEPTH, 0, -1):
             features = self.get_submodule(f"upconv{level}")(features)
             features = torch.cat((features, skips.pop()), dim=1)
             features = self.get_submodule(f"decoder{level}")(features)
-        logits: Tensor = self.conv(features)
-        return logits
+        return features
+
+    def query(self, image_BCHW: Tensor) -> Tensor:
+        """[B, 16 width]: the bottleneck's features, averaged over the image. Raises as `forward`."""
+        return self._encode(image_BCHW)[1].mean(dim=(2, 3))
+
+    @property
+    def query_width(self) -> int:
+        """16 width."""
+        return int(self.width * 2**DEPTH)
+
+    @property
+    def ssf_paths(self) -> tuple[str, ...]:
+        """Batch norms and up-convolutions. Before a batch norm, its statistics would cancel them."""
+        return tuple(
+            path
+            for path, module in self.named_modules()
+            if isinstance(module, nn.BatchNorm2d | nn.ConvTranspose2d)
+        )
+
+    def _encode(self, image: Tensor) -> tuple[list[Tensor], Tensor]:
+        """The skips, and the bottleneck's features."""
+        self._check(image)
+        skips: list[Tensor] = []
+        features = image
+        for level in range(1, DEPTH + 1):
+            features = self.get_submodule(f"encoder{level}")(features)
+            skips.append(features)
+            features = self.pool(features)
+        return skips, self.bottleneck(features)
 
     def _check(self, image: Tensor) -> None:
         shape = tuple(image.shape)

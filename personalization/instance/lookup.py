@@ -1,0 +1,47 @@
+"""Which entries of a pool an image picks: those whose keys its query is most like.
+
+Legend: B batch, M entries, C picked of them, Q width of a query.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+
+@dataclass(frozen=True)
+class Picked:
+    """`entries` int64 [B, C], the most similar first, and their cosine `similarities` [B, C]."""
+
+    entries: Tensor
+    similarities: Tensor
+
+
+def look_up(query_BQ: Tensor, keys_MQ: Tensor, top: int, penalty_M: Tensor | None = None) -> Picked:
+    """The `top` entries by cosine similarity; all of them when there are fewer.
+
+    Of equal similarities the lower entry goes first, as in onnx. A query of zero is like nothing: all its
+    similarities are 0. `penalty_M` is subtracted before choosing, and is not part of the similarities.
+    Gradients flow through the similarities into the keys, and not through the choice.
+    """
+    similarity_BM = normalize(query_BQ, dim=1) @ normalize(keys_MQ, dim=1).T
+    ranked = similarity_BM if penalty_M is None else similarity_BM - penalty_M
+    top = min(top, keys_MQ.shape[0])
+    if torch.onnx.is_in_onnx_export():
+        # onnx's TopK breaks ties this way by its definition, torch's in no defined way.
+        entries = torch.topk(ranked, top, dim=1).indices
+    else:
+        entries = torch.sort(ranked.detach(), dim=1, descending=True, stable=True).indices[:, :top]
+    return Picked(entries, similarity_BM.gather(1, entries))
+
+
+def random_entries(query_BQ: Tensor, keys_MQ: Tensor, top: int, generator: torch.Generator) -> Picked:
+    """As many entries for each image, drawn without regard to the query: the control of `look_up`."""
+    entries_M = keys_MQ.shape[0]
+    drawn = torch.rand(len(query_BQ), entries_M, generator=generator).argsort(dim=1)
+    entries = drawn[:, : min(top, entries_M)].to(query_BQ.device)
+    similarity_BM = normalize(query_BQ, dim=1) @ normalize(keys_MQ, dim=1).T
+    return Picked(entries, similarity_BM.gather(1, entries))

@@ -1,0 +1,177 @@
+"""The Vision Transformer: Dosovitskiy et al., An Image is Worth 16x16 Words, 2021; classification.
+
+Pre-norm blocks, a class token that has a position of its own, biases in the query, key and value projections,
+LayerNorm with eps 1e-6, and a head without a hidden layer. Parameter names are those under which its weights
+are commonly published as safetensors.
+
+Legend: B batch, C channels, K classes, H and W height and width, N patches, D width, J heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from personalization.errors import NetworkError
+from personalization.networks.backbone import Backbone
+from personalization.networks.registry import register
+
+_EPS = 1e-6
+_DRAWN_STD = 0.02
+
+
+@register("vit")
+class ViT(Backbone):
+    """A ViT; the defaults are ViT-B/16's, of 85,798,656 parameters without its head.
+
+    Args:
+        size: height and width of its images, multiples of `patch`: its positions belong to them.
+        heads: None is one per 64 of `width`, as in every published size.
+    """
+
+    head_path = "head"
+
+    def __init__(
+        self,
+        in_channels: int,
+        classes: int,
+        size: Sequence[int] = (224, 224),
+        patch: int = 16,
+        width: int = 768,
+        depth: int = 12,
+        heads: int | None = None,
+        mlp_ratio: int = 4,
+    ) -> None:
+        super().__init__()
+        heads = max(width // 64, 1) if heads is None else heads
+        _check(in_channels, classes, size, patch, width, depth, heads)
+        self.in_channels = in_channels
+        self.size = (int(size[0]), int(size[1]))
+        self.width = width
+        patches = (self.size[0] // patch) * (self.size[1] // patch)
+        self.patch_embed = _PatchEmbedding(in_channels, patch, width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, patches + 1, width))
+        self.blocks = nn.ModuleList(_Block(width, heads, mlp_ratio * width) for _ in range(depth))
+        self.norm = nn.LayerNorm(width, eps=_EPS)
+        self.head = nn.Linear(width, classes)
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Redraw the class token and the positions: for `initialise`."""
+        for parameter in (self.cls_token, self.pos_embed):
+            nn.init.trunc_normal_(parameter, std=_DRAWN_STD, generator=generator)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        """Logits [B, K]. Raises NetworkError for images of another size or channel count."""
+        logits: Tensor = self.head(self.features(image_BCHW))
+        return logits
+
+    def features(self, image_BCHW: Tensor) -> Tensor:
+        """[B, D]: the class token after the last norm. Raises as `forward`."""
+        if tuple(image_BCHW.shape[1:]) != (self.in_channels, *self.size):
+            raise NetworkError(
+                f"vit: expected images [B, {self.in_channels}, {self.size[0]}, {self.size[1]}], found "
+                f"{list(image_BCHW.shape)}; set such a `size` in the task, or resize the positions"
+            )
+        patches_BND = self.patch_embed(image_BCHW)
+        token = self.cls_token.expand(patches_BND.shape[0], -1, -1)
+        tokens_BTD = torch.cat((token, patches_BND), dim=1) + self.pos_embed
+        for block in self.blocks:
+            tokens_BTD = block(tokens_BTD)
+        normed: Tensor = self.norm(tokens_BTD)
+        return normed[:, 0]
+
+    def query(self, image_BCHW: Tensor) -> Tensor:
+        """[B, D]: FedIns asks with the class token."""
+        return self.features(image_BCHW)
+
+    @property
+    def query_width(self) -> int:
+        """D."""
+        return self.width
+
+    @property
+    def ssf_paths(self) -> tuple[str, ...]:
+        """Patch embedding; both norms and all four projections of every block; the last norm."""
+        inner = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
+        blocks = [f"blocks.{index}.{name}" for index in range(len(self.blocks)) for name in inner]
+        return ("patch_embed.proj", *blocks, "norm")
+
+
+class _PatchEmbedding(nn.Module):
+    """Each patch to a token, row by row."""
+
+    def __init__(self, channels: int, patch: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, kernel_size=patch, stride=patch)
+
+    def forward(self, image_BCHW: Tensor) -> Tensor:
+        projected: Tensor = self.proj(image_BCHW)
+        return projected.flatten(2).transpose(1, 2)
+
+
+class _Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, tokens_BTD: Tensor) -> Tensor:
+        width = tokens_BTD.shape[2]
+        part = width // self.heads
+        query, key, value = (
+            projected.reshape(*tokens_BTD.shape[:2], self.heads, part).transpose(1, 2)
+            for projected in self.qkv(tokens_BTD).chunk(3, dim=2)
+        )
+        shares_BJTT = torch.softmax((query * part**-0.5) @ key.transpose(2, 3), dim=3)
+        mixed: Tensor = self.proj((shares_BJTT @ value).transpose(1, 2).reshape(tokens_BTD.shape))
+        return mixed
+
+
+class _Mlp(nn.Module):
+    """Two layers with an exact GELU between them."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, hidden)
+        self.act = nn.GELU()
+        self.fc2 = nn.Linear(hidden, width)
+
+    def forward(self, tokens_BTD: Tensor) -> Tensor:
+        out: Tensor = self.fc2(self.act(self.fc1(tokens_BTD)))
+        return out
+
+
+class _Block(nn.Module):
+    """Attention and a perceptron, each with a norm before it and a shortcut beside it."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=_EPS)
+        self.attn = _Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=_EPS)
+        self.mlp = _Mlp(width, hidden)
+
+    def forward(self, tokens_BTD: Tensor) -> Tensor:
+        tokens_BTD = tokens_BTD + self.attn(self.norm1(tokens_BTD))
+        out: Tensor = tokens_BTD + self.mlp(self.norm2(tokens_BTD))
+        return out
+
+
+def _check(
+    in_channels: int, classes: int, size: Sequence[int], patch: int, width: int, depth: int, heads: int
+) -> None:
+    if min(in_channels, patch, width, depth, heads) < 1 or classes < 2:
+        raise NetworkError(
+            "vit: in_channels, patch, width, depth and heads must be positive and classes at least 2, found "
+            f"{in_channels}, {patch}, {width}, {depth}, {heads} and {classes}"
+        )
+    if len(size) != 2 or any(side < patch or side % patch for side in size):
+        raise NetworkError(f"vit: size must be two multiples of the patch, {patch}, found {list(size)}")
+    if width % heads:
+        raise NetworkError(f"vit: heads must divide the width, {width}, found {heads}")
