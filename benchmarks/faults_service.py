@@ -13,7 +13,6 @@ what has died, as whatever manages processes would.
 from __future__ import annotations
 
 import os
-import socket
 import sys
 import time
 import uuid
@@ -30,6 +29,7 @@ from sqlalchemy import select
 
 from benchmarks.faults_space import NAME, scan_bytes
 from benchmarks.faults_workers import Start, Started, forked, left_of, session_of, started
+from demo.service_process import free_port
 from model_store.store import Store
 from service.broker import Broker
 from service.database import Database, Job
@@ -89,7 +89,7 @@ class Service:
                 "store": store,
                 "state_dir": state,
                 "embedded_worker": False,
-                "port": _free_port(),
+                "port": free_port(),
             }
         )
         self._environment = os.environ | worker_environment(self.settings)
@@ -286,10 +286,3 @@ class Service:
         if not store.numbers(name):
             return []
         return [version.artefact.manifest.lineage.run for version in store.versions(name)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

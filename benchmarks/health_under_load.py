@@ -22,18 +22,14 @@ from typing import Annotated, Any
 
 import httpx
 import psutil
-import torch
 import typer
 
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
+from benchmarks.random_space import publish_random_space
 from benchmarks.serving_cost import SIZE, TASK, scan_bytes
 from benchmarks.tables import table, write_page
 from demo.service_process import running_service
-from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec, RoutingSpaceManifest
 from model_store.store import Store
-from personalization.export import to_onnx
-from personalization.networks import build
-from personalization.state import to_safetensors
 from service.embedded import worker_command
 
 NAME = "load"
@@ -43,31 +39,6 @@ SCANS = 8
 PAUSE_S = 0.01
 _PATIENCE_S = 120.0
 _AFTER_S = 5.0
-
-
-def publish_space(store: Store, width: int) -> None:
-    """A routing space of two random U-Nets: how long a step takes does not depend on what they learned."""
-    arguments = {"in_channels": 1, "classes": 2, "width": width}
-    lineage = Lineage(method="none", run="health", sites=("a",), rounds=0, seed=0)
-    digests = {}
-    for seed, site in enumerate((None, "a")):
-        torch.manual_seed(seed)
-        network = build("unet", **arguments)
-        manifest = ModelManifest(
-            name=f"{NAME}.{site or 'global'}",
-            part_of=NAME,
-            role="inside" if site else "global",
-            site=site,
-            task=TASK,
-            network=NetworkSpec(name="unet", arguments=dict(arguments)),
-            lineage=lineage,
-        )
-        files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: to_onnx(network, 1, TASK.size)}
-        digests[site] = store.publish(manifest, files).digest
-    space = RoutingSpaceManifest(
-        name=NAME, task=TASK, lineage=lineage, global_model=digests[None], inside={"a": digests["a"]}
-    )
-    store.publish(space, {})
 
 
 @contextmanager
@@ -129,7 +100,7 @@ def wait_for(client: httpx.Client, jobs: list[str], *states: str, adapting: bool
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
     """Latencies at rest and under load, and what is left after cancelling."""
     store, state = work / f"store-{os.getpid()}", work / f"state-{os.getpid()}"
-    publish_space(Store(store), cell["width"])
+    publish_random_space(Store(store), NAME, TASK, cell["width"], run="health")
     os.environ["LOCUM_THREADS"] = "1"
     with ExitStack() as stack:
         client = stack.enter_context(running_service(store, state, cell["port"]))

@@ -18,15 +18,14 @@ from torch import Tensor, nn
 
 from benchmarks.evaluation import BATCH, Scans, mean_dice, predict
 from model_store.manifest import NetworkSpec
-from personalization.routing.bake import bake_statistics
-from personalization.routing.layers import BatchStatisticsNorm2d
+from personalization.routing.bake import PRIOR_IMAGES, bake_statistics
+from personalization.routing.layers import use_batch_statistics
 from personalization.routing.losses import entropy
 from personalization.routing.space import GLOBAL, RoutingSpace
 from personalization.state import State, StreamingMean
 from training.methods.local import network_of, state_of
 
 RATE = 1e-3
-PRIOR_IMAGES = 4.0  # as `merge` has it
 
 # arm -> patient -> Dice
 Arms: TypeAlias = dict[str, dict[str, float]]
@@ -73,8 +72,7 @@ def norms_of(network: nn.Module) -> list[tuple[str, nn.BatchNorm2d]]:
 def with_test_statistics(network: nn.Module) -> nn.Module:
     """A copy whose batch norm uses each batch's own statistics, in whatever mode it is."""
     changed = copy.deepcopy(network)
-    for name, norm in norms_of(changed):
-        changed.set_submodule(name, BatchStatisticsNorm2d(norm))
+    use_batch_statistics(changed)
     return changed
 
 

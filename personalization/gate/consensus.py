@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from personalization.networks import build
-from personalization.routing.layers import BatchStatisticsNorm2d
+from personalization.routing.layers import use_batch_statistics
 from personalization.routing.network import batches
 from personalization.routing.space import RoutingSpace
 
@@ -56,7 +56,7 @@ def consensus(
                     sums[number] += found
                 else:
                     sums.append(found)
-            _use_batch_statistics(network)
+            use_batch_statistics(network)
     return _maps(running, order), _maps(batchwise, order)
 
 
@@ -66,9 +66,3 @@ def _maps(sums: list[Tensor], order: Tensor) -> Tensor:
     maps = torch.empty_like(found)
     maps[order] = found
     return maps
-
-
-def _use_batch_statistics(network: nn.Module) -> None:
-    for name, module in list(network.named_modules()):
-        if isinstance(module, nn.BatchNorm2d) and not isinstance(module, BatchStatisticsNorm2d):
-            network.set_submodule(name, BatchStatisticsNorm2d(module))

@@ -202,7 +202,7 @@ class _Run:
                 reason = f"the loss of step {step + 1} is not a finite number; lower the learning rates"
                 return EpochRecord(epoch, None, None, None, None, None, None, safe=False, reason=reason)
             self._optimiser.zero_grad()
-            terms.loss.backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(terms.loss)
             self._optimiser.step()
         return None
 

@@ -16,6 +16,9 @@ from personalization.errors import RoutingError
 from personalization.routing.network import batches, routed_layers, share_copy
 from personalization.routing.space import GLOBAL, RoutingSpace
 
+# How many images the federation's statistics count as, beside a hospital's own
+PRIOR_IMAGES = 4.0
+
 
 def bake_statistics(
     network: nn.Module,
@@ -78,7 +81,7 @@ def bake_dynamic(
     images_NCHW: Tensor,
     *,
     batch_size: int = 16,
-    prior_images: float = 4.0,
+    prior_images: float = PRIOR_IMAGES,
 ) -> nn.Module:
     """A copy of a routed network, coefficients still per image, with batch norm's statistics baked.
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from personalization.errors import ExportError
 from personalization.export import to_onnx
-from personalization.routing.bake import bake_dynamic
+from personalization.routing.bake import PRIOR_IMAGES, bake_dynamic
 from personalization.routing.network import routed_layers
 from personalization.routing.routers import PooledRouter
 from personalization.routing.space import RoutingSpace
@@ -21,7 +21,7 @@ def to_dynamic_onnx(
     images_NCHW: Tensor,
     *,
     batch_size: int = 16,
-    prior_images: float = 4.0,
+    prior_images: float = PRIOR_IMAGES,
 ) -> bytes:
     """The graph of a routed network with batch norm baked on these images, of which it takes the size.
 

@@ -5,6 +5,8 @@ Legend: B batch, C and O channels in and out, H and W height and width, E expert
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,7 +14,7 @@ from torch.nn import functional
 from personalization.errors import RoutingError
 
 
-class _RoutedConvolution(nn.Module):
+class _RoutedConvolution(nn.Module, ABC):
     """What both convolutions share: the experts, the mixing, and one or several mixtures per batch.
 
     The experts are buffers outside the state dict: a checkpoint of a routed network holds what is learned
@@ -68,8 +70,9 @@ class _RoutedConvolution(nn.Module):
         # Axes counted from the front: the onnx exporter writes a negative one into the graph as it is
         return weight.movedim(3, 1), None if self.biases is None else coefficients_E @ self.biases
 
+    @abstractmethod
     def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """The plain operation with this weight and bias."""
 
 
 class RoutedConv2d(_RoutedConvolution):
@@ -120,3 +123,10 @@ class BatchStatisticsNorm2d(nn.BatchNorm2d):
                 "this small has no statistics; give larger images or several at once"
             )
         return super().forward(features_BCHW)
+
+
+def use_batch_statistics(network: nn.Module) -> None:
+    """Have every batch norm of a network use the statistics of the batch at hand, in place."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.BatchNorm2d) and not isinstance(module, BatchStatisticsNorm2d):
+            network.set_submodule(name, BatchStatisticsNorm2d(module))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from personalization.routing.bake import bake_statistics
+from personalization.routing.bake import PRIOR_IMAGES, bake_statistics
 from personalization.routing.network import coefficients, routed_layers
 from personalization.routing.space import GLOBAL, RoutingSpace
 
@@ -19,7 +19,7 @@ def merge(
     images_NCHW: Tensor,
     *,
     batch_size: int = 16,
-    prior_images: float = 4.0,
+    prior_images: float = PRIOR_IMAGES,
 ) -> nn.Module:
     """The plain network of a routed one, for the hospital whose images these are (1.7); in eval mode.
 

@@ -10,17 +10,16 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from personalization.errors import RoutingError
-from personalization.routing.layers import BatchStatisticsNorm2d, RoutedConv2d, RoutedConvTranspose2d
+from personalization.routing.config import Router
+from personalization.routing.layers import RoutedConv2d, RoutedConvTranspose2d, use_batch_statistics
 from personalization.routing.routers import DirectCoefficients, FixedCoefficients, Init, PooledRouter
 from personalization.routing.space import RoutingSpace
 
-Router = Literal["direct", "pooled"]
 RoutedLayer = RoutedConv2d | RoutedConvTranspose2d
 
 
@@ -67,8 +66,7 @@ def route(
             layer = kind(module, experts, space.stacks.get(f"{name}.bias"), coefficients)  # type: ignore[arg-type]
             layer.normalised = name in followed
             network.set_submodule(name, layer)
-        elif isinstance(module, nn.BatchNorm2d):
-            network.set_submodule(name, BatchStatisticsNorm2d(module))
+    use_batch_statistics(network)
     if not routed_layers(network):
         raise RoutingError(f"network '{space.network}' has no convolution to route")
     return network.train()

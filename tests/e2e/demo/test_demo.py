@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from demo.service_process import free_port
 from model_store.scan import decode
 from model_store.store import Store
 
 ROOT = Path(__file__).parents[3]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 SERVED = r"{} hospital; hospital=dune, by phantom.at-dune@1: Dice ([01]\.\d{{3}})"

@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-import time
-from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from benchmarks.faults_kinds import STAGES, Kind, Scene, kill, task_killed, worker_killed
 from benchmarks.faults_service import Service
+from tests.integration import waiting
 
 LEASE_SECONDS = 1
+# Without looking after the service, and more often than that would be.
+wait_for = partial(waiting.wait_for, pause_s=0.002)
 
 
 @pytest.mark.parametrize("killed", [task_killed, worker_killed])
@@ -50,7 +52,7 @@ def test_a_version_that_was_written_by_half_is_not_seen_and_is_swept(service: Se
 def test_a_version_whose_job_was_not_told_of_it_is_adopted(service: Service) -> None:
     job = service.submit()
     held = service.held_in("publishing", job)
-    wait_for(lambda: job in service.published(), pause=0)
+    wait_for(lambda: job in service.published(), pause_s=0)
     kill(held.pid)
     service.until(lambda: service.over(job))
     assert service.job(job).state == "succeeded"
@@ -83,11 +85,3 @@ def test_a_worker_that_comes_back_after_its_lease_publishes_nothing(
     assert before.count(job) == (0 if cancelled else 1)
     assert service.states(job) == noted
     assert service.job(job).candidate_digest == ended.candidate_digest
-
-
-def wait_for(condition: Callable[[], object], pause: float = 0.002) -> None:
-    """Without looking after the service, and more often than that would be."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(pause)

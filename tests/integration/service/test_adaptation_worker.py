@@ -6,8 +6,8 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ import psutil
 import pytest
 
 from service.embedded import worker_command, worker_environment
+from tests.integration import waiting
 from tests.integration.service.routing_federation import outside_scans
 from tests.integration.service.workplace import Workplace, opened
 
 PATIENCE_SECONDS = 120
+wait_for = partial(waiting.wait_for, patience_s=PATIENCE_SECONDS, pause_s=0.05)
 TERMINAL = ("succeeded", "fell_back", "failed", "cancelled")
 
 
@@ -66,15 +68,6 @@ def submit(api: Any, scans: int, **options: Any) -> str:
 def job_at(api: Any, location: str) -> dict[str, Any]:
     found: dict[str, Any] = api.client.get(location).json()
     return found
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    """The first true value of `condition`; the bound only turns a hang into a failure."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.05)
-    return value
 
 
 def ended(api: Any, location: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -25,18 +24,9 @@ from service.jobs import records
 from service.queue import VERIFY_STORE, Queue
 from service.settings import Settings
 from service.verification import Verdict, latest_verdict
+from tests.integration.waiting import wait_for
 
 PATIENCE_SECONDS = 60
-
-
-def wait_for(condition: Callable[[], Any], process: psutil.Process | None = None) -> Any:
-    """The first true value of `condition`; the bound only turns a hang into a failure."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came about"
-        assert process is None or process.is_running(), "the process ended"
-        time.sleep(0.02)
-    return value
 
 
 def running(pid: int) -> bool:

@@ -2,68 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from model_store.task import Task
-from personalization.personal import split
-from training.algorithm import Group, Phase, RoundResult
+from tests.unit.training.fedoap_federation import CONFIG, DATA, Federation
+from tests.unit.training.sites import EMPTY, TASK, context, site_data
+from training.algorithm import Group
 from training.config import parse
-from training.errors import ConfigurationError, SiteFailed
+from training.errors import ConfigurationError
 from training.methods import FedOap, FedOapConfig
 from training.methods.tokens import Bounds, clipped, mean_tokens
 from training.methods.trees import part
-
-sys.path.insert(0, str(Path(__file__).parent))
-from sites import EMPTY, TASK, context, result_of, site_data
-
-CONFIG = FedOapConfig(
-    width=2, heads=4, batch_size=4, rounds=2, local_steps=2, bank_minimum=4, learning_rate=0.01
-)
-DATA = {name: site_data(name, 5, 4, seed) for seed, name in enumerate("ABC")}
-ALONE = {"A": DATA["A"]}
-
-
-class Federation:
-    """An algorithm, its server and its sites, run phase by phase in a plain loop."""
-
-    def __init__(self, config=CONFIG, data=DATA):
-        self.algorithm = FedOap(config, TASK)
-        self.server = self.algorithm.initial(context("initial", 0))
-        self.data = data
-        self.memories = dict.fromkeys(data, EMPTY)
-        self.results = {}
-
-    def phase(self, name: str) -> Phase:
-        return next(phase for phase in self.algorithm.plan() if phase.name == name)
-
-    def round(self, name: str, round_: int = 0, sites=None, withheld=()):
-        phase = self.phase(name)
-        self.results = {}
-        for site in sites or self.data:
-            received = self.algorithm.broadcast(phase, self.server, site)
-            where = context(name, round_, phase.rounds, site=site)
-            result = self.algorithm.client_step(where, received, self.memories[site], self.data[site])
-            assert result.uploads.keys() == {group.name for group in phase.uploads}
-            self.memories[site] = result.memory or self.memories[site]
-            self.results[site] = result
-        groups = tuple(g.name for g in phase.uploads if g.reduction == "collect" and g.name not in withheld)
-        mean = "weights" if name == "train" else None
-        result = result_of(self.results, mean=mean, collect=groups)
-        self.server = self.algorithm.server_step(context(name, round_), self.server, result)
-
-    def run(self, *names: str) -> Federation:
-        for name in names:
-            for round_ in range(self.phase(name).rounds):
-                self.round(name, round_)
-        return self
-
-    def bank(self, site: str) -> dict[str, torch.Tensor]:
-        return dict(self.algorithm.broadcast(self.phase("train"), self.server, site)["bank"])
 
 
 def test_what_is_declared():
@@ -233,113 +185,6 @@ def test_too_few_images_send_nothing_and_are_no_entry():
     assert federation.results["D"].uploads["tokens"] == {}
     assert federation.bank("A") == {}
     assert set(federation.bank("D")) == {"A/key", "A/value"}
-
-
-def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start():
-    federation = Federation(CONFIG.model_copy(update={"fine_tune_rate": 0.05}), ALONE).run(
-        "train", "validate"
-    )
-    start = part(federation.memories["A"].tensors, "model")
-    federation.run("finetune")
-    facts = federation.memories["A"].facts
-    assert facts["latest"]["round"] == 2
-    assert facts["best"]["total"] >= facts["latest"]["total"]
-    # A first round after which nothing is better: what is exported is the start.
-    phase, memory = (
-        federation.phase("finetune"),
-        Federation(data=ALONE).run("train", "validate").memories["A"],
-    )
-    unbeaten = {**memory.facts["best"], "total": 99.0}
-    memory = replace(memory, facts={"latest": unbeaten, "best": unbeaten})
-    for round_ in range(phase.rounds):
-        step = federation.algorithm.client_step(
-            context("finetune", round_, 2, site="A"), {}, memory, DATA["A"]
-        )
-        memory = step.memory
-    exported = federation.algorithm.client_step(context("export", 0, 1, site="A"), {}, memory, DATA["A"])
-    assert exported.uploads["personal"].keys() == start.keys()
-    assert all(torch.equal(exported.uploads["personal"][name], tensor) for name, tensor in start.items())
-    assert memory.facts["best"]["round"] == 0
-
-
-def test_fine_tuning_trains_every_weight_and_the_loss_is_an_option():
-    tuned = {}
-    for loss in ("perturbed", "plain"):
-        config = CONFIG.model_copy(update={"fine_tune_loss": loss, "selection": "last", "pbl_threshold": 0.3})
-        federation = Federation(config, ALONE).run("train", "validate")
-        before = part(federation.memories["A"].tensors, "model")
-        tuned[loss] = part(federation.run("finetune").memories["A"].tensors, "model")
-        still = {name for name, tensor in before.items() if torch.equal(tensor, tuned[loss][name])}
-        assert not still, still
-    assert not torch.equal(tuned["plain"]["head.weight"], tuned["perturbed"]["head.weight"])
-
-
-def test_a_site_without_a_model_says_so():
-    for phase in ("finetune", "export"):
-        with pytest.raises(SiteFailed, match="dropped out of the phase 'validate'"):
-            Federation().round(phase)
-
-
-def export(federation: Federation, *sites: str) -> None:
-    results = {
-        site: federation.algorithm.client_step(
-            context("export", 0, 1, site=site), {}, federation.memories[site], federation.data[site]
-        )
-        for site in sites
-    }
-    groups = {
-        name: {site: r.uploads[name] for site, r in results.items()}
-        for name in ("personal", "personal_score")
-    }
-    result = RoundResult({}, groups, dict.fromkeys(sites, 1.0), {})
-    federation.server = federation.algorithm.server_step(context("export", 0), federation.server, result)
-
-
-def test_what_is_published():
-    federation = Federation().run("train", "validate", "finetune")
-    export(federation, "B")
-    publication = federation.algorithm.publication(federation.server)
-    assert publication.kind == "cross-attention"
-    outside, member = publication.models
-    assert [(m.role, m.site) for m in publication.models] == [("global", None), ("inside", "B")]
-    assert outside.sources == member.sources == ("own", "A", "B", "C")
-    assert outside.network == member.network
-    assert outside.weights["bank_present"].tolist() == [True, True, True]
-    assert member.weights["bank_present"].tolist() == [True, False, True]
-    gamma = part(federation.server.tensors, "global")
-    assert all(torch.equal(outside.weights[name], tensor) for name, tensor in gamma.items())
-    assert torch.equal(outside.weights["query_stage.3.bias"], gamma["keyvalue_stage.3.bias"])
-    assert not outside.weights["adapter.outer.weight"].any()
-    assert publication.details == {"zero_shot": "shared"}
-    chosen = federation.memories["B"].tensors
-    own = part(chosen, "best") or part(chosen, "model")
-    assert all(torch.equal(member.weights[name], tensor) for name, tensor in own.items())
-
-
-def test_zero_shot_from_the_mean_of_the_exported_parts():
-    federation = Federation(CONFIG.model_copy(update={"zero_shot": "mean"})).run("train", "validate")
-    assert federation.algorithm.publication(federation.server).details == {"zero_shot": "shared"}
-    export(federation, "A", "B")
-    publication = federation.algorithm.publication(federation.server)
-    outside, a, b = (model.weights for model in publication.models)
-    for name in split(outside)[1]:
-        if name.startswith(("query_stage.", "to_query.")):
-            torch.testing.assert_close(outside[name], (a[name] + b[name]) / 2)
-    assert not outside["adapter.outer.weight"].any()
-    assert publication.details == {"zero_shot": "mean"}
-
-
-@pytest.mark.parametrize(
-    "options", [{"attention": False}, {"adapter": False}, {"kv": "own"}, {"kv": "averaged"}]
-)
-def test_every_arm_runs_to_a_publication(options):
-    federation = Federation(CONFIG.model_copy(update=options)).run("train", "validate", "finetune")
-    export(federation, "A")
-    publication = federation.algorithm.publication(federation.server)
-    expected = None if options == {"attention": False} else ("own",)
-    if options == {"adapter": False}:
-        expected = ("own", "A", "B", "C")
-    assert {model.sources for model in publication.models} == {expected}
 
 
 def test_tasks_that_are_not_binary_or_too_small_are_refused():

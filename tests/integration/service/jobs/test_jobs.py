@@ -1,86 +1,24 @@
-"""Jobs over HTTP: accepted once, followed, cancelled, and what came of them. The worker here is the test."""
+"""Jobs over HTTP: accepted once, cancelled, and what came of them. The worker here is the test."""
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 from sqlalchemy import func, select
 
-from model_store.artefact import Artefact
-from model_store.manifest import Lineage, NetworkSpec, RoutingSpaceManifest
-from model_store.store import Store
 from service.database import Job
-from service.jobs import events, records
+from service.jobs import records
 from service.jobs.folder import JobFolder, StoredResult
-from service.jobs.leases import Lease, claim, fenced, finish, renew
+from service.jobs.leases import claim, finish, renew
+from tests.integration.service.jobs.asking import adapt, note, problem, submitted, take
 
 COEFFICIENTS = {"layers": ["encoder.0"], "models": ["north", "global"], "values": [[0.5, 0.5]]}
 GATE = {"passed": True, "checks": []}
-
-
-def publish_space(root: Path, publish: Callable[..., Artefact]) -> Artefact:
-    parts = {
-        role: publish(root, f"brain.{role}", part_of="brain", at=at)
-        for at, role in ((50, "global"), (60, "CS"))
-    }
-    manifest = RoutingSpaceManifest(
-        name="brain",
-        task=parts["global"].manifest.task,
-        lineage=Lineage(method="iop-fl", run="test", sites=("CS",), rounds=1, seed=0),
-        global_model=parts["global"].digest,
-        inside={"CS": parts["CS"].digest},
-    )
-    return Store(root).publish(manifest, {})
-
-
-@pytest.fixture(scope="module")
-def api(
-    start: Callable[..., Any],
-    publish_bright: Callable[..., Artefact],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Any:
-    store = tmp_path_factory.mktemp("store")
-
-    def alike(root: Path, name: str, **fields: Any) -> Artefact:
-        at = fields.pop("at")
-        network = NetworkSpec(name="threshold", arguments={})
-        return publish_bright(root, name, at=at, network=network, **fields)
-
-    publish_space(store, alike)
-    publish_bright(store, "bright")
-    running = start(store, max_upload_bytes=64 * 1024, max_cohort_scans=20)
-    for name in ("north", "south"):
-        running.client.put(f"/hospitals/{name}", json={"name": name})
-    return running
-
-
-@pytest.fixture(scope="module")
-def scans(make_png: Callable[..., bytes]) -> list[bytes]:
-    draw = np.random.default_rng(0)
-    return [make_png(draw.integers(0, 255, (16, 16), np.uint8)) for _ in range(12)]
-
-
-@pytest.fixture
-def cohort(api: Any, scans: list[bytes]) -> str:
-    """The id of a cohort of `north` with two scans."""
-    place = api.client.post("/hospitals/north/cohorts").headers["location"]
-    for number in range(2):
-        api.client.put(f"{place}/scans/{number}", content=scans[number])
-    return str(place.rpartition("/")[2])
-
-
-def adapt(api: Any, cohort: str, key: str | None = None, **body: Any) -> httpx.Response:
-    headers = {} if key is None else {"Idempotency-Key": key}
-    asked = {"cohort": cohort, "model": "brain", **body}
-    answer: httpx.Response = api.client.post("/hospitals/north/adaptations", json=asked, headers=headers)
-    return answer
 
 
 def send(api: Any, scans: list[bytes], key: str | None = None, **fields: str) -> httpx.Response:
@@ -90,45 +28,6 @@ def send(api: Any, scans: list[bytes], key: str | None = None, **fields: str) ->
         "/hospitals/north/adaptations", files=files, data={"model": "brain", **fields}, headers=headers
     )
     return answer
-
-
-def submitted(api: Any, cohort: str) -> str:
-    answer = adapt(api, cohort)
-    assert answer.status_code == 202, answer.text
-    return str(answer.json()["id"])
-
-
-def take(api: Any, job: str) -> Lease:
-    lease = claim(api.context.database, job, "test", api.settings)
-    assert lease is not None
-    return lease
-
-
-def note(api: Any, lease: Lease, kind: events.EventType, data: dict[str, Any]) -> None:
-    with fenced(api.context.database, lease) as (session, job):
-        if kind == "progress":
-            job.progress = data
-        events.append(session, job, kind, data)
-
-
-def problem(answer: httpx.Response) -> tuple[int, str]:
-    assert answer.headers["content-type"] == "application/problem+json", answer.text
-    return answer.status_code, answer.json()["type"].removeprefix("urn:locum:problem:")
-
-
-def follow(api: Any, job: str, last: str | None = None) -> Iterator[tuple[int, str, dict[str, Any]]]:
-    """(id, type, data) of each server-sent event."""
-    headers = {} if last is None else {"Last-Event-ID": last}
-    with api.client.stream("GET", f"/jobs/{job}/events", headers=headers) as answer:
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        event: dict[str, str] = {}
-        for line in answer.iter_lines():
-            if line == "" and "data" in event:
-                yield int(event["id"]), event["event"], json.loads(event["data"])
-                event = {}
-            elif line and not line.startswith(":"):
-                name, _, value = line.partition(": ")
-                event[name] = value
 
 
 def test_a_job_from_acceptance_to_its_candidate(api: Any, cohort: str) -> None:
@@ -318,38 +217,6 @@ def test_scans_are_not_deleted_under_a_job(api: Any, cohort: str) -> None:
     api.client.delete(f"/jobs/{job}")
     assert api.client.delete(place).status_code == 204
     assert problem(adapt(api, cohort)) == (410, "cohort-gone")
-
-
-def test_a_job_is_followed_to_its_end_and_from_anywhere(api: Any, cohort: str) -> None:
-    job = submitted(api, cohort)
-    stream = follow(api, job)
-    assert next(stream)[2]["state"] == "queued"
-    lease = take(api, job)
-    assert next(stream)[2]["state"] == "running"
-    note(api, lease, "epoch", {"epoch": 1, "loss": 0.5})
-    at, kind, data = next(stream)
-    assert (kind, data["epoch"], data["loss"]) == ("epoch", 1, 0.5)
-    stream.close()
-
-    # The connection is lost here, and things go on.
-    note(api, lease, "epoch", {"epoch": 2, "loss": 0.4})
-    resumed = follow(api, job, last=str(at))
-    assert next(resumed)[2]["epoch"] == 2
-    finish(api.context.database, lease, "fell_back", reason="nothing better was found")
-    last, kind, data = next(resumed)
-    assert (kind, data["state"], data["reason"]) == ("state", "fell_back", "nothing better was found")
-    assert next(resumed, None) is None
-
-    # Later, the whole story, or what is left of it.
-    states = [data.get("state", data.get("epoch")) for _, _, data in follow(api, job)]
-    assert states == ["queued", "running", 1, 2, "fell_back"]
-    assert list(follow(api, job, last=str(last))) == []
-
-
-def test_following_needs_a_job_and_a_number(api: Any, cohort: str) -> None:
-    assert problem(api.client.get(f"/jobs/{'0' * 32}/events")) == (404, "job-unknown")
-    place = f"/jobs/{submitted(api, cohort)}/events"
-    assert problem(api.client.get(place, headers={"Last-Event-ID": "abc"})) == (422, "invalid-request")
 
 
 def scan_job(api: Any) -> str:
