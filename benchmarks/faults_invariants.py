@@ -129,7 +129,7 @@ def _files(service: Service) -> Iterator[str]:
         rows = list(session.scalars(select(CohortScan)))
         over = list(session.scalars(select(Job.id).where(Job.state.in_(records.TERMINAL))))
     for row in rows:
-        path = cohorts.scan_path(settings, row)
+        path = cohorts.file_of(settings, row, row.name).path
         if not path.exists() or sha256(path.read_bytes()) != f"sha256:{row.sha256}":
             yield f"scan {row.name!r} of cohort {row.cohort} is not on the disk as it was uploaded"
     for job in over:

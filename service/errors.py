@@ -12,6 +12,7 @@
     │   ├── CohortGone           its scans expired or were deleted
     │   ├── CohortInUse          a job that is not over needs its scans
     │   ├── ScanNameTaken        other bytes are there under this name
+    │   ├── MaskTaken            the scan has another mask
     │   └── CohortFull           no room: too many scans, or too many bytes
     └── JobError
         ├── JobUnknown           no such job
@@ -74,6 +75,10 @@ class CohortInUse(CohortError):
 
 class ScanNameTaken(CohortError):
     """A scan with other bytes has this name."""
+
+
+class MaskTaken(CohortError):
+    """The scan has a mask of other bytes, or another scan has its name by now."""
 
 
 class CohortFull(CohortError):

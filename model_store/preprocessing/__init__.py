@@ -5,6 +5,7 @@ Training and serving both take it, so they cannot drift apart. NumPy, SciPy and 
     prepare        scan -> slices [S, C, H, W] float32 and the geometry that leads back
     prepare_mask   mask -> class indices [S, H, W] of the same slices
     class_map      mask -> class indices on its own grid
+    label_values   mask -> the values in it; check_values holds them against a task, check_grid its grid
     restore        probabilities [S, K, H, W] -> class indices on the scan's own grid
     Restorer       the same, batch by batch
     display_slices the slices as a person wants to see them, at the scan's own resolution
@@ -14,7 +15,7 @@ Training and serving both take it, so they cannot drift apart. NumPy, SciPy and 
 from model_store.preprocessing.display import DisplaySlices, display_slices, to_slices
 from model_store.preprocessing.forward import Prepared, prepare
 from model_store.preprocessing.geometry import Geometry, geometry_of
-from model_store.preprocessing.masks import class_map, prepare_mask
+from model_store.preprocessing.masks import check_grid, check_values, class_map, label_values, prepare_mask
 from model_store.preprocessing.restore import Restorer, restore
 
 __all__ = [
@@ -22,9 +23,12 @@ __all__ = [
     "Geometry",
     "Prepared",
     "Restorer",
+    "check_grid",
+    "check_values",
     "class_map",
     "display_slices",
     "geometry_of",
+    "label_values",
     "prepare",
     "prepare_mask",
     "restore",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
 from model_store.errors import ScanMismatch, TaskError
@@ -16,7 +17,6 @@ from model_store.preprocessing.slices import network_to_slices, stacked
 from model_store.scans.types import Scan
 from model_store.task import Task
 
-# Scaled masks (scl_slope) come back as floats next to whole numbers.
 _WHOLE = 1e-3
 
 
@@ -25,26 +25,40 @@ def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
 
     Raises TaskError naming the values that are not in the task, ScanMismatch for a mask in colour.
     """
-    voxels = mask.voxels
-    if not is_grey(voxels):
-        raise ScanMismatch(
-            f"expected a mask of one channel of label values of task '{task.name}', found colours; "
-            "save the label values themselves as grey"
-        )
-    values = _whole(voxels[..., 0], task)
+    values = _label_voxels(mask)
     table = task.lookup()
     if int(values.min()) >= 0 and int(values.max()) < len(table):
         classes = table[values]
         if int(classes.min()) >= 0:
             return np.asarray(classes, np.uint8)
-    found = np.unique(values)
+    check_values(np.unique(values).tolist(), task)
+    raise AssertionError("a value has no class, and yet all are the task's")
+
+
+def label_values(mask: Scan, most: int = 256) -> list[int]:
+    """The label values that occur in a mask, ascending.
+
+    Raises ScanMismatch for what is no mask: colours, fractions, or more than `most` values.
+    """
+    found = np.unique(_label_voxels(mask))
+    if len(found) > most:
+        raise ScanMismatch(
+            f"expected a mask, found a picture with {len(found)} values; a mask holds a few label values"
+        )
+    return [int(value) for value in found]
+
+
+def check_values(values: Iterable[int], task: Task) -> None:
+    """Raise TaskError naming those of a mask's values that the task does not."""
     allowed = sorted(value for task_class in task.classes for value in task_class.values)
-    outside = [int(value) for value in found if value not in allowed]
-    shown = ", ".join(map(str, outside[:8])) + (f", … ({len(outside)} in all)" if len(outside) > 8 else "")
-    raise TaskError(
-        f"the mask has values that task '{task.name}' does not name: {shown}; expected {allowed}. "
-        "Correct the mask, or add the values to a label or to background in task.yaml"
-    )
+    outside = [value for value in values if value not in allowed]
+    if outside:
+        more = f", … ({len(outside)} in all)" if len(outside) > 8 else ""
+        raise TaskError(
+            f"the mask has values that task '{task.name}' does not name: "
+            f"{', '.join(map(str, outside[:8]))}{more}; expected {allowed}. "
+            "Correct the mask, or add the values to a label or to background in task.yaml"
+        )
 
 
 def prepare_mask(mask: Scan, task: Task, geometry: Geometry) -> NDArray[np.uint8]:
@@ -53,7 +67,7 @@ def prepare_mask(mask: Scan, task: Task, geometry: Geometry) -> NDArray[np.uint8
     `geometry` is the scan's. Raises ScanMismatch if the mask is not on the scan's grid, and TaskError as
     `class_map` does.
     """
-    _check_grid(mask, geometry)
+    check_grid(mask, geometry.grid, geometry.affine)
     classes = class_map(mask, task)
     if classes.ndim == 2:
         return _resized(classes[None], geometry.size)
@@ -82,7 +96,34 @@ def _resized(stack: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
     return resized
 
 
-def _whole(values: NDArray[Any], task: Task) -> NDArray[Any]:
+def check_grid(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> None:
+    """Raise ScanMismatch unless the mask lies on this grid, its scan's."""
+    if mask.grid != grid:
+        raise ScanMismatch(
+            f"the mask has {' x '.join(map(str, mask.grid))} voxels, its scan "
+            f"{' x '.join(map(str, grid))}; draw the mask on the scan's own grid"
+        )
+    if mask.affine is None or affine is None:
+        return
+    own = np.array(affine)
+    corners = np.array(np.meshgrid(*[(0.0, side - 1.0) for side in mask.grid], [1.0])).reshape(4, -1)
+    shift = float(np.linalg.norm(((mask.affine - own) @ corners)[:3], axis=0).max())
+    # Programs round affines on the way; half a voxel is where a label would belong to the neighbour.
+    if shift > 0.5 * float(np.linalg.norm(own[:3, :3], axis=0).min()):
+        raise ScanMismatch(
+            f"the mask lies up to {shift:.3g} mm beside its scan (their affines differ); "
+            "resample the mask onto the scan's grid"
+        )
+
+
+def _label_voxels(mask: Scan) -> NDArray[Any]:
+    """Its one channel as whole numbers. Scaled masks (scl_slope) come as floats next to them."""
+    if not is_grey(mask.voxels):
+        raise ScanMismatch(
+            "expected a mask of one channel of label values, found colours; save the label values "
+            "themselves as grey"
+        )
+    values = mask.voxels[..., 0]
     if values.dtype.kind in "iu":
         return values
     rounded = np.round(values)
@@ -91,25 +132,6 @@ def _whole(values: NDArray[Any], task: Task) -> NDArray[Any]:
         shown = np.unique(odd)[:8]
         raise TaskError(
             f"the mask has values that are not whole numbers ({', '.join(f'{v:g}' for v in shown)}); "
-            f"a mask of task '{task.name}' holds label values, without interpolation"
+            "a mask holds label values, without interpolation"
         )
     return rounded.astype(np.int64)
-
-
-def _check_grid(mask: Scan, geometry: Geometry) -> None:
-    if mask.grid != geometry.grid:
-        raise ScanMismatch(
-            f"the mask has {' x '.join(map(str, mask.grid))} voxels, its scan "
-            f"{' x '.join(map(str, geometry.grid))}; draw the mask on the scan's own grid"
-        )
-    if mask.affine is None or geometry.affine is None:
-        return
-    affine = np.array(geometry.affine)
-    corners = np.array(np.meshgrid(*[(0.0, side - 1.0) for side in mask.grid], [1.0])).reshape(4, -1)
-    shift = float(np.linalg.norm(((mask.affine - affine) @ corners)[:3], axis=0).max())
-    # Programs round affines on the way; half a voxel is where a label would belong to the neighbour.
-    if shift > 0.5 * float(np.linalg.norm(affine[:3, :3], axis=0).min()):
-        raise ScanMismatch(
-            f"the mask lies up to {shift:.3g} mm beside its scan (their affines differ); "
-            "resample the mask onto the scan's grid"
-        )

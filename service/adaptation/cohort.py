@@ -5,47 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from model_store.digest import sha256
 from model_store.errors import ScanError
 from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
 from model_store.preprocessing import prepare
 from model_store.scan import Limits, decode
 from model_store.task import Task
 from service.adaptation.attempt import Attempt
-from service.errors import AdaptationRefused, CohortGone
+from service.errors import AdaptationRefused
 from service.jobs import cohorts
+from service.jobs.cohort_files import ScanFile
 
 # Slices that are adapted to. Of a larger cohort every scan gives as many, evenly spaced: some thousand
 # slices tell what a hospital's scans look like, and all of them have to be in memory.
 MOST_IMAGES = 2000
-
-
-@dataclass(frozen=True)
-class ScanFile:
-    """A scan of a cohort: the client's name for it, its file, and the digest the file should have."""
-
-    name: str
-    path: Path
-    sha256: str
-
-    def read(self) -> bytes:
-        """Its bytes. Raises CohortGone when they are not there, or are others."""
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError as error:
-            raise CohortGone(
-                f"scan '{self.name}' is not on the disk any more: upload the cohort again"
-            ) from error
-        if sha256(data) != f"sha256:{self.sha256}":
-            raise CohortGone(f"scan '{self.name}' was changed on the disk since its upload: upload it again")
-        return data
 
 
 @dataclass(frozen=True)
@@ -80,7 +58,7 @@ def cohort_files(attempt: Attempt) -> list[ScanFile]:
         raise AdaptationRefused(
             f"cohort {job.cohort} has no scan: upload some, then ask for the adaptation again"
         )
-    return [ScanFile(row.name, cohorts.scan_path(attempt.settings, row), row.sha256) for row in rows]
+    return [cohorts.file_of(attempt.settings, row, row.name) for row in rows]
 
 
 def load_images(

@@ -10,10 +10,10 @@ from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.manifest import GRAPH, ModelManifest
 from service.adaptation.attempt import Attempt
-from service.adaptation.cohort import ScanFile
 from service.answers import picture
 from service.inference.pipeline import Segmentation, Stopwatch, segment
 from service.inference.sessions import Session
+from service.jobs.cohort_files import ScanFile
 from service.scan_limits import scan_limits
 from service.settings import Settings
 

@@ -32,13 +32,14 @@ from personalization.state import to_safetensors
 from service.adaptation.adapting import Adapted, adapt_and_merge
 from service.adaptation.attempt import Attempt, as_json
 from service.adaptation.candidate import Draft, publish, published_by
-from service.adaptation.cohort import CohortImages, ScanFile, cohort_files, load_images
+from service.adaptation.cohort import CohortImages, cohort_files, load_images
 from service.adaptation.device import device_of
 from service.adaptation.judging import verdict_on
 from service.adaptation.outcome import Outcome
 from service.adaptation.pictures import draw_pictures
 from service.adaptation.space import LoadedSpace, load_space
 from service.jobs import events
+from service.jobs.cohort_files import ScanFile
 from service.jobs.names import adapted_name
 from service.scan_limits import scan_limits
 

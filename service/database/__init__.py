@@ -1,7 +1,7 @@
 """What the service must remember: hospitals, what served whom, cohorts, jobs, verifications of the store."""
 
 from service.database.engine import Database
-from service.database.job_models import Cohort, CohortScan, Job, JobEvent
+from service.database.job_models import Cohort, CohortMask, CohortScan, Job, JobEvent
 from service.database.models import Assignment, Base, Hospital, Verification
 from service.database.schema import is_current, upgrade
 
@@ -9,6 +9,7 @@ __all__ = [
     "Assignment",
     "Base",
     "Cohort",
+    "CohortMask",
     "CohortScan",
     "Database",
     "Hospital",

@@ -39,6 +39,23 @@ class CohortScan(Base):
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class CohortMask(Base):
+    """The mask of one scan, drawn by the hospital; its file lies beside the scan's, called by `sha256`.
+
+    `label_values` are the values that occur in it, ascending.
+    """
+
+    __tablename__ = "cohort_mask"
+
+    scan: Mapped[int] = mapped_column(ForeignKey("cohort_scan.id"), primary_key=True, autoincrement=False)
+    cohort: Mapped[str] = mapped_column(ForeignKey("cohort.id"), index=True)
+    sha256: Mapped[str] = mapped_column(String(64))
+    size: Mapped[int] = mapped_column(BigInteger)
+    format: Mapped[str] = mapped_column(String(16))
+    label_values: Mapped[list[int]] = mapped_column(JSON)
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class Job(Base):
     """Long work that was accepted. This row, not the message in Redis, is the job.
 

@@ -13,12 +13,34 @@ import time
 import uuid
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
+from model_store.digest import sha256
 from model_store.durable import sync_folder
+from service.errors import CohortGone
 
 # An upload is written within seconds once it was received; what is older was left by a killed process.
 _ASIDE_LIFETIME_SECONDS = 3600.0
+
+
+@dataclass(frozen=True)
+class ScanFile:
+    """A scan of a cohort, or its mask: the client's name, its file, and the digest the file should have."""
+
+    name: str
+    path: Path
+    sha256: str
+
+    def read(self) -> bytes:
+        """Its bytes. Raises CohortGone when they are not there, or are others."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError as error:
+            raise CohortGone(f"'{self.name}' is not on the disk any more: upload the cohort again") from error
+        if sha256(data) != f"sha256:{self.sha256}":
+            raise CohortGone(f"'{self.name}' was changed on the disk since its upload: upload it again")
+        return data
 
 
 class CohortFolder:

@@ -17,9 +17,9 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from service.assignments import registered
-from service.database import Cohort, CohortScan, Database, Job
+from service.database import Cohort, CohortMask, CohortScan, Database, Job
 from service.errors import CohortFull, CohortGone, CohortInUse, CohortUnknown, ScanNameTaken
-from service.jobs.cohort_files import CohortFolder, write_aside
+from service.jobs.cohort_files import CohortFolder, ScanFile, write_aside
 from service.jobs.records import TERMINAL
 from service.settings import Settings
 from service.spool import Upload
@@ -83,15 +83,16 @@ def scans(session: Session, cohort_id: str) -> list[CohortScan]:
     return list(session.scalars(query.order_by(CohortScan.name)))
 
 
-def scan_path(settings: Settings, scan: CohortScan) -> Path:
-    """The file of a scan."""
-    return CohortFolder(settings.cohorts, scan.cohort).scan(scan.sha256)
+def file_of(settings: Settings, row: CohortScan | CohortMask, name: str) -> ScanFile:
+    """The file of a scan or of a mask; `name` is what it is called in errors."""
+    return ScanFile(name, CohortFolder(settings.cohorts, row.cohort).scan(row.sha256), row.sha256)
 
 
 def totals(session: Session, cohort_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Cohort -> (number of scans, their bytes); cohorts without a scan are left out."""
+    """Cohort -> (number of scans, their bytes, with the masks'); cohorts without a scan are left out."""
     query = (
-        select(CohortScan.cohort, func.count(), func.sum(CohortScan.size))
+        select(CohortScan.cohort, func.count(), func.sum(CohortScan.size + func.coalesce(CohortMask.size, 0)))
+        .outerjoin(CohortMask, CohortMask.scan == CohortScan.id)
         .where(CohortScan.cohort.in_(list(cohort_ids)))
         .group_by(CohortScan.cohort)
     )
@@ -107,7 +108,7 @@ def check_room(
     """
     usable(session, hospital, cohort_id)
     if _named(session, cohort_id, name) is None:
-        _check_idle(session, cohort_id)
+        check_idle(session, cohort_id)
         _check_room(session, settings, cohort_id, size)
 
 
@@ -144,14 +145,14 @@ def add_scan(
         known = _same(session, cohort_id, name, sha256)
     if known is not None:
         return known, False
-    aside = _write_aside(settings, upload)
+    aside = keep_aside(settings, upload)
     try:
         with database.write() as session:
             usable(session, hospital, cohort_id, lock=True)
             known = _same(session, cohort_id, name, sha256)
             if known is not None:
                 return known, False
-            _check_idle(session, cohort_id)
+            check_idle(session, cohort_id)
             _check_room(session, settings, cohort_id, upload.size)
             row = CohortScan(
                 cohort=cohort_id,
@@ -170,26 +171,22 @@ def add_scan(
 
 
 def remove_scan(database: Database, settings: Settings, hospital: str, cohort_id: str, name: str) -> None:
-    """Delete one scan, its file included.
+    """Delete one scan, its file and its mask included.
 
     Raises:
         CohortUnknown, CohortGone, CohortInUse.
     """
     with database.write() as session:
         usable(session, hospital, cohort_id, lock=True)
-        found = _named(session, cohort_id, name)
-        if found is None:
-            raise CohortUnknown(f"cohort {cohort_id} has no scan of this name: GET its scans lists them")
-        _check_idle(session, cohort_id)
+        found = named(session, cohort_id, name)
+        check_idle(session, cohort_id)
+        mask = session.get(CohortMask, found.id)
+        if mask is not None:
+            session.delete(mask)
+            session.flush()
         session.delete(found)
         session.flush()
-        same_bytes = select(CohortScan.id).where(
-            CohortScan.cohort == cohort_id, CohortScan.sha256 == found.sha256
-        )
-        if session.scalars(same_bytes).first() is None:
-            # Before the commit: a row whose file is gone is found out by its job, a file whose row is gone
-            # would be a patient's scan that nobody knows of.
-            CohortFolder(settings.cohorts, cohort_id).remove(found.sha256)
+        remove_unnamed(session, settings, cohort_id, [found.sha256, *([] if mask is None else [mask.sha256])])
 
 
 def remove(database: Database, settings: Settings, hospital: str, cohort_id: str) -> None:
@@ -200,11 +197,40 @@ def remove(database: Database, settings: Settings, hospital: str, cohort_id: str
     """
     with database.write() as session:
         cohort = get(session, hospital, cohort_id, lock=True)
-        _check_idle(session, cohort_id)
+        check_idle(session, cohort_id)
+        session.execute(delete(CohortMask).where(CohortMask.cohort == cohort_id))
         session.execute(delete(CohortScan).where(CohortScan.cohort == cohort_id))
         cohort.deleted_at = cohort.deleted_at or datetime.now(UTC)
         session.flush()
         CohortFolder(settings.cohorts, cohort_id).delete()
+
+
+def named(session: Session, cohort_id: str, name: str) -> CohortScan:
+    """The scan of this name. Raises CohortUnknown."""
+    found = _named(session, cohort_id, name)
+    if found is None:
+        raise CohortUnknown(f"cohort {cohort_id} has no scan of this name: GET its scans lists them")
+    return found
+
+
+def digests(session: Session, cohort_id: str) -> set[str]:
+    """Those of every file of the cohort, of scans and masks."""
+    return {
+        digest
+        for kind in (CohortScan, CohortMask)
+        for digest in session.scalars(select(kind.sha256).where(kind.cohort == cohort_id))
+    }
+
+
+def remove_unnamed(session: Session, settings: Settings, cohort_id: str, sha256s: Iterable[str]) -> None:
+    """Delete the files that no row names any more, once the rows are gone.
+
+    Before the commit: a row whose file is gone is found out by its job, a file whose row is gone would be a
+    patient's scan that nobody knows of.
+    """
+    known = digests(session, cohort_id)
+    for sha256 in {*sha256s} - known:
+        CohortFolder(settings.cohorts, cohort_id).remove(sha256)
 
 
 def _named(session: Session, cohort_id: str, name: str) -> CohortScan | None:
@@ -222,7 +248,8 @@ def _same(session: Session, cohort_id: str, name: str, sha256: str) -> CohortSca
     return found
 
 
-def _check_idle(session: Session, cohort_id: str) -> None:
+def check_idle(session: Session, cohort_id: str) -> None:
+    """Raise CohortInUse while a job that is not over needs its scans."""
     query = select(Job.id).where(Job.cohort == cohort_id, Job.state.not_in(TERMINAL))
     job = session.scalars(query.limit(1)).first()
     if job is not None:
@@ -239,7 +266,15 @@ def _check_room(session: Session, settings: Settings, cohort_id: str, size: int)
             f"cohort {cohort_id} has {count} scans, which is as many as one may have "
             "(LOCUM_MAX_COHORT_SCANS): make another"
         )
-    used = int(session.scalar(select(func.coalesce(func.sum(CohortScan.size), 0))) or 0)
+    check_quota(session, settings, size)
+
+
+def check_quota(session: Session, settings: Settings, size: int) -> None:
+    """Raise CohortFull unless so many bytes more may be kept, over all cohorts."""
+    used = sum(
+        int(session.scalar(select(func.coalesce(func.sum(kind.size), 0))) or 0)
+        for kind in (CohortScan, CohortMask)
+    )
     if used + size > settings.cohort_quota_bytes:
         raise CohortFull(
             f"the scans of all cohorts have {used} bytes, and {size} more are beyond the "
@@ -247,7 +282,8 @@ def _check_room(session: Session, settings: Settings, cohort_id: str, size: int)
         )
 
 
-def _write_aside(settings: Settings, upload: Upload) -> Path:
+def keep_aside(settings: Settings, upload: Upload) -> Path:
+    """Write an upload where it is no cohort's yet. Raises CohortFull when the disk is."""
     try:
         return write_aside(settings.cohorts, upload.chunks())
     except OSError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import select
 
-from service.database import Cohort, CohortScan, Database, Job
+from service.database import Cohort, Database, Job
 from service.errors import CohortInUse
 from service.jobs import cohorts
 from service.jobs.cohort_files import CohortFolder, sweep_aside
@@ -67,8 +67,7 @@ def _sweep(database: Database, settings: Settings, cohort_id: str) -> None:
     with database.write() as session:
         # Locked, so that no scan is just between its file and its row.
         session.get(Cohort, cohort_id, with_for_update=True)
-        known = set(session.scalars(select(CohortScan.sha256).where(CohortScan.cohort == cohort_id)))
-        removed = CohortFolder(settings.cohorts, cohort_id).sweep(known)
+        removed = CohortFolder(settings.cohorts, cohort_id).sweep(cohorts.digests(session, cohort_id))
     if removed:
         _log.warning("%d files of cohort %s belonged to no scan and are deleted", removed, cohort_id)
 

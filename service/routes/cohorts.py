@@ -6,28 +6,24 @@ from datetime import datetime
 from typing import Annotated, Any
 
 from anyio import to_thread
-from fastapi import APIRouter, Header, Path, Request, Response
+from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.context import Context, InContext
-from service.database import Cohort, CohortScan
+from service.database import Cohort, CohortMask, CohortScan
 from service.incoming import check_digest, formats_of
 from service.jobs import cohorts
+from service.jobs.masks import of_cohort
 from service.problems import problem_responses
-from service.routes.parameters import CohortId, HospitalId, Text
+from service.routes import masks
+from service.routes.masks import MaskView, mask_view
+from service.routes.parameters import CohortId, HospitalId, ScanName, Text
 from service.uploads import UploadLimits, declared_length, receive_body
 
 router = APIRouter(tags=["cohorts"])
+# First: a scan's name may have any part of a path in it, but does not end in /mask.
+router.include_router(masks.router)
 
-ScanName = Annotated[
-    str,
-    Path(
-        min_length=1,
-        max_length=200,
-        pattern=r"^[^\x00-\x1f\x7f]+$",
-        description="Yours to choose, and to find the scan by; nothing is stored under it.",
-    ),
-]
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _SCAN_BODY: dict[str, Any] = {
     "required": True,
@@ -51,7 +47,7 @@ class CohortView(BaseModel):
     hospital: str
     note: str | None
     scans: int = Field(description="How many.")
-    bytes: int = Field(description="Of all of them together.")
+    bytes: int = Field(description="Of all of them together, masks included.")
     created_at: datetime
     expires_at: datetime = Field(description="When its scans are deleted, unless a job still needs them.")
     deleted_at: datetime | None = Field(description="When they were.")
@@ -71,6 +67,7 @@ class ScanView(BaseModel):
     bytes: int
     format: str
     created_at: datetime
+    mask: MaskView | None = Field(None, description="What was drawn on it; null for nothing yet.")
 
 
 class ScanList(BaseModel):
@@ -121,8 +118,8 @@ def list_scans(context: InContext, hospital: HospitalId, cohort: CohortId) -> Sc
     """What has arrived, with its digests."""
     with context.database.read() as session:
         cohorts.usable(session, hospital, cohort)
-        rows = cohorts.scans(session, cohort)
-    return ScanList(cohort=cohort, scans=[_scan_view(row) for row in rows])
+        rows, drawn = cohorts.scans(session, cohort), of_cohort(session, cohort)
+    return ScanList(cohort=cohort, scans=[_scan_view(row, drawn.get(row.name)) for row in rows])
 
 
 @router.put(
@@ -161,8 +158,9 @@ async def put_scan(
             )
 
         row, created = await to_thread.run_sync(add)
+        mask = await to_thread.run_sync(_mask_of, context, row)
     response.status_code = 201 if created else 200
-    return _scan_view(row)
+    return _scan_view(row, mask)
 
 
 @router.delete(
@@ -171,13 +169,18 @@ async def put_scan(
     responses=problem_responses(404, 409, 410, 422),
 )
 def delete_scan(context: InContext, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
-    """Delete one scan, now. Refused while a job needs it."""
+    """Delete one scan and its mask, now. Refused while a job needs it."""
     cohorts.remove_scan(context.database, context.settings, hospital, cohort, name)
 
 
 def _check_room(context: Context, hospital: str, cohort: str, name: str, size: int) -> None:
     with context.database.read() as session:
         cohorts.check_room(session, context.settings, hospital, cohort, name, size)
+
+
+def _mask_of(context: Context, scan: CohortScan) -> CohortMask | None:
+    with context.database.read() as session:
+        return session.get(CohortMask, scan.id)
 
 
 def _view(cohort: Cohort, totals: tuple[int, int]) -> CohortView:
@@ -193,11 +196,12 @@ def _view(cohort: Cohort, totals: tuple[int, int]) -> CohortView:
     )
 
 
-def _scan_view(row: CohortScan) -> ScanView:
+def _scan_view(row: CohortScan, mask: CohortMask | None) -> ScanView:
     return ScanView(
         name=row.name,
         sha256=f"sha256:{row.sha256}",
         bytes=row.size,
         format=row.format,
         created_at=row.created_at,
+        mask=None if mask is None else mask_view(mask),
     )

@@ -21,5 +21,15 @@ VersionNumber = Annotated[int, Path(ge=1, le=999_999_999, description="Version n
 
 CohortId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="As POST answered it.")]
 
+ScanName = Annotated[
+    str,
+    Path(
+        min_length=1,
+        max_length=200,
+        pattern=r"^[^\x00-\x1f\x7f]+$",
+        description="Yours to choose, and to find the scan by; nothing is stored under it.",
+    ),
+]
+
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
 Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]

@@ -22,6 +22,7 @@ _PROBLEMS: dict[type[errors.ServiceError], tuple[int, str, str]] = {
     errors.CohortGone: (410, "cohort-gone", "The scans of the cohort were deleted"),
     errors.CohortInUse: (409, "cohort-in-use", "A job needs the scans of the cohort"),
     errors.ScanNameTaken: (409, "scan-name-taken", "Another scan has this name"),
+    errors.MaskTaken: (409, "mask-taken", "The scan has another mask"),
     errors.CohortFull: (507, "cohort-full", "No room for another scan"),
     errors.JobUnknown: (404, "job-unknown", "No such job"),
     errors.JobNotOver: (409, "job-not-over", "The job is not over"),

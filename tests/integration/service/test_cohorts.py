@@ -215,3 +215,44 @@ def test_a_deleted_cohort_is_gone_and_says_so(api: Any, scan: bytes) -> None:
     unknown = place[:-32] + "0" * 32
     assert problem(api.client.put(f"{unknown}/scans/a", content=scan)) == (404, "cohort-unknown")
     assert problem(api.client.delete(unknown)) == (404, "cohort-unknown")
+
+
+def test_a_mask_is_drawn_on_the_scan_it_lies_on(
+    api: Any, cohort: str, scan: bytes, picture: NDArray[np.uint8], make_png: Callable[..., bytes]
+) -> None:
+    drawn = np.zeros(picture.shape[:2], np.uint8)
+    drawn[4:9, 4:9] = 2
+    mask, where = make_png(drawn), f"{cohort}/scans/ward/7.png/mask"
+    assert problem(api.client.put(where, content=mask)) == (404, "cohort-unknown")
+    assert api.client.put(f"{cohort}/scans/ward/7.png", content=scan).json()["mask"] is None
+    made = api.client.put(where, content=mask)
+    assert (made.status_code, made.json()["values"], made.json()["format"]) == (201, [0, 2], "png")
+    again = api.client.put(where, content=mask)
+    assert (again.status_code, again.json()) == (200, made.json())
+    (listed,) = api.client.get(f"{cohort}/scans").json()["scans"]
+    assert (listed["name"], listed["mask"]) == ("ward/7.png", made.json())
+    assert api.client.get(cohort).json()["bytes"] == len(scan) + len(mask)
+    assert problem(api.client.put(where, content=make_png(drawn // 2))) == (409, "mask-taken")
+    assert api.client.delete(where).status_code == 204
+    assert problem(api.client.delete(where)) == (404, "cohort-unknown")
+    assert [path.read_bytes() for path in files(api)] == [scan]
+
+
+def test_what_is_no_mask_of_this_scan_is_refused_at_once(
+    api: Any, cohort: str, scan: bytes, picture: NDArray[np.uint8], make_png: Callable[..., bytes]
+) -> None:
+    api.client.put(f"{cohort}/scans/a", content=scan)
+    where = f"{cohort}/scans/a/mask"
+    height, width = picture.shape[:2]
+    colours = np.zeros((height, width, 3), np.uint8)
+    colours[3, 3, 0] = 255
+    for content, expected in (
+        (b"no picture", (415, "unsupported-scan")),
+        (make_png(np.zeros((height + 1, width), np.uint8)), (422, "scan-mismatch")),
+        (make_png(colours), (422, "scan-mismatch")),
+        (b"x" * (MAX_BYTES + 1), (413, "upload-too-large")),
+    ):
+        assert problem(api.client.put(where, content=content)) == expected
+    drawn = make_png(np.zeros((height, width), np.uint8))
+    assert problem(api.client.put(f"{where}?model=none", content=drawn)) == (404, "artefact-not-found")
+    assert [path.read_bytes() for path in files(api)] == [scan]

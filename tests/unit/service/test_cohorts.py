@@ -21,9 +21,10 @@ from service.errors import (
     CohortInUse,
     CohortUnknown,
     HospitalUnknown,
+    MaskTaken,
     ScanNameTaken,
 )
-from service.jobs import cohorts, records
+from service.jobs import cohorts, masks, records
 from service.jobs.expiry import expire
 from service.jobs.folder import JobFolder, StoredResult
 from service.settings import Settings
@@ -80,7 +81,7 @@ def test_a_scan_lies_under_its_digest_and_for_its_owner_alone(bench: Bench) -> N
     with bench.database.read() as session:
         (row,) = cohorts.scans(session, bench.cohort)
     assert (row.name, row.sha256, row.size) == ("mueller.nii", digest(content), len(content))
-    path = cohorts.scan_path(bench.settings, row)
+    path = cohorts.file_of(bench.settings, row, row.name).path
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
@@ -311,3 +312,53 @@ def test_a_jobs_folder_is_private_and_its_result_whole_or_not_there(tmp_path: Pa
 def test_what_is_no_id_makes_no_folder(tmp_path: Path, job_id: str) -> None:
     with pytest.raises(ValueError, match="no id of a job"):
         JobFolder(tmp_path, job_id)
+
+
+def draw(bench: Bench, name: str, content: bytes) -> bool:
+    where = (bench.database, bench.settings, "north", bench.cohort)
+    with Upload(bench.settings.spool) as upload, bench.database.read() as session:
+        upload.write(content)
+        scan = masks.check_room(session, bench.settings, "north", bench.cohort, name, len(content))
+    with Upload(bench.settings.spool) as upload:
+        upload.write(content)
+        return masks.add_mask(*where, scan, upload, masks.DecodedMask("png", [0, 1]))[1]
+
+
+def test_a_mask_goes_with_its_scan_and_shared_bytes_when_nobody_names_them(bench: Bench) -> None:
+    for name in ("a", "b"):
+        bench.add(name, name.encode())
+        assert draw(bench, name, b"empty")
+    assert not draw(bench, "a", b"empty")
+    where = (bench.database, bench.settings, "north", bench.cohort)
+    with pytest.raises(MaskTaken, match=digest(b"empty")[:12]):
+        draw(bench, "a", b"another")
+    with bench.database.read() as session:
+        assert cohorts.totals(session, [bench.cohort]) == {bench.cohort: (2, 2 + 2 * len(b"empty"))}
+        assert list(masks.of_cohort(session, bench.cohort)) == ["a", "b"]
+    masks.remove_mask(*where, "a")
+    with pytest.raises(CohortUnknown, match="no mask"):
+        masks.remove_mask(*where, "a")
+    assert sorted(bench.files().values()) == [b"a", b"b", b"empty"]
+    expire(bench.database, bench.settings)
+    assert sorted(bench.files().values()) == [b"a", b"b", b"empty"]
+    cohorts.remove_scan(*where, "b")
+    assert list(bench.files().values()) == [b"a"]
+    draw(bench, "a", b"target")
+    cohorts.remove(*where)
+    assert bench.files() == {}
+
+
+def test_masks_are_bounded_and_wait_for_jobs(database: Database, tmp_path: Path) -> None:
+    bench = Bench(database, tmp_path / "state", cohort_quota_bytes=10)
+    bench.add("a", b"1234567")
+    with pytest.raises(CohortFull, match="LOCUM_COHORT_QUOTA_BYTES"):
+        draw(bench, "a", b"mask")
+    draw(bench, "a", b"123")
+    with pytest.raises(CohortFull):
+        bench.add("b", b"1")
+    with pytest.raises(CohortUnknown):
+        draw(bench, "b", b"")
+    bench.job("running")
+    with pytest.raises(CohortInUse):
+        masks.remove_mask(bench.database, bench.settings, "north", bench.cohort, "a")
+    assert not draw(bench, "a", b"123")

@@ -1,0 +1,140 @@
+"""`/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask`: what the hospital drew on a scan."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import BaseModel, Field
+
+from model_store.preprocessing import check_grid, check_values, label_values
+from model_store.scan import decode
+from model_store.task import Task
+from service.context import Context, InContext
+from service.database import CohortMask, CohortScan
+from service.incoming import check_digest
+from service.jobs import cohorts, masks
+from service.offered import offered
+from service.problems import problem_responses
+from service.routes.parameters import CohortId, HospitalId, ScanName
+from service.scan_limits import scan_limits
+from service.uploads import UploadLimits, declared_length, receive_body
+
+router = APIRouter(tags=["cohorts"])
+
+_BODY: dict[str, Any] = {
+    "required": True,
+    "description": "PNG, TIFF, .nii or .nii.gz of whole numbers, on the scan's own grid: an empty target is "
+    "a mask of background, and a scan without a mask is one that nobody has looked at.",
+    "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+}
+
+
+class MaskView(BaseModel):
+    """The mask of a scan."""
+
+    sha256: str = Field(description="`sha256:` and 64 hexadecimal digits.")
+    bytes: int
+    format: str
+    values: list[int] = Field(description="That occur in it, ascending.")
+    created_at: datetime
+
+
+def mask_view(row: CohortMask) -> MaskView:
+    """A row as it looks from outside."""
+    return MaskView(
+        sha256=f"sha256:{row.sha256}",
+        bytes=row.size,
+        format=row.format,
+        values=row.label_values,
+        created_at=row.created_at,
+    )
+
+
+@router.put(
+    "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}/mask",
+    responses={
+        201: {"model": MaskView, "description": "Added; it is on the disk."},
+        **problem_responses(404, 408, 409, 410, 413, 415, 422, 507),
+    },
+    openapi_extra={"requestBody": _BODY},
+)
+async def put_mask(
+    request: Request,
+    context: InContext,
+    hospital: HospitalId,
+    cohort: CohortId,
+    name: ScanName,
+    response: Response,
+    model: Annotated[
+        str | None,
+        Query(
+            max_length=256,
+            description="A model that the mask is for: values that its task does not name are refused now. "
+            "Without it they are when an adaptation is asked for.",
+        ),
+    ] = None,
+    repr_digest: Annotated[str | None, Header(description="RFC 9530; `sha-256` is checked.")] = None,
+) -> MaskView:
+    """Add a scan's mask. The same bytes again change nothing, so that a client can resume.
+
+    It is decoded once, beside its scan: what is no mask, or of another grid, is refused now.
+    """
+    scan: CohortScan | None = None
+    task: Task | None = None
+
+    async def admit() -> None:
+        nonlocal scan, task
+        scan = await to_thread.run_sync(
+            _check_room, context, hospital, cohort, name, declared_length(request) or 0
+        )
+        if model is not None:
+            task = (await to_thread.run_sync(offered, context, model, hospital)).artefact.manifest.task
+
+    limits = UploadLimits(context.settings.max_upload_bytes)
+    with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:
+        assert scan is not None
+        check_digest(repr_digest, upload)
+        found = scan
+
+        def check() -> masks.DecodedMask:
+            return _decoded(context, found, upload.read(), task)
+
+        decoded = await to_thread.run_sync(check, limiter=context.decoding)
+
+        def add() -> tuple[CohortMask, bool]:
+            return masks.add_mask(
+                context.database, context.settings, hospital, cohort, found, upload, decoded
+            )
+
+        row, created = await to_thread.run_sync(add)
+    response.status_code = 201 if created else 200
+    return mask_view(row)
+
+
+@router.delete(
+    "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}/mask",
+    status_code=204,
+    responses=problem_responses(404, 409, 410, 422),
+)
+def delete_mask(context: InContext, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
+    """Delete a scan's mask, now; the scan stays. Refused while a job needs it."""
+    masks.remove_mask(context.database, context.settings, hospital, cohort, name)
+
+
+def _check_room(context: Context, hospital: str, cohort: str, name: str, size: int) -> CohortScan:
+    with context.database.read() as session:
+        return masks.check_room(session, context.settings, hospital, cohort, name, size)
+
+
+def _decoded(context: Context, scan: CohortScan, data: bytes, task: Task | None) -> masks.DecodedMask:
+    limits = scan_limits(context.settings)
+    drawn = decode(data, limits)
+    values = label_values(drawn)
+    if task is not None:
+        check_values(values, task)
+    below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), limits)
+    check_grid(drawn, below.grid, below.affine)
+    return masks.DecodedMask(drawn.format, values)
