@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.errors import NetworkError
-from personalization.networks.registry import register
+from personalization.networks.registry import check_arguments, register
 
 BLOCKS = (2, 2, 2, 2)
 # Below this the three halvings leave nothing to pool.
@@ -28,13 +28,7 @@ class ResNet18(nn.Module):
 
     def __init__(self, in_channels: int, classes: int, width: int = 64) -> None:
         super().__init__()
-        for name, value, least in (
-            ("in_channels", in_channels, 1),
-            ("classes", classes, 2),
-            ("width", width, 1),
-        ):
-            if value < least:
-                raise NetworkError(f"resnet18: {name} must be at least {least}, found {value}")
+        check_arguments("resnet18", in_channels, classes, width)
         self.in_channels = in_channels
         self.conv1 = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
