@@ -14,5 +14,9 @@ class ClassifyOptions(ScanOptions):
     personalization: Personalization = Field(
         "auto",
         description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
-        "member model of its site, else the global model. `hospital`: the first of these, or a refusal.",
+        "member model of its site, else that of its cluster, else the global model; where there are several "
+        "clusters and the hospital is in none, a refusal. `hospital`: the first of these, or a refusal.",
+    )
+    cluster: str | None = Field(
+        None, max_length=64, description="With `cluster`: which one; that of the hospital by default."
     )

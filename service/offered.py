@@ -13,6 +13,7 @@ from model_store.artefact import Artefact
 from model_store.errors import StoreError
 from model_store.reference import parse_reference
 from model_store.store import Store
+from model_store.task import Kind
 from service.adapted import adaptable, adapted_for
 from service.assignments import assignment, site_of
 from service.context import Context
@@ -20,6 +21,12 @@ from service.database import Assignment
 from service.problems import Problem
 
 Cause = Literal["named", "assigned", "newest"]
+
+# Where scans for a task of that kind are sent, and what is done to them there.
+_ROUTES: dict[Kind, tuple[str, str]] = {
+    "segmentation": ("/segment", "segmented"),
+    "classification": ("/classify", "classified"),
+}
 
 
 @dataclass(frozen=True)
@@ -59,15 +66,17 @@ def offered_names(store: Store) -> list[str]:
     return names
 
 
-def offered(context: Context, model: str | None, hospital: str | None) -> Offered:
-    """Find the version. Reads the store and the database: call it in a thread.
+def offered(context: Context, model: str | None, hospital: str | None, kind: Kind | None = None) -> Offered:
+    """Find the version, of a model for tasks of that kind. Reads the store and the database: call it in a
+    thread.
 
     Raises:
-        Problem: 422 for what is not offered on its own, or to this hospital, or is not named clearly enough.
+        Problem: 422 for what is not offered on its own, or to this hospital, or is not named clearly enough,
+            or is for a task of another kind.
         HospitalUnknown: nobody registered it.
         StoreError: the reference does not open.
     """
-    reference = model if model is not None else _only_model(context.store)
+    reference = model if model is not None else _only_model(context.store, kind)
     name, number, digest = parse_reference(reference)
     home, entry = _of_hospital(context, hospital, name)
     cause: Cause = "newest"
@@ -85,12 +94,16 @@ def offered(context: Context, model: str | None, hospital: str | None) -> Offere
             f"'{found.artefact}' is a part of '{found.artefact.manifest.part_of}'; ask for that model, and "
             "for the part with `personalization`.",
         )
+    if kind is not None:
+        _check_kind(found.artefact, kind)
     if found.owner is not None:
         _check_owner(found, found.owner)
     return found
 
 
-def resolve_parent(context: Context, model: str | None = None, hospital: str | None = None) -> Artefact:
+def resolve_parent(
+    context: Context, model: str | None = None, hospital: str | None = None, kind: Kind | None = None
+) -> Artefact:
     """The artefact to adapt for this hospital: the one named, else what the hospital is served (or what
     that was made from), else the newest. Reads the store and the database: call it in a thread.
 
@@ -99,12 +112,27 @@ def resolve_parent(context: Context, model: str | None = None, hospital: str | N
         HospitalUnknown: nobody registered it.
         StoreError: the reference does not open.
     """
-    return adaptable(context.store, offered(context, model, hospital).artefact)
+    return adaptable(context.store, offered(context, model, hospital, kind).artefact)
 
 
 def contradiction(detail: str) -> Problem:
     """422: parameters of one request that cannot both be meant."""
     return Problem(422, "contradiction", "The parameters contradict each other", detail)
+
+
+def _check_kind(artefact: Artefact, kind: Kind) -> None:
+    task = artefact.manifest.task
+    if task.kind == kind:
+        return
+    route, done = _ROUTES[task.kind]
+    raise Problem(
+        422,
+        "another-kind-of-task",
+        "A model for another kind of task",
+        f"Expected a model by which scans are {_ROUTES[kind][1]}, found '{artefact}', by which they are "
+        f"{done} (task '{task.name}'): send the scan to POST {route}, or name another model.",
+        route=route,
+    )
 
 
 def _check_owner(found: Offered, owner: str) -> None:
@@ -124,16 +152,19 @@ def _check_owner(found: Offered, owner: str) -> None:
         )
 
 
-def _only_model(store: Store) -> str:
+def _only_model(store: Store, kind: Kind | None) -> str:
     names = offered_names(store)
-    if len(names) != 1:
+    fitting = [name for name in names if kind in (None, store.open(name, verify=False).manifest.task.kind)]
+    # Of another kind: asked for, so that the refusal can say where it belongs.
+    chosen = fitting or names
+    if len(chosen) != 1:
         detail = (
-            f"The store offers {len(names)} models, so `model` must name one: {', '.join(names)}."
-            if names
+            f"The store offers {len(chosen)} models, so `model` must name one: {', '.join(chosen)}."
+            if chosen
             else "The store offers no model; publish one, for example with `python -m training.federate`."
         )
-        raise Problem(422, "model-not-named", "Which model?", detail, choices=names)
-    return names[0]
+        raise Problem(422, "model-not-named", "Which model?", detail, choices=chosen)
+    return chosen[0]
 
 
 def _of_hospital(context: Context, hospital: str | None, name: str) -> tuple[str | None, Assignment | None]:

@@ -34,6 +34,7 @@ class Receipt(BaseModel):
     graph: str = Field(description="sha256 of the onnx graph; also in `Locum-Graph`.")
     personalization: str
     site: str | None
+    cluster: str | None
     why: str = Field(description="How version and network were chosen.")
     options: dict[str, JsonValue] = Field(description="The request's parameters, defaults filled in.")
     provider: str = Field(description="onnxruntime's execution provider.")

@@ -62,7 +62,8 @@ class ScanRequest:
         return await to_thread.run_sync(self._keep, space)
 
     def _space(self) -> Artefact:
-        found = resolve_parent(self.context, self.options.model, self.options.hospital)
+        options = self.options
+        found = resolve_parent(self.context, options.model, options.hospital, "segmentation")
         kind = kind_of(found)
         if kind is None or not kind.by_scan:
             raise Problem(

@@ -14,21 +14,12 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from model_store.artefact import Artefact
-from model_store.task import Kind
 from service.context import Context
 from service.inference.pipeline import Stopwatch
 from service.multipart import malformed
-from service.problems import Problem
 from service.selection import Selection
 from service.spool import Upload
 from service.uploads import UploadForm, UploadLimits, receive
-
-# Where scans for a task of that kind are sent, and what is done to them there.
-_ROUTES: dict[Kind, tuple[str, str]] = {
-    "segmentation": ("/segment", "segmented"),
-    "classification": ("/classify", "classified"),
-}
 
 
 async def receive_scan(request: Request, context: Context, watch: Stopwatch) -> UploadForm:
@@ -47,22 +38,6 @@ def scan_in(form: UploadForm) -> Upload:
     if scan is None:
         raise malformed("the field 'scan' with the scan's file is missing")
     return scan
-
-
-def require_kind(artefact: Artefact, kind: Kind) -> None:
-    """Raises Problem 422 for a model of a task of another kind, naming the route that it belongs to."""
-    task = artefact.manifest.task
-    if task.kind == kind:
-        return
-    route, done = _ROUTES[task.kind]
-    raise Problem(
-        422,
-        "another-kind-of-task",
-        "A model for another kind of task",
-        f"Expected a model that can have a scan {_ROUTES[kind][1]}, found '{artefact}', by which one is "
-        f"{done} (task '{task.name}'): send the scan to POST {route}, or name another model.",
-        route=route,
-    )
 
 
 async def answer_now(

@@ -8,13 +8,12 @@ from pydantic import Field
 
 from service.answers import Output
 from service.scan_options import ScanOptions
-from service.selection import Personalization
 
 
 class SegmentOptions(ScanOptions):
     """How a scan is to be segmented."""
 
-    personalization: Personalization | Literal["scan"] = Field(
+    personalization: Literal["auto", "global", "member", "hospital", "scan"] = Field(
         "auto",
         description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
         "member model of its site, else the global model. `hospital`: the first of these, or a refusal. "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -13,7 +15,7 @@ from service.inference.pipeline import Stopwatch
 from service.problems import problem_responses
 from service.routes.headers import ANSWER_HEADERS, described_headers
 from service.scan_options import read_options, request_body
-from service.scan_requests import answer_now, receive_scan, require_kind, scan_in
+from service.scan_requests import answer_now, receive_scan, scan_in
 from service.selection import Selection, resolve
 
 router = APIRouter(tags=["classification"])
@@ -44,12 +46,16 @@ async def classify_scan(request: Request, context: InContext) -> Response:
         options = read_options(ClassifyOptions, form.fields)
         scan = scan_in(form)
 
-        def select() -> Selection:
-            selection = resolve(
-                context, options.model, options.hospital, options.personalization, options.site
-            )
-            require_kind(selection.offered, Classifying.KIND)
-            return selection
+        select = partial(
+            resolve,
+            context,
+            options.model,
+            options.hospital,
+            options.personalization,
+            options.site,
+            options.cluster,
+            kind=Classifying.KIND,
+        )
 
         def answer(selection: Selection) -> Response:
             return answer_upload(Classifying, context, request_id, options, selection, scan, watch)

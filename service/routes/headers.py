@@ -9,8 +9,8 @@ ANSWER_HEADERS: Mapping[str, str] = {
     "Locum-Request": "Id of this request.",
     "Locum-Model": "`name@version` that was asked for.",
     "Locum-Graph": "sha256 of the onnx graph that answered.",
-    "Locum-Personalization": "Whose network it was: `global`, `member; site=CS`, `hospital; hospital=dune` "
-    "or `scan`.",
+    "Locum-Personalization": "Whose network it was: `global`, `member; site=CS`, `cluster; cluster=2`, "
+    "`hospital; hospital=dune` or `scan`.",
     "Locum-Warnings": "How many warnings the guard has; a JSON answer lists them.",
     "Server-Timing": "Milliseconds per stage.",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from anyio import to_thread
@@ -21,7 +22,7 @@ from service.routes.job_views import JobView, view
 from service.routes.jobs import get_result
 from service.scan_jobs import ScanRequest, wait_for
 from service.scan_options import read_options, request_body
-from service.scan_requests import answer_now, receive_scan, require_kind, scan_in
+from service.scan_requests import answer_now, receive_scan, scan_in
 from service.segment_options import SegmentOptions
 from service.segmenting import Segmenting
 from service.selection import Selection, resolve
@@ -74,12 +75,15 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
         options = read_options(SegmentOptions, form.fields)
         scan = scan_in(form)
         if options.personalization != "scan":
-            whose = options.personalization
-
-            def select() -> Selection:
-                selection = resolve(context, options.model, options.hospital, whose, options.site)
-                require_kind(selection.offered, Segmenting.KIND)
-                return selection
+            select = partial(
+                resolve,
+                context,
+                options.model,
+                options.hospital,
+                options.personalization,
+                options.site,
+                kind=Segmenting.KIND,
+            )
 
             def answer(selection: Selection) -> Response:
                 return answer_upload(Segmenting, context, request_id, options, selection, scan, watch)
