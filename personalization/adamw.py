@@ -37,11 +37,13 @@ def train_adamw(
 ) -> tuple[float, Optimiser]:
     """Train in place, one batch per rate; gives the mean loss and the optimiser after it.
 
+    Parameters that require no gradient stay as they are.
+
     `batches` gives (images [B, C, H, W], targets [B, H, W]) and may be endless; `loss` makes a scalar of
     them. Moments belong to parameters by name, so a parameter whose value was replaced meanwhile keeps them.
     Raises ValueError when there are fewer batches than rates.
     """
-    parameters = dict(network.named_parameters())
+    parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
     device = next(iter(parameters.values())).device
     adamw = torch.optim.AdamW(parameters.values(), weight_decay=optimiser.weight_decay)
     for name, parameter in parameters.items() if optimiser.taken else ():

@@ -110,7 +110,7 @@ class Checkpoint:
         """The checkpoint in these bytes. Raises CheckpointError when they are not one."""
         try:
             tensors = safetensors_torch.load(data)
-            facts = _facts(data)
+            facts = header_facts(data)
             if facts["format"] != FORMAT:
                 raise ValueError(f"expected format {FORMAT}, found {facts['format']}")
             parts: dict[str, State] = {part: {} for part in _PARTS}
@@ -140,7 +140,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return hashed.hexdigest()
 
 
-def _facts(data: bytes) -> dict[str, Any]:
+def header_facts(data: bytes) -> dict[str, Any]:
     """The JSON in a safetensors header, which the package reads from files only."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
