@@ -155,7 +155,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     batches = [prepared.slices[i : i + BATCH] for i in range(0, len(prepared.slices), BATCH)]
     restorer = Restorer(prepared.geometry)
     for batch in batches:
-        restorer.add(session.run(batch))
+        restorer.add(session.run(batch).probabilities)
     mask = restorer.finish()
     body = b'--locum\r\nContent-Disposition: form-data; name="scan"; filename="scan"\r\n\r\n'
     body += data + b"\r\n--locum--\r\n"

@@ -57,7 +57,15 @@ class SegmentationReport(BaseModel):
         description="Mean normalised entropy of the class probabilities, weighted by the probability of "
         "foreground: 0 certain, 1 nothing known. Not a probability of error."
     )
-    warnings: list[str] = Field(description="In which ways the scan does not look like the task.")
+    attention: dict[str, float] | None = Field(
+        None,
+        description="Of a network with cross-attention (FedOAP): the share of its attention on the scan "
+        "itself (`own`) and on the tokens of each of the federation's sites, mean over the slices; they add "
+        "up to 1.",
+    )
+    warnings: list[str] = Field(
+        description="In which ways the scan does not look like the task, and what else to beware of."
+    )
     shape: list[int] = Field(description="Of the mask: [H, W], or the volume's own [I, J, K].")
     timing_ms: dict[str, float]
     receipt: Receipt

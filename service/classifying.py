@@ -63,7 +63,7 @@ class Classifying(Answering[ClassifyOptions]):
         return ClassificationReport(
             **class_report(found.mean, names).model_dump(),
             slices=slices if found.scan.is_volume else None,
-            warnings=list(found.warnings),
+            warnings=[*self.selection.warnings, *found.warnings],
             shape=list(found.scan.grid),
             timing_ms=self._timing(),
             receipt=self._receipt(),

@@ -45,7 +45,8 @@ class Segmenting(Answering[SegmentOptions]):
         return SegmentationReport(
             labels=measure(found, self.selection.manifest.task),
             uncertainty=found.uncertainty,
-            warnings=list(found.warnings),
+            attention=found.attention,
+            warnings=[*self.selection.warnings, *found.warnings],
             shape=list(found.classes.shape),
             timing_ms=self._timing(),
             receipt=self._receipt(output=self.output),

@@ -54,7 +54,7 @@ def classify(
         ArtefactDamaged: the network gives no probabilities for it.
     """
     reading = read(data, manifest, limits, watch, before_running)
-    parts = list(run(reading, session, watch))
+    parts = [outputs.probabilities for outputs in run(reading, session, watch)]
     expected = len(manifest.task.classes)
     for part in parts:
         if part.ndim != 2 or part.shape[1] != expected:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,11 @@ from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import Geometry, Prepared, Restorer, prepare
 from model_store.scan import Limits, Scan, decode
-from service.inference.sessions import Session
+from service.inference.attention import Attention
+from service.inference.sessions import Outputs, Session
 from service.inference.uncertainty import Uncertainty
+
+Taken = TypeVar("Taken", contravariant=True)
 
 # Slices per run: bounds the memory of activations and probabilities, whatever the volume's length.
 BATCH = 8
@@ -57,13 +61,17 @@ class Reading:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """`classes`: uint8 class indices on the scan's own grid, [H, W] or [I, J, K]."""
+    """`classes`: uint8 class indices on the scan's own grid, [H, W] or [I, J, K].
+
+    `attention`: the share of each source, over all slices; None of a network without cross-attention.
+    """
 
     scan: Scan
     geometry: Geometry
     classes: NDArray[np.uint8]
     uncertainty: float
     warnings: tuple[str, ...]
+    attention: dict[str, float] | None = None
 
 
 # Called with the decoded scan and the guard's warnings, before anything is run; it refuses by raising.
@@ -88,13 +96,13 @@ def read(
     return Reading(scan, prepared, warnings)
 
 
-def run(reading: Reading, session: Session, watch: Stopwatch) -> Iterator[NDArray[np.float32]]:
-    """The network's probabilities of the slices in order, at most BATCH at a time: [S, K, …]."""
+def run(reading: Reading, session: Session, watch: Stopwatch) -> Iterator[Outputs]:
+    """What the network gives for the slices in order, at most BATCH at a time."""
     slices = reading.prepared.slices
     for start in range(0, len(slices), BATCH):
         with watch.stage("inference"):
-            probabilities = session.run(slices[start : start + BATCH])
-        yield probabilities
+            outputs = session.run(slices[start : start + BATCH])
+        yield outputs
 
 
 def segment(
@@ -121,19 +129,26 @@ def segment(
     """
     reading = read(data, manifest, limits, watch, before_running)
     geometry = reading.prepared.geometry
-    restorer, uncertainty = Restorer(geometry), Uncertainty()
-    for probabilities in run(reading, session, watch):
+    restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)
+    for probabilities, shares in run(reading, session, watch):
         with watch.stage("uncertainty"):
             uncertainty.add(probabilities)
         with watch.stage("restore"):
             _add(restorer, probabilities, session.digest)
+            _add(attention, shares, session.digest)
     with watch.stage("restore"):
         classes = restorer.finish()
-    return Segmentation(reading.scan, geometry, classes, uncertainty.value, reading.warnings)
+    return Segmentation(
+        reading.scan, geometry, classes, uncertainty.value, reading.warnings, attention.shares
+    )
 
 
-def _add(restorer: Restorer, probabilities: NDArray[np.float32], graph: str) -> None:
+class _Taking(Protocol[Taken]):
+    def add(self, values: Taken, /) -> None: ...
+
+
+def _add(to: _Taking[Taken], values: Taken, graph: str) -> None:
     try:
-        restorer.add(probabilities)
+        to.add(values)
     except ValueError as error:
         raise ArtefactDamaged(f"graph {graph}: {error}; withdraw the model or publish it again") from error

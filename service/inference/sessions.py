@@ -11,6 +11,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
@@ -22,7 +23,15 @@ from service.problems import Problem
 
 INPUT = "image"
 OUTPUT = "probabilities"
+ATTENTION = "attention"
 _ERRORS_ONLY = 3
+
+
+class Outputs(NamedTuple):
+    """Class probabilities [S, K, …]; of a network with cross-attention, [S, sources] too."""
+
+    probabilities: NDArray[np.float32]
+    attention: NDArray[np.float32] | None = None
 
 
 class Session:
@@ -52,6 +61,7 @@ class Session:
                 f"found {sorted(inputs)} and {sorted(outputs)}; publish the model again"
             )
         self.digest = digest
+        self._outputs = [name for name in (OUTPUT, ATTENTION) if name in outputs]
         # Asked of the session itself: what was wanted is not what one gets.
         self.provider: str = self._session.get_providers()[0]
         if device == "cuda" and self.provider != CUDA:
@@ -63,10 +73,9 @@ class Session:
                 "LOCUM_DEVICE=auto.",
             )
 
-    def run(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[S, C, H, W] -> class probabilities [S, K, H, W], all in one run."""
-        result: NDArray[np.float32] = self._session.run([OUTPUT], {INPUT: np.ascontiguousarray(slices)})[0]
-        return result
+    def run(self, slices: NDArray[np.float32]) -> Outputs:
+        """What the graph gives for slices [S, C, H, W], all in one run."""
+        return Outputs(*self._session.run(self._outputs, {INPUT: np.ascontiguousarray(slices)}))
 
 
 class SessionCache:

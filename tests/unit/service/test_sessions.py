@@ -19,7 +19,7 @@ Graph = Callable[..., bytes]
 
 def test_probabilities_are_those_of_the_graph(threshold_graph: Graph) -> None:
     slices = np.random.default_rng(0).random((5, 1, 16, 16), dtype=np.float32)
-    found = Session("d", threshold_graph(at=0.25), device="cpu").run(slices)
+    found = Session("d", threshold_graph(at=0.25), device="cpu").run(slices).probabilities
     assert found.shape == (5, 2, 16, 16)
     assert found.dtype == np.float32
     expected = 1 / (1 + np.exp(-8 * (slices[:, 0].astype(float) - 0.25)))
@@ -30,7 +30,7 @@ def test_probabilities_are_those_of_the_graph(threshold_graph: Graph) -> None:
 def test_the_same_slices_give_the_same_bytes(threshold_graph: Graph) -> None:
     slices = np.random.default_rng(0).random((3, 1, 16, 16), dtype=np.float32)
     graph = threshold_graph()
-    results = {Session("d", graph, device="cpu").run(slices).tobytes() for _ in range(3)}
+    results = {Session("d", graph, device="cpu").run(slices).probabilities.tobytes() for _ in range(3)}
     assert len(results) == 1
 
 
@@ -67,7 +67,7 @@ def test_the_least_recently_used_goes_first(threshold_graph: Graph) -> None:
         get(name)
     assert loads == ["a", "b", "c", "b"]
     assert len(cache) == 2
-    assert first.run(np.zeros((1, 1, 16, 16), np.float32)).shape == (1, 2, 16, 16)
+    assert first.run(np.zeros((1, 1, 16, 16), np.float32)).probabilities.shape == (1, 2, 16, 16)
 
 
 def test_a_failure_reaches_everyone_who_waits_and_the_next_try_is_fresh(threshold_graph: Graph) -> None:
