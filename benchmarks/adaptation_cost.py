@@ -184,7 +184,7 @@ def main(
     # Activations of an earlier cell would stay with the process: pages given back at once, and equal for all.
     os.environ["MALLOC_ARENA_MAX"] = "1"
     common = {"size": 96, "width": 16}
-    routed = [("locum", "direct"), ("paper", "direct"), ("official", "direct"), ("locum", "pooled")]
+    routed = [("paper", "direct"), ("official", "direct"), ("paper", "pooled")]
     cells: list[Cell] = [
         *(
             {"what": "step", "preset": preset, "router": router, "K": 3, **common, "repeats": repeats}

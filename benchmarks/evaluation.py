@@ -82,18 +82,18 @@ class Scans:
         """For every slice the number of its scan."""
         return [number for number, scan in enumerate(self.scans) for _ in range(scan.slices)]
 
-    @property
-    def mixed(self) -> Tensor:
-        """The images in `mixed_order`, for what takes them batch by batch."""
-        return self.images[mixed_order(len(self.images))]
-
     def of(self, patients: Collection[str]) -> Scans:
         """The scans of some patients."""
-        index = self.scan_index
-        kept = [i for i, number in enumerate(index) if self.scans[number].patient in patients]
-        return Scans(
-            self.images[kept], tuple(scan for scan in self.scans if scan.patient in patients), self.classes
-        )
+        return self._only({number for number, scan in enumerate(self.scans) if scan.patient in patients})
+
+    def thinned(self, most: int) -> Scans:
+        """Evenly spaced scans, so few that they have about `most` slices at most."""
+        return self._only(set(range(0, len(self.scans), math.ceil(len(self.images) / most))))
+
+    def _only(self, numbers: Collection[int]) -> Scans:
+        kept = [i for i, number in enumerate(self.scan_index) if number in numbers]
+        scans = tuple(scan for number, scan in enumerate(self.scans) if number in numbers)
+        return Scans(self.images[kept], scans, self.classes)
 
     def dice(self, probabilities_NKHW: Tensor) -> dict[str, float]:
         """Foreground Dice of every patient, as `patient_dice` has it, of predictions for `images`."""

@@ -46,10 +46,14 @@ from training.tasks import template
 
 @dataclass(frozen=True)
 class Profile:
-    """How long, how often, on what. `method` are fields of IopFlConfig, `planted` images a bad cohort has."""
+    """How long, how often, on what. `method` are fields of IopFlConfig.
+
+    At most about `images` slices are learned from at a time, and `planted` where something bad is.
+    """
 
     seeds: int
     epochs: int
+    images: int
     planted: int
     size: int | None = None
     device: str = "cpu"
@@ -57,9 +61,9 @@ class Profile:
 
 
 PROFILES = {
-    "smoke": Profile(1, 2, 16, 32, method={"rounds": 2, "width": 4}),
-    "cpu": Profile(3, 5, 64, method={"rounds": 25, "width": 16, "precision": "bfloat16"}),
-    "full": Profile(3, 10, 256, 256, "cuda", {"rounds": 100, "width": 32}),
+    "smoke": Profile(1, 2, 24, 16, 32, method={"rounds": 2, "width": 4}),
+    "cpu": Profile(3, 5, 128, 64, method={"rounds": 25, "width": 16, "precision": "bfloat16"}),
+    "full": Profile(3, 10, 512, 256, 256, "cuda", {"rounds": 100, "width": 32}),
 }
 # Fixed before anything was run on them: vessels are thin and branched, which the shape prior forbids, and
 # few images a site make few steps of 16.
@@ -72,9 +76,10 @@ FOREIGN = "breast_ultrasound"
 # The first group answers the question, so all sites and seeds have it before the others start. What routes:
 # preset and router.
 GROUPS: tuple[tuple[str, ...], ...] = (
-    ("plain", "routing locum direct"),
+    ("plain", "routing paper direct"),
+    ("routing official direct",),
     ("planted",),
-    ("routing paper direct", "routing official direct", "routing paper pooled"),
+    ("routing paper pooled",),
 )
 
 
@@ -86,6 +91,7 @@ def cells_of(
         "set": set_,
         "profile": profile,
         "size": settings.size,
+        "images": settings.images,
         "method": IopFlConfig(**{**settings.method, **METHOD_OF_SET.get(set_, {})}).model_dump(mode="json"),
     }
     return [
@@ -104,7 +110,7 @@ def adaptation_of(arms: str, set_: str, settings: Profile, tries: Mapping[str, A
     """
     if arms == "plain":
         return {"epochs": settings.epochs}
-    preset, router = arms.split()[1:] if arms.startswith("routing") else ("locum", "direct")
+    preset, router = arms.split()[1:] if arms.startswith("routing") else ("paper", "direct")
     shape = {"shape_weight": SHAPE_WEIGHT_OF_SET[set_]} if set_ in SHAPE_WEIGHT_OF_SET else {}
     fields = {"preset": preset, "router": router, "epochs": settings.epochs, **shape, **tries}
     config = AdaptationConfig(**fields)
@@ -178,16 +184,16 @@ class Experiment:
         judge = Judge(models, result.publication.statistics, task)
         cases = self._federation.site(cell["site"]).cases
         scans = Scans.load(cases, task)
+        hospital = Hospital.of(scans, seed, cell["images"])
         facts = cell["adaptation"]
         if cell["arms"] == "plain":
-            return plain_arms(models, Hospital.of(scans, seed), facts["epochs"], seed)
+            return plain_arms(models, hospital, facts["epochs"], seed)
         fields = {name: value for name, value in facts.items() if name not in ("loss", "planted")}
         config = AdaptationConfig(**fields, seed=seed)
         if cell["arms"] == "planted":
             cohorts = self._cohorts(cases, scans, task, facts["planted"])
             return planted(models, judge, scans, cohorts, config)
-        thorough = config.preset == "locum" and seed == 0  # it more than doubles the cost of a cell
-        return routing_arms(models, judge, Hospital.of(scans, seed), config, thorough)
+        return routing_arms(models, judge, hospital, config)
 
     def _cohorts(self, cases: Sequence[Case], scans: Scans, task: Task, count: int) -> Cohorts:
         few = some(scans, count)

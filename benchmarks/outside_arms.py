@@ -152,46 +152,65 @@ def halves(patients: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[s
 
 
 @dataclass(frozen=True)
+class Turn:
+    """What is learned from, and what is reported."""
+
+    learned: Scans
+    reported: Scans
+
+
+@dataclass(frozen=True)
 class Hospital:
-    """The site left out: all its scans, and the halves of its patients for the inductive comparison."""
+    """The site left out: all its scans, and the halves of its patients for the inductive comparison.
+
+    At most about `most` slices are learned from at a time; all are reported.
+    """
 
     scans: Scans
     halves: tuple[Scans, Scans]
+    most: int
 
     @classmethod
-    def of(cls, scans: Scans, seed: int) -> Hospital:
+    def of(cls, scans: Scans, seed: int, most: int) -> Hospital:
         """Halves drawn from the seed."""
         first, second = halves(scans.patients, seed)
-        return cls(scans, (scans.of(first), scans.of(second)))
+        return cls(scans, (scans.of(first), scans.of(second)), most)
 
-    def turns(self) -> tuple[tuple[Scans, Scans], tuple[Scans, Scans]]:
-        """Each half to learn from, with the other to report."""
+    def whole(self) -> Turn:
+        """Transductive: learned from all patients, who are reported."""
+        return Turn(self.scans.thinned(self.most), self.scans)
+
+    def turns(self) -> tuple[Turn, Turn]:
+        """Inductive: each half to learn from, with the other to report."""
         first, second = self.halves
-        return (first, second), (second, first)
+        return Turn(first.thinned(self.most), second), Turn(second.thinned(self.most), first)
 
 
 def plain_arms(models: Models, hospital: Hospital, epochs: int, seed: int) -> dict[str, Any]:
     """A cell's result for all arms without routing: those that learn nothing, baked batch norm, Tent."""
-    everything = hospital.scans
-    tented = tent(models.network(), everything, epochs, seed, everything)
+    whole = hospital.whole()
+    tented = tent(models.network(), whole.learned, epochs, seed, whole.learned)
     transductive = {
-        "global (baked)": everything.dice(predict(_baked(models, everything), everything.images)),
-        "tent": everything.dice(predict(tented.network, everything.images)),
+        "global (baked)": _dice(_baked(models, whole.learned), whole.reported),
+        "tent": _dice(tented.network, whole.reported),
     }
     inductive: Arms = {"global (baked)": {}, "tent": {}}
-    for learned, reported in hospital.turns():
-        inductive["global (baked)"] |= reported.dice(predict(_baked(models, learned), reported.images))
-        network = tent(models.network(), learned, epochs, seed).network
-        inductive["tent"] |= reported.dice(predict(network, reported.images))
+    for turn in hospital.turns():
+        inductive["global (baked)"] |= _dice(_baked(models, turn.learned), turn.reported)
+        inductive["tent"] |= _dice(tent(models.network(), turn.learned, epochs, seed).network, turn.reported)
     return {
         "dice": {
-            "unadapted": rounded(unadapted(models, everything)),
+            "unadapted": rounded(unadapted(models, hospital.scans)),
             "transductive": rounded(transductive),
             "inductive": rounded(inductive),
         },
         "tent": {"best_epoch": tented.best_epoch, "entropies": [round(e, 6) for e in tented.entropies]},
         "diagnostic_dice_by_epoch": {"tent": [round(d, 4) for d in tented.diagnostic_dice]},
     }
+
+
+def _dice(network: nn.Module, scans: Scans) -> dict[str, float]:
+    return scans.dice(predict(network, scans.images))
 
 
 def _baked(models: Models, scans: Scans) -> nn.Module:

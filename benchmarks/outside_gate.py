@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.evaluation import Scans, mean_dice, predict
-from benchmarks.outside_arms import Models
+from benchmarks.outside_arms import Models, Turn
 from model_store.guard import ReferenceStatistics, check
 from model_store.task import Task
 from personalization.gate import THRESHOLDS, consensus, gather, judge, statistics_distance
@@ -47,15 +47,16 @@ class Judge:
         return judge(evidence, THRESHOLDS).to_json()
 
     def record(
-        self, kind: str, candidate: nn.Module, rivals: Sequence[nn.Module], learned: Scans, reported: Scans
+        self, kind: str, candidate: nn.Module, rivals: Sequence[nn.Module], turn: Turn
     ) -> dict[str, Any]:
         """A line of the gate's table: what it said, and what was true."""
+        reported = turn.reported
         after = reported.dice(predict(candidate, reported.images))
         before = reported.dice(predict(self.models.network(), reported.images))
         change = {patient: after[patient] - before[patient] for patient in after}
         return {
             "candidate": kind,
-            "verdict": self.verdict(candidate, rivals, learned),
+            "verdict": self.verdict(candidate, rivals, turn.learned),
             "dice": _number(mean_dice(after)),
             "parent_dice": _number(mean_dice(before)),
             "change": _number(mean_dice(change)),

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from benchmarks.evaluation import Scans
-from benchmarks.outside_arms import Models
+from benchmarks.outside_arms import Models, Turn
 from benchmarks.outside_gate import Judge, shuffled
 from benchmarks.outside_routing import Adapted, facts_of, learn, rivals_of
 from model_store.scan import Scan
@@ -70,10 +70,10 @@ def _judged(
     fast = replace(config, routing_rate=RATE_FACTOR * config.rate, bn_rate=RATE_FACTOR * config.bn_rate)
     good = learn(space, cohorts.own, config)
     rivals = rivals_of(space, cohorts.own, config)
-    yield judge.record("few scans", good.merged, rivals, cohorts.own, scans) | _end(good)
+    yield judge.record("few scans", good.merged, rivals, Turn(cohorts.own, scans)) | _end(good)
     generator = torch.Generator().manual_seed(config.seed)
     for kind, only in (("shuffled weights", ""), ("one layer shuffled", ONE_LAYER)):
-        yield judge.record(kind, shuffled(good.merged, generator, only), rivals, cohorts.own, scans)
+        yield judge.record(kind, shuffled(good.merged, generator, only), rivals, Turn(cohorts.own, scans))
     plants = [
         (f"rate x{RATE_FACTOR}", cohorts.own, fast, SafetyLimits()),
         (f"rate x{RATE_FACTOR}, safety limits off", cohorts.own, fast, NO_LIMITS),
@@ -83,7 +83,7 @@ def _judged(
     for kind, cohort, settings, limits in plants:
         bad = learn(space, cohort, settings, limits=limits)
         others = rivals_of(space, cohort, settings, limits)
-        yield judge.record(kind, bad.merged, others, cohort, scans) | _end(bad)
+        yield judge.record(kind, bad.merged, others, Turn(cohort, scans)) | _end(bad)
 
 
 def _end(adapted: Adapted) -> dict[str, Any]:

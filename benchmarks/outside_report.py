@@ -154,7 +154,7 @@ def _about(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _base(cell: Cell) -> str:
-    return json.dumps([cell[name] for name in ("set", "profile", "size", "method")])
+    return json.dumps([cell[name] for name in ("set", "profile", "size", "images", "method")])
 
 
 def _changes(usual: Mapping[str, Any], cell: Cell) -> list[str]:

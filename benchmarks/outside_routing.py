@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from benchmarks.evaluation import BATCH, Scans, mean_dice, predict
-from benchmarks.outside_arms import Arms, Hospital, Models, halves, rounded
+from benchmarks.outside_arms import Arms, Hospital, Models, Turn, halves, rounded
 from benchmarks.outside_gate import Judge
 from personalization.routing.adapt import Adaptation, adapt
 from personalization.routing.bake import bake_dynamic
@@ -52,7 +52,7 @@ def learn(
 ) -> Adapted:
     """Route the space over these scans. Of `diagnosed` the Dice is noted per epoch, and read by nobody."""
     network = route(space, config.router)
-    images = scans.mixed
+    images = scans.images
     dice: list[float] = []
 
     def note(_checkpoint: Checkpoint) -> None:
@@ -64,49 +64,47 @@ def learn(
     return Adapted(network, merge(space, network, images), coefficients, adaptation, tuple(dice))
 
 
-def arms_of(space: RoutingSpace, adapted: Adapted, learned: Scans, reported: Scans) -> Arms:
+def arms_of(space: RoutingSpace, adapted: Adapted, turn: Turn) -> Arms:
     """Dice per patient of the four ways to predict; of two where coefficients do not depend on the image."""
     networks = {"dynamic, test": adapted.routed, "merged": adapted.merged}
     if any(isinstance(module, PooledRouter) for module in adapted.routed.modules()):
         networks |= {
-            "dynamic, baked": bake_dynamic(space, adapted.routed, learned.mixed),
+            "dynamic, baked": bake_dynamic(space, adapted.routed, turn.learned.images),
             "mean, test": with_coefficients(adapted.routed, adapted.coefficients_LE),
         }
+    reported = turn.reported
     return {name: reported.dice(predict(network, reported.images)) for name, network in networks.items()}
 
 
 def routing_arms(
-    models: Models, judge: Judge, hospital: Hospital, config: AdaptationConfig, thorough: bool
+    models: Models, judge: Judge, hospital: Hospital, config: AdaptationConfig
 ) -> dict[str, Any]:
     """A cell's result for one preset and router: Dice, the epochs, and the gate's verdict on each candidate.
 
-    A candidate's rivals are those of each half; `thorough`: and of another seed, and the inductive candidates
-    are judged too, each with rivals of its own.
+    The transductive candidate's rivals are those of the halves; the inductive ones are judged without any.
     """
-    space, everything = models.space(), hospital.scans
+    space, whole = models.space(), hospital.whole()
     name = f"routing {config.preset}" + (" pooled" if config.router == "pooled" else "")
-    whole = learn(space, everything, config, everything)
-    parts = [learn(space, half, config) for half in hospital.halves]
-    rivals = [part.merged for part in parts]
-    if thorough:
-        rivals.append(learn(space, everything, other_seed(config)).merged)
+    candidate = learn(space, whole.learned, config, whole.learned)
+    transductive = arms_of(space, candidate, whole)
     inductive: Arms = {}
-    candidates = [judge.record(f"{name}, transductive", whole.merged, rivals, everything, everything)]
-    for adapted, (learned, reported) in zip(parts, hospital.turns(), strict=True):
-        for arm, dice in arms_of(space, adapted, learned, reported).items():
+    parts, candidates = [], []
+    for turn in hospital.turns():
+        part = learn(space, turn.learned, config)
+        parts.append(part)
+        for arm, dice in arms_of(space, part, turn).items():
             inductive.setdefault(f"{name} ({arm})", {}).update(dice)
-        if thorough:
-            own = rivals_of(space, learned, config)
-            candidates.append(judge.record(f"{name}, inductive", adapted.merged, own, learned, reported))
-    transductive = arms_of(space, whole, everything, everything)
+        candidates.append(judge.record(f"{name}, inductive", part.merged, [], turn))
+    rivals = [part.merged for part in parts]
+    candidates.append(judge.record(f"{name}, transductive", candidate.merged, rivals, whole))
     return {
         "dice": {
             "transductive": rounded({f"{name} ({arm})": dice for arm, dice in transductive.items()}),
             "inductive": rounded(inductive),
         },
-        "adaptations": [facts_of(adapted) for adapted in (whole, *parts)],
+        "adaptations": [facts_of(adapted) for adapted in (candidate, *parts)],
         "gate": candidates,
-        "diagnostic_dice_by_epoch": {name: [round(d, 4) for d in whole.diagnostic_dice]},
+        "diagnostic_dice_by_epoch": {name: [round(d, 4) for d in candidate.diagnostic_dice]},
     }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from personalization.networks import build
 from personalization.routing.layers import use_batch_statistics
-from personalization.routing.network import batches
+from personalization.routing.network import mixed_batches
 from personalization.routing.space import RoutingSpace
 
 
@@ -37,8 +37,8 @@ def consensus(
     Raises RoutingError for no images.
     """
     device = device or images_NCHW.device
-    count = len(batches(images_NCHW, batch_size))
-    order = torch.cat([torch.arange(first, len(images_NCHW), count) for first in range(count)])
+    mixed = mixed_batches(images_NCHW, batch_size)
+    order = torch.cat([torch.arange(first, len(images_NCHW), len(mixed)) for first in range(len(mixed))])
     running: list[Tensor] = []
     batchwise: list[Tensor] = []
     for state in space.experts.values():
@@ -48,7 +48,7 @@ def consensus(
         network.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
         network.to(device).eval()
         for sums in (running, batchwise):
-            for number, batch in enumerate(batches(images_NCHW[order], batch_size)):
+            for number, batch in enumerate(mixed):
                 if tick is not None:
                     tick()
                 found = torch.softmax(network(batch.to(device)), dim=1).cpu()

@@ -2,7 +2,8 @@
 
     step 0: measure                                    the uniform average of the models
     for each epoch:
-        for each batch, in order:  minimise c C + s S + e E over the coefficients and batch norm's affine
+        for each batch, each time the same:
+            minimise c C + s S + e E over the coefficients and batch norm's affine
         measure over all images, with the same noise every time; stop if that is not safe
     keep the safe state with the lowest loss, step 0 among them
 
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 from personalization.errors import AdaptationError
 from personalization.routing.checkpoint import Checkpoint, EpochRecord, Fingerprint, digest
 from personalization.routing.config import AdaptationConfig
-from personalization.routing.network import batches, parameter_groups, routed_layers
+from personalization.routing.network import mixed_batches, parameter_groups, routed_layers
 from personalization.routing.objective import (
     Score,
     Tick,
@@ -99,9 +100,9 @@ class _Run:
         self, network: nn.Module, images: Tensor, config: AdaptationConfig, limits: SafetyLimits, tick: Tick
     ) -> None:
         self._network, self._config, self._limits, self._tick = network, config, limits, tick
-        # As even as can be, since batch norm measures its batch; the reference code leaves a rest
+        # Even, and from all over, since batch norm measures its batch; the reference code does neither
         size, official = config.batch_size, config.weights.official
-        self._batches = torch.split(images, size) if official else batches(images, size)
+        self._batches = torch.split(images, size) if official else mixed_batches(images, size)
         groups = parameter_groups(network)
         for parameter in groups["bn"]:
             parameter.requires_grad_(config.train_bn_affine)

@@ -6,7 +6,6 @@ entropy E. The paper and its public code weigh and reduce them so differently th
     paper     C + 0.01 (S + E)         mean reductions; noise only
     official  0.1 C + S + 10 E         the code's reductions: E grows with the batch, S is 1e-6 times a norm;
                                        noise, then a random flip and quarter turns; noise repeats every step
-    locum     C + 0.1 E                mean reductions; noise only; no assumption about the target's shape
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ PRESETS: Mapping[str, LossWeights] = MappingProxyType(
     {
         "paper": LossWeights(consistency=1.0, shape=0.01, entropy=0.01),
         "official": LossWeights(consistency=0.1, shape=1.0, entropy=10.0, official=True),
-        "locum": LossWeights(consistency=1.0, shape=0.0, entropy=0.1),
     }
 )
 
@@ -61,7 +59,7 @@ class AdaptationConfig:
     units of each image's own. `shape_weight` replaces the preset's: 0 for targets that are not compact.
     """
 
-    preset: str = "locum"
+    preset: str = "paper"
     router: Router = "direct"
     epochs: int = 10
     batch_size: int = 16

@@ -14,10 +14,10 @@ class RoutingOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    preset: Literal["locum", "paper", "official"] = Field(
-        "locum",
-        description="The loss: `locum` consistency + 0.1 entropy; `paper` consistency + 0.01 (shape + "
-        "entropy), noise only; `official` as the published code of IOP-FL.",
+    preset: Literal["paper", "official"] = Field(
+        "paper",
+        description="The loss: `paper` consistency + 0.01 (shape + entropy), noise only; `official` as the "
+        "published code of IOP-FL.",
     )
     router: Literal["direct", "pooled"] = Field(
         "direct",

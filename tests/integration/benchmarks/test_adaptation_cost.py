@@ -9,7 +9,7 @@ SIZE = {"size": 32, "width": 2}
 
 def test_a_step_and_a_graph_are_timed_beside_their_floor(tmp_path: Path) -> None:
     cells = [
-        {"what": "step", "preset": "locum", "router": "pooled", "K": 1, **SIZE, "repeats": 3},
+        {"what": "step", "preset": "paper", "router": "pooled", "K": 1, **SIZE, "repeats": 3},
         {"what": "graph", "K": 2, **SIZE, "repeats": 3},
     ]
     rows = [{"cell": cell, "result": compute(cell, tmp_path)} for cell in cells]

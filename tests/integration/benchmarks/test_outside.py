@@ -21,7 +21,7 @@ from training.data.federation import load_federation
 from training.engine.folder import RunFolder
 from training.methods.local import new_network, state_of
 
-SETTINGS = Profile(1, 1, 16, method={"rounds": 1, "width": 2, "batch_size": 8})
+SETTINGS = Profile(1, 1, 24, 16, method={"rounds": 1, "width": 2, "batch_size": 8})
 SPEC = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 2})
 
 
@@ -53,7 +53,7 @@ def results(federation: Federation, tmp_path_factory: pytest.TempPathFactory) ->
     experiment = Experiment(federation, federations, "cpu")
     rows = {}
     for cell in cells_of("phantom", ("cedar",), "toy", SETTINGS, {}):
-        if cell["arms"] in ("plain", "planted", "routing locum direct", "routing paper pooled"):
+        if cell["arms"] in ("plain", "planted", "routing paper direct", "routing paper pooled"):
             assert federations.ready(cell)
             rows[cell["arms"]] = {"cell": cell, "result": experiment(cell, folder / "work")}
     return {"rows": rows, "folder": folder}
@@ -149,8 +149,8 @@ def test_every_arm_reports_every_patient_of_the_site_left_out(
             "uniform (test)",
             "ensemble (running)",
             "tent",
-            "routing locum (merged)",
-            "routing locum (dynamic, test)",
+            "routing paper (merged)",
+            "routing paper (dynamic, test)",
             "routing paper pooled (dynamic, baked)",
             "routing paper pooled (mean, test)",
             "single models, mean (test)",
@@ -160,8 +160,8 @@ def test_every_arm_reports_every_patient_of_the_site_left_out(
 
 def test_the_gate_is_asked_about_every_candidate(results: dict[str, Any]) -> None:
     rows = results["rows"]
-    asked = [line["candidate"] for line in rows["routing locum direct"]["result"]["gate"]]
-    assert asked == ["routing locum, transductive", *["routing locum, inductive"] * 2]
+    asked = [line["candidate"] for line in rows["routing paper direct"]["result"]["gate"]]
+    assert asked == [*["routing paper, inductive"] * 2, "routing paper, transductive"]
     planted = rows["planted"]["result"]["gate"]
     assert {line["candidate"] for line in planted} >= {"shuffled weights", "inverted scans", "rate x100"}
     for line in planted:
@@ -187,7 +187,7 @@ def test_the_page_has_the_tables_and_a_try_apart(results: dict[str, Any], tmp_pa
     usual = {row["cell"]["arms"]: row["cell"]["adaptation"] for row in results["rows"].values()}
     for row in results["rows"].values():
         rows.append(row)
-    routed = results["rows"]["routing locum direct"]
+    routed = results["rows"]["routing paper direct"]
     tried = {**routed["cell"], "adaptation": {**routed["cell"]["adaptation"], "bn_rate": 0.5}}
     rows.append({**routed, "cell": tried})
     page(rows.path, lambda cell: usual[cell["arms"]], "python -m benchmarks.outside")
@@ -197,6 +197,6 @@ def test_the_page_has_the_tables_and_a_try_apart(results: dict[str, Any], tmp_pa
         "## phantom, a try: bn_rate = 0.5",
     ]
     assert "inverted scans (planted)" in text
-    mean = mean_dice(routed["result"]["dice"]["inductive"]["routing locum (merged)"])
+    mean = mean_dice(routed["result"]["dice"]["inductive"]["routing paper (merged)"])
     assert f"{mean:.3f}" in text
     assert "cpu" in PROFILES

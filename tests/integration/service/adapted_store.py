@@ -94,7 +94,7 @@ def record_job(context: Context, candidate: Artefact, gate: dict[str, Any] | Non
             model="bright",
             parent=manifest.lineage.parents[0],
             cohort=None,
-            options={"preset": "locum"},
+            options={"preset": "paper"},
             request_id=str(uuid.uuid4()),
         )
         for epoch, loss in enumerate((0.4, 0.3)):

@@ -31,7 +31,7 @@ def same(first: State, second: State) -> bool:
 def score_by_hand(
     state: State, images: Tensor, config: AdaptationConfig, parts: tuple[Tensor, ...]
 ) -> tuple[float, float, float]:
-    """Loss, consistency and entropy of a state, from the definitions, in a fresh network."""
+    """Loss without shape, consistency and entropy of a state, from the definitions, in a fresh network."""
     network = route(space(), config.router)
     with torch.no_grad():
         for name, parameter in network.named_parameters():
@@ -47,17 +47,18 @@ def score_by_hand(
             c_sum += float(((p - q) ** 2).mean()) * len(batch)
             e_sum += float((-p * torch.log(p + 1e-6)).sum(1).mean()) / math.log(2) * len(batch)
     c, e = c_sum / len(images), e_sum / len(images)
-    return c + 0.1 * e, c, e
+    return c + 0.01 * e, c, e
 
 
 def test_the_epoch_with_the_lowest_loss_measured_after_it_wins() -> None:
     images, _ = discs(5, 7, contrast=1.2)
-    config = AdaptationConfig(epochs=3, batch_size=3, bn_rate=3.0)
+    config = AdaptationConfig(epochs=3, batch_size=3, bn_rate=10.0, shape_weight=0.0)
     network, seen = route(space()), list[Checkpoint]()
     result = adapt(network, images, config, after_epoch=seen.append, limits=UNGUARDED)
     assert [checkpoint.epoch for checkpoint in seen] == [0, 1, 2, 3]
     for record, checkpoint in zip(result.history, seen, strict=True):
-        loss, consistency, entropy = score_by_hand(checkpoint.state, images, config, (images[:3], images[3:]))
+        batches = images[::2], images[1::2]
+        loss, consistency, entropy = score_by_hand(checkpoint.state, images, config, batches)
         assert record.loss == pytest.approx(loss, rel=1e-4, abs=1e-7)
         assert record.consistency == pytest.approx(consistency, rel=1e-4, abs=1e-7)
         assert record.entropy == pytest.approx(entropy, rel=1e-4, abs=1e-6)
@@ -98,11 +99,11 @@ def test_it_does_what_it_is_for() -> None:
 @pytest.mark.parametrize(
     ("count", "size", "inside", "router", "preset", "classes"),
     [
-        (1, (32, 32), 2, "direct", "locum", 2),
+        (1, (32, 32), 2, "direct", "paper", 2),
         (2, (32, 48), 2, "pooled", "official", 2),
         (17, (32, 32), 2, "direct", "paper", 2),
-        (5, (48, 32), 1, "pooled", "locum", 2),
-        (3, (32, 32), 0, "direct", "locum", 2),
+        (5, (48, 32), 1, "pooled", "paper", 2),
+        (3, (32, 32), 0, "direct", "paper", 2),
         (3, (32, 32), 0, "pooled", "official", 2),
         (5, (32, 32), 2, "direct", "official", 2),  # the last batch is one image
         (3, (32, 48), 2, "direct", "paper", 3),

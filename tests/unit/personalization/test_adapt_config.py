@@ -13,7 +13,7 @@ from personalization.routing.config import AdaptationConfig, LossWeights
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("preset", "tent", "one of paper, official, locum"),
+        ("preset", "tent", "one of paper, official"),
         ("router", "soft", "one of direct, pooled"),
         ("epochs", 0, "a whole number from 1"),
         ("epochs", 2.0, "a whole number"),
@@ -37,7 +37,7 @@ def test_a_field_out_of_bounds_is_named(field: str, value: Any, expected: str) -
 def test_presets_are_the_losses_they_are_named_for() -> None:
     assert AdaptationConfig("paper").weights == LossWeights(1, 0.01, 0.01)
     assert AdaptationConfig("official").weights == LossWeights(0.1, 1, 10, official=True)
-    assert AdaptationConfig().weights == LossWeights(1, 0, 0.1)
+    assert AdaptationConfig(shape_weight=0.5).weights == LossWeights(1, 0.5, 0.01)
     assert AdaptationConfig("official", shape_weight=0.0).weights == LossWeights(0.1, 0, 10, official=True)
 
 

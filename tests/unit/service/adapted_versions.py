@@ -72,7 +72,7 @@ def finished_job(
         model=candidate.name.split(".at-")[0],
         parent=manifest.lineage.parents[0],
         cohort=None,
-        options={"preset": "locum", "epochs": 3},
+        options={"preset": "paper", "epochs": 3},
     )
     now = datetime.now(UTC)
     made = {

@@ -48,7 +48,7 @@ FULL = Card(
     pictures=((Picture("scan 1, before", PNG), Picture("scan 1, after", PNG + b"!")),),
     warnings=("scan 3 is brighter than training's",),
     decisions=(Decision(3, NOW, "ada", "looked at all of them", True, True),),
-    options={"preset": "locum", "epochs": 10, "routing_rate": None},
+    options={"preset": "paper", "epochs": 10, "routing_rate": None},
     lineage={"method": "iop-fl-routing", "sites": ("aster",)},
 )
 BARE = Card(job="a" * 32, kind="adaptation", state="queued", model="brain@2")

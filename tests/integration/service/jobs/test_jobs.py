@@ -47,7 +47,7 @@ def test_a_job_from_acceptance_to_its_candidate(api: Any, cohort: str) -> None:
     assert found["request"] == accepted.headers["locum-request"]
     assert (found["options"]["epochs"], found["options"]["seed"]) == (2, 7)
     # Every option is written down, so that the run can be repeated whatever the defaults become.
-    assert found["options"]["preset"] == "locum"
+    assert found["options"]["preset"] == "paper"
     assert isinstance(found["queue_position"], int)
 
     lease = take(api, found["id"])
