@@ -190,9 +190,44 @@ class CrossAttentionManifest(BaseManifest):
         return {"global": self.global_model, **self.inside}
 
 
-AnyManifest = ModelManifest | RoutingSpaceManifest | ClustersManifest | CrossAttentionManifest
+class SsfPoolManifest(BaseManifest):
+    """FedIns: a pool of scales, shifts, keys and heads for one frozen backbone, which is named by its digest.
+
+    The weights are the pool's alone. The graph holds the backbone too, and is whole: see
+    `personalization.instance.graph` for its inputs and outputs. `network` is the backbone's; `entries` is the
+    size of the pool, `top` how many a scan picks. `usage` has how often the federation's training images
+    picked each entry, where sites let that out.
+    """
+
+    kind: Literal["ssf-pool"] = "ssf-pool"
+    backbone: Digest
+    network: NetworkSpec
+    entries: int = Field(ge=1)
+    top: int = Field(ge=1)
+    usage: tuple[Annotated[int, Field(ge=0)], ...] | None = None
+    statistics: ReferenceStatistics | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SsfPoolManifest:
+        if self.part_of is not None:
+            raise ValueError("a pool is offered itself and is no part of another")
+        if self.top > self.entries or (self.usage is not None and len(self.usage) != self.entries):
+            raise ValueError(
+                f"expected top at most {self.entries}, the entries, and a count for each of them, found top "
+                f"{self.top} and {'no' if self.usage is None else len(self.usage)} counts"
+            )
+        return self
+
+    def references(self) -> dict[str, str]:
+        """`backbone` -> digest."""
+        return {"backbone": self.backbone}
+
+
+AnyManifest = (
+    ModelManifest | RoutingSpaceManifest | ClustersManifest | CrossAttentionManifest | SsfPoolManifest
+)
 _ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(Annotated[AnyManifest, Field(discriminator="kind")])
-KINDS = ("model", "routing-space", "clusters", "cross-attention")
+KINDS = ("model", "routing-space", "clusters", "cross-attention", "ssf-pool")
 
 
 def parse_manifest(content: bytes, where: str) -> AnyManifest:

@@ -22,9 +22,9 @@ from model_store.task import Kind
 from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.classified import Partition
 from training.data.federation import TASK_FILE, load_federation
-from training.errors import TrainingError
+from training.errors import ConfigurationError, TrainingError
+from training.methods import FedInsConfig, methods
 from training.methods import method as find_method
-from training.methods import methods
 from training.phantom import phantom_of
 from training.progress import open_progress
 from training.record import RECORD_FILE, RunRecord
@@ -45,6 +45,10 @@ def federate(
         typer.Option(help="A task.yaml or a template's name (python -m training.tasks)."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The store to publish to.")] = None,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="fedins: NAME[@VERSION] in the store, or a ViT's weights (.npz, .safetensors)."),
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Of the published model; the task's by default.")] = None,
     clients: Annotated[
         int | None, typer.Option(min=1, help="Sites to share an .npz out among; 5 by default.")
@@ -69,7 +73,18 @@ def federate(
         settings = {"leave_out": leave_out or None, "seed": seed, "consent": _consent(consent)}
         shares = {"clients": clients, "alpha": dirichlet}
         _federate(
-            method, data, task, shares, out, name, config, {"rounds": rounds}, settings, workers, run, resume
+            method,
+            data,
+            task,
+            shares,
+            out,
+            name,
+            config,
+            {"rounds": rounds, "backbone": backbone},
+            settings,
+            workers,
+            run,
+            resume,
         )
     except (TrainingError, LocumStoreError) as error:
         console.print(f"[bold red]error[/] {_escaped(error)}", highlight=False, soft_wrap=True)
@@ -119,8 +134,13 @@ def _federate(
     federation = load_federation(
         data or _phantom(state, chosen.kinds[0]), resolve_task(task) if task else None, partition
     )
-    job = Run(federation, method, method_config, run_config)
     store = Store(out or state / "store")
+    if isinstance(method_config, FedInsConfig):
+        if method_config.routing != "instance":
+            found = f"routing: '{method_config.routing}' is a control for benchmarks, expected 'instance'"
+            raise ConfigurationError("what is trained here is published, and a control is not", [found])
+        method_config = method_config.pinned(store, federation.task, name or federation.task.name)
+    job = Run(federation, method, method_config, run_config)
     folder = folder or store.root.parent / "runs" / job.id
     plan, sites = job.algorithm().plan(), [site.name for site in job.sites()]
     # A store that cannot be written to is better known before the training than after it.

@@ -21,13 +21,16 @@ from model_store.manifest import (
     Lineage,
     ModelManifest,
     RoutingSpaceManifest,
+    SsfPoolManifest,
 )
 from model_store.store import Store
 from model_store.task import Task
 from personalization.errors import PersonalizationError
 from personalization.export import to_onnx
-from personalization.networks import build
-from personalization.state import to_safetensors
+from personalization.instance import InstanceAdaptive
+from personalization.instance.graph import to_graph
+from personalization.networks import build, build_backbone
+from personalization.state import from_safetensors, to_safetensors
 from training.algorithm import ModelDraft, Publication
 from training.errors import PublishError
 
@@ -124,6 +127,40 @@ def _publish_clusters(store: Store, origin: Origin, publication: Publication) ->
     return (*parts, store.publish(manifest, {}))
 
 
+def _publish_ssf_pool(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:
+    composite = dict(publication.composite)
+    routing = composite.pop("routing")
+    if routing != "instance":
+        raise PublishError(
+            f"'{origin.name}': a pool trained with routing '{routing}' is a control and is not published; "
+            "no graph would serve it as it was trained"
+        )
+    (draft,) = publication.models
+    network = InstanceAdaptive(
+        build_backbone(draft.network.name, **draft.network.arguments),
+        len(origin.task.classes),
+        composite["entries"],
+        composite["top"],
+    )
+    network.backbone.load_state_dict(from_safetensors(store.by_digest(composite["backbone"]).read(WEIGHTS)))
+    network.pool.load_state_dict(draft.weights)
+    manifest = SsfPoolManifest(
+        name=origin.name,
+        task=origin.task,
+        network=draft.network,
+        lineage=origin.lineage,
+        metrics=dict(draft.metrics),
+        statistics=publication.statistics,
+        software=software(),
+        **composite,
+    )
+    files = {
+        WEIGHTS: to_safetensors(draft.weights),
+        GRAPH: to_graph(network, origin.task.size),
+    }
+    return (store.publish(manifest, files),)
+
+
 def _model(
     store: Store,
     origin: Origin,
@@ -164,4 +201,5 @@ _KINDS: Mapping[str, Callable[[Store, Origin, Publication], tuple[Artefact, ...]
     "model": _publish_model,
     **dict.fromkeys(_GLOBAL_AND_INSIDE, _publish_global_and_inside),
     "clusters": _publish_clusters,
+    "ssf-pool": _publish_ssf_pool,
 }

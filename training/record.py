@@ -48,7 +48,7 @@ class PublishedRecord(_Strict):
 
 
 class RunRecord(_Strict):
-    """A finished run."""
+    """A finished run. `details` is what the method has to say of it."""
 
     schema_version: int = 1
     run: str
@@ -63,6 +63,7 @@ class RunRecord(_Strict):
     rounds: tuple[RoundEntry, ...]
     published: tuple[PublishedRecord, ...] = ()
     warnings: tuple[str, ...] = ()
+    details: dict[str, JsonValue] = {}
     software: dict[str, str] = {}
 
     @classmethod
@@ -94,6 +95,7 @@ class RunRecord(_Strict):
                 for artefact in result.artefacts
             ),
             warnings=tuple(warnings),
+            details=dict(result.publication.details),
             software=software(),
         )
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from personalization.networks.backbone import Backbone
+from personalization.networks.backbone import Backbone, build_backbone
 from personalization.networks.fedoap import FedOapUNet
 from personalization.networks.registry import build, initialise, names, register
 from personalization.networks.resnet import ResNet18
 from personalization.networks.unet import UNet
 from personalization.networks.vit import ViT
 
-__all__ = ["Backbone", "FedOapUNet", "ResNet18", "UNet", "ViT", "build", "initialise", "names", "register"]
+__all__ = [
+    "Backbone",
+    "FedOapUNet",
+    "ResNet18",
+    "UNet",
+    "ViT",
+    "build",
+    "build_backbone",
+    "initialise",
+    "names",
+    "register",
+]

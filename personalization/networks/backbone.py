@@ -6,8 +6,12 @@ Legend: B batch, C channels, H and W height and width, Q width of a query, F wid
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from torch import Tensor, nn
+
+from personalization.errors import NetworkError
+from personalization.networks.registry import build
 
 
 class Backbone(nn.Module, ABC):
@@ -33,3 +37,11 @@ class Backbone(nn.Module, ABC):
     @abstractmethod
     def features(self, image_BCHW: Tensor) -> Tensor:
         """[B, F], or [B, F, H, W]: what the head turns into logits."""
+
+
+def build_backbone(name: str, /, **arguments: Any) -> Backbone:
+    """`build`, for a network that is a backbone. Raises NetworkError for another one."""
+    network = build(name, **arguments)
+    if not isinstance(network, Backbone):
+        raise NetworkError(f"'{name}' cannot be adapted by scale and shift: expected a unet or a vit")
+    return network

@@ -5,6 +5,8 @@ from __future__ import annotations
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedbicross import FedBiCross
 from training.methods.fedbicross_config import FedBiCrossConfig
+from training.methods.fedins import FedIns
+from training.methods.fedins_config import FedInsConfig
 from training.methods.fedoap import FedOap
 from training.methods.fedoap_config import FedOapConfig
 from training.methods.iop_fl import IopFl, IopFlConfig
@@ -15,6 +17,8 @@ __all__ = [
     "FedAvgConfig",
     "FedBiCross",
     "FedBiCrossConfig",
+    "FedIns",
+    "FedInsConfig",
     "FedOap",
     "FedOapConfig",
     "IopFl",

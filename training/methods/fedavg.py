@@ -153,30 +153,14 @@ class FedAvg(Algorithm[AnySiteData]):
         if context.phase == "describe":
             return Memory(server.tensors, {**server.facts, **merge_described(result)})
         states = {"global": part(server.tensors, "global"), "best": part(server.tensors, "best")}
-        facts = self._score(context, server.facts, result)
+        facts = note_scores(
+            server.facts, result, self.metric, self._rounds_done(context), self.config.selection
+        )
         if facts["best"] != server.facts.get("best"):
             states["best"] = states["global"]
         if context.phase == "train":
             states["global"] = dict(result.reduced[WEIGHTS.name])
         return Memory(join(states), facts)
-
-    def _score(self, context: Context, facts: Mapping[str, Any], result: RoundResult) -> dict[str, Any]:
-        """A site that was not there this round counts with its last score: else rounds would be compared on
-        different patients."""
-        scores = dict(facts.get("scores", {}))
-        for site, state in result.collected.get(SCORES.name, {}).items():
-            scores[site] = state["score"].tolist()
-        total = Score(math.fsum(s[0] for s in scores.values()), int(sum(s[1] for s in scores.values())))
-        latest = {self.metric: total.mean if total.patients else None, "round": self._rounds_done(context)}
-        best = facts.get("best")
-        if total.patients and (best is None or total.mean > best[self.metric]):
-            best = latest
-        return {
-            **facts,
-            "scores": scores,
-            "latest": latest,
-            "best": best if self.config.selection == "best" else None,
-        }
 
     def _rounds_done(self, context: Context) -> int:
         """How many rounds of training the w_g that was sent has behind it."""
@@ -194,6 +178,25 @@ class FedAvg(Algorithm[AnySiteData]):
             {"selected_round": facts["round"]},
             described(server.facts),
         )
+
+
+def note_scores(
+    facts: Mapping[str, Any], result: RoundResult, metric: str, rounds_done: int, selection: str
+) -> dict[str, Any]:
+    """The server's facts, with what the sites' scores of the model that was sent come to.
+
+    A site that was not there this round counts with its last score: else rounds would be compared on
+    different patients.
+    """
+    scores = dict(facts.get("scores", {}))
+    for site, state in result.collected.get(SCORES.name, {}).items():
+        scores[site] = state["score"].tolist()
+    total = Score(math.fsum(s[0] for s in scores.values()), int(sum(s[1] for s in scores.values())))
+    latest = {metric: total.mean if total.patients else None, "round": rounds_done}
+    best = facts.get("best")
+    if total.patients and (best is None or total.mean > best[metric]):
+        best = latest
+    return {**facts, "scores": scores, "latest": latest, "best": best if selection == "best" else None}
 
 
 def score_state(score: Score) -> State:

@@ -20,6 +20,8 @@ METRICS = {
     "local_val_accuracy": "local accuracy",
     "cluster_val_accuracy": "cluster accuracy",
     "personal_val_accuracy": "own accuracy",
+    "key_entropy": "key entropy",
+    "dead_keys": "dead keys",
 }
 
 

@@ -20,12 +20,15 @@ from training.progress.wording import duration, number, size
 from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 from training.report.clusters import clusters_of
+from training.report.pool import pool_of
 
 # What a curve of a metric shows; others speak for themselves.
 _CAPTIONS = {
     "loss": "Training loss, mean over a round's batches.",
     "val_dice": "Validation Dice of the global model as each site receives it. A dot marks the best round.",
     "val_accuracy": "Validation accuracy of the global model as each site receives it.",
+    "key_entropy": "Entropy of the keys that a site's images pick, 1 being all alike.",
+    "dead_keys": "Keys that no image of a site picks.",
     "personal_val_dice": "Validation Dice of each site's own model. A dot marks the best round.",
 }
 
@@ -59,6 +62,7 @@ def write_report(record: RunRecord, path: Path, publication: Publication | None 
             traffic=record.traffic(),
             task=_as_yaml(record.task),
             clusters=clusters_of(publication) if publication and publication.kind == "clusters" else None,
+            pool=pool_of(publication) if publication and publication.kind == "ssf-pool" else None,
         )
     )
     write_durably(path, page.encode())

@@ -1,0 +1,204 @@
+"""Frozen backbones: which one a run stands on, and how every process of the run gets it.
+
+A backbone is a model in the store. Every hospital has it before the run; it is read from the store and
+checked against its digest there, and never travels with the federation's messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from model_store.artefact import Artefact
+from model_store.errors import LocumStoreError, StoreError
+from model_store.manifest import (
+    GRAPH,
+    WEIGHTS,
+    CrossAttentionManifest,
+    Lineage,
+    ModelManifest,
+    NetworkSpec,
+    RoutingSpaceManifest,
+)
+from model_store.store import Store
+from model_store.task import Kind, Task
+from personalization.errors import NetworkError
+from personalization.export import to_onnx
+from personalization.networks import Backbone, build_backbone
+from personalization.networks.vit_weights import vit_from_published
+from personalization.state import State, from_safetensors, to_safetensors
+from training.errors import ConfigurationError
+from training.publish import software
+
+_NETWORK: Mapping[Kind, str] = {"segmentation": "unet", "classification": "vit"}
+_FILES = (".npz", ".safetensors")
+_HEADING = "there is no backbone to adapt"
+
+
+@dataclass(frozen=True)
+class FrozenBackbone:
+    """A backbone by reference (`name@sha256:…`) in the store at `root`."""
+
+    root: Path
+    reference: str
+
+    def artefact(self) -> Artefact:
+        """Its artefact, not verified: `load` is. Raises ConfigurationError."""
+        try:
+            return Store(self.root).open(self.reference, verify=False)
+        except LocumStoreError as error:
+            raise ConfigurationError("the backbone cannot be opened", [f"backbone: {error}"]) from error
+
+    @property
+    def manifest(self) -> ModelManifest:
+        """Its manifest."""
+        found = self.artefact().manifest
+        assert isinstance(found, ModelManifest)
+        return found
+
+    def load(self, device: torch.device) -> Backbone:
+        """The network with its weights, evaluated and frozen; one per process, to be left as it is."""
+        return _load(self, device)
+
+
+@lru_cache(maxsize=2)
+def _load(frozen: FrozenBackbone, device: torch.device) -> Backbone:
+    artefact, spec = frozen.artefact(), frozen.manifest.network
+    network = build_backbone(spec.name, **spec.arguments)
+    network.load_state_dict(from_safetensors(artefact.read(WEIGHTS)))
+    return network.to(device).eval().requires_grad_(False)
+
+
+def find_backbone(store: Store, asked: str | None, task: Task, name: str) -> FrozenBackbone:
+    """The backbone for a task.
+
+    Args:
+        asked: `name[@version]` of a model, or of an artefact that has a global one; an .npz or .safetensors
+            file with a ViT's published weights, which is published first, as a part of `name`; or None, for
+            the store's newest global model of the same task.
+
+    Raises ConfigurationError saying what is there and what does not fit.
+    """
+    if asked is None:
+        artefact = _newest(store, task)
+    elif Path(asked).suffix in _FILES:
+        artefact = publish_weights(store, Path(asked), task, name)
+    else:
+        artefact = _global_of(store, asked)
+        problems = _problems(artefact, task)
+        if problems:
+            raise ConfigurationError(f"'{artefact}' cannot be the backbone", problems)
+    return FrozenBackbone(store.root.resolve(), f"{artefact.name}@{artefact.digest}")
+
+
+def publish_weights(store: Store, path: Path, task: Task, name: str) -> Artefact:
+    """Published weights of a ViT as the part `NAME.backbone`. Raises ConfigurationError naming the file."""
+    if task.kind != "classification":
+        raise ConfigurationError(
+            f"{path} cannot be the backbone", [f"a ViT classifies, and '{task.name}' is a {task.kind}"]
+        )
+    try:
+        published = _read(path)
+        arguments, state = vit_from_published(
+            published, task.in_channels, len(task.classes), task.size, str(path)
+        )
+        return publish_backbone(store, name, task, NetworkSpec(name="vit", arguments=arguments), state)
+    except (OSError, ValueError, SafetensorError, RuntimeError, NetworkError) as error:
+        raise ConfigurationError(f"{path} cannot be the backbone", [str(error)]) from error
+
+
+def publish_backbone(store: Store, name: str, task: Task, spec: NetworkSpec, state: State) -> Artefact:
+    """Weights that no federation of the store trained, as the part `NAME.backbone`."""
+    network = build_backbone(spec.name, **spec.arguments)
+    network.load_state_dict(state)
+    manifest = ModelManifest(
+        name=f"{name}.backbone",
+        part_of=name,
+        role="backbone",
+        task=task,
+        network=spec,
+        lineage=Lineage(method="imported", run="", sites=(), rounds=0, seed=0),
+        software=software(),
+    )
+    files = {WEIGHTS: to_safetensors(state), GRAPH: to_onnx(network, task.in_channels, task.size)}
+    return store.publish(manifest, files)
+
+
+def has_head_for(manifest: ModelManifest, task: Task) -> bool:
+    """Whether the backbone's head answers this very task, and so is where the pool's heads may start."""
+    known = manifest.task
+    same = (known.labels, known.class_names) == (task.labels, task.class_names)
+    return manifest.role != "backbone" and same
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return dict(load_file(path))
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: torch.from_numpy(np.asarray(arrays[name], np.float32)) for name in arrays.files}
+
+
+def _newest(store: Store, task: Task) -> Artefact:
+    """The newest global model of this task that can be one."""
+    known: list[Artefact] = []
+    for name in store.names():
+        try:
+            known.append(store.open(name, verify=False))
+        except StoreError:
+            continue
+    trained = [a for a in known if isinstance(a.manifest, ModelManifest) and a.manifest.role == "global"]
+    refused = {str(a): _problems(a, task, same_task=True) for a in trained}
+    fitting = [a for a in trained if not refused[str(a)]]
+    if fitting:
+        return max(fitting, key=lambda artefact: (artefact.published, artefact.name))
+    advice = (
+        "give the published weights of a ViT: --backbone FILE.npz or FILE.safetensors"
+        if task.kind == "classification"
+        else "train one: --method fedavg, with the same --data and --out"
+    )
+    raise ConfigurationError(
+        _HEADING,
+        [
+            f"{store.root} has no global {_NETWORK[task.kind]} of the task '{task.name}'; {advice}",
+            *(f"{label}: {'; '.join(problems)}" for label, problems in refused.items()),
+        ],
+    )
+
+
+def _global_of(store: Store, reference: str) -> Artefact:
+    try:
+        artefact = store.open(reference, verify=False)
+        if isinstance(artefact.manifest, RoutingSpaceManifest | CrossAttentionManifest):
+            artefact = store.by_digest(artefact.manifest.global_model)
+    except LocumStoreError as error:
+        files = f"; a file of weights ends in {' or '.join(_FILES)}"
+        raise ConfigurationError(_HEADING, [f"{error}{files}"]) from error
+    return artefact
+
+
+def _problems(artefact: Artefact, task: Task, *, same_task: bool = False) -> list[str]:
+    """Why a model cannot be the backbone for a task."""
+    manifest = artefact.manifest
+    if not isinstance(manifest, ModelManifest):
+        return [f"it is a {manifest.kind}, expected a model"]
+    expected, arguments = _NETWORK[task.kind], manifest.network.arguments
+    if manifest.network.name != expected:
+        return [f"for a {task.kind} expected a {expected}, found a {manifest.network.name}"]
+    problems = []
+    if arguments["in_channels"] != task.in_channels:
+        problems.append(
+            f"the task's images have {task.in_channels} channels, it takes {arguments['in_channels']}"
+        )
+    if expected == "vit" and manifest.task.size != task.size:
+        problems.append(f"the task's size is {list(task.size)}, its is {list(manifest.task.size)}")
+    if same_task and not has_head_for(manifest, task):
+        problems.append(f"it was trained on another task, '{manifest.task.name}'")
+    return problems

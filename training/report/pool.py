@@ -1,0 +1,44 @@
+"""What a report shows of a pool: how its keys were used, round by round, and what it spared on the wire."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from markupsafe import Markup
+
+from training.algorithm import Publication
+from training.report.charts import Line, colour_of, line_chart
+
+
+def pool_of(publication: Publication) -> dict[str, Any]:
+    """Everything `pool.html` needs, of a publication of kind `ssf-pool`."""
+    facts, composite = publication.exhibits.facts, publication.composite
+    seen = [entry for entry in facts["usage"] if entry["picks"] is not None]
+    picks = composite["usage"] or []
+    images = sum(picks) / composite["top"] if picks else 0
+    shares = [count / images for count in picks] if images else []
+    charts = {
+        "Entropy of the keys' use, 1 being all alike": ("entropy", True),
+        "Keys that no image picks": ("dead", False),
+    }
+    return {
+        "backbone": publication.details["backbone"],
+        "entries": composite["entries"],
+        "top": composite["top"],
+        "exchanged": facts["exchanged"],
+        "share": facts["exchanged"]["pool"] / facts["exchanged"]["full_fine_tuning"],
+        "cells": [{"value": share, "shade": round(0.75 * share, 3)} for share in shares],
+        "charts": [
+            {
+                "title": title,
+                # The SVG is drawn here and holds only numbers.
+                "svg": Markup(line_chart({title: _line(seen, name, index)}, share=share)),
+            }
+            for index, (title, (name, share)) in enumerate(charts.items())
+            if seen
+        ],
+    }
+
+
+def _line(seen: list[dict[str, Any]], name: str, index: int) -> Line:
+    return Line([(entry["round"], entry[name]) for entry in seen], colour_of(index))
