@@ -6,12 +6,16 @@ from collections.abc import Callable, Mapping
 
 from model_store.store import Store
 from service.adaptation.attempt import Attempt
+from service.adaptation.joining import run_joining
 from service.adaptation.outcome import Outcome
 from service.adaptation.routing import run_routing
 from service.errors import AdaptationRefused
 
 # As `service.kinds.ADAPTABLE` says to the API what can be asked for.
-BY_PARENT: Mapping[str, Callable[[Attempt], Outcome]] = {"routing-space": run_routing}
+BY_PARENT: Mapping[str, Callable[[Attempt], Outcome]] = {
+    "routing-space": run_routing,
+    "cross-attention": run_joining,
+}
 
 
 def run_adaptation(attempt: Attempt) -> Outcome:

@@ -90,7 +90,7 @@ def load_images(
         images=images,
         scan_of_image=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
         warned=float(np.mean([bool(check(summary, reference, task)) for summary in summaries])),
-        statistics=_merged(summaries),
+        statistics=merged(summaries),
         left_out=total - len(images),
     )
 
@@ -110,5 +110,6 @@ def evenly(slices: Tensor, most: int = MOST_IMAGES) -> Tensor:
     return slices[((torch.arange(most) + 0.5) * len(slices) / most).long()]
 
 
-def _merged(summaries: Iterable[ScanSummary]) -> ReferenceStatistics:
+def merged(summaries: Iterable[ScanSummary]) -> ReferenceStatistics:
+    """What the guard may know of all of them."""
     return reduce(ReferenceStatistics.merge, map(ReferenceStatistics.of, summaries))

@@ -113,6 +113,7 @@ class Card:
     best_epoch: int | None = None
     epochs: tuple[Epoch, ...] = ()
     coefficients: Coefficients | None = None
+    attention: Mapping[str, float] = field(default_factory=dict)
     gate: Gate | None = None
     pictures: tuple[tuple[Picture, Picture], ...] = ()
     warnings: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from typing import Final
 import jinja2
 from markupsafe import Markup
 
+from service.card.bars import bars
 from service.card.curves import Mark, curve
 from service.card.model import Card, Coefficients, Epoch
 from service.receipts import NOTICE
@@ -74,6 +75,7 @@ def render(card: Card) -> str:
             refresh=REFRESH_SECONDS if card.under_way else None,
             charts=charts(card),
             heat=heat_map(card.coefficients),
+            attention=bars(card.attention),
             unsafe=[epoch for epoch in card.epochs if not epoch.safe],
             notice=NOTICE,
         )

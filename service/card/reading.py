@@ -72,6 +72,7 @@ def read_card(context: Context, job_id: str) -> Card:
         best_epoch=best if isinstance(best, int) else None,
         epochs=_epochs(epochs, tuple(words.parts)),
         coefficients=_coefficients(used),
+        attention=_attention(result.get("attention")),
         gate=_gate(job.gate or (gates[-1] if gates else None)),
         pictures=_pictures(JobFolder(context.settings.state_dir, job.id)),
         warnings=tuple(warnings),
@@ -161,6 +162,15 @@ def _coefficients(found: Any) -> Coefficients | None:
     whole = len(values) == len(layers) and {len(layer) for layer in values} == {len(models)}
     finite = all(math.isfinite(value) and value >= 0 for layer in values for value in layer)
     return Coefficients(layers, models, values) if whole and finite and models else None
+
+
+def _attention(found: Any) -> Mapping[str, float]:
+    """Empty unless it is shares by source."""
+    if not isinstance(found, Mapping):
+        return {}
+    shares = {str(source): _float(share) for source, share in found.items()}
+    known = {source: share for source, share in shares.items() if share is not None and 0 <= share <= 1}
+    return known if len(known) == len(shares) else {}
 
 
 def _gate(found: Mapping[str, Any] | None) -> Gate | None:

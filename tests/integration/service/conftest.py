@@ -28,6 +28,7 @@ from model_store.task import Normalisation, Task
 from service.app import create_app
 from service.context import Context
 from service.settings import Settings
+from tests.integration.service.joining_federation import publish_cross_attention
 from tests.integration.service.routing_federation import publish_routing_space
 
 # Nothing listens there: the API segments without Redis, and starts faster.
@@ -209,6 +210,12 @@ def routing_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     Not to be written to: `shutil.copytree` it for a test that publishes.
     """
     return trained_once(tmp_path_factory, "routing", publish_routing_space)
+
+
+@pytest.fixture(scope="session")
+def joining_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the cross-attention `tumour`, really trained; see `joining_federation`. Copy it, too."""
+    return trained_once(tmp_path_factory, "joining", publish_cross_attention)
 
 
 def trained_once(factory: pytest.TempPathFactory, name: str, train: Callable[[Path], None]) -> Path:

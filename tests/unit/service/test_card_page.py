@@ -11,6 +11,7 @@ import pytest
 
 from service.card.model import Card, Check, Coefficients, Decision, Epoch, Gate, Picture
 from service.card.page import heat_map, render
+from service.kinds.cross_attention import CROSS_ATTENTION
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 PNG = b"\x89PNG\r\n\x1a\nnot really"
@@ -257,3 +258,17 @@ def test_a_layer_that_uses_nothing_is_drawn_all_the_same() -> None:
     cells = dict(heat_map(Coefficients(("head",), ("aster", "global"), ((0.0, 0.0),))))
     assert [cell.share for cell in cells["aster"]] == [0.0, 0.0]
     assert cells["aster"][0].strength == 100
+
+
+def test_attention_is_drawn_in_proportion_and_names_are_escaped() -> None:
+    shares = {"own": 0.5, "aster": 0.25, "<b>birch</b>": 0.25}
+    content = render(replace(FULL, attention=shares, words=CROSS_ATTENTION.words))
+    shown = Page(content)
+    own, aster, birch = (float(str(bar["width"])) for bar in shown.named("rect"))
+    assert own == pytest.approx(2 * aster, rel=1e-3)
+    assert aster == birch
+    assert [bar["class"] for bar in shown.named("rect")] == ["own", "bar", "bar"]
+    assert "<b>birch" not in content
+    assert "Whose tokens are attended to" in shown.text
+    assert "chose the epoch" in shown.text
+    assert "Whose tokens are attended to" not in page(FULL).text

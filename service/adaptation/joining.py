@@ -1,0 +1,216 @@
+"""Joining a cross-attention: some masks of a hospital's scans in, a judged candidate version out.
+
+preparing   scans, masks and the shared model are read and checked; patients are split
+joining     a checkpoint per epoch; a later attempt goes on from it, bit for bit
+judging     Dice on the validation patients against zero-shot, and whether all masks are plausible
+drawing     before and after, of scans that were not learned from first
+publishing  once, by whoever holds the lease at that moment
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from model_store.artefact import Artefact
+from model_store.manifest import GRAPH, WEIGHTS, CrossAttentionManifest, ModelManifest
+from model_store.store import Store
+from personalization.errors import CheckpointError
+from personalization.export import to_onnx
+from personalization.joining import (
+    Joining,
+    JoiningCheckpoint,
+    JoiningConfig,
+    join,
+    judge_joining,
+    predict,
+)
+from personalization.networks import FedOapUNet, build
+from personalization.state import from_safetensors, to_safetensors
+from service.adaptation.attempt import Attempt, as_json
+from service.adaptation.candidate import Draft, publish, published_by
+from service.adaptation.cohort import cohort_files
+from service.adaptation.device import device_of
+from service.adaptation.labelled import LabelledImages, drawn_in, load_labelled
+from service.adaptation.outcome import Outcome
+from service.adaptation.pictures import draw_pictures
+from service.errors import AdaptationRefused
+from service.jobs import events
+from service.jobs.names import adapted_name
+from service.kinds.cross_attention import JoiningOptions
+from service.patients import PatientSplit
+from service.scan_limits import scan_limits
+
+METHOD = "fedoap-joining"
+# Fewer validation patients than these say little, whatever their Dice.
+_FEW_PATIENTS = 3
+
+
+@dataclass(frozen=True)
+class _Parent:
+    """`offered` is the cross-attention's artefact; `model` and `manifest` are its shared part's."""
+
+    offered: Artefact
+    model: Artefact
+    manifest: ModelManifest
+    network: FedOapUNet
+
+    @property
+    def channels(self) -> int:
+        return self.manifest.task.in_channels
+
+
+def run_joining(attempt: Attempt) -> Outcome:
+    """Join, judge, publish. Raises what its parts raise; the runner turns that into words."""
+    store = Store(attempt.settings.store)
+    attempt.enter("preparing")
+    parent = _load(store, attempt.job.parent)
+    assert attempt.job.hospital is not None
+    earlier = published_by(store, adapted_name(parent.offered.name, attempt.job.hospital), attempt.job.id)
+    if earlier is not None:
+        # An attempt before this one died between publishing and saying so.
+        return _outcome(earlier, attempt.job.result or {}, attempt.job.gate)
+    options = JoiningOptions.model_validate(attempt.job.options)
+    config = JoiningConfig(**options.model_dump(exclude={"validation"}))
+    task = parent.manifest.task
+    masks, split = drawn_in(attempt, task, options.validation, options.seed)
+    files = cohort_files(attempt)
+    cohort = load_labelled(files, masks, task, scan_limits(attempt.settings), attempt.tick)
+    _say_what_is_little(attempt, cohort, split)
+    parent.network.to(device_of(attempt.settings))
+    joining = _join(attempt, parent, cohort, split, config)
+    attempt.enter("judging")
+    maps, attention = predict(parent.network, cohort.images, attempt.tick)
+    verdict = judge_joining(
+        joining, maps.numpy(), cohort.targets.numpy(), cohort.drawn_on, cohort.scan_of_image
+    )
+    gate = as_json(verdict.to_json())
+    attempt.note("gate", gate)
+    attempt.enter("drawing")
+    graph = to_onnx(parent.network, parent.channels, task.size)
+    chosen = [*(file for file in files if file.name in split.validation)]
+    chosen += [file for file in files if file.name not in split.patients]
+    draw_pictures(attempt, chosen, parent.model, graph)
+    attempt.enter("publishing")
+    result = _result(joining, config, cohort, split) | {"attention": _shares(parent.manifest, attention)}
+    known = parent.manifest.statistics
+    draft = Draft(
+        parent=parent.offered,
+        model=parent.manifest,
+        method=METHOD,
+        files={WEIGHTS: to_safetensors(parent.network.state_dict()), GRAPH: graph},
+        epochs=joining.history[-1].epoch,
+        seed=config.seed,
+        details=result,
+        # Scans of the hospital are no surprise to its own version.
+        statistics=cohort.statistics if known is None else known.merge(cohort.statistics),
+        metrics={} if joining.best.dice is None else {"val_dice": joining.best.dice},
+        sources=parent.manifest.sources,
+    )
+    artefact = publish(attempt, store, draft, gate=gate, result=result)
+    return _outcome(artefact, result, gate)
+
+
+def _load(store: Store, digest: str) -> _Parent:
+    """The shared part, the bank, and the personal part that a hospital begins with."""
+    offered = store.by_digest(digest)
+    assert isinstance(offered.manifest, CrossAttentionManifest)
+    model = store.by_digest(offered.manifest.global_model)
+    manifest = model.manifest
+    assert isinstance(manifest, ModelManifest)
+    network = build(manifest.network.name, **manifest.network.arguments)
+    if not isinstance(network, FedOapUNet):
+        raise AdaptationRefused(
+            f"'{model}' is a network '{manifest.network.name}', expected fedoap; publish the artefact again"
+        )
+    network.load_state_dict(from_safetensors(model.read(WEIGHTS)))
+    return _Parent(offered, model, manifest, network)
+
+
+def _join(
+    attempt: Attempt, parent: _Parent, cohort: LabelledImages, split: PatientSplit, config: JoiningConfig
+) -> Joining:
+    attempt.enter("joining", epoch=0, epochs=config.epochs)
+    with attempt.database.read() as session:
+        noted = {event.data["epoch"] for event in events.of_type(session, attempt.job.id, "epoch")}
+
+    def after_epoch(checkpoint: JoiningCheckpoint) -> None:
+        attempt.tick()
+        # The file first: an epoch that is told of is never learned again.
+        attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
+        for record in checkpoint.history:
+            if record.epoch not in noted:
+                noted.add(record.epoch)
+                attempt.note("epoch", asdict(record))
+        attempt.enter("joining", epoch=checkpoint.history[-1].epoch, epochs=config.epochs)
+
+    train, validation = (cohort.examples(names, split) for names in (split.train, split.validation))
+
+    def go(resume: JoiningCheckpoint | None) -> Joining:
+        return join(
+            parent.network,
+            train,
+            validation,
+            config,
+            resume=resume,
+            after_epoch=after_epoch,
+            tick=attempt.tick,
+        )
+
+    try:
+        content = attempt.folder.read(attempt.folder.checkpoint)
+        return go(None if content is None else JoiningCheckpoint.from_bytes(content))
+    except CheckpointError as error:
+        attempt.warn(f"joining began anew: {error}")
+        return go(None)
+
+
+def _say_what_is_little(attempt: Attempt, cohort: LabelledImages, split: PatientSplit) -> None:
+    if cohort.left_out:
+        attempt.warn(
+            f"the cohort has {cohort.left_out} slices more than can be learned from at once: "
+            f"{len(cohort.images)}, evenly spaced, are used"
+        )
+    validated = split.count(split.validation)
+    if validated < _FEW_PATIENTS:
+        attempt.warn(
+            f"the epoch is chosen, and the gate decides, by {validated} validation patient"
+            f"{'s' if validated > 1 else ''}: masks of more patients would say more"
+        )
+
+
+def _shares(manifest: ModelManifest, attention: Tensor) -> dict[str, float] | None:
+    """By source, the mean over all slices of the cohort."""
+    if manifest.sources is None:
+        return None
+    mean = attention.double().mean(dim=0).tolist()
+    return {source: round(share, 6) for source, share in zip(manifest.sources, mean, strict=True)}
+
+
+def _result(
+    joining: Joining, config: JoiningConfig, cohort: LabelledImages, split: PatientSplit
+) -> dict[str, Any]:
+    return {
+        "options": config.facts(),
+        "scans": len(set(cohort.names)),
+        "images": len(cohort.images),
+        "masks": len(split.patients),
+        "train_patients": split.count(split.train),
+        "validation_patients": split.count(split.validation),
+        "epochs": joining.history[-1].epoch,
+        "best_epoch": joining.best_epoch,
+        "validation_dice": joining.best.dice,
+        "zero_shot_dice": joining.start.dice,
+        "fell_back": joining.best_epoch == 0,
+        "stopped": joining.stopped,
+    }
+
+
+def _outcome(artefact: Artefact, result: dict[str, Any], gate: dict[str, Any] | None) -> Outcome:
+    candidate = (artefact.name, artefact.version, artefact.digest)
+    if not result.get("fell_back"):
+        return Outcome("succeeded", result.get("stopped"), result, gate, candidate)
+    reason = result.get("stopped") or "no epoch had a higher validation Dice than zero-shot, which was kept"
+    return Outcome("fell_back", reason, result, gate, candidate)

@@ -1,0 +1,84 @@
+"""Which scans with masks are learned from, and which choose the epoch: no patient is on both sides."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from model_store.errors import TaskError
+from model_store.task import Task
+from service.errors import AdaptationRefused
+
+_SUFFIXES = (".nii.gz", ".nii", ".png", ".tiff", ".tif")
+# One to learn from and one to validate on.
+FEWEST = 2
+
+
+@dataclass(frozen=True)
+class PatientSplit:
+    """Names of scans, in order, and whose each is."""
+
+    train: tuple[str, ...]
+    validation: tuple[str, ...]
+    patients: Mapping[str, str]
+
+    def count(self, names: Iterable[str]) -> int:
+        """How many patients these scans are of."""
+        return len({self.patients[name] for name in names})
+
+
+def shows_target(label_values: Iterable[int], task: Task) -> bool:
+    """Whether a mask with these values shows anything but background."""
+    foreground = {value for task_class in task.classes[1:] for value in task_class.values}
+    return not foreground.isdisjoint(label_values)
+
+
+def split_by_patient(drawn: Mapping[str, bool], task: Task, share: float, seed: int) -> PatientSplit:
+    """About `share` of the patients for validation, of those with a target and of those without alike.
+
+    Args:
+        drawn: scans with a mask by name, and whether it shows a target.
+        task: says how a patient is read from the name of a scan, its suffix left out; without a rule every
+            scan is a patient.
+        share: of the patients.
+        seed: which patients these are follows from it and from their names alone.
+
+    Raises:
+        AdaptationRefused: no masks, a name without a patient, or fewer than two patients with a target.
+    """
+    if not drawn:
+        raise AdaptationRefused(
+            "no scan of the cohort has a mask, and joining learns from masks: PUT "
+            "/hospitals/HOSPITAL/cohorts/COHORT/scans/NAME/mask adds one; some are enough"
+        )
+    patients = {name: _patient(name, task) for name in drawn}
+    ill = {patients[name] for name, there in drawn.items() if there}
+    if len(ill) < FEWEST:
+        raise AdaptationRefused(
+            f"masks of at least {FEWEST} patients must show a target, to learn from one and to validate on "
+            f"another; found {len(ill)} among {len(drawn)} masks of {len({*patients.values()})} patients"
+            f"{'' if task.patient is None else f' (a name tells the patient by {task.patient!r})'}: draw more"
+        )
+    chosen = _some(ill, share, seed, least=1) | _some({*patients.values()} - ill, share, seed, least=0)
+    names = sorted(drawn)
+    return PatientSplit(
+        train=tuple(name for name in names if patients[name] not in chosen),
+        validation=tuple(name for name in names if patients[name] in chosen),
+        patients=patients,
+    )
+
+
+def _some(patients: set[str], share: float, seed: int, least: int) -> set[str]:
+    count = min(max(round(share * len(patients)), least), max(len(patients) - 1, 0))
+    # By their hashes: names come in the order of dates or wards.
+    order = sorted(patients, key=lambda patient: hashlib.sha256(f"{seed}/{patient}".encode()).digest())
+    return set(order[:count])
+
+
+def _patient(name: str, task: Task) -> str:
+    suffix = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), "")
+    try:
+        return task.patient_of(name[: len(name) - len(suffix)])
+    except TaskError as error:
+        raise AdaptationRefused(f"scan {error}") from error

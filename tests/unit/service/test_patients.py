@@ -1,0 +1,54 @@
+"""Who is learned from and who validates: by patient, with a target on both sides."""
+
+from __future__ import annotations
+
+import pytest
+
+from model_store.task import Task
+from service.errors import AdaptationRefused
+from service.patients import shows_target, split_by_patient
+
+TASK = Task(name="tumour", labels={"tumour": (2,)}, background=(0, 1), size=(32, 32))
+BY_NUMBER = TASK.model_copy(update={"patient": r"^case-(?P<patient>\d+)"})
+
+
+def test_a_target_is_a_value_that_is_not_background() -> None:
+    assert shows_target([0, 1, 2], TASK)
+    assert not shows_target([0, 1], TASK)
+
+
+def test_no_patient_is_on_both_sides_and_both_sides_have_a_target() -> None:
+    drawn = {f"case-{patient}-{visit}.nii.gz": patient < 4 for patient in range(20) for visit in range(3)}
+    for seed in range(5):
+        split = split_by_patient(drawn, BY_NUMBER, 0.25, seed)
+        sides = [{split.patients[name] for name in names} for names in (split.train, split.validation)]
+        assert sides[0].isdisjoint(sides[1])
+        assert {*split.train, *split.validation} == {*drawn}
+        # A quarter of 4 patients with a target, and of 16 without.
+        assert [len({p for p in side if int(p) < 4}) for side in sides] == [3, 1]
+        assert [split.count(split.train), split.count(split.validation)] == [15, 5]
+    assert split_by_patient(drawn, BY_NUMBER, 0.25, 0) == split_by_patient(
+        dict(reversed(drawn.items())), BY_NUMBER, 0.25, 0
+    )
+
+
+def test_without_a_rule_every_scan_is_a_patient_whatever_its_suffix() -> None:
+    split = split_by_patient({"a.png": True, "ward/b.nii.gz": True, "c": False}, TASK, 0.5, 0)
+    assert dict(split.patients) == {"a.png": "a", "ward/b.nii.gz": "ward/b", "c": "c"}
+    # The only patient without a target is learned from.
+    assert "c" in split.train
+
+
+@pytest.mark.parametrize(
+    ("drawn", "words"),
+    [
+        ({}, "no scan of the cohort has a mask"),
+        ({"case-1": True}, "found 1 among 1 masks of 1 patients"),
+        ({"case-1-a": True, "case-1-b": True}, "found 1 among 2 masks of 1 patients"),
+        ({"case-1": True, "case-2": False}, "found 1 among 2 masks of 2 patients"),
+        ({"case-1": True, "scan": True}, "no patient in the name"),
+    ],
+)
+def test_too_little_is_refused_with_its_reason(drawn: dict[str, bool], words: str) -> None:
+    with pytest.raises(AdaptationRefused, match=words):
+        split_by_patient(drawn, BY_NUMBER, 0.2, 0)
