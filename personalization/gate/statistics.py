@@ -35,11 +35,18 @@ def statistics_distance(parent: Mapping[str, Tensor], merged: Mapping[str, Tenso
         n, w = _statistics(merged, layer)
         if m.shape != n.shape:
             raise StateError(f"statistics of '{layer}': expected {list(m.shape)}, found {list(n.shape)}")
-        affinity = (2 * (v * w).sqrt() / (v + w)).sqrt() * torch.exp(-((m - n) ** 2) / (4 * (v + w)))
-        distances.append(1 - affinity.nan_to_num(0).mean())
+        distances.append(squared_hellinger(m, v, n, w).mean())
     return float(torch.stack(distances).mean()) if distances else 0.0
+
+
+def squared_hellinger(m: Tensor, v: Tensor, n: Tensor, w: Tensor) -> Tensor:
+    """H^2 of the normal distributions with means m, n and variances v, w, element by element; 1 where one of
+    them is no number. Raised by a little, as batch norm does it, variances may be 0."""
+    v, w = v + _EPSILON, w + _EPSILON
+    affinity = (2 * (v * w).sqrt() / (v + w)).sqrt() * torch.exp(-((m - n) ** 2) / (4 * (v + w)))
+    return 1 - affinity.nan_to_num(0)
 
 
 def _statistics(state: Mapping[str, Tensor], layer: str) -> tuple[Tensor, Tensor]:
     mean, variance = state[layer + _MEAN].double().cpu(), state[layer + _VARIANCE].double().cpu()
-    return mean, variance + _EPSILON
+    return mean, variance

@@ -14,7 +14,7 @@ cost is picked:
 
 A model that always answers the same is the best of all by `entropy` and `consistency`.
 
-Legend: N images, C channels, H and W height and width, K classes.
+Legend: N images, C channels, H and W height and width, K classes, D draws of images, S scans.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from personalization.gate.statistics import statistics_distance
+from personalization.gate.statistics import squared_hellinger
 
 Criterion = Literal["combined", "statistics", "information", "entropy", "consistency", "consensus"]
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
@@ -42,20 +42,17 @@ _BATCH, _PIXELS = 64, 2**19
 class Observed:
     """What a model makes of images, image by image, so that any part of them can be judged by itself.
 
-    `answers` and `noisy` [N, K] float64 are class probabilities, the latter for the images with noise.
-    `moments` has, by batch norm layer, mean and mean square of its input over each image [N, 2, C], and
-    `expected` the layers' running statistics.
+    `answers` and `noisy` [N, K] are class probabilities, the latter for the images with noise. `moments`
+    [N, 2, C] has mean and mean square over each image of what each channel of the batch norms sees, the
+    layers one after another, `expected` [2, C] their running means and variances, and `shares` [C] what each
+    counts: every layer the same, and its channels alike. All float64, on the CPU.
     """
 
     answers: Tensor
     noisy: Tensor
-    moments: dict[str, Tensor]
-    expected: dict[str, Tensor]
-
-    def part(self, index: Tensor) -> Observed:
-        """The same of some of the images, which may come more than once."""
-        moments = {name: found[index] for name, found in self.moments.items()}
-        return Observed(self.answers[index], self.noisy[index], moments, self.expected)
+    moments: Tensor
+    expected: Tensor
+    shares: Tensor
 
 
 @torch.no_grad()
@@ -79,27 +76,40 @@ def observe(
         tick()
         noise = torch.randn(part.shape, generator=draw) * part.std(dim=(1, 2, 3), keepdim=True, correction=0)
         noisy.append(network((part + NOISE * noise).to(device)).double().softmax(dim=1).cpu())
-    state = network.state_dict()
-    expected = {name: t.cpu() for name, t in state.items() if name.endswith(("running_mean", "running_var"))}
-    whole = {name: torch.cat(found) for name, found in moments.items()}
-    return Observed(torch.cat(plain), torch.cat(noisy), whole, expected)
+    norms = batch_norms(network)
+    means, variances = (
+        [getattr(n, f"running_{what}").double().cpu() for n in norms] for what in ("mean", "var")
+    )
+    return Observed(
+        torch.cat(plain),
+        torch.cat(noisy),
+        torch.cat([torch.cat(found) for found in moments], dim=2),
+        torch.stack([torch.cat(means), torch.cat(variances)]),
+        torch.cat([torch.full_like(mean, 1 / (len(norms) * len(mean))) for mean in means]),
+    )
+
+
+def batch_norms(network: nn.Module) -> list[nn.BatchNorm2d]:
+    """Those that keep running statistics, in the order of the modules."""
+    found = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    return [norm for norm in found if norm.running_mean is not None]
 
 
 @contextmanager
-def _watched(network: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
+def _watched(network: nn.Module) -> Iterator[list[list[Tensor]]]:
     """Within, every forward pass adds the moments of each batch norm's input, [B, 2, C]."""
-    norms = {name: m for name, m in network.named_modules() if isinstance(m, nn.BatchNorm2d)}
-    moments: dict[str, list[Tensor]] = {name: [] for name in norms}
+    norms = batch_norms(network)
+    moments: list[list[Tensor]] = [[] for _ in norms]
 
-    def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def watch(own: list[Tensor]) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         def hook(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             values = inputs[0].double()
             found = torch.stack([values.mean(dim=(2, 3)), values.square().mean(dim=(2, 3))], dim=1)
-            moments[name].append(found.cpu())
+            own.append(found.cpu())
 
         return hook
 
-    handles = [norm.register_forward_pre_hook(watch(name)) for name, norm in norms.items()]
+    handles = [norm.register_forward_pre_hook(watch(own)) for norm, own in zip(norms, moments, strict=True)]
     try:
         yield moments
     finally:
@@ -107,49 +117,55 @@ def _watched(network: nn.Module) -> Iterator[dict[str, list[Tensor]]]:
             handle.remove()
 
 
-def statistics_cost(observed: Observed) -> float:
-    """Mean squared Hellinger distance of what the batch norms see from what they expect, each channel taken
-    as a normal distribution: 0 where nothing differs, 1 where nothing is shared (or is no number)."""
-    seen: dict[str, Tensor] = {}
-    for name, found in observed.moments.items():
-        mean, square = found.mean(dim=0)
-        variance = (square - mean.square()).clamp(min=0)
-        seen |= {f"{name}.running_mean": mean, f"{name}.running_var": variance}
-    return statistics_distance({name: observed.expected[name] for name in seen}, seen)
-
-
-def entropies(answers_NK: Tensor) -> Tensor:
-    """[N]: -sum_k p log p of each answer, over log K."""
-    normalised: Tensor = torch.special.entr(answers_NK).sum(dim=1) / math.log(answers_NK.shape[1])
+def entropies(answers: Tensor) -> Tensor:
+    """-sum_k p log p of each answer [..., K], over log K."""
+    normalised: Tensor = torch.special.entr(answers).sum(dim=-1) / math.log(answers.shape[-1])
     return normalised
 
 
-def information_cost(answers_NK: Tensor) -> float:
+def statistics_cost(observed: Observed, weights_DN: Tensor) -> Tensor:
+    """Mean squared Hellinger distance of what the batch norms see from what they expect, each channel taken
+    as a normal distribution: 0 where nothing differs, 1 where nothing is shared (or is no number)."""
+    mean_DC, square_DC = torch.einsum("dn,nmc->mdc", weights_DN, observed.moments)
+    variance_DC = (square_DC - mean_DC.square()).clamp(min=0)
+    expected_mean, expected_variance = observed.expected
+    return squared_hellinger(expected_mean, expected_variance, mean_DC, variance_DC) @ observed.shares
+
+
+def information_cost(observed: Observed, weights_DN: Tensor) -> Tensor:
     """Mean entropy less the entropy of the mean answer: minus the mutual information of image and class, over
     log K. 0 for answers that are always the same, -1 for sure ones that are all classes in equal parts."""
-    marginal = entropies(answers_NK.mean(dim=0, keepdim=True))
-    return float(entropies(answers_NK).mean() - marginal.mean())
+    return weights_DN @ entropies(observed.answers) - entropies(weights_DN @ observed.answers)
 
 
-def variation(first_NK: Tensor, second_NK: Tensor) -> float:
-    """Mean total variation distance between answers to the same images, within 0..1."""
-    return float((first_NK - second_NK).abs().sum(dim=1).mean() / 2)
+def variation(first_NK: Tensor, second_NK: Tensor) -> Tensor:
+    """[N]: total variation distance between two answers to each image, within 0..1."""
+    return (first_NK - second_NK).abs().sum(dim=1) / 2
 
 
 def costs(criterion: Criterion, observed: Mapping[str, Observed]) -> dict[str, float]:
-    """What every cluster's model costs by a criterion."""
+    """What every cluster's model costs by a criterion, over all images."""
+    count = len(next(iter(observed.values())).answers)
+    even = torch.full((1, count), 1 / count, dtype=torch.float64)
+    return {name: float(found) for name, found in _weighted(criterion, observed, even).items()}
+
+
+def _weighted(
+    criterion: Criterion, observed: Mapping[str, Observed], weights_DN: Tensor
+) -> dict[str, Tensor]:
+    """The same [D] for each way to weight the images; each row of `weights_DN` adds up to 1."""
     if criterion == "consensus":
         mean = torch.stack([own.answers for own in observed.values()]).mean(dim=0)
-        return {name: variation(own.answers, mean) for name, own in observed.items()}
-    return {name: _COSTS[criterion](own) for name, own in observed.items()}
+        return {name: weights_DN @ variation(own.answers, mean) for name, own in observed.items()}
+    return {name: _COSTS[criterion](own, weights_DN) for name, own in observed.items()}
 
 
-_COSTS: Mapping[Criterion, Callable[[Observed], float]] = {
-    "combined": lambda own: statistics_cost(own) + information_cost(own.answers),
+_COSTS: Mapping[Criterion, Callable[[Observed, Tensor], Tensor]] = {
+    "combined": lambda own, weights: statistics_cost(own, weights) + information_cost(own, weights),
     "statistics": statistics_cost,
-    "information": lambda own: information_cost(own.answers),
-    "entropy": lambda own: float(entropies(own.answers).mean()),
-    "consistency": lambda own: variation(own.answers, own.noisy),
+    "information": information_cost,
+    "entropy": lambda own, weights: weights @ entropies(own.answers),
+    "consistency": lambda own, weights: weights @ variation(own.answers, own.noisy),
 }
 
 
@@ -170,19 +186,17 @@ def stability(
     scan_of_image: Tensor,
     generator: torch.Generator,
     draws: int = 100,
-    tick: Callable[[], None] = lambda: None,
 ) -> float:
     """Share of bootstrap draws of the scans that pick what all scans together pick.
 
     `scan_of_image` [N] says from which scan, 0, 1, …, each image is.
     """
     chosen = cheapest(costs(criterion, observed))
-    images = [torch.nonzero(scan_of_image == scan).flatten() for scan in range(int(scan_of_image.max()) + 1)]
-    same = 0
-    for _ in range(draws):
-        tick()
-        drawn = torch.randint(len(images), (len(images),), generator=generator).tolist()
-        index = torch.cat([images[scan] for scan in drawn])
-        again = costs(criterion, {name: own.part(index) for name, own in observed.items()})
-        same += cheapest(again) == chosen
-    return same / draws
+    scans = int(scan_of_image.max()) + 1
+    drawn_DS = torch.randint(scans, (draws, scans), generator=generator)
+    often_DS = torch.zeros(draws, scans, dtype=torch.float64)
+    often_DS.scatter_add_(1, drawn_DS, torch.ones_like(often_DS))
+    weights_DN = often_DS[:, scan_of_image]
+    found = _weighted(criterion, observed, weights_DN / weights_DN.sum(dim=1, keepdim=True))
+    each = [cheapest({name: float(cost[draw]) for name, cost in found.items()}) for draw in range(draws)]
+    return each.count(chosen) / draws

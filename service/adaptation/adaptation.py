@@ -8,6 +8,7 @@ from model_store.store import Store
 from service.adaptation.attempt import Attempt
 from service.adaptation.joining import run_joining
 from service.adaptation.outcome import Outcome
+from service.adaptation.picking import run_picking
 from service.adaptation.routing import run_routing
 from service.errors import AdaptationRefused
 
@@ -15,6 +16,7 @@ from service.errors import AdaptationRefused
 BY_PARENT: Mapping[str, Callable[[Attempt], Outcome]] = {
     "routing-space": run_routing,
     "cross-attention": run_joining,
+    "clusters": run_picking,
 }
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.manifest import GRAPH, ModelManifest
+from model_store.preprocessing import display_slices
+from model_store.scan import decode
+from model_store.task import Task
 from service.adaptation.attempt import Attempt
 from service.answers import picture
 from service.inference.pipeline import Segmentation, Stopwatch, segment
 from service.inference.sessions import Session
 from service.jobs.cohort_files import ScanFile
+from service.receipts import NOTICE
+from service.rendering import Panel, choose_slices, overlay
 from service.scan_limits import scan_limits
 from service.settings import Settings
 
 MOST_SCANS = 4
+_MOST_CLASSES = 3
 
 
 def draw_pictures(attempt: Attempt, files: Sequence[ScanFile], parent: Artefact, graph: bytes) -> None:
@@ -31,14 +38,40 @@ def draw_pictures(attempt: Attempt, files: Sequence[ScanFile], parent: Artefact,
         "before": load(parent.read(GRAPH), attempt.settings),
         "after": load(graph, attempt.settings),
     }
-    chosen = np.unique(np.linspace(0, len(files) - 1, MOST_SCANS).round().astype(int))
-    for number, index in enumerate(chosen, start=1):
+    for number, index in enumerate(_chosen(files), start=1):
         data = files[index].read()
         for when, session in sessions.items():
             attempt.tick()
             found = run(data, manifest, session, attempt.settings)
             content = picture(found, manifest.task, f"scan {number}  ·  {when} adaptation")
             attempt.folder.write(attempt.folder.pictures / f"{number}-{when}.png", content)
+
+
+def draw_answers(
+    attempt: Attempt,
+    files: Sequence[ScanFile],
+    task: Task,
+    told: Mapping[str, Sequence[NDArray[np.float64]]],
+) -> None:
+    """The same for a classifier: a few scans, each with its class probabilities in words.
+
+    `told` has those of every scan [K], by `before` and `after`.
+    """
+    for number, index in enumerate(_chosen(files), start=1):
+        scan = decode(files[index].read(), scan_limits(attempt.settings))
+        pictures = display_slices(scan, task)
+        nothing = np.zeros(pictures[0].shape[:2], np.uint8)
+        panels = [Panel(pictures[i], nothing) for i in choose_slices(np.zeros(len(pictures), int))]
+        for when, answers in told.items():
+            attempt.tick()
+            likeliest = np.argsort(-answers[index], kind="stable")[:_MOST_CLASSES]
+            words = ", ".join(f"{task.class_names[k]} {answers[index][k]:.0%}" for k in likeliest)
+            content = overlay(panels, [], f"scan {number}  ·  {words}", NOTICE)
+            attempt.folder.write(attempt.folder.pictures / f"{number}-{when}.png", content)
+
+
+def _chosen(files: Sequence[ScanFile]) -> list[int]:
+    return [int(i) for i in np.unique(np.linspace(0, len(files) - 1, MOST_SCANS).round().astype(int))]
 
 
 def load(graph: bytes, settings: Settings) -> Session:

@@ -51,6 +51,19 @@ class Coefficients:
 
 
 @dataclass(frozen=True)
+class Picking:
+    """Which cluster was picked, and by what: `costs[criterion][cluster]`, the least of `criterion` deciding.
+
+    `sites` has the hospitals of every cluster.
+    """
+
+    cluster: str
+    criterion: str
+    sites: Mapping[str, tuple[str, ...]]
+    costs: Mapping[str, Mapping[str, float | None]]
+
+
+@dataclass(frozen=True)
 class Check:
     """One line of the gate. `passed` is None for what could not be measured."""
 
@@ -113,6 +126,7 @@ class Card:
     best_epoch: int | None = None
     epochs: tuple[Epoch, ...] = ()
     coefficients: Coefficients | None = None
+    picking: Picking | None = None
     attention: Mapping[str, float] = field(default_factory=dict)
     gate: Gate | None = None
     pictures: tuple[tuple[Picture, Picture], ...] = ()

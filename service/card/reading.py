@@ -17,7 +17,7 @@ from model_store.artefact import Artefact
 from model_store.errors import StoreError
 from model_store.store import Store
 from service.assignments import assignment
-from service.card.model import Card, Check, Coefficients, Decision, Epoch, Gate, Picture
+from service.card.model import Card, Check, Coefficients, Decision, Epoch, Gate, Picking, Picture
 from service.context import Context
 from service.database import Assignment, Job
 from service.jobs import events, records
@@ -72,6 +72,7 @@ def read_card(context: Context, job_id: str) -> Card:
         best_epoch=best if isinstance(best, int) else None,
         epochs=_epochs(epochs, tuple(words.parts)),
         coefficients=_coefficients(used),
+        picking=_picking(result),
         attention=_attention(result.get("attention")),
         gate=_gate(job.gate or (gates[-1] if gates else None)),
         pictures=_pictures(JobFolder(context.settings.state_dir, job.id)),
@@ -171,6 +172,19 @@ def _attention(found: Any) -> Mapping[str, float]:
     shares = {str(source): _float(share) for source, share in found.items()}
     known = {source: share for source, share in shares.items() if share is not None and 0 <= share <= 1}
     return known if len(known) == len(shares) else {}
+
+
+def _picking(result: Mapping[str, Any]) -> Picking | None:
+    """None unless a cluster was picked, and it is told from which by what."""
+    try:
+        sites = {str(name): tuple(map(str, found)) for name, found in result["sites"].items()}
+        costs = {
+            str(criterion): {name: _float(found.get(name)) for name in sites}
+            for criterion, found in result["costs"].items()
+        }
+        return Picking(str(result["cluster"]), str(result["options"]["criterion"]), sites, costs)
+    except (AttributeError, KeyError, TypeError):
+        return None
 
 
 def _gate(found: Mapping[str, Any] | None) -> Gate | None:

@@ -8,13 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model_store.artefact import Artefact
+from service.kinds.clusters import CLUSTERS
 from service.kinds.cross_attention import CROSS_ATTENTION
 from service.kinds.kind import AdaptableKind, Words
 from service.kinds.routing_space import ROUTING_SPACE
 
 __all__ = ["ADAPTABLE", "AdaptableKind", "Words", "kind_of"]
 
-ADAPTABLE: Mapping[str, AdaptableKind] = {kind.name: kind for kind in (ROUTING_SPACE, CROSS_ATTENTION)}
+ADAPTABLE: Mapping[str, AdaptableKind] = {
+    kind.name: kind for kind in (ROUTING_SPACE, CROSS_ATTENTION, CLUSTERS)
+}
 
 
 def kind_of(artefact: Artefact) -> AdaptableKind | None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from personalization.gate.statistics import statistics_distance
 from personalization.networks import build
 from personalization.one_shot.picking import (
     CRITERIA,
@@ -15,17 +16,30 @@ from personalization.one_shot.picking import (
     cheapest,
     costs,
     entropies,
-    information_cost,
     observe,
     stability,
-    statistics_cost,
     variation,
 )
 
 
 def observed(answers: list[list[float]], noisy: list[list[float]] | None = None) -> Observed:
     given = torch.tensor(answers, dtype=torch.float64)
-    return Observed(given, given if noisy is None else torch.tensor(noisy, dtype=torch.float64), {}, {})
+    nothing = torch.zeros(len(given), 2, 1, dtype=torch.float64)
+    return Observed(
+        given,
+        given if noisy is None else torch.tensor(noisy, dtype=torch.float64),
+        nothing,
+        nothing[0],
+        torch.ones(1, dtype=torch.float64),
+    )
+
+
+def statistics(network: nn.Module, images: torch.Tensor) -> float:
+    return costs("statistics", {"it": observe(network, images)})["it"]
+
+
+def information(*answers: list[float]) -> float:
+    return costs("information", {"it": observed(list(answers))})["it"]
 
 
 class Tiny(nn.Module):
@@ -47,24 +61,22 @@ def test_entropy_is_0_for_sure_and_1_for_even_answers() -> None:
 
 
 def test_information_is_least_for_sure_answers_of_every_class_and_0_for_one_answer() -> None:
-    sure = torch.eye(3, dtype=torch.float64)
-    assert information_cost(sure) == pytest.approx(-1)
-    assert information_cost(sure[[1, 1, 1]]) == pytest.approx(0)
-    half = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
+    assert information([1, 0, 0], [0, 1, 0], [0, 0, 1]) == pytest.approx(-1)
+    assert information([0, 1, 0], [0, 1, 0]) == pytest.approx(0)
     own = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1)) / math.log(2)
-    assert information_cost(half) == pytest.approx(own - 1)
+    assert information([0.9, 0.1], [0.1, 0.9]) == pytest.approx(own - 1)
 
 
 def test_variation_is_half_the_absolute_difference() -> None:
     first = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
     second = torch.tensor([[0.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
-    assert variation(first, second) == pytest.approx(0.5)
+    assert variation(first, second).tolist() == [1.0, 0.0]
 
 
 def test_statistics_are_those_over_all_images_as_a_plain_loop_has_them() -> None:
     images = torch.randn(70, 2, 5, 4, generator=torch.Generator().manual_seed(1)) * 2 + 3
     network = Tiny(mean=1.0, variance=4.0)
-    found = statistics_cost(observe(network, images))
+    found = statistics(network, images)
     expected = 0.0
     for channel in range(2):
         values = images[:, channel].double().flatten()
@@ -76,9 +88,7 @@ def test_statistics_are_those_over_all_images_as_a_plain_loop_has_them() -> None
 
 def test_what_is_seen_as_expected_costs_nothing_and_what_is_not_more() -> None:
     images = torch.randn(40, 2, 16, 16, generator=torch.Generator().manual_seed(2))
-    near, far = (
-        statistics_cost(observe(network, images)) for network in (Tiny(), Tiny(mean=2.0, variance=0.25))
-    )
+    near, far = (statistics(network, images) for network in (Tiny(), Tiny(mean=2.0, variance=0.25)))
     assert near < 1e-3
     assert far > 0.3
 
@@ -98,12 +108,32 @@ def test_answers_are_those_that_are_served_and_leave_the_network_as_it_was() -> 
     assert not any(module._forward_pre_hooks for module in network.modules())
 
 
-def test_a_part_is_what_its_images_alone_would_give() -> None:
-    images = torch.randn(6, 2, 5, 5, generator=torch.Generator().manual_seed(3))
-    index = torch.tensor([4, 0, 0])
-    whole, alone = observe(Tiny(), images).part(index), observe(Tiny(), images[index])
-    assert torch.allclose(whole.answers, alone.answers)
-    assert statistics_cost(whole) == pytest.approx(statistics_cost(alone), rel=1e-6)
+def test_every_layer_counts_the_same_however_wide() -> None:
+    """Against the gate's distance between states, which goes layer by layer."""
+    network = build("resnet18", in_channels=1, classes=2, width=2)
+    network.train()
+    network(torch.randn(16, 1, 16, 16, generator=torch.Generator().manual_seed(4)))
+    network.eval()
+    images = 2 * torch.randn(9, 1, 16, 16, generator=torch.Generator().manual_seed(5)) + 1
+    seen: dict[str, torch.Tensor] = {}
+
+    def note(name: str) -> None:
+        def hook(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+            values = inputs[0].double().transpose(0, 1).flatten(1)
+            seen[f"{name}.running_mean"], seen[f"{name}.running_var"] = (
+                values.mean(dim=1),
+                values.var(dim=1, correction=0),
+            )
+
+        dict(network.named_modules())[name].register_forward_pre_hook(hook)
+
+    for name, module in network.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            note(name)
+    with torch.no_grad():
+        network(images)
+    expected = statistics_distance({name: network.state_dict()[name] for name in seen}, seen)
+    assert statistics(network, images) == pytest.approx(expected, rel=1e-5)
 
 
 def test_every_criterion_on_models_of_which_one_suits() -> None:

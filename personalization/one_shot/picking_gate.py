@@ -1,0 +1,67 @@
+"""May the picked cluster's model be assigned? Answered without labels.
+
+It cannot know that the model is right. It knows what picks look like that are not to be trusted: another pick
+from other scans of the hospital, a model that says the same whatever it sees, or one that meets images unlike
+any it was made for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from personalization.gate.verdict import Bound, Check, Verdict
+
+
+@dataclass(frozen=True)
+class PickEvidence:
+    """The numbers that are judged; their meaning is below. None: not measured."""
+
+    stability: float | None
+    information: float
+    statistics_distance: float
+    source_warnings: float
+
+
+@dataclass(frozen=True)
+class PickThresholds:
+    """Set by reasoning and on the phantom, never on the labels of real scans from outside.
+
+    - stability 0.8: a pick that one draw of the scans in five overturns says as much about the scans that
+      happened to be sent as about the hospital.
+    - information 0.1: models that always answer the same have 0.00 to 0.03 on the phantom.
+    - statistics_distance 0.1: beyond it the layers see what none of the cluster's knowledge is about.
+    - source_warnings 0.5: where most scans do not look like training's, nothing else here is worth much.
+    """
+
+    stability: float = 0.8
+    information: float = 0.1
+    statistics_distance: float = 0.1
+    source_warnings: float = 0.5
+
+
+_MEANINGS: dict[str, tuple[Bound, str]] = {
+    "stability": (
+        "at least",
+        "share of draws from the scans (bootstrap) that pick the same cluster",
+    ),
+    "information": (
+        "at least",
+        "how much the answers depend on the image: 0 always the same, 1 sure, and all classes in equal parts",
+    ),
+    "statistics_distance": (
+        "at most",
+        "how far what the layers see in these scans is from what they expect (0 equal, 1 nothing in common)",
+    ),
+    "source_warnings": ("at most", "share of the scans that do not look like those of training"),
+}
+
+
+def judge_pick(evidence: PickEvidence, thresholds: PickThresholds | None = None) -> Verdict:
+    """Hold the evidence against the thresholds. A value that is not a number passes no check."""
+    limits = PickThresholds() if thresholds is None else thresholds
+    checks = []
+    for name, (bound, meaning) in _MEANINGS.items():
+        value, limit = getattr(evidence, name), getattr(limits, name)
+        passed = value is None or (value >= limit if bound == "at least" else value <= limit)
+        checks.append(Check(name, value, limit, passed, meaning, bound))
+    return Verdict(all(check.passed for check in checks), tuple(checks))
