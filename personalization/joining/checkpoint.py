@@ -26,7 +26,8 @@ class JoiningEpoch:
 
     `loss` is the mean of the training batches, None for step 0 and where it is not finite; `dice` the mean
     over patients with a tumour, all slices of one as a volume; `false_positives` the share of slices without
-    a tumour in which one is found, None without such slices. An epoch that is not `safe` has its `reason`.
+    a tumour in which more than specks is found, None without such slices. An epoch that is not `safe` has its
+    `reason`.
     """
 
     epoch: int

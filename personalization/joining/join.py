@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from personalization.adamw import Optimiser, cosine, train_adamw
 from personalization.binary import binary_loss, perturbed_boundary_loss
 from personalization.errors import AdaptationError
+from personalization.gate.evidence import SPECK
 from personalization.joining.checkpoint import JoiningCheckpoint, JoiningEpoch, about
 from personalization.joining.config import JoiningConfig
 from personalization.joining.examples import Examples
@@ -205,7 +206,7 @@ class _Run:
         ill = {p for p, there in zip(self._validation.patients, tumour.tolist(), strict=True) if there}
         by_patient = foreground_dice(found, truth, self._validation.patients, _CLASSES)
         dice = math.fsum(by_patient[patient] for patient in sorted(ill)) / len(ill)
-        alarms = (found[~tumour] > 0).flatten(1).any(1).double()
+        alarms = ((found[~tumour] > 0).flatten(1).double().mean(1) >= SPECK).double()
         return JoiningEpoch(epoch, loss, dice, float(alarms.mean()) if len(alarms) else None)
 
     @torch.no_grad()

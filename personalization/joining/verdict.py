@@ -53,7 +53,10 @@ _MEANINGS: dict[str, tuple[Bound, str]] = {
         "epoch too",
     ),
     "dice_gain": ("at least", "how much higher that is than the parent's, which is zero-shot"),
-    "false_positives": ("at most", "share of the validation slices without a tumour in which one is found"),
+    "false_positives": (
+        "at most",
+        "share of the validation slices without a tumour in which one is found, specks left out",
+    ),
     "giant": ("at most", "share of the scans with a mask over twice the largest that was drawn"),
     "emptied": (
         "at most",

@@ -176,7 +176,8 @@ def test_false_alarms_are_counted_on_slices_without_a_tumour() -> None:
     made = network()
     found = join(made, TRAIN, validation, replace(CONFIG, epochs=1))
     maps, _ = predict(made, images[2:])
-    assert found.best.false_positives == float(maps.flatten(1).any(1).double().mean())
+    # Of 32 x 32 pixels a speck is one.
+    assert found.best.false_positives == sum(int(one.sum()) >= 2 for one in maps) / 2
 
 
 @pytest.mark.parametrize(
