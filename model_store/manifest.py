@@ -223,6 +223,8 @@ class SsfPoolManifest(BaseManifest):
         return {"backbone": self.backbone}
 
 
+# What holds a graph that answers scans.
+NetworkManifest = ModelManifest | SsfPoolManifest
 AnyManifest = (
     ModelManifest | RoutingSpaceManifest | ClustersManifest | CrossAttentionManifest | SsfPoolManifest
 )

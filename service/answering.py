@@ -17,9 +17,12 @@ from model_store.artefact import Artefact
 from model_store.manifest import GRAPH
 from model_store.scan import Limits, Scan
 from model_store.task import Kind
+from service import key_usage
 from service.context import Context
+from service.inference.picks import Picked, Routing
 from service.inference.pipeline import Stopwatch
 from service.inference.sessions import Session
+from service.offered import contradiction
 from service.problems import Problem
 from service.receipts import ModelReceipt, Receipt, software
 from service.scan_limits import scan_limits
@@ -32,11 +35,12 @@ Options = TypeVar("Options", bound=ScanOptions)
 
 @dataclass(frozen=True)
 class Answer:
-    """A response's body, its media type and its headers."""
+    """A response's body, its media type and its headers; what was picked from a pool, for the drift."""
 
     body: bytes
     media_type: str
     headers: dict[str, str]
+    picked: tuple[Picked, ...] | None = None
 
 
 def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None:
@@ -76,6 +80,16 @@ class Answering(ABC, Generic[Options]):
         """Run the network on the scan in `data`. Raises ScanError, StoreError, Problem."""
         self._size = len(data)
         return self._answer(data)
+
+    @property
+    def routing(self) -> Routing:
+        """How a volume picks from a pool. Raises Problem 422 where one is asked for and there is none."""
+        if self.options.routing is not None and not self.session.has_pool:
+            raise contradiction(
+                f"`routing` belongs to an ssf-pool, and '{self.selection.offered}' is a "
+                f"{self.selection.offered.manifest.kind}; leave it out."
+            )
+        return self.options.routing or "scan"
 
     @abstractmethod
     def _answer(self, data: bytes) -> Answer: ...
@@ -145,6 +159,8 @@ def answer_upload(
     context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
         watch.stages["inference"] / 1000
     )
+    if answer.picked is not None and options.hospital is not None:
+        key_usage.note(context.database, options.hospital, selection.offered, answer.picked)
     return Response(answer.body, headers=answer.headers, media_type=answer.media_type)
 
 

@@ -22,6 +22,7 @@ from model_store.preprocessing import display_slices, to_slices
 from model_store.scan import Scan, encode_nifti, encode_png
 from model_store.task import Plane, Task
 from service.inference.pipeline import Segmentation
+from service.picked import PICKED, PickReport
 from service.problems import Problem
 from service.receipts import NOTICE, Receipt
 from service.rendering import Panel, choose_slices, overlay
@@ -63,6 +64,7 @@ class SegmentationReport(BaseModel):
         "itself (`own`) and on the tokens of each of the federation's sites, mean over the slices; they add "
         "up to 1.",
     )
+    picked: list[PickReport] | None = Field(None, description=PICKED)
     warnings: list[str] = Field(
         description="In which ways the scan does not look like the task, and what else to beware of."
     )

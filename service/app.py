@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 
 from anyio import CapacityLimiter
@@ -25,6 +26,7 @@ from service.errors import BrokerError, DatabaseNotMigrated
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
 from service.jobs.reconcile import Reconciler
+from service.key_usage import drifts
 from service.metrics import Metrics
 from service.observe import Observe
 from service.queue import Queue
@@ -37,6 +39,7 @@ from service.routes import (
     health,
     hospitals,
     jobs,
+    key_usage,
     metrics,
     models,
     refusals,
@@ -90,6 +93,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         models,
         hospitals,
         serving,
+        key_usage,
         cohorts,
         adaptations,
         jobs,
@@ -149,6 +153,7 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     admission = Admission(settings.inference_slots, settings.inference_queue)
     sessions = SessionCache(settings.session_cache, threads=settings.threads, device=settings.device)
     measured.watch(admission, sessions)
+    measured.watch_drift(partial(drifts, database, store))
     decoding = CapacityLimiter(settings.inference_slots)
     return Context(settings, store, database, sessions, admission, measured, readiness, queue, decoding)
 

@@ -13,6 +13,7 @@ from service.answering import Answer, Answering
 from service.classify_options import ClassifyOptions
 from service.inference.classification import Classification, classify
 from service.inference.uncertainty import entropy
+from service.picked import PICKED, PickReport, pick_reports
 from service.receipts import NOTICE, Receipt
 
 
@@ -35,6 +36,7 @@ class ClassificationReport(ClassReport):
     slices: list[ClassReport] | None = Field(
         description="Each slice of a volume, along the task's plane in order; null for an image."
     )
+    picked: list[PickReport] | None = Field(None, description=PICKED)
     warnings: list[str] = Field(description="In which ways the scan does not look like the task.")
     shape: list[int] = Field(description="Of the scan: [H, W], or the volume's own [I, J, K].")
     timing_ms: dict[str, float]
@@ -50,12 +52,18 @@ class Classifying(Answering[ClassifyOptions]):
 
     def _answer(self, data: bytes) -> Answer:
         found = classify(
-            data, self.selection.manifest, self.session, self.limits, self.watch, self._before_running
+            data,
+            self.selection.manifest,
+            self.session,
+            self.limits,
+            self.watch,
+            self._before_running,
+            self.routing,
         )
         with self.watch.stage("encode"):
             body = self._report(found).model_dump_json().encode()
         headers = self._headers(found.warnings, "classification.json")
-        return Answer(body, "application/json", headers)
+        return Answer(body, "application/json", headers, found.picked)
 
     def _report(self, found: Classification) -> ClassificationReport:
         names = self.selection.manifest.task.class_names
@@ -63,6 +71,7 @@ class Classifying(Answering[ClassifyOptions]):
         return ClassificationReport(
             **class_report(found.mean, names).model_dump(),
             slices=slices if found.scan.is_volume else None,
+            picked=pick_reports(found.picked),
             warnings=[*self.selection.warnings, *found.warnings],
             shape=list(found.scan.grid),
             timing_ms=self._timing(),

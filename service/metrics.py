@@ -7,10 +7,13 @@ store, never what a client wrote.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.registry import Collector
 
 if TYPE_CHECKING:
     from service.inference.admission import Admission
@@ -18,6 +21,28 @@ if TYPE_CHECKING:
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
 JOB_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600.0)
+
+
+class _Drift(Collector):
+    """Read from the database at every look: all processes of the API tell the same."""
+
+    def __init__(self, read: Callable[[], Mapping[tuple[str, str], float]]) -> None:
+        self._read = read
+
+    def describe(self) -> list[Metric]:
+        """Nothing: a registry asks for it when this is registered, and need not look for that."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """One sample per hospital and version that had a scan of late."""
+        family = GaugeMetricFamily(
+            "locum_key_usage_drift",
+            "How unlike the federation's training images a hospital's scans pick from a pool, 0 to 1.",
+            labels=("hospital", "model"),
+        )
+        for labels, value in self._read().items():
+            family.add_metric(labels, value)
+        yield family
 
 
 class Metrics:
@@ -33,6 +58,8 @@ class Metrics:
         jobs: how many there are, by kind and state; every process tells of all.
         job_seconds: from the first attempt's start to the end, by kind and final state.
         queue_messages: messages in Redis that no worker has taken.
+
+    `locum_key_usage_drift` is told by `watch_drift`.
     """
 
     def __init__(self) -> None:
@@ -77,6 +104,10 @@ class Metrics:
         self.queue_messages = Gauge(
             "locum_queue_messages", "Messages that no worker has taken.", registry=self.registry
         )
+
+    def watch_drift(self, read: Callable[[], Mapping[tuple[str, str], float]]) -> None:
+        """Tell of every hospital's drift, as `read` finds it whenever somebody asks for the metrics."""
+        self.registry.register(_Drift(read))
 
     def watch(self, admission: Admission, sessions: SessionCache) -> None:
         """Read the queue and the cache whenever somebody asks for the metrics."""

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from service.inference.picks import Routing
 from service.problems import Problem
 from service.routes.parameters import HOSPITAL_ID
 
@@ -29,6 +30,11 @@ class ScanOptions(BaseModel):
     )
     site: str | None = Field(
         None, max_length=256, description="With `member`: which site; the hospital's own by default."
+    )
+    routing: Routing | None = Field(
+        None,
+        description="With an ssf-pool, how a volume picks its entries: the `scan` as a whole (the default), "
+        "by the mean of its slices' queries, or `slice` by slice.",
     )
     guard: Literal["warn", "refuse"] = Field(
         "warn", description="What happens to a scan that does not look like the task: a warning, or a 422."

@@ -17,7 +17,8 @@ class SegmentOptions(ScanOptions):
         "auto",
         description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
         "member model of its site, else the global model. `hospital`: the first of these, or a refusal. "
-        "`scan`: one adapted to this scan alone, by a job.",
+        "`scan`: one adapted to this scan alone: of an ssf-pool at once, and its `auto`; of a routing-space "
+        "by a job.",
     )
     output: Output | None = Field(
         None, description="`nifti` is the default for a volume, `png` for an image."

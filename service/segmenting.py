@@ -16,6 +16,7 @@ from service.answers import (
     measure,
 )
 from service.inference.pipeline import Segmentation, segment
+from service.picked import pick_reports
 from service.segment_options import SegmentOptions
 
 
@@ -29,13 +30,21 @@ class Segmenting(Answering[SegmentOptions]):
 
     def _answer(self, data: bytes) -> Answer:
         selection, task = self.selection, self.selection.manifest.task
-        found = segment(data, selection.manifest, self.session, self.limits, self.watch, self._before_running)
+        found = segment(
+            data,
+            selection.manifest,
+            self.session,
+            self.limits,
+            self.watch,
+            self._before_running,
+            self.routing,
+        )
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
             body = encode(self.output, found, task, title, lambda: self._report(found))
         media_type, filename = MEDIA_TYPES[self.output]
         headers = self._headers(found.warnings, filename) | {"Locum-Labels": label_header(task)}
-        return Answer(body, media_type, headers)
+        return Answer(body, media_type, headers, found.picked)
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
         self.output = choose_output(self.options.output, scan)
@@ -46,6 +55,7 @@ class Segmenting(Answering[SegmentOptions]):
             labels=measure(found, self.selection.manifest.task),
             uncertainty=found.uncertainty,
             attention=found.attention,
+            picked=pick_reports(found.picked),
             warnings=[*self.selection.warnings, *found.warnings],
             shape=list(found.classes.shape),
             timing_ms=self._timing(),

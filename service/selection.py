@@ -10,6 +10,8 @@ not withdrawn. Within it, whose model:
     auto     the hospital's adapted version, if one is assigned; else the member model of the hospital's site,
              if the hospital is a member and the version has one; else that of its cluster; else the global
              model
+    scan     that of each scan: an ssf-pool adapts its one network to every scan by itself, and offers nothing
+             else, so that it is `auto` there too. Other kinds are adapted to a scan by a job
 
 Where an adapted version is assigned, `global` and `member` are those of the artefact it was made from.
 An adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
@@ -19,10 +21,11 @@ looked at. An assigned version that was withdrawn is refused, never replaced sil
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 from urllib.parse import quote
 
 from model_store.artefact import Artefact
-from model_store.manifest import ModelManifest
+from model_store.manifest import ModelManifest, NetworkManifest, SsfPoolManifest
 from model_store.task import Kind
 from service.adapted import parent_behind
 from service.context import Context
@@ -30,7 +33,7 @@ from service.offered import Offered, contradiction, offered
 from service.problems import Problem
 from service.whose import Asked, Personalization, choose
 
-__all__ = ["Personalization", "Selection", "resolve"]
+__all__ = ["Personalization", "Selection", "adapts_itself", "resolve"]
 
 ZERO_SHOT = (
     "zero-shot: not a hospital's own query stage and adapter answer here but shared ones, which is where "
@@ -53,10 +56,10 @@ class Selection:
     cluster: str | None = None
 
     @property
-    def manifest(self) -> ModelManifest:
+    def manifest(self) -> NetworkManifest:
         """The manifest of the network that answers."""
         manifest = self.model.manifest
-        assert isinstance(manifest, ModelManifest)
+        assert isinstance(manifest, ModelManifest | SsfPoolManifest)
         return manifest
 
     @property
@@ -78,7 +81,7 @@ def resolve(
     context: Context,
     model: str | None = None,
     hospital: str | None = None,
-    personalization: Personalization = "auto",
+    personalization: Personalization | Literal["scan"] = "auto",
     site: str | None = None,
     cluster: str | None = None,
     kind: Kind | None = None,
@@ -99,6 +102,13 @@ def resolve(
             )
     found = offered(context, model, hospital, kind)
     artefact, owner, why = found.artefact, found.owner, found.why
+    if isinstance(artefact.manifest, SsfPoolManifest):
+        return _by_itself(found, personalization)
+    if personalization == "scan":
+        raise contradiction(
+            f"'{artefact}' is a {artefact.manifest.kind}, which adapts to no scan by itself: expected an "
+            "ssf-pool with personalization=scan; leave it out, or ask for another model."
+        )
     if owner is not None and personalization in ("auto", "hospital"):
         return Selection(artefact, artefact, "hospital", None, f"{why}; adapted to hospital '{owner}'", owner)
     if personalization == "hospital":
@@ -127,6 +137,21 @@ def resolve(
         f"{why}; {chosen.why}",
         cluster=chosen.cluster,
     )
+
+
+def adapts_itself(context: Context, model: str | None, hospital: str | None, kind: Kind) -> bool:
+    """Whether what is offered adapts to a scan on the spot, without a job. Raises as `resolve`."""
+    return isinstance(offered(context, model, hospital, kind).artefact.manifest, SsfPoolManifest)
+
+
+def _by_itself(found: Offered, personalization: str) -> Selection:
+    if personalization not in ("auto", "scan"):
+        raise contradiction(
+            f"'{found.artefact}' is an ssf-pool, which adapts to every scan by itself: expected "
+            f"personalization=scan or auto with it, found {personalization}; or name another model."
+        )
+    why = f"{found.why}; it adapts itself to each scan, by entries of its pool"
+    return Selection(found.artefact, found.artefact, "scan", None, why)
 
 
 def _no_adapted_version(found: Offered) -> Problem:

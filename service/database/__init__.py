@@ -2,7 +2,7 @@
 
 from service.database.engine import Database
 from service.database.job_models import Cohort, CohortMask, CohortScan, Job, JobEvent
-from service.database.models import Assignment, Base, Hospital, Verification
+from service.database.models import Assignment, Base, Hospital, KeyUsage, Verification
 from service.database.schema import is_current, upgrade
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Hospital",
     "Job",
     "JobEvent",
+    "KeyUsage",
     "Verification",
     "is_current",
     "upgrade",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 
 from sqlalchemy import (
     JSON,
     CheckConstraint,
+    Date,
     DateTime,
     ForeignKey,
     MetaData,
@@ -97,6 +98,24 @@ class Assignment(Base):
     at: Mapped[datetime] = mapped_column(UtcDateTime)
     artefact: Mapped[str | None] = mapped_column(String(200))
     override: Mapped[bool] = mapped_column(default=False, server_default=false())
+
+
+class KeyUsage(Base):
+    """How a hospital's scans of one day (UTC) used the keys of one version of a pool.
+
+    `shares` has for every entry the sum over the `scans` of its share among a scan's picks. Nothing says
+    which scan it was.
+    """
+
+    __tablename__ = "key_usage"
+
+    hospital: Mapped[str] = mapped_column(ForeignKey("hospital.id"), primary_key=True)
+    digest: Mapped[str] = mapped_column(String(71), primary_key=True)
+    day: Mapped[date] = mapped_column(Date, primary_key=True)
+    model: Mapped[str] = mapped_column(String(200))
+    version: Mapped[int]
+    scans: Mapped[int]
+    shares: Mapped[list[float]] = mapped_column(JSON)
 
 
 class Verification(Base):

@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
-from model_store.manifest import ModelManifest
+from model_store.manifest import NetworkManifest
 from model_store.scan import Limits, Scan
-from service.inference.pipeline import BeforeRunning, Stopwatch, read, run
+from service.inference.picks import Picked, Picks, Routing
+from service.inference.pipeline import BeforeRunning, Stopwatch, add, read, run
 from service.inference.sessions import Session
 
 # Of the sum of a slice's probabilities, from 1: float32, and half precision on a GPU.
@@ -26,11 +27,15 @@ _TOLERANCE = 0.01
 
 @dataclass(frozen=True)
 class Classification:
-    """`probabilities` float64 [S, K]: each slice's class probabilities, along the task's plane in order."""
+    """`probabilities` float64 [S, K]: each slice's class probabilities, along the task's plane in order.
+
+    `picked`: which entries of its pool, by the scan or by each slice; None of a network without one.
+    """
 
     scan: Scan
     probabilities: NDArray[np.float64]
     warnings: tuple[str, ...]
+    picked: tuple[Picked, ...] | None = None
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -41,11 +46,12 @@ class Classification:
 
 def classify(
     data: bytes,
-    manifest: ModelManifest,
+    manifest: NetworkManifest,
     session: Session,
     limits: Limits,
     watch: Stopwatch,
     before_running: BeforeRunning,
+    routing: Routing = "scan",
 ) -> Classification:
     """Classify the scan in `data`; arguments as of `pipeline.segment`.
 
@@ -54,7 +60,11 @@ def classify(
         ArtefactDamaged: the network gives no probabilities for it.
     """
     reading = read(data, manifest, limits, watch, before_running)
-    parts = [outputs.probabilities for outputs in run(reading, session, watch)]
+    picks = Picks(once=routing == "scan")
+    parts = []
+    for outputs in run(reading, session, watch, routing):
+        parts.append(outputs.probabilities)
+        add(picks, outputs, session.digest)
     expected = len(manifest.task.classes)
     for part in parts:
         if part.ndim != 2 or part.shape[1] != expected:
@@ -63,7 +73,7 @@ def classify(
     # A NaN is in no range.
     if not (probabilities >= 0).all() or not (abs(probabilities.sum(axis=1) - 1) <= _TOLERANCE).all():
         raise _damaged(session, "expected probabilities that add up to 1, found others")
-    return Classification(reading.scan, probabilities, reading.warnings)
+    return Classification(reading.scan, probabilities, reading.warnings, picks.picked)
 
 
 def _damaged(session: Session, what: str) -> ArtefactDamaged:

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
 from model_store.guard import check, summarise
-from model_store.manifest import ModelManifest
+from model_store.manifest import ModelManifest, NetworkManifest
 from model_store.preprocessing import Geometry, Prepared, Restorer, prepare
 from model_store.scan import Limits, Scan, decode
 from service.inference.attention import Attention
+from service.inference.picks import Picked, Picks, Routing
 from service.inference.sessions import Outputs, Session
 from service.inference.uncertainty import Uncertainty
 
@@ -64,6 +65,7 @@ class Segmentation:
     """`classes`: uint8 class indices on the scan's own grid, [H, W] or [I, J, K].
 
     `attention`: the share of each source, over all slices; None of a network without cross-attention.
+    `picked`: which entries of its pool, by the scan or by each slice; None of a network without one.
     """
 
     scan: Scan
@@ -72,6 +74,7 @@ class Segmentation:
     uncertainty: float
     warnings: tuple[str, ...]
     attention: dict[str, float] | None = None
+    picked: tuple[Picked, ...] | None = None
 
 
 # Called with the decoded scan and the guard's warnings, before anything is run; it refuses by raising.
@@ -79,7 +82,7 @@ BeforeRunning = Callable[[Scan, tuple[str, ...]], None]
 
 
 def read(
-    data: bytes, manifest: ModelManifest, limits: Limits, watch: Stopwatch, before_running: BeforeRunning
+    data: bytes, manifest: NetworkManifest, limits: Limits, watch: Stopwatch, before_running: BeforeRunning
 ) -> Reading:
     """Decode `data` (the bytes of a file: PNG, TIFF or NIfTI, told by its content), prepare it for the task
     of `manifest`, and hold it against the scans of its training.
@@ -96,22 +99,33 @@ def read(
     return Reading(scan, prepared, warnings)
 
 
-def run(reading: Reading, session: Session, watch: Stopwatch) -> Iterator[Outputs]:
-    """What the network gives for the slices in order, at most BATCH at a time."""
+def run(reading: Reading, session: Session, watch: Stopwatch, routing: Routing = "scan") -> Iterator[Outputs]:
+    """What the network gives for the slices in order, at most BATCH at a time.
+
+    `routing` says how a volume picks from a network's pool: as a whole, by the mean of its slices' queries,
+    or slice by slice.
+    """
     slices = reading.prepared.slices
-    for start in range(0, len(slices), BATCH):
+    parts = [slices[start : start + BATCH] for start in range(0, len(slices), BATCH)]
+    query = None
+    if session.has_pool and routing == "scan" and len(slices) > 1:
         with watch.stage("inference"):
-            outputs = session.run(slices[start : start + BATCH])
+            queries = np.concatenate([session.queries(part) for part in parts])
+            query = queries.mean(axis=0, keepdims=True, dtype=np.float64).astype(np.float32)
+    for part in parts:
+        with watch.stage("inference"):
+            outputs = session.run(part, query)
         yield outputs
 
 
 def segment(
     data: bytes,
-    manifest: ModelManifest,
+    manifest: NetworkManifest,
     session: Session,
     limits: Limits,
     watch: Stopwatch,
     before_running: BeforeRunning,
+    routing: Routing = "scan",
 ) -> Segmentation:
     """Segment the scan in `data`.
 
@@ -122,6 +136,7 @@ def segment(
         limits: what a scan may cost.
         watch: receives the time of every stage.
         before_running: see above.
+        routing: see `run`.
 
     Raises:
         ScanError: the scan cannot be read or does not fit the task.
@@ -129,17 +144,20 @@ def segment(
     """
     reading = read(data, manifest, limits, watch, before_running)
     geometry = reading.prepared.geometry
-    restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)
-    for probabilities, shares in run(reading, session, watch):
+    sources = manifest.sources if isinstance(manifest, ModelManifest) else None
+    restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(sources)
+    picks = Picks(once=routing == "scan")
+    for outputs in run(reading, session, watch, routing):
         with watch.stage("uncertainty"):
-            uncertainty.add(probabilities)
+            uncertainty.add(outputs.probabilities)
         with watch.stage("restore"):
-            _add(restorer, probabilities, session.digest)
-            _add(attention, shares, session.digest)
+            add(restorer, outputs.probabilities, session.digest)
+            add(attention, outputs.attention, session.digest)
+            add(picks, outputs, session.digest)
     with watch.stage("restore"):
         classes = restorer.finish()
     return Segmentation(
-        reading.scan, geometry, classes, uncertainty.value, reading.warnings, attention.shares
+        reading.scan, geometry, classes, uncertainty.value, reading.warnings, attention.shares, picks.picked
     )
 
 
@@ -147,7 +165,8 @@ class _Taking(Protocol[Taken]):
     def add(self, values: Taken, /) -> None: ...
 
 
-def _add(to: _Taking[Taken], values: Taken, graph: str) -> None:
+def add(to: _Taking[Taken], values: Taken, graph: str) -> None:
+    """Hand outputs of a graph on. Raises ArtefactDamaged for what cannot be one."""
     try:
         to.add(values)
     except ValueError as error:

@@ -24,14 +24,20 @@ from service.problems import Problem
 INPUT = "image"
 OUTPUT = "probabilities"
 ATTENTION = "attention"
+ENTRIES, SIMILARITIES = "entries", "similarities"
+# Of a graph with a pool (FedIns); `personalization.instance.graph` says what they do.
+QUERY, GIVEN_QUERY, ONLY_QUERY = "query", "given_query", "only_query"
 _ERRORS_ONLY = 3
 
 
 class Outputs(NamedTuple):
-    """Class probabilities [S, K, …]; of a network with cross-attention, [S, sources] too."""
+    """Class probabilities [S, K, …]; of a network with cross-attention, its shares [S, sources] too; of one
+    with a pool, which entries each slice picked and how similar they are, [S, C], or [1, C] of all alike."""
 
     probabilities: NDArray[np.float32]
     attention: NDArray[np.float32] | None = None
+    entries: NDArray[np.int64] | None = None
+    similarities: NDArray[np.float32] | None = None
 
 
 class Session:
@@ -61,7 +67,8 @@ class Session:
                 f"found {sorted(inputs)} and {sorted(outputs)}; publish the model again"
             )
         self.digest = digest
-        self._outputs = [name for name in (OUTPUT, ATTENTION) if name in outputs]
+        self._outputs = [name for name in (OUTPUT, ATTENTION, ENTRIES, SIMILARITIES) if name in outputs]
+        self.has_pool = ENTRIES in outputs
         # Asked of the session itself: what was wanted is not what one gets.
         self.provider: str = self._session.get_providers()[0]
         if device == "cuda" and self.provider != CUDA:
@@ -73,9 +80,20 @@ class Session:
                 "LOCUM_DEVICE=auto.",
             )
 
-    def run(self, slices: NDArray[np.float32]) -> Outputs:
-        """What the graph gives for slices [S, C, H, W], all in one run."""
-        return Outputs(*self._session.run(self._outputs, {INPUT: np.ascontiguousarray(slices)}))
+    def run(self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None) -> Outputs:
+        """What the graph gives for slices [S, C, H, W], all in one run.
+
+        With `query` [1, Q], for a graph with a pool: all slices pick by it, instead of each by its own.
+        """
+        given = {} if query is None else {GIVEN_QUERY: query}
+        found = self._session.run(self._outputs, {INPUT: np.ascontiguousarray(slices), **given})
+        return Outputs(**dict(zip(self._outputs, found, strict=True)))
+
+    def queries(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[S, Q]: what slices are looked up by in the graph's pool; nothing else of it is run."""
+        inputs = {INPUT: np.ascontiguousarray(slices), ONLY_QUERY: np.array(True)}
+        found: NDArray[np.float32] = self._session.run([QUERY], inputs)[0]
+        return found
 
 
 class SessionCache:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from anyio import to_thread
 from fastapi import APIRouter, Response
 
 from service.context import InContext
@@ -15,6 +16,7 @@ router = APIRouter(tags=["health"])
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus's text format"}},
 )
 async def metrics(context: InContext) -> Response:
-    """Requests, inference, the session cache, and the store's last verification."""
-    body, content_type = context.metrics.exposition()
+    """Requests, inference, the session cache, the store's last verification, and key usage's drift."""
+    # In a thread: some are read from the database.
+    body, content_type = await to_thread.run_sync(context.metrics.exposition)
     return Response(body, headers={"Content-Type": content_type})

@@ -54,6 +54,7 @@ def test_every_path_of_the_api_is_there(document: dict[str, Any]) -> None:
         ("PUT", "/hospitals/{hospital}/serving/{model}"),
         ("POST", "/hospitals/{hospital}/serving/{model}/rollback"),
         ("GET", "/hospitals/{hospital}/serving/{model}/history"),
+        ("GET", "/hospitals/{hospital}/serving/{model}/key-usage"),
         ("GET", "/hospitals/{hospital}/cohorts"),
         ("POST", "/hospitals/{hospital}/cohorts"),
         ("GET", "/hospitals/{hospital}/cohorts/{cohort}"),
@@ -61,6 +62,8 @@ def test_every_path_of_the_api_is_there(document: dict[str, Any]) -> None:
         ("GET", "/hospitals/{hospital}/cohorts/{cohort}/scans"),
         ("PUT", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}"),
         ("DELETE", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}"),
+        ("PUT", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask"),
+        ("DELETE", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask"),
         ("POST", "/hospitals/{hospital}/adaptations"),
         ("GET", "/jobs"),
         ("GET", "/jobs/{job}"),
@@ -89,7 +92,7 @@ def test_the_form_of_a_scan_is_described(document: dict[str, Any], path: str, ow
     body = document["paths"][path]["post"]["requestBody"]
     form = body["content"]["multipart/form-data"]["schema"]
     assert form["required"] == ["scan"]
-    shared = {"scan", "model", "hospital", "personalization", "site", "guard"}
+    shared = {"scan", "model", "hospital", "personalization", "site", "routing", "guard"}
     assert set(form["properties"]) == shared | own
 
 

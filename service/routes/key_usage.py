@@ -1,0 +1,96 @@
+"""`/hospitals/{hospital}/serving/{model}/key-usage`: do scans pick from a pool as usual?"""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from model_store.errors import StoreError
+from model_store.manifest import SsfPoolManifest
+from service import key_usage
+from service.assignments import registered
+from service.context import Context, InContext
+from service.database import KeyUsage
+from service.problems import problem_responses
+from service.routes.parameters import HospitalId, ModelName
+
+router = APIRouter(tags=["serving"])
+
+
+class DayOfUsage(BaseModel):
+    """The scans of a day (UTC)."""
+
+    day: date
+    scans: int
+    shares: list[float] = Field(description="Of each entry among what these scans picked; they add up to 1.")
+    drift: float | None = Field(
+        description="From the federation's: Jensen-Shannon divergence in bits, 0 alike to 1 nothing in "
+        "common. Too large where scans are few. Null where the federation's is not known."
+    )
+
+
+class VersionUsage(BaseModel):
+    """One version of the pool, as this hospital's scans used it."""
+
+    artefact: str
+    digest: str
+    federation: list[float] | None = Field(
+        description="Shares among what the federation's training images picked; null where no site let it "
+        "out."
+    )
+    recent_scans: int = Field(description=f"Of the last {key_usage.WINDOW_DAYS} days.")
+    drift: float | None = Field(
+        description=f"Over the last {key_usage.WINDOW_DAYS} days: what `/metrics` tells; null without a scan."
+    )
+    days: list[DayOfUsage] = Field(description="Oldest first; days without a scan are left out.")
+
+
+class KeyUsageView(BaseModel):
+    """How a hospital's scans used the keys of a model, by version."""
+
+    hospital: str
+    model: str
+    versions: list[VersionUsage]
+
+
+@router.get("/hospitals/{hospital}/serving/{model}/key-usage", responses=problem_responses(404, 422))
+def get_key_usage(context: InContext, hospital: HospitalId, model: ModelName) -> KeyUsageView:
+    """Which entries of an ssf-pool the hospital's scans picked, day by day, against the federation's.
+
+    Only scans that named the hospital count. Nothing here can be traced to a scan.
+    """
+    with context.database.read() as session:
+        registered(session, hospital)
+        rows = key_usage.rows_of(session, hospital, model)
+    digests = dict.fromkeys(row.digest for row in rows)
+    return KeyUsageView(
+        hospital=hospital,
+        model=model,
+        versions=[_version(context, [row for row in rows if row.digest == digest]) for digest in digests],
+    )
+
+
+def _version(context: Context, rows: list[KeyUsage]) -> VersionUsage:
+    try:
+        manifest = context.store.by_digest(rows[0].digest).manifest
+    except StoreError:
+        # Withdrawn: what was noted stays known.
+        manifest = None
+    known = key_usage.federation_shares(manifest) if isinstance(manifest, SsfPoolManifest) else None
+    recent = key_usage.recent(rows, datetime.now(UTC).date())
+    return VersionUsage(
+        artefact=f"{rows[0].model}@{rows[0].version}",
+        digest=rows[0].digest,
+        federation=None if known is None else known.tolist(),
+        recent_scans=0 if recent is None else recent.scans,
+        drift=key_usage.drift(recent, known),
+        days=[
+            DayOfUsage(
+                day=row.day, scans=usage.scans, shares=usage.shares, drift=key_usage.drift(usage, known)
+            )
+            for row in rows
+            if (usage := key_usage.together([row])) is not None
+        ],
+    )
