@@ -103,16 +103,22 @@ class WorkerPool:
             queues[self._worker_of[task.site]].append(index)
         busy: dict[int, int] = {}
         done: dict[int, Delivery | Failure] = {}
+
+        def keep_busy() -> None:
+            for worker, queue in queues.items():
+                if worker not in busy and queue and queue[0] < due + self.window:
+                    busy[worker] = queue.popleft()
+                    self._send(worker, tasks[busy[worker]])
+
         for due in range(len(tasks)):
+            keep_busy()
             while due not in done:
-                for worker, queue in queues.items():
-                    if worker not in busy and queue and queue[0] < due + self.window:
-                        busy[worker] = queue.popleft()
-                        self._send(worker, tasks[busy[worker]])
                 ready = wait([self._processes[worker][1] for worker in busy])
                 for worker in [worker for worker in busy if self._processes[worker][1] in ready]:
                     index = busy.pop(worker)
                     done[index] = self._receive(worker, tasks[index])
+                # Before the answer is taken: whoever takes it has work of its own to do with it.
+                keep_busy()
             yield done.pop(due)
 
     def _send(self, worker: int, task: Task) -> None:

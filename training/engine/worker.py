@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 
-from training.algorithm import Algorithm, Memory, Phase
+from training.algorithm import Algorithm, Memory, Phase, State
+from training.engine.allocation import keep_freed_memory
 from training.engine.client import Surroundings, run_step
 from training.engine.egress import SiteSpec
 from training.engine.folder import SiteFolder, Slot, other
@@ -78,6 +79,7 @@ def serve(
     # Ctrl-C goes to the whole process group; the engine decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
+    keep_freed_memory()
     torch.set_num_threads(surroundings.threads)
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
@@ -111,6 +113,8 @@ class Worker:
         self._data: dict[str, Any] = {}
         # The slot last written or read, and what is in it: what spares reading it again.
         self._memories: dict[str, tuple[Slot, Memory]] = {}
+        # The last download of each group, which the next site of the round may share.
+        self._downloads: dict[str, tuple[tuple[int, int, Path], State]] = {}
 
     def answer(self, task: Task) -> Delivery | Failure:
         """Do a task; whatever goes wrong becomes a Failure."""
@@ -135,7 +139,7 @@ class Worker:
         phase = self._plan[task.step]
         assert isinstance(phase, Phase)
         context = self._surroundings.context(phase.name, task.round, phase.rounds, task.site)
-        received = {name: read_tensors(path)[0] for name, path in (task.received or {}).items()}
+        received = {name: self._download(task, name, path) for name, path in (task.received or {}).items()}
         memory = self._recall(task)
         outgoing, new = run_step(
             self._algorithm, phase, context, site, received, memory, self._data[task.site]
@@ -159,6 +163,14 @@ class Worker:
             slot,
             time.perf_counter() - started,
         )
+
+    def _download(self, task: Task, group: str, path: Path) -> State:
+        assert task.step is not None
+        # Every round writes over the files of the one before.
+        wanted = (task.step, task.round, path)
+        if group not in self._downloads or self._downloads[group][0] != wanted:
+            self._downloads[group] = (wanted, read_tensors(path)[0])
+        return dict(self._downloads[group][1])
 
     def _recall(self, task: Task) -> Memory:
         slot, memory = self._memories.get(task.site, (None, Memory()))
