@@ -89,8 +89,8 @@ CROSS_ATTENTION = AdaptableKind(
         parts={
             "loss": "Mean over the training batches.",
             "dice": "With the hospital's masks: mean over the validation patients with a tumour.",
-            "false_positives": "Share of the validation slices without a tumour in which one is found, specks "
-            "left out.",
+            "false_positives": "Share of the validation slices without a tumour in which one is found, "
+            "specks left out.",
         },
     ),
 )
