@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -28,6 +26,7 @@ from service.errors import LeaseLost
 from service.jobs import leases, records
 from tests.integration.service.routing_federation import ARGUMENTS, ORGAN, outside_scans, volume
 from tests.integration.service.workplace import Workplace, draft_of, opened
+from tests.integration.waiting import wait_for
 
 EPOCHS = 2
 SCANS = 2
@@ -222,11 +221,3 @@ def test_a_step_too_far_falls_back_to_step_0(place: Workplace) -> None:
     assert isinstance(used, dict)
     np.testing.assert_allclose(used["values"], 1 / 3, atol=1e-6)
     assert job.gate is not None
-
-
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 60
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it never came about"
-        time.sleep(0.02)
-    return value
