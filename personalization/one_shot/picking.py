@@ -4,15 +4,16 @@ FedBiCross gives every hospital of the federation its cluster's model; the paper
 No label is there to choose by, so a criterion says how badly a model seems to suit the images, and the least
 cost is picked:
 
-    statistics    how far each batch norm's input is from what the model expects of it (Hellinger, 0..1)
     information   entropy of each answer less that of the mean answer (-1..0): a model that suits is decided,
-                  and not for one class whatever it sees
+                  and not for one class whatever it sees; the default, as it came out best on the phantom
+    statistics    how far each batch norm's input is from what the model expects of it (Hellinger, 0..1)
     combined      the sum of these two
     entropy       how undecided the model is (0..1)
     consistency   how much the answers change with a little noise on the images (0..1)
     consensus     how far the answers are from the mean of all clusters' answers (0..1)
 
-A model that always answers the same is the best of all by `entropy` and `consistency`.
+A model that always answers the same is the best of all by `entropy` and `consistency`. Of two clusters both
+cost the same by `consensus`. A hospital whose images are all of one class misleads `information`.
 
 Legend: N images, C channels, H and W height and width, K classes, D draws of images, S scans.
 """
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 
 from personalization.gate.statistics import squared_hellinger
 
-Criterion = Literal["combined", "statistics", "information", "entropy", "consistency", "consensus"]
+Criterion = Literal["information", "statistics", "combined", "entropy", "consistency", "consensus"]
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
 # In standard deviations of each image, as `consistency` adds it.
 NOISE = 0.2

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.kinds.kind import AdaptableKind, Words
 
 # As `personalization.one_shot.picking` has them, which the API does not import.
-Criterion = Literal["combined", "statistics", "information", "entropy", "consistency", "consensus"]
+Criterion = Literal["information", "statistics", "combined", "entropy", "consistency", "consensus"]
 
 
 class PickingOptions(BaseModel):
@@ -18,10 +18,10 @@ class PickingOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     criterion: Criterion = Field(
-        "combined",
-        description="What the clusters' models are compared by, without labels: `statistics` how far what "
-        "batch norm sees is from what it expects, `information` how decided the answers are and how much "
-        "they depend on the image, `combined` both; the others did worse on phantoms, and are for research.",
+        "information",
+        description="What the clusters' models are compared by, without labels: `information` how decided "
+        "the answers are and how much they depend on the image, `statistics` how far what batch norm sees is "
+        "from what it expects, `combined` both. The others did worse on phantoms, and are for research.",
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Everything random derives from it.")
 
