@@ -36,11 +36,17 @@ class _Picture:
 
 
 def write_overlays(
-    folder: Path, site: str, task: Task, slices: SliceSet, predictions: Mapping[str, NDArray[np.uint8]]
+    folder: Path,
+    site: str,
+    task: Task,
+    slices: SliceSet,
+    predictions: Mapping[str, NDArray[np.uint8]],
+    attention: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
     """Write `folder`/overlays.html: for every patient the slice with most to see, once per model.
 
-    `predictions` maps a model's name to class indices [N, H, W] of `slices`. Gives the page's path back.
+    `predictions` maps a model's name to class indices [N, H, W] of `slices`, and `attention` to the share
+    of its attention on each source, where it has some. Gives the page's path back.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -61,6 +67,7 @@ def write_overlays(
             site=site,
             task=task,
             rows=rows,
+            attention=attention or {},
             left_out=len(set(slices.patients)) - len(rows),
             truth="rgb" + str(TRUTH),
             predicted="rgb" + str(PREDICTED),

@@ -18,6 +18,8 @@ from torch import nn
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.instance import InstanceAdaptive
+from personalization.joining import predict as attend
+from personalization.networks import FedOapUNet
 from personalization.state import from_safetensors, to_safetensors
 from training.backbones import FrozenBackbone
 from training.data.cases import Site
@@ -42,10 +44,14 @@ def write_site_pages(result: Result, folder: Path, workers: int = 1) -> dict[str
         return {}
     sites = result.run.sites()
     models = {site.name: _models_of(site.name, result) for site in sites}
+    # The same for every model of a publication.
+    sources = next((draft.sources for draft in result.publication.models if draft.sources), None)
     task = result.run.federation.task
     with ProcessPoolExecutor(max(1, workers), mp_context=get_context("spawn")) as pool:
         pages = {
-            site.name: pool.submit(_page, folder / "sites" / site.name, site, task, models[site.name])
+            site.name: pool.submit(
+                _page, folder / "sites" / site.name, site, task, models[site.name], sources
+            )
             for site in sites
         }
         return {name: page.result() for name, page in pages.items()}
@@ -84,12 +90,18 @@ def _pool(
     return network
 
 
-def _page(folder: Path, site: Site, task: Task, models: Mapping[str, Made]) -> Path:
+def _page(
+    folder: Path, site: Site, task: Task, models: Mapping[str, Made], sources: tuple[str, ...] | None
+) -> Path:
     """One site's page; runs in a process of the site."""
     torch.set_num_threads(1)
     shown = Site(site.name, site.of_split("val") or site.of_split("train"))
     slices = SiteData.load(all_for_testing(shown), task).test
-    predictions = {}
+    predictions, attention = {}, {}
     for name, make in models.items():
-        predictions[name] = predict(make(), slices).numpy()
-    return write_overlays(folder, site.name, task, slices, predictions)
+        network = make()
+        predictions[name] = predict(network, slices).numpy()
+        if sources and isinstance(network, FedOapUNet) and len(slices):
+            mean = attend(network, torch.from_numpy(slices.images))[1].double().mean(dim=0)
+            attention[name] = dict(zip(sources, mean.tolist(), strict=True))
+    return write_overlays(folder, site.name, task, slices, predictions, attention)

@@ -218,6 +218,18 @@ class TestOverlays:
         )
         path = write_overlays(tmp_path, "s", TASK, empty, {"global": empty.targets})
         assert "global: –" in read(path).texts
+        assert "tokens" not in " ".join(read(path).texts)
+
+    def test_attention_is_drawn_in_proportion(self, tmp_path: Path) -> None:
+        slices = self.slices()
+        shares = {"own": {"own": 0.75, "aster": 0.25, "s": 0.0}}
+        path = write_overlays(tmp_path, "s", TASK, slices, {"own": slices.targets}, shares)
+        assert "own | 75.0 % | aster | 25.0 % | s | 0.0 %" in " | ".join(read(path).texts)
+        assert re.findall(r'class="bar" style="width:([0-9.]+)%"', path.read_text()) == [
+            "75.0",
+            "25.0",
+            "0.0",
+        ]
 
 
 @pytest.fixture(scope="module")
