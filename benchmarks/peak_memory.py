@@ -1,0 +1,50 @@
+"""What loading and running an onnx graph adds to a process's peak of resident memory, in MB (Linux).
+
+    python -m benchmarks.peak_memory GRAPH 8,1,128,128
+
+A process of its own, without torch: peaks are never given back.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+
+def peak_mb(graph: Path, shape: Sequence[int]) -> float:
+    """For images of that shape, measured in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.peak_memory", str(graph), ",".join(map(str, shape))]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def session(graph: bytes | str) -> onnxruntime.InferenceSession:
+    """A graph on one thread."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
+def _high_water() -> int:
+    """kB, as Linux keeps it."""
+    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))
+    assert found is not None
+    return int(found[1])
+
+
+def _measure(graph: str, shape: Sequence[int]) -> float:
+    before = _high_water()
+    loaded = session(graph)
+    for _ in range(3):
+        loaded.run(None, {"image": np.zeros(shape, np.float32)})
+    return (_high_water() - before) / 1e3
+
+
+if __name__ == "__main__":
+    print(round(_measure(sys.argv[1], [int(side) for side in sys.argv[2].split(",")]), 1))
