@@ -67,7 +67,8 @@ def _scale_and_shift(
         scale, shift = scale_BC[:, :, None, None], shift_BC[:, :, None, None]
     else:
         scale, shift = scale_BC[:, None], shift_BC[:, None]
-    return torch.addcmul(shift, output, scale)
+    # Not addcmul, which exports as two products.
+    return output * scale + shift
 
 
 def _channels(module: nn.Module) -> int:
