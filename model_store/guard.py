@@ -162,7 +162,7 @@ def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Tas
     """
     warnings = list(summary.notes)
     if summary.constant:
-        return [*warnings, "the scan has the same intensity everywhere; there is nothing in it to segment"]
+        return [*warnings, "the scan has the same intensity everywhere; there is nothing to be seen in it"]
     if reference is None:
         return warnings
     if summary.kind not in reference.kinds:

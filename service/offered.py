@@ -115,6 +115,11 @@ def resolve_parent(
     return adaptable(context.store, offered(context, model, hospital, kind).artefact)
 
 
+def route_of(kind: Kind) -> str:
+    """Where scans for a task of that kind are sent."""
+    return _ROUTES[kind][0]
+
+
 def contradiction(detail: str) -> Problem:
     """422: parameters of one request that cannot both be meant."""
     return Problem(422, "contradiction", "The parameters contradict each other", detail)

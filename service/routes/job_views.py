@@ -18,7 +18,9 @@ from service.receipts import NOTICE
 class CandidateView(BaseModel):
     """The version that a job published. It serves nobody until it is assigned."""
 
-    reference: str = Field(description="`name@version`; `POST /segment` takes it, to look at what it does.")
+    reference: str = Field(
+        description="`name@version`; `/segment` or `/classify` takes it, to look at what it does."
+    )
     name: str
     version: int
     digest: str
@@ -44,7 +46,7 @@ class JobSummary(BaseModel):
 class JobView(JobSummary):
     """A job. `fell_back`: adapting was stopped or helped nothing, so the model as it was before was kept."""
 
-    parent: str = Field(description="Digest of the routing space that is adapted.")
+    parent: str = Field(description="Digest of what is adapted.")
     cohort: str | None
     options: dict[str, Any]
     epochs: list[dict[str, Any]] = Field(description="Each epoch's losses, and whether it was safe.")

@@ -12,6 +12,7 @@ from model_store.errors import ReferenceNotFound
 from model_store.store import Store, Tombstone, Version
 from service.adapted import adapted_for
 from service.context import InContext
+from service.offered import route_of
 from service.problems import problem_responses
 from service.routes.parameters import ModelName, VersionNumber
 
@@ -32,11 +33,15 @@ class ModelSummary(BaseModel):
     """A model as it is offered."""
 
     name: str
-    kind: str = Field(description="`model` is one network; `routing-space` a global one with one per site.")
+    kind: str = Field(
+        description="`model` is one network; `routing-space` and `cross-attention` a global one with one per "
+        "site; `clusters` one per cluster of sites."
+    )
     hospital: str | None = Field(description="Adapted to this hospital: no other is served it.")
     latest: VersionSummary | None = Field(description="The newest version that is not withdrawn.")
     task: str
-    labels: list[str]
+    answers: str = Field(description="The route that takes scans for it: `/segment` or `/classify`.")
+    labels: list[str] = Field(description="Of a segmentation; of a classification its classes, in order.")
     channels: int
     sites: list[str] = Field(description="The federation's sites it was trained at.")
 
@@ -145,7 +150,8 @@ def _summary(versions: list[Version]) -> ModelSummary:
         hospital=adapted_for(shown.artefact),
         latest=_version(shown) if in_force else None,
         task=manifest.task.name,
-        labels=list(manifest.task.labels),
+        answers=route_of(manifest.task.kind),
+        labels=list(manifest.task.labels or manifest.task.class_names),
         channels=manifest.task.channels,
         sites=list(manifest.lineage.sites),
     )

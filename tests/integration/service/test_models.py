@@ -53,8 +53,17 @@ def test_what_is_offered_is_listed_and_parts_are_not(api: Any, space: Artefact) 
     assert [model["name"] for model in answer["models"]] == ["bright", "tumour"]
     bright, tumour = answer["models"]
     assert (bright["kind"], bright["latest"]["version"], bright["labels"]) == ("model", 2, ["bright"])
+    assert bright["answers"] == "/segment"
     assert (tumour["kind"], tumour["sites"]) == ("routing-space", ["aster", "birch"])
     assert tumour["latest"]["digest"] == space.digest
+
+
+def test_a_classifier_is_listed_with_its_route_and_classes(
+    start: Callable[..., Any], tmp_path: Path, publish_dark: Any
+) -> None:
+    publish_dark(tmp_path)
+    (dark,) = start(tmp_path).client.get("/models").json()["models"]
+    assert (dark["answers"], dark["labels"]) == ("/classify", ["dark", "bright"])
 
 
 def test_a_model_lists_its_versions(api: Any) -> None:
