@@ -10,6 +10,7 @@ import pytest
 from service.settings import Settings
 from training.config import RunConfig, StrictConfig
 from training.methods.fedbicross_config import FedBiCrossConfig
+from training.methods.fedins_config import FedInsConfig
 from training.methods.fedoap_config import FedOapConfig
 from training.methods.iop_fl import IopFlConfig
 
@@ -28,7 +29,7 @@ def test_every_setting_of_the_service_is_documented() -> None:
     assert [n for n in Settings.model_fields if f"LOCUM_{n.upper()}`" not in CONFIGURATION] == []
 
 
-@pytest.mark.parametrize("config", [FedBiCrossConfig, FedOapConfig, IopFlConfig, RunConfig])
+@pytest.mark.parametrize("config", [FedBiCrossConfig, FedInsConfig, FedOapConfig, IopFlConfig, RunConfig])
 def test_every_field_of_a_run_is_documented(config: type[StrictConfig]) -> None:
     assert [n for n in config.model_fields if f"`{n}`" not in CONFIGURATION] == []
 
