@@ -1,0 +1,151 @@
+"""Where does a pool that every image picks from earn its keep, and do its keys learn anything?
+
+    python -m benchmarks.instance_adaptive --profile cpu --data ../shared/data \
+        --rows docs/results/instance_adaptive.cpu.jsonl
+
+Classification: local-only, FedAvg, FedProx, FedBN, a single SSF, and pools: one mean for a batch (as the
+method's code had it when its figures were published), random entries (the control), and per instance. Clients
+hold images of 1, 2 or 4 styles mixed, which is the heterogeneity within a client that the method is for.
+Segmentation: the frozen global model, its head fine-tuned, a single SSF, random entries, the pool.
+
+All arms start from the same network and take the same rounds and local epochs; the last round is tested, so
+that no label chooses one. A cell is (part, set, styles, seed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+
+from benchmarks.harness import STATE_DIR, Cell, Rows, run
+from benchmarks.instance_arms import compute
+from benchmarks.instance_report import page
+from training.methods.fedavg import FedAvgConfig
+
+CLASSIFIED = ("wbc5_28_shift", "pneumoniamnist")
+SEGMENTED = ("brain_lgg_flair", "wbc_cells")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How large, how long, how often."""
+
+    seeds: int
+    rounds: int
+    size: int
+    vit: Mapping[str, Any]
+    pool: Mapping[str, Any]
+    tuning: Mapping[str, Any]
+    global_model: Mapping[str, Any]
+    pretraining_epochs: int
+    styles: tuple[int, ...] = (1, 2, 4)
+    device: str = "cpu"
+    clients: int = 5
+    alpha: float = 0.3
+    prox: float = 0.01
+    sets: tuple[tuple[str, ...], tuple[str, ...]] = field(default=(CLASSIFIED, SEGMENTED))
+
+
+_SMALL_VIT = {"patch": 7, "width": 64, "depth": 4, "heads": 4}
+_TUNING = {"local_epochs": 2, "batch_size": 32, "learning_rate": 1e-3, "selection": "last", "augment": False}
+_POOL = {
+    "entries": 10,
+    "local_epochs": 2,
+    "batch_size": 32,
+    "learning_rate": 3e-3,
+    "selection": "last",
+}
+PROFILES = {
+    "smoke": Profile(
+        1,
+        1,
+        32,
+        {"patch": 14, "width": 8, "depth": 1, "heads": 1},
+        {**_POOL, "entries": 3, "local_epochs": 1},
+        {**_TUNING, "local_epochs": 1},
+        {"rounds": 1, "width": 2},
+        1,
+        (2,),
+    ),
+    "cpu": Profile(3, 15, 96, _SMALL_VIT, _POOL, _TUNING, {"rounds": 20, "width": 16}, 30),
+    "full": Profile(
+        5,
+        50,
+        256,
+        {"patch": 4, "width": 192, "depth": 8, "heads": 3},
+        {**_POOL, "entries": 25, "local_epochs": 5},
+        {**_TUNING, "local_epochs": 5},
+        {"rounds": 100, "width": 32},
+        100,
+        device="cuda",
+    ),
+}
+
+
+def cells_of(profile: str, settings: Profile) -> list[Cell]:
+    """Every (part, set, styles, seed), seed by seed."""
+    common = {
+        "profile": profile,
+        "rounds": settings.rounds,
+        # All of the method's fields, so that a changed default makes other cells.
+        "tuning": FedAvgConfig(**settings.tuning).model_dump(mode="json", exclude={"rounds"}),
+        "pool": dict(settings.pool),
+    }
+    classified = {
+        "clients": settings.clients,
+        "alpha": settings.alpha,
+        "prox": settings.prox,
+        "vit": dict(settings.vit),
+        "pretraining_epochs": settings.pretraining_epochs,
+    }
+    segmented = {"size": settings.size, "global": dict(settings.global_model)}
+    classification, segmentation = settings.sets
+    cells: list[Cell] = []
+    for seed in range(settings.seeds):
+        cells += [
+            {"part": "classification", "set": name, "styles": styles, "seed": seed, **common, **classified}
+            for name in classification
+            for styles in settings.styles
+        ]
+        cells += [
+            {"part": "segmentation", "set": name, "seed": seed, **common, **segmented}
+            for name in segmentation
+        ]
+    return cells
+
+
+def main(
+    data: Annotated[Path, typer.Option(help="The folder with all sets.")],
+    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
+    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "cpu",
+    state_dir: Annotated[
+        Path, typer.Option(help="Where unfinished cells keep their checkpoints.")
+    ] = STATE_DIR,
+) -> None:
+    """Compute the cells that have no row yet; the page of results is written after each."""
+    if profile not in PROFILES:
+        raise typer.BadParameter(f"unknown profile '{profile}'; there are {', '.join(PROFILES)}")
+    torch.set_num_threads(1)
+    settings = PROFILES[profile]
+    cells = cells_of(profile, settings)
+    command = f"python -m benchmarks.instance_adaptive --profile {profile} --data {data} --rows {rows}"
+    write = partial(page, rows, cells, command)
+    run(
+        f"instance_adaptive.{profile}",
+        cells,
+        Rows(rows),
+        partial(compute, data, settings.device),
+        state_dir,
+        write,
+    )
+    write()
+
+
+if __name__ == "__main__":
+    typer.run(main)
