@@ -48,7 +48,7 @@ def page(rows: Path, cells: Sequence[Cell], command: str) -> None:
                 _differences(part, groups),
                 "What the keys learned. Entropy of the entries' use (1: all alike), entries that no test "
                 "image picks, and how much the first pick tells of the site, and of the style (0: nothing, "
-                "1: all). Random entries learn keys too, whose picks are then ignored.",
+                "1: all). Of random entries, these are the drawn ones.",
                 _keys(groups),
             ]
     write_page(rows.with_suffix(".md"), "Adapting to every instance", command, rows, sections)
