@@ -18,7 +18,7 @@ TINY = Profile(
         "width": 2,
         "local_epochs": 1,
         "personal_epochs": 1,
-        "probes": 8,
+        "probes": 4,
         "epochs": 1,
         "steps": 2,
         "synthesis_batch": 4,
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("npz")
     draw = np.random.default_rng(0)
     arrays: dict[str, Any] = {}
-    for split, count in (("train", 90), ("val", 16), ("test", 30)):
+    for split, count in (("train", 48), ("val", 8), ("test", 16)):
         labels = draw.integers(2, size=(count, 1))
         noise = draw.integers(0, 60, size=(count, 28, 28))
         arrays[f"{split}_labels"] = labels
@@ -74,7 +74,7 @@ def test_a_cell_has_every_arm_on_every_test_image_and_the_page_says_so(
     assert len(found) == len(set(result["clusters"]["assignment"].values())) == 2
     assert all(sum(row.values()) == pytest.approx(1) for row in found.values())
     outside = result["outside"]
-    assert outside["images"] + sum(result["clients"].values()) <= 90 + 16 + 30
+    assert outside["images"] + sum(result["clients"].values()) <= 48 + 8 + 16
     assert set(outside["accuracies"]) == set(found)
     assert set(outside["picked"].values()) <= set(found)
 
