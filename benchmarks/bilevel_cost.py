@@ -229,10 +229,10 @@ def _trajectory_line(row: Mapping[str, Any], never: float) -> list[str]:
 
 def main(
     rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    width: Annotated[int, typer.Option(help="Channels at full resolution; the paper's is 64.")] = 16,
-    batch: Annotated[int, typer.Option(help="B, images per cluster; the paper's is 256.")] = 64,
+    width: Annotated[int, typer.Option(help="Channels at full resolution; the paper's is 64.")] = 8,
+    batch: Annotated[int, typer.Option(help="B, images per cluster; the paper's is 256.")] = 32,
     repeats: Annotated[int, typer.Option(help="Steps to time on each side.")] = 9,
-    trajectory: Annotated[int, typer.Option(help="T, steps of a trajectory.")] = 30,
+    trajectory: Annotated[int, typer.Option(help="T, steps of a trajectory.")] = 12,
     state_dir: Annotated[Path, typer.Option(help="Scratch space.")] = STATE_DIR,
 ) -> None:
     """Measure what has no row yet, then write the page."""
@@ -241,7 +241,7 @@ def main(
     cells: list[Cell] = [{"what": "step", "J": count, "repeats": repeats, **shared} for count in counts]
     cells += [{"what": "memory", "J": count, **shared} for count in counts]
     cells += [
-        {"what": "trajectory", "J": 3, "T": trajectory, "S": outer, **shared} for outer in (0, 6, trajectory)
+        {"what": "trajectory", "J": 2, "T": trajectory, "S": outer, **shared} for outer in (0, 6, trajectory)
     ]
     found = run("bilevel_cost", cells, Rows(rows), compute, state_dir)
     command = f"python -m benchmarks.bilevel_cost --rows {rows} --width {width} --batch {batch}"
