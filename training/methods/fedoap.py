@@ -130,7 +130,7 @@ class FedOap(Algorithm[SiteData]):
         loss, optimiser = train_adamw(
             network,
             self._batches(data, context),
-            lambda images, targets: binary_loss(network.segment(images)[0], targets),
+            lambda images, targets: binary_loss(self.logits(network, images), targets),
             self.rates(context.round),
             self._optimiser(memory),
         )
@@ -215,7 +215,7 @@ class FedOap(Algorithm[SiteData]):
         config = self.config
 
         def loss(images: Tensor, targets: Tensor) -> Tensor:
-            logits = network.segment(images)[0]
+            logits = self.logits(network, images)
             if config.fine_tune_loss == "plain":
                 return binary_loss(logits, targets)
             noise = math.sqrt(config.pbl_variance) * torch.randn(logits.shape, generator=generator)
@@ -228,6 +228,12 @@ class FedOap(Algorithm[SiteData]):
             )
 
         return loss
+
+    def logits(self, network: FedOapUNet, images: Tensor) -> Tensor:
+        """z [B, 1, H, W] float32, for a loss; the network's products are of the configured precision."""
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+            logits: Tensor = network.segment(images)[0]
+        return logits.float()
 
     def _start(self, context: Context, shared: State) -> State:
         """The personal part of a site that has none yet."""

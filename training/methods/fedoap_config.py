@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from training.config import MethodConfig
+from training.methods.local import Precision
 from training.methods.tokens import Bounds
 
 
@@ -35,6 +36,9 @@ class FedOapConfig(MethodConfig):
     cosine: Literal["run", "round"] = Field("run", description="one cosine over the run, or one per round")
     weight_decay: float = Field(1e-5, ge=0)
     augment: bool = Field(True, description="random rotation and flip in training")
+    precision: Precision = Field(
+        "float32", description="of training: bfloat16 takes half the time where the processor has it"
+    )
     aggregation: Literal["uniform", "sample"] = Field(
         "uniform", description="weight of a site: 1/K, so that organs count alike, or n_k / n"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from training.algorithm import Group
 from training.config import parse
 from training.errors import ConfigurationError
 from training.methods import FedOap, FedOapConfig
+from training.methods.local import Precision
 from training.methods.tokens import Bounds, clipped, mean_tokens
 from training.methods.trees import part
 
@@ -122,6 +124,17 @@ def test_two_rounds_of_a_lone_site_are_one_of_twice_the_steps():
     forgetful.round("train", 1)
     moved = part(forgetful.server.tensors, "global")["head.weight"]
     assert not torch.allclose(moved, part(once.server.tensors, "global")["head.weight"], atol=1e-4)
+
+
+def test_bfloat16_is_for_the_products_of_training_only():
+    states = {}
+    for precision in get_args(Precision):
+        config = CONFIG.model_copy(update={"precision": precision, "rounds": 1, "fine_tune_rounds": 1})
+        found = Federation(config, {"A": DATA["A"]}).run("train", "validate", "finetune")
+        states[precision] = part(found.memories["A"].tensors, "model")
+        assert {tensor.dtype for tensor in found.memories["A"].tensors.values()} == {torch.float32}
+    moved = {name: float((states["bfloat16"][name] - t).abs().max()) for name, t in states["float32"].items()}
+    assert 0 < max(moved.values()) < 0.1
 
 
 def test_the_cosine():
