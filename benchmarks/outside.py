@@ -46,7 +46,7 @@ from training.tasks import template
 
 @dataclass(frozen=True)
 class Profile:
-    """How long, how often, on what. `method` are fields of IopFlConfig.
+    """How long, how often, on what. `method` are fields of IopFlConfig; `sizes` are sets' own `size`.
 
     At most about `images` slices are learned from at a time, and `planted` where something bad is.
     """
@@ -58,11 +58,19 @@ class Profile:
     size: int | None = None
     device: str = "cpu"
     method: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
 
 
 PROFILES = {
     "smoke": Profile(1, 2, 24, 16, 32, method={"rounds": 2, "width": 4}),
-    "cpu": Profile(3, 5, 128, 64, method={"rounds": 25, "width": 16, "precision": "bfloat16"}),
+    "cpu": Profile(
+        3,
+        5,
+        128,
+        64,
+        method={"rounds": 25, "width": 16, "precision": "bfloat16"},
+        sizes={"retina_vessels": 144},
+    ),
     "full": Profile(3, 10, 512, 256, 256, "cuda", {"rounds": 100, "width": 32}),
 }
 # Fixed before anything was run on them: vessels are thin and branched, which the shape prior forbids, and
@@ -90,7 +98,7 @@ def cells_of(
     common = {
         "set": set_,
         "profile": profile,
-        "size": settings.size,
+        "size": settings.sizes.get(set_, settings.size),
         "images": settings.images,
         "method": IopFlConfig(**{**settings.method, **METHOD_OF_SET.get(set_, {})}).model_dump(mode="json"),
     }
