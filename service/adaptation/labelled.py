@@ -45,7 +45,8 @@ class LabelledImages:
 
     def examples(self, scans: Sequence[str], split: PatientSplit) -> Examples:
         """Every slice of these scans."""
-        chosen = [index for index, name in enumerate(self.names) if name in set(scans)]
+        wanted = set(scans)
+        chosen = [index for index, name in enumerate(self.names) if name in wanted]
         patients = tuple(split.patients[self.names[index]] for index in chosen)
         return Examples(self.images[chosen], self.targets[chosen], patients)
 
@@ -60,9 +61,7 @@ def drawn_in(
     assert attempt.job.cohort is not None
     with attempt.database.read() as session:
         rows = masks.of_cohort(session, attempt.job.cohort)
-    files = {
-        name: cohorts.file_of(attempt.settings, row, f"the mask of {name}") for name, row in rows.items()
-    }
+    files = {name: cohorts.file_of(attempt.settings, row, name) for name, row in rows.items()}
     drawn = {name: shows_target(row.label_values, task) for name, row in rows.items()}
     return files, split_by_patient(drawn, task, share, seed)
 

@@ -26,20 +26,28 @@ _ASIDE_LIFETIME_SECONDS = 3600.0
 
 @dataclass(frozen=True)
 class ScanFile:
-    """A scan of a cohort, or its mask: the client's name, its file, and the digest the file should have."""
+    """A scan of a cohort, or its mask: the client's name, its file, and the digest the file should have.
+
+    `what` stands before the name in errors.
+    """
 
     name: str
     path: Path
     sha256: str
+    what: str = "scan"
 
     def read(self) -> bytes:
         """Its bytes. Raises CohortGone when they are not there, or are others."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError as error:
-            raise CohortGone(f"'{self.name}' is not on the disk any more: upload the cohort again") from error
+            raise CohortGone(
+                f"{self.what} '{self.name}' is not on the disk any more: upload the cohort again"
+            ) from error
         if sha256(data) != f"sha256:{self.sha256}":
-            raise CohortGone(f"'{self.name}' was changed on the disk since its upload: upload it again")
+            raise CohortGone(
+                f"{self.what} '{self.name}' was changed on the disk since its upload: upload it again"
+            )
         return data
 
 

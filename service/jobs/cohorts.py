@@ -84,8 +84,9 @@ def scans(session: Session, cohort_id: str) -> list[CohortScan]:
 
 
 def file_of(settings: Settings, row: CohortScan | CohortMask, name: str) -> ScanFile:
-    """The file of a scan or of a mask; `name` is what it is called in errors."""
-    return ScanFile(name, CohortFolder(settings.cohorts, row.cohort).scan(row.sha256), row.sha256)
+    """The file of the scan of this name, or of its mask."""
+    what = "scan" if isinstance(row, CohortScan) else "the mask of scan"
+    return ScanFile(name, CohortFolder(settings.cohorts, row.cohort).scan(row.sha256), row.sha256, what)
 
 
 def totals(session: Session, cohort_ids: Iterable[str]) -> dict[str, tuple[int, int]]:

@@ -344,6 +344,12 @@ def test_a_mask_goes_with_its_scan_and_shared_bytes_when_nobody_names_them(bench
     cohorts.remove_scan(*where, "b")
     assert list(bench.files().values()) == [b"a"]
     draw(bench, "a", b"target")
+    with bench.database.read() as session:
+        file = cohorts.file_of(bench.settings, masks.of_cohort(session, bench.cohort)["a"], "a")
+    assert file.read() == b"target"
+    file.path.unlink()
+    with pytest.raises(CohortGone, match="the mask of scan 'a' is not on the disk"):
+        file.read()
     cohorts.remove(*where)
     assert bench.files() == {}
 
