@@ -14,7 +14,7 @@ from typing import ClassVar, Generic, TypeVar
 from starlette.responses import Response
 
 from model_store.artefact import Artefact
-from model_store.manifest import GRAPH
+from model_store.manifest import GRAPH, SsfPoolManifest
 from model_store.scan import Limits, Scan
 from model_store.task import Kind
 from service import key_usage
@@ -56,6 +56,14 @@ def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None
         )
 
 
+def check_routing(options: ScanOptions, offered: Artefact) -> None:
+    """Raises Problem 422 for a request that says how to pick from a pool where there is none."""
+    if options.routing is not None and not isinstance(offered.manifest, SsfPoolManifest):
+        raise contradiction(
+            f"`routing` belongs to an ssf-pool, and '{offered}' is a {offered.manifest.kind}; leave it out."
+        )
+
+
 @dataclass
 class Answering(ABC, Generic[Options]):
     """One scan, once its bytes are there and its network is chosen and loaded.
@@ -84,11 +92,7 @@ class Answering(ABC, Generic[Options]):
     @property
     def routing(self) -> Routing:
         """How a volume picks from a pool. Raises Problem 422 where one is asked for and there is none."""
-        if self.options.routing is not None and not self.session.has_pool:
-            raise contradiction(
-                f"`routing` belongs to an ssf-pool, and '{self.selection.offered}' is a "
-                f"{self.selection.offered.manifest.kind}; leave it out."
-            )
+        check_routing(self.options, self.selection.offered)
         return self.options.routing or "scan"
 
     @abstractmethod

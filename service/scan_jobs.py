@@ -19,7 +19,7 @@ from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest, RoutingSpaceManifest
 from model_store.preprocessing import prepare
 from model_store.scan import decode
-from service.answering import obey_guard
+from service.answering import check_routing, obey_guard
 from service.answers import choose_output
 from service.context import Context
 from service.database import Job
@@ -73,6 +73,7 @@ class ScanRequest:
                 f"'{found}' is a {found.manifest.kind}: ask without personalization=scan, or name a "
                 "routing-space.",
             )
+        check_routing(options, found)
         return found
 
     def _check(self, space: Artefact) -> None:

@@ -196,6 +196,7 @@ def test_the_service_answers_others_while_somebody_waits(api: Any, scan: bytes) 
         ({"model": "nothing"}, 404, "artefact-not-found"),
         ({"hospital": "nobody"}, 404, "hospital-unknown"),
         ({"site": "aster"}, 422, "contradiction"),
+        ({"routing": "slice"}, 422, "contradiction"),
         ({"output": "nifti"}, 422, "output-mismatch"),
         ({"output": "gif"}, 422, "invalid-request"),
     ],
