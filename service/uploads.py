@@ -20,6 +20,7 @@ from anyio import to_thread
 from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
+from model_store.errors import LocumStoreError
 from service.errors import ServiceError
 from service.multipart import FormReader, Sink, too_large
 from service.problems import Problem
@@ -120,7 +121,7 @@ async def receive_body(
 
     Raises:
         Problem: 413 too large, 408 stalled, 507 no room on the disk.
-        ServiceError: what `admit` raises.
+        ServiceError, LocumStoreError: what `admit` raises.
         ClientDisconnect: the client went away.
     """
     stream = request.stream()
@@ -142,7 +143,7 @@ async def receive_body(
                 await _write(pending)
                 pending, waiting = [], 0
         await _write(pending)
-    except (Problem, ServiceError) as refusal:
+    except (Problem, ServiceError, LocumStoreError) as refusal:
         upload.close()
         await _refuse(refusal, stream)
         raise
@@ -158,7 +159,7 @@ def declared_length(request: Request) -> int | None:
     return int(declared) if declared.isascii() and declared.isdigit() else None
 
 
-async def _refuse(refusal: Problem | ServiceError, stream: AsyncIterator[bytes]) -> None:
+async def _refuse(refusal: Problem | ServiceError | LocumStoreError, stream: AsyncIterator[bytes]) -> None:
     if isinstance(refusal, Problem):
         refusal.headers["Connection"] = "close"
     if not isinstance(refusal, Problem) or refusal.status != 408:

@@ -14,6 +14,7 @@ import httpx
 import pytest
 from starlette.requests import ClientDisconnect, Request
 
+from model_store.errors import ReferenceNotFound
 from service.errors import CohortFull
 from service.multipart import MAX_FIELD_BYTES, MAX_FIELDS
 from service.problems import Problem
@@ -270,13 +271,18 @@ def test_a_bare_body_beyond_the_limit_is_413(spool: Path, declared: bool) -> Non
     assert open_files(spool) == []
 
 
-def test_a_bare_body_is_refused_at_the_door_and_its_client_may_go_away(spool: Path) -> None:
+@pytest.mark.parametrize("refusal", [CohortFull("no room"), ReferenceNotFound("no model")])
+def test_a_bare_body_is_refused_at_the_door_and_its_client_may_go_away(
+    spool: Path, refusal: Exception
+) -> None:
     async def refuse() -> None:
-        raise CohortFull("no room")
+        raise refusal
 
     pieces = iter([b"x" * IN_MEMORY_BYTES, None])
-    with pytest.raises(CohortFull):
+    with pytest.raises(type(refusal)):
         asyncio.run(receive_body(request_of(pieces), spool, LIMITS, admit=refuse))
+    # Read to its end, so that the client comes to hear why.
+    assert list(pieces) == []
     with pytest.raises(ClientDisconnect):
         asyncio.run(receive_body(request_of(iter([b"x" * 2 * IN_MEMORY_BYTES, None])), spool, LIMITS))
     assert open_files(spool) == []
