@@ -79,9 +79,13 @@ def federation_shares(manifest: SsfPoolManifest) -> NDArray[np.float64] | None:
     return usage / usage.sum() if usage.sum() else None
 
 
-def rows_of(session: Session, hospital: str | None = None, model: str | None = None) -> Sequence[KeyUsage]:
-    """The days on record, oldest first."""
+def rows_of(
+    session: Session, hospital: str | None = None, model: str | None = None, since: date | None = None
+) -> Sequence[KeyUsage]:
+    """The days on record, oldest first, from `since` on."""
     query = select(KeyUsage).order_by(KeyUsage.day, KeyUsage.version)
+    if since is not None:
+        query = query.where(KeyUsage.day >= since)
     if hospital is not None:
         query = query.where(KeyUsage.hospital == hospital)
     if model is not None:
@@ -99,8 +103,7 @@ def together(rows: Iterable[KeyUsage]) -> Usage | None:
 
 def recent(rows: Iterable[KeyUsage], today: date) -> Usage | None:
     """The days of the window."""
-    first = today - timedelta(days=WINDOW_DAYS - 1)
-    return together(row for row in rows if row.day >= first)
+    return together(row for row in rows if row.day >= _first_of_window(today))
 
 
 def drift(usage: Usage | None, federation: NDArray[np.float64] | None) -> float | None:
@@ -117,23 +120,28 @@ def drifts(database: Database, store: Store) -> dict[tuple[str, str], float]:
 
     Nothing where the database cannot be read: its metrics are told all the same.
     """
-    today, found = datetime.now(UTC).date(), dict[tuple[str, str], float]()
+    found: dict[tuple[str, str], float] = {}
+    by_pair: dict[tuple[str, str], list[KeyUsage]] = {}
     try:
         with database.read() as session:
-            rows = rows_of(session)
+            for row in rows_of(session, since=_first_of_window(datetime.now(UTC).date())):
+                by_pair.setdefault((row.hospital, row.digest), []).append(row)
     except SQLAlchemyError:
         return found
-    for hospital, digest in sorted({(row.hospital, row.digest) for row in rows}):
-        own = [row for row in rows if (row.hospital, row.digest) == (hospital, digest)]
+    for (hospital, digest), own in sorted(by_pair.items()):
         try:
             manifest = store.by_digest(digest).manifest
         except StoreError:
             continue
         assert isinstance(manifest, SsfPoolManifest)
-        value = drift(recent(own, today), federation_shares(manifest))
+        value = drift(together(own), federation_shares(manifest))
         if value is not None:
             found[hospital, f"{own[0].model}@{own[0].version}"] = value
     return found
+
+
+def _first_of_window(today: date) -> date:
+    return today - timedelta(days=WINDOW_DAYS - 1)
 
 
 def _entropy(shares_M: NDArray[np.float64]) -> float:

@@ -74,9 +74,12 @@ def test_scans_add_up_by_day_and_version(database: Database) -> None:
     for entries in ((0, 1), (0, 2), (0, 1)):
         note(database, "north", pool(), [picked(*entries)])
     note(database, "south", pool(), [picked(1, 2)])
+    before = datetime.now(UTC).date() - timedelta(days=key_usage.WINDOW_DAYS)
+    with database.write() as session:
+        session.add(row(before, 9, [0, 0, 9.0]))
     with database.read() as session:
-        (found,) = rows_of(session, "north", "organ")
-        assert len(rows_of(session)) == 2
+        (found,) = rows_of(session, "north", "organ", since=before + timedelta(days=1))
+        assert len(rows_of(session)) == 3
         assert rows_of(session, "north", "other") == []
     assert (found.scans, found.day) == (3, datetime.now(UTC).date())
     assert found.shares == [1.5, 1.0, 0.5]
