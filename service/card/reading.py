@@ -86,11 +86,15 @@ def read_card(context: Context, job_id: str) -> Card:
 
 def _candidate(store: Store, job: Job) -> Artefact | None:
     """The version that the job made, withdrawn or not; None where it cannot be read."""
+    return _version(store, job.candidate_name, job.candidate_digest) if job.candidate_name else None
+
+
+def _version(store: Store, name: str, digest: str | None) -> Artefact | None:
     try:
-        versions = store.versions(job.candidate_name) if job.candidate_name else []
+        versions = store.versions(name)
     except StoreError:
         return None
-    return next((v.artefact for v in versions if v.artefact.digest == job.candidate_digest), None)
+    return next((v.artefact for v in versions if v.artefact.digest == digest), None)
 
 
 def _withdrawn(store: Store, job: Job) -> str | None:
@@ -101,10 +105,8 @@ def _withdrawn(store: Store, job: Job) -> str | None:
 
 
 def _parent(store: Store, job: Job) -> Artefact | None:
-    try:
-        return store.by_digest(job.parent)
-    except StoreError:
-        return None
+    """What the job began with, withdrawn or not; None where it cannot be read."""
+    return _version(store, job.model, job.parent)
 
 
 def _decisions(session: Session, job: Job) -> tuple[Decision, ...]:

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from model_store.manifest import CrossAttentionManifest
 from model_store.store import Store
 from service.card.page import render
 from service.card.reading import read_card
@@ -16,7 +17,9 @@ from service.database import Database
 from service.errors import JobUnknown
 from service.jobs import events, records
 from service.jobs.folder import JobFolder
+from service.kinds.cross_attention import CROSS_ATTENTION
 from service.settings import Settings
+from tests.unit.service.adapted_versions import publish_model
 
 
 @pytest.fixture
@@ -138,6 +141,23 @@ def test_pictures_come_in_pairs(context: Context) -> None:
     ((before, after),) = read_card(context, job).pictures
     assert (before.caption, before.content) == ("scan 1, before", b"1-before")
     assert (after.caption, after.content) == ("scan 1, after", b"1-after")
+
+
+def test_what_was_made_from_a_withdrawn_parent_is_told_in_its_kinds_words(context: Context) -> None:
+    shared = publish_model(context.store, "brain.global", part_of="brain")
+    manifest = shared.manifest
+    parent = context.store.publish(
+        CrossAttentionManifest(
+            name="brain", task=manifest.task, lineage=manifest.lineage, global_model=shared.digest, inside={}
+        ),
+        {},
+    )
+    job = submit(context, parent=parent.digest)
+    note(context, job, "epoch", {"epoch": 0, "loss": 0.1, "dice": 0.5})
+    context.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
+    card = read_card(context, job)
+    assert (card.model, card.words) == ("brain@1", CROSS_ATTENTION.words)
+    assert card.epochs[0].parts == {"loss": 0.1, "dice": 0.5}
 
 
 def test_there_is_no_card_of_no_job(context: Context) -> None:
