@@ -129,9 +129,8 @@ def test_what_a_pool_cannot_do_is_refused(
         assert detail in refused.json()["detail"]
     assert api.segment(scan, model="organ.backbone").json()["type"].endswith("part-of-a-model")
     assert api.segment(scan, model="bright", output="json").json()["picked"] is None
-    assert api.client.post(
-        "/hospitals/dune/adaptations", json={"model": "organ", "cohort": "0" * 32}
-    ).status_code in (404, 422)
+    job = api.client.post("/hospitals/dune/adaptations", json={"model": "organ", "cohort": "0" * 32})
+    assert (job.status_code, job.json()["type"]) == (422, "urn:locum:problem:not-adaptable")
 
 
 def test_a_hospitals_picks_are_counted_against_the_federations(
