@@ -66,7 +66,8 @@ def _attend(attempt: Attempt) -> None:
     except LeaseLost as error:
         _log.warning("%s", error)
         return
-    _log.info("job %s: %s%s", job_id, outcome.state, f": {outcome.reason}" if outcome.reason else "")
+    # Not why: a reason may name a scan as the hospital does, which is for whoever may see the job.
+    _log.info("job %s: %s", job_id, outcome.state)
     # Only a job that is not over can be gone on with.
     attempt.folder.delete_unfinished()
 

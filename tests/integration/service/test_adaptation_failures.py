@@ -91,12 +91,22 @@ def test_what_is_gone_fails_in_words(
     ],
 )
 def test_a_scan_that_does_not_fit_is_named(
-    place: Workplace, make_png: Callable[..., bytes], name: str, scan: Any, says: str
+    place: Workplace,
+    make_png: Callable[..., bytes],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    scan: Any,
+    says: str,
 ) -> None:
     if isinstance(scan, np.ndarray):
         scan[..., 0] = np.arange(32)
     data = scan if isinstance(scan, bytes) else make_png(scan)
-    assert_failed(place, place.adaptation(place.cohort({name: data})), says)
+    job = place.adaptation(place.cohort({name: data}))
+    with caplog.at_level("INFO", "locum"):
+        assert_failed(place, job, says)
+    # To the hospital, which calls it so; not in the log.
+    assert f"job {job}: failed" in caplog.text
+    assert name not in caplog.text
 
 
 def test_only_a_routing_space_with_scans_is_adapted(place: Workplace) -> None:
