@@ -37,7 +37,9 @@ class ClassificationReport(ClassReport):
         description="Each slice of a volume, along the task's plane in order; null for an image."
     )
     picked: list[PickReport] | None = Field(None, description=PICKED)
-    warnings: list[str] = Field(description="In which ways the scan does not look like the task.")
+    warnings: list[str] = Field(
+        description="In which ways the scan does not look like the task, and what else to beware of."
+    )
     shape: list[int] = Field(description="Of the scan: [H, W], or the volume's own [I, J, K].")
     timing_ms: dict[str, float]
     receipt: Receipt

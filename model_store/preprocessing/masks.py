@@ -38,7 +38,7 @@ def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
 def label_values(mask: Scan, most: int = 256) -> list[int]:
     """The label values that occur in a mask, ascending.
 
-    Raises ScanMismatch for what is no mask: colours, fractions, or more than `most` values.
+    Raises ScanMismatch for what is no mask, colours or more than `most` values, and TaskError for fractions.
     """
     found = np.unique(_label_voxels(mask))
     if len(found) > most:

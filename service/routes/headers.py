@@ -11,7 +11,7 @@ ANSWER_HEADERS: Mapping[str, str] = {
     "Locum-Graph": "sha256 of the onnx graph that answered.",
     "Locum-Personalization": "Whose network it was: `global`, `member; site=CS`, `cluster; cluster=2`, "
     "`hospital; hospital=dune` or `scan`.",
-    "Locum-Warnings": "How many warnings the guard has; a JSON answer lists them.",
+    "Locum-Warnings": "How many warnings there are, the guard's and others; a JSON answer lists them.",
     "Server-Timing": "Milliseconds per stage.",
 }
 

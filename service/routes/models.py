@@ -35,7 +35,7 @@ class ModelSummary(BaseModel):
     name: str
     kind: str = Field(
         description="`model` is one network; `routing-space` and `cross-attention` a global one with one per "
-        "site; `clusters` one per cluster of sites."
+        "site; `clusters` one per cluster of sites; `ssf-pool` one that adapts itself to every scan."
     )
     hospital: str | None = Field(description="Adapted to this hospital: no other is served it.")
     latest: VersionSummary | None = Field(description="The newest version that is not withdrawn.")
