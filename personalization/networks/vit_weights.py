@@ -40,20 +40,18 @@ def vit_from_published(
     """
     state = _from_jax(published, where) if "embedding/kernel" in published else dict(published)
     state = {name: tensor.float() for name, tensor in state.items() if not name.startswith("head")}
-    missing = [
-        name
-        for name in ("patch_embed.proj.weight", "cls_token", "pos_embed", "norm.weight")
-        if name not in state
-    ]
+    depth = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("blocks.")), default=-1)
+    expected = ["patch_embed.proj.weight", "cls_token", "pos_embed", "norm.weight"]
+    expected += [f"blocks.{index}.mlp.fc1.weight" for index in range(depth)]
+    missing = [name for name in expected if name not in state]
     if missing:
         raise NetworkError(
             f"{where}: expected the weights of a ViT, as .npz of the JAX release or as safetensors with "
-            f"names such as 'blocks.0.attn.qkv.weight'; missing {', '.join(missing)}, found "
+            f"names such as 'blocks.0.attn.qkv.weight'; missing {', '.join(missing[:4])}, found "
             f"{', '.join(sorted(published)[:4]) or 'nothing'}, …"
         )
     kernel = state["patch_embed.proj.weight"]
     width, patch = kernel.shape[0], kernel.shape[2]
-    depth = 1 + max((int(name.split(".")[1]) for name in state if name.startswith("blocks.")), default=-1)
     if any(side % patch for side in size):
         raise NetworkError(f"{where}: patches of {patch} do not fit the task's size {size[0]}x{size[1]}")
     if kernel.shape[1] != in_channels:

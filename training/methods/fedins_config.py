@@ -62,6 +62,12 @@ class FedInsConfig(MethodConfig):
     def pinned(self, store: Store, task: Task, name: str) -> FedInsConfig:
         """With the backbone resolved to one digest in `store`. Raises ConfigurationError."""
         found = find_backbone(store, self.backbone, task, name)
+        known = found.manifest.network.arguments["classes"]
+        if self.head == "backbone" and known != len(task.classes):
+            raise ConfigurationError(
+                "the pool's heads cannot start at the backbone's",
+                [f"head: it has {known} classes, the task {len(task.classes)}; expected 'auto' or 'drawn'"],
+            )
         return self.model_copy(update={"backbone": found.reference, "store": found.root})
 
     @property

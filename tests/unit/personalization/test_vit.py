@@ -184,6 +184,13 @@ def test_arguments_that_do_not_fit(change: dict[str, object], message: str) -> N
         build("vit", **{**SMALL, **change})
 
 
+def test_blocks_of_another_make_are_refused_by_name(vit: ViT) -> None:
+    published = vit.state_dict()
+    published["blocks.1.mlp.w12.weight"] = published.pop("blocks.1.mlp.fc1.weight")
+    with pytest.raises(NetworkError, match=r"missing blocks\.1\.mlp\.fc1\.weight, found"):
+        vit_from_published(published, 3, 2, (16, 24), "w.safetensors")
+
+
 def test_an_image_of_another_size_is_refused(vit: ViT) -> None:
     with pytest.raises(NetworkError, match=r"expected images \[B, 3, 16, 24\], found \[1, 3, 16, 16\]"):
         vit(torch.zeros(1, 3, 16, 16))

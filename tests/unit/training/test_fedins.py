@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from model_store.store import Store
+from model_store.task import Task
 from personalization.instance import InstanceAdaptive, key_entropy
 from tests.unit.training import sites
 from tests.unit.training.backbones import PICTURES, publish, unet, vit
@@ -248,6 +249,13 @@ def test_heads_start_at_the_backbones_where_it_knows_the_task(store):
         method_of(store, head="drawn").initial(sites.context("initial", 0, 1)).tensors["global/head_weight"]
     )
     assert not torch.equal(drawn[0], drawn[1])
+
+
+def test_heads_do_not_start_at_those_of_other_classes(store):
+    other = Task(name="other", labels={"a": (1,), "b": (2,)}, size=sites.TASK.size)
+    assert not method_of(store, other, backbone="discs").starts_at_head
+    with pytest.raises(ConfigurationError, match="head: it has 2 classes, the task 3"):
+        method_of(store, other, backbone="discs", head="backbone")
 
 
 def test_without_a_pinned_backbone_there_is_no_method():
