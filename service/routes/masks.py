@@ -91,7 +91,8 @@ async def put_mask(
             _check_room, context, hospital, cohort, name, declared_length(request) or 0
         )
         if model is not None:
-            task = (await to_thread.run_sync(offered, context, model, hospital)).artefact.manifest.task
+            meant = await to_thread.run_sync(offered, context, model, hospital, "segmentation")
+            task = meant.artefact.manifest.task
 
     limits = UploadLimits(context.settings.max_upload_bytes)
     with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:

@@ -239,7 +239,12 @@ def test_a_mask_is_drawn_on_the_scan_it_lies_on(
 
 
 def test_what_is_no_mask_of_this_scan_is_refused_at_once(
-    api: Any, cohort: str, scan: bytes, picture: NDArray[np.uint8], make_png: Callable[..., bytes]
+    api: Any,
+    cohort: str,
+    scan: bytes,
+    picture: NDArray[np.uint8],
+    make_png: Callable[..., bytes],
+    publish_dark: Any,
 ) -> None:
     api.client.put(f"{cohort}/scans/a", content=scan)
     where = f"{cohort}/scans/a/mask"
@@ -255,4 +260,8 @@ def test_what_is_no_mask_of_this_scan_is_refused_at_once(
         assert problem(api.client.put(where, content=content)) == expected
     drawn = make_png(np.zeros((height, width), np.uint8))
     assert problem(api.client.put(f"{where}?model=none", content=drawn)) == (404, "artefact-not-found")
+    # Its classes have numbers too, which no mask means.
+    publish_dark(api.settings.store)
+    classifier = api.client.put(f"{where}?model=dark", content=drawn)
+    assert problem(classifier) == (422, "another-kind-of-task")
     assert [path.read_bytes() for path in files(api)] == [scan]
