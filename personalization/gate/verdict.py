@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -68,10 +69,19 @@ _MEANINGS: dict[str, tuple[Bound, str]] = {
 
 
 def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> Verdict:
-    """Hold the evidence against the thresholds. A value that is not a number passes no check."""
+    """Hold the evidence against the thresholds."""
+    return held_against(vars(evidence), vars(thresholds), _MEANINGS)
+
+
+def held_against(
+    values: Mapping[str, float | None],
+    limits: Mapping[str, float],
+    meanings: Mapping[str, tuple[Bound, str]],
+) -> Verdict:
+    """A check for each of `meanings`. What is no number passes none; None was not measured, and passes."""
     checks = []
-    for name, (bound, meaning) in _MEANINGS.items():
-        value, limit = getattr(evidence, name), getattr(thresholds, name)
+    for name, (bound, meaning) in meanings.items():
+        value, limit = values[name], limits[name]
         passed = value is None or (value >= limit if bound == "at least" else value <= limit)
         checks.append(Check(name, value, limit, passed, meaning, bound))
     return Verdict(all(check.passed for check in checks), tuple(checks))

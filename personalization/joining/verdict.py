@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from personalization.errors import LabelError
-from personalization.gate import Check, Verdict
+from personalization.gate import Verdict
 from personalization.gate.evidence import ROOM, SPECK
 from personalization.gate.masks import checked_index, checked_maps, mean_fragments
-from personalization.gate.verdict import Bound
+from personalization.gate.verdict import Bound, held_against
 from personalization.joining.join import Joining
 
 _CLASSES = 2
@@ -109,12 +109,7 @@ def judge_joining(
         "emptied": _emptied(size, target, labelled),
         "fragments": (mean_fragments(found, _CLASSES) + 1) / (mean_fragments(drawn[known], _CLASSES) + 1),
     }
-    checks = []
-    for name, (bound, meaning) in _MEANINGS.items():
-        value, threshold = values[name], getattr(thresholds, name)
-        passed = value is None or (value >= threshold if bound == "at least" else value <= threshold)
-        checks.append(Check(name, value, threshold, passed, meaning, bound))
-    return Verdict(all(check.passed for check in checks), tuple(checks))
+    return held_against(values, vars(thresholds), _MEANINGS)
 
 
 def _emptied(found_S: ArrayLike, drawn_S: ArrayLike, labelled_S: NDArray[np.bool_]) -> float | None:

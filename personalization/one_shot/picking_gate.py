@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from personalization.gate.verdict import Bound, Check, Verdict
+from personalization.gate.verdict import Bound, Verdict, held_against
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,5 @@ _MEANINGS: dict[str, tuple[Bound, str]] = {
 
 
 def judge_pick(evidence: PickEvidence, thresholds: PickThresholds | None = None) -> Verdict:
-    """Hold the evidence against the thresholds. A value that is not a number passes no check."""
-    limits = PickThresholds() if thresholds is None else thresholds
-    checks = []
-    for name, (bound, meaning) in _MEANINGS.items():
-        value, limit = getattr(evidence, name), getattr(limits, name)
-        passed = value is None or (value >= limit if bound == "at least" else value <= limit)
-        checks.append(Check(name, value, limit, passed, meaning, bound))
-    return Verdict(all(check.passed for check in checks), tuple(checks))
+    """Hold the evidence against the thresholds."""
+    return held_against(vars(evidence), vars(thresholds or PickThresholds()), _MEANINGS)
