@@ -19,7 +19,7 @@ from datetime import UTC, date, datetime, timedelta
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
@@ -52,25 +52,34 @@ def note(database: Database, hospital: str, pool: Artefact, picked: Sequence[Pic
     """Add one scan to the day. What goes wrong is logged: an answer that is there is not withheld for it."""
     manifest = pool.manifest
     assert isinstance(manifest, SsfPoolManifest)
-    found, key = shares(picked, manifest.entries), (hospital, pool.digest, datetime.now(UTC).date())
+    found = shares(picked, manifest.entries).tolist()
     try:
-        with database.write() as session:
-            row = session.get(KeyUsage, key, with_for_update=True)
-            if row is None:
-                row = KeyUsage(
-                    hospital=hospital,
-                    digest=pool.digest,
-                    day=key[2],
-                    model=pool.name,
-                    version=pool.version,
-                    scans=0,
-                    shares=[0.0] * manifest.entries,
-                )
-                session.add(row)
-            row.scans += 1
-            row.shares = [before + now for before, now in zip(row.shares, found.tolist(), strict=True)]
+        try:
+            _add(database, hospital, pool, found)
+        except IntegrityError:
+            # Another process was the first to note a scan of this day, so that now there is a row to add to.
+            _add(database, hospital, pool, found)
     except SQLAlchemyError:
         _log.warning("key usage of hospital %s for %s was not noted", hospital, pool, exc_info=True)
+
+
+def _add(database: Database, hospital: str, pool: Artefact, found: list[float]) -> None:
+    today = datetime.now(UTC).date()
+    with database.write() as session:
+        row = session.get(KeyUsage, (hospital, pool.digest, today), with_for_update=True)
+        if row is None:
+            row = KeyUsage(
+                hospital=hospital,
+                digest=pool.digest,
+                day=today,
+                model=pool.name,
+                version=pool.version,
+                scans=0,
+                shares=[0.0] * len(found),
+            )
+            session.add(row)
+        row.scans += 1
+        row.shares = [before + now for before, now in zip(row.shares, found, strict=True)]
 
 
 def federation_shares(manifest: SsfPoolManifest) -> NDArray[np.float64] | None:

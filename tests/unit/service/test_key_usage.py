@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,8 @@ from typing import cast
 
 import numpy as np
 import pytest
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 from model_store.manifest import Lineage, NetworkSpec, SsfPoolManifest
@@ -88,6 +91,28 @@ def test_scans_add_up_by_day_and_version(database: Database) -> None:
     expected = drift(Usage(3, np.array([1.5, 1.0, 0.5])), np.array([0.75, 0.25, 0]))
     assert now["north", "organ@1"] == pytest.approx(expected)
     assert now.keys() == {("north", "organ@1"), ("south", "organ@1")}
+
+
+def test_two_processes_may_note_the_first_scan_of_a_day(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    outrun = []
+
+    @contextmanager
+    def write() -> Iterator[Session]:
+        """As PostgreSQL: both found no row, and this one's insert comes second."""
+        if not outrun:
+            outrun.append(True)
+            note(database, "north", pool(), [picked(0, 1)])
+            raise IntegrityError("insert", None, Exception("duplicate key"))
+        with database.write() as session:
+            yield session
+
+    note(cast("Database", SimpleNamespace(write=write)), "north", pool(), [picked(0, 2)])
+    with database.read() as session:
+        (found,) = rows_of(session)
+    assert (found.scans, found.shares) == (2, [1.0, 0.5, 0.5])
+    assert caplog.text == ""
 
 
 def test_what_cannot_be_noted_is_logged_and_no_failure(
