@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors import torch as safetensors_torch
 from torch import Tensor
 
 from personalization.adamw import Optimiser
+from personalization.checkpoint import digest, from_bytes, to_bytes
 from personalization.errors import CheckpointError
-from personalization.routing.checkpoint import digest, header_facts
 from personalization.state import State
 
 FORMAT = "locum-joining/1"
@@ -54,13 +52,8 @@ class JoiningCheckpoint:
     history: tuple[JoiningEpoch, ...]
 
     def to_bytes(self) -> bytes:
-        """One safetensors file, nothing pickled. Equal checkpoints give equal bytes."""
+        """One safetensors file. Equal checkpoints give equal bytes."""
         parts = dict(zip(_PARTS, (self.state, self.best, self.optimiser.moments), strict=True))
-        tensors = {
-            f"{part}/{name}": tensor.detach().cpu().clone().contiguous()
-            for part, state in parts.items()
-            for name, tensor in sorted(state.items())
-        }
         facts = {
             "format": FORMAT,
             "about": self.about,
@@ -69,20 +62,13 @@ class JoiningCheckpoint:
             "best_epoch": self.best_epoch,
             "history": [asdict(epoch) for epoch in self.history],
         }
-        return safetensors_torch.save(tensors, {"facts": json.dumps(facts, sort_keys=True, allow_nan=False)})
+        return to_bytes(parts, facts)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> JoiningCheckpoint:
         """The checkpoint in these bytes. Raises CheckpointError when they are not one."""
         try:
-            tensors = safetensors_torch.load(data)
-            facts = header_facts(data)
-            if facts["format"] != FORMAT:
-                raise ValueError(f"expected format {FORMAT}, found {facts['format']}")
-            parts: dict[str, State] = {part: {} for part in _PARTS}
-            for name, tensor in tensors.items():
-                part, _, rest = name.partition("/")
-                parts[part][rest] = tensor
+            parts, facts = from_bytes(data, _PARTS, FORMAT)
             return cls(
                 about=facts["about"],
                 state=parts["state"],

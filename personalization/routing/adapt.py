@@ -19,8 +19,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from personalization.checkpoint import digest
 from personalization.errors import AdaptationError
-from personalization.routing.checkpoint import Checkpoint, EpochRecord, Fingerprint, digest
+from personalization.routing.checkpoint import Checkpoint, EpochRecord, Fingerprint
 from personalization.routing.config import AdaptationConfig
 from personalization.routing.network import mixed_batches, parameter_groups, routed_layers
 from personalization.routing.objective import (

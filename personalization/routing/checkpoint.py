@@ -1,26 +1,19 @@
-"""Where an adaptation stands after an epoch: all that a later process needs to go on bit for bit.
-
-As bytes it is one safetensors file, with everything that is no tensor as JSON in its header; nothing pickled.
-"""
+"""Where an adaptation stands after an epoch: all that a later process needs to go on bit for bit."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from safetensors import SafetensorError
-from safetensors import torch as safetensors_torch
-from torch import Tensor
 
+from personalization.checkpoint import from_bytes, to_bytes
 from personalization.errors import CheckpointError
 from personalization.state import State
 
 FORMAT = "locum-adaptation/1"
 _PARTS = ("state", "optimiser", "best", "initial")
-_LENGTH_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -91,11 +84,6 @@ class Checkpoint:
 
     def to_bytes(self) -> bytes:
         """One safetensors file. Equal checkpoints give equal bytes."""
-        tensors = {
-            f"{part}/{name}": tensor.detach().cpu().clone().contiguous()
-            for part in _PARTS
-            for name, tensor in sorted(getattr(self, part).items())
-        }
         facts = {
             "format": FORMAT,
             "fingerprint": asdict(self.fingerprint),
@@ -103,20 +91,13 @@ class Checkpoint:
             "best_epoch": self.best_epoch,
             "history": [asdict(record) for record in self.history],
         }
-        return safetensors_torch.save(tensors, {"facts": json.dumps(facts, sort_keys=True, allow_nan=False)})
+        return to_bytes({part: getattr(self, part) for part in _PARTS}, facts)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
         """The checkpoint in these bytes. Raises CheckpointError when they are not one."""
         try:
-            tensors = safetensors_torch.load(data)
-            facts = header_facts(data)
-            if facts["format"] != FORMAT:
-                raise ValueError(f"expected format {FORMAT}, found {facts['format']}")
-            parts: dict[str, State] = {part: {} for part in _PARTS}
-            for name, tensor in tensors.items():
-                part, _, rest = name.partition("/")
-                parts[part][rest] = tensor
+            parts, facts = from_bytes(data, _PARTS, FORMAT)
             return cls(
                 fingerprint=Fingerprint(**facts["fingerprint"]),
                 epoch=facts["epoch"],
@@ -128,21 +109,3 @@ class Checkpoint:
             raise CheckpointError(
                 f"not the checkpoint of an adaptation ({len(data)} bytes): {error!r}; start anew"
             ) from error
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, types, shapes and values, sorted by name: the same on any device."""
-    hashed = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        hashed.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        hashed.update(tensor.numpy().data)
-    return hashed.hexdigest()
-
-
-def header_facts(data: bytes) -> dict[str, Any]:
-    """The JSON in a safetensors header, which the package reads from files only."""
-    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
-    header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
-    facts: dict[str, Any] = json.loads(header["__metadata__"]["facts"])
-    return facts
