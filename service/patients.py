@@ -17,15 +17,21 @@ FEWEST = 2
 
 @dataclass(frozen=True)
 class PatientSplit:
-    """Names of scans, in order, and whose each is."""
+    """Names of scans, in order, and whose each is; `with_target` are the patients that have one."""
 
     train: tuple[str, ...]
     validation: tuple[str, ...]
     patients: Mapping[str, str]
+    with_target: frozenset[str]
 
     def count(self, names: Iterable[str]) -> int:
         """How many patients these scans are of."""
         return len({self.patients[name] for name in names})
+
+    @property
+    def deciding(self) -> int:
+        """How many patients the epoch is chosen by: a Dice is measured only where there is a target."""
+        return self.count(name for name in self.validation if self.patients[name] in self.with_target)
 
 
 def shows_target(label_values: Iterable[int], task: Task) -> bool:
@@ -66,6 +72,7 @@ def split_by_patient(drawn: Mapping[str, bool], task: Task, share: float, seed: 
         train=tuple(name for name in names if patients[name] not in chosen),
         validation=tuple(name for name in names if patients[name] in chosen),
         patients=patients,
+        with_target=frozenset(ill),
     )
 
 

@@ -44,7 +44,7 @@ from service.patients import PatientSplit
 from service.scan_limits import scan_limits
 
 METHOD = "fedoap-joining"
-# Fewer validation patients than these say little, whatever their Dice.
+# Fewer validation patients with a target than these say little, whatever their Dice.
 _FEW_PATIENTS = 3
 
 
@@ -173,11 +173,10 @@ def _say_what_is_little(attempt: Attempt, cohort: LabelledImages, split: Patient
             f"the cohort has {cohort.left_out} slices more than can be learned from at once: "
             f"{len(cohort.images)}, evenly spaced, are used"
         )
-    validated = split.count(split.validation)
-    if validated < _FEW_PATIENTS:
+    if split.deciding < _FEW_PATIENTS:
         attempt.warn(
-            f"the epoch is chosen, and the gate decides, by {validated} validation patient"
-            f"{'s' if validated > 1 else ''}: masks of more patients would say more"
+            f"the epoch is chosen, and the gate decides, by {split.deciding} validation patient"
+            f"{'s' if split.deciding > 1 else ''} with a target: masks of more patients would say more"
         )
 
 

@@ -182,7 +182,14 @@ def test_it_is_assigned_like_every_candidate_and_rolled_back(joined: Joined) -> 
 
 def test_the_card_shows_curves_gate_attention_and_pictures(joined: Joined) -> None:
     page = joined.api.client.get(f"/jobs/{joined.job['id']}/card").text
-    for said in ("Whose tokens are attended to", "birch", "validation dice", "zero-shot", "Dice</h3>"):
+    for said in (
+        "Whose tokens are attended to",
+        "birch",
+        "validation dice",
+        "zero-shot",
+        "Dice</h3>",
+        "by 1 validation patient with a target",
+    ):
         assert said in page
     for share in joined.job["result"]["attention"].values():
         assert f"{share:.1%}" in page

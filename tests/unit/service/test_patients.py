@@ -27,6 +27,7 @@ def test_no_patient_is_on_both_sides_and_both_sides_have_a_target() -> None:
         # A quarter of 4 patients with a target, and of 16 without.
         assert [len({p for p in side if int(p) < 4}) for side in sides] == [3, 1]
         assert [split.count(split.train), split.count(split.validation)] == [15, 5]
+        assert split.deciding == 1
     assert split_by_patient(drawn, BY_NUMBER, 0.25, 0) == split_by_patient(
         dict(reversed(drawn.items())), BY_NUMBER, 0.25, 0
     )
