@@ -16,6 +16,7 @@ from model_store.preprocessing import (
     class_map,
     display_slices,
     geometry_of,
+    label_values,
     prepare,
     prepare_mask,
     restore,
@@ -76,6 +77,20 @@ def test_interpolated_and_coloured_masks_are_refused() -> None:
     with pytest.raises(ScanMismatch, match="colours"):
         class_map(image(colours), FUNDUS)
     np.testing.assert_array_equal(class_map(image(np.ones((8, 8, 3), np.uint8)), FUNDUS), 1)
+
+
+def test_the_values_of_a_mask_are_listed_and_a_picture_is_none() -> None:
+    drawn = np.zeros((12, 8), np.float32)
+    drawn[3, 4], drawn[5, 5] = 300.0004, 7
+    assert label_values(image(drawn)) == [0, 7, 300]
+    wide = np.arange(16 * 16, dtype=np.uint16).reshape(16, 16)
+    assert len(label_values(image(wide))) == 256
+    wide[0, 0] = 999
+    wide = np.vstack([wide, np.zeros_like(wide)])
+    with pytest.raises(ScanMismatch, match="a picture with 257 values"):
+        label_values(image(wide))
+    with pytest.raises(TaskError, match="not whole numbers"):
+        label_values(image(drawn + np.float32(0.5)))
 
 
 def test_masks_are_resized_by_nearest_neighbour_at_pixel_centres() -> None:
