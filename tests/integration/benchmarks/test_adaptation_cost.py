@@ -17,7 +17,7 @@ def test_a_step_and_a_graph_are_timed_beside_their_floor(tmp_path: Path) -> None
         assert row["result"]["ratio"] > 0
         assert row["result"]["ours_s"]["median"] > 0
     text = "\n".join(sections_of(rows))
-    assert "locum, pooled" in text
+    assert "paper, pooled" in text
     assert f"{rows[1]['result']['ratio']:.3f}" in text
 
 
