@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -28,6 +27,7 @@ import typer
 from torch import Tensor, nn
 
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
+from benchmarks.measuring import high_water, milliseconds, quartiles
 from benchmarks.tables import table, write_page
 from model_store.manifest import NetworkSpec
 from personalization.export import INPUT, OUTPUT, to_onnx
@@ -136,8 +136,8 @@ def _alternated(ours: Callable[[], None], floor: Callable[[], None], repeats: in
             seconds[name].append(time.perf_counter() - began)
     kept = {name: values[WARM_UP:] for name, values in seconds.items()}
     return {
-        "ours_s": _summary(kept["ours"]),
-        "floor_s": _summary(kept["floor"]),
+        "ours_s": quartiles(kept["ours"]),
+        "floor_s": quartiles(kept["floor"]),
         "ratio": round(median(kept["ours"]) / median(kept["floor"]), 4),
     }
 
@@ -161,18 +161,12 @@ def peak_bytes(cell: Cell) -> int:
     merge(space, network, images)
     if sys.platform == "linux":
         # Not ru_maxrss, which here starts at what the parent had when it forked.
-        status = Path("/proc/self/status").read_text()
-        return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
+        return high_water()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def _spec(cell: Cell) -> NetworkSpec:
     return NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": cell["width"]})
-
-
-def _summary(seconds: list[float]) -> dict[str, float]:
-    quarter, middle, three_quarters = quantiles(seconds, n=4)
-    return {"median": round(middle, 5), "q1": round(quarter, 5), "q3": round(three_quarters, 5)}
 
 
 def main(
@@ -242,7 +236,7 @@ def _mib(row: Mapping[str, Any]) -> float:
 
 def _times(result: Mapping[str, Any]) -> list[str]:
     sides = (result["ours_s"], result["floor_s"])
-    times = [f"{1e3 * s['median']:.1f} [{1e3 * s['q1']:.1f}, {1e3 * s['q3']:.1f}]" for s in sides]
+    times = [milliseconds(s) for s in sides]
     return [*times, f"{result['ratio']:.3f}"]
 
 

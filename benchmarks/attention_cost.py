@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ import typer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
+from benchmarks.measuring import milliseconds, quartiles
 from benchmarks.tables import table, write_page
 from personalization.binary import binary_loss
 from personalization.export import to_onnx
@@ -113,17 +114,12 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG001
     kept = {name: values[WARM_UP:] for name, values in seconds.items()}
     ratio, floor = median(kept["with"]) / median(kept["plain"]), counted["with"] / counted["plain"]
     return {
-        **{f"{name}_s": _summary(values) for name, values in kept.items()},
+        **{f"{name}_s": quartiles(values) for name, values in kept.items()},
         **{f"{name}_gmac": round(count / 1e9, 4) for name, count in counted.items()},
         "ratio": round(ratio, 4),
         "floor": round(floor, 4),
         "over_floor": round(ratio / floor, 4),
     }
-
-
-def _summary(seconds: list[float]) -> dict[str, float]:
-    quarter, middle, three_quarters = quantiles(seconds, n=4)
-    return {"median": round(middle, 5), "q1": round(quarter, 5), "q3": round(three_quarters, 5)}
 
 
 def main(
@@ -165,10 +161,7 @@ def main(
 
 def _line(row: Mapping[str, Any]) -> list[str]:
     cell, result = row["cell"], row["result"]
-    sides = [
-        f"{1e3 * s['median']:.1f} [{1e3 * s['q1']:.1f}, {1e3 * s['q3']:.1f}]"
-        for s in (result["plain_s"], result["with_s"])
-    ]
+    sides = [milliseconds(s) for s in (result["plain_s"], result["with_s"])]
     ratios = [f"{result[name]:.3f}" for name in ("ratio", "floor", "over_floor")]
     return [str(cell["sites"]), "yes" if cell["adapter"] else "no", *sides, *ratios]
 

@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, Any
 
 import torch
@@ -27,6 +26,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
+from benchmarks.measuring import high_water, milliseconds, quartiles
 from benchmarks.tables import table, write_page
 from personalization.networks import build, initialise
 from personalization.one_shot.bilevel import Gradient, gradient_of, inner_step, outer_gradient
@@ -104,7 +104,7 @@ def compute_step(cell: Cell) -> dict[str, Any]:
         scale = float(slopes["exact"].abs().max())
         apart = max(apart, float((slopes["exact"] - slopes["second order"]).abs().max()) / scale)
     return {
-        "seconds": {name: _summary(values) for name, values in seconds.items()},
+        "seconds": {name: quartiles(values) for name, values in seconds.items()},
         "slopes_apart": apart,
     }
 
@@ -124,14 +124,9 @@ def peak_bytes(cell: Cell, side: str) -> int:
     step = Step(cell["width"], cell["J"], cell["batch"])
     # From now on the highest is what is highest from now on.
     Path("/proc/self/clear_refs").write_text("5")
-    before = _resident()
+    before = high_water()
     SIDES[side](step)
-    return _resident() - before
-
-
-def _resident() -> int:
-    status = Path("/proc/self/status").read_text()
-    return int(re.findall(r"VmHWM:\s+(\d+) kB", status)[0]) * 1024
+    return high_water() - before
 
 
 def compute_trajectory(cell: Cell) -> dict[str, Any]:
@@ -170,11 +165,6 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG001
     return computers[cell["what"]](cell)
 
 
-def _summary(seconds: Sequence[float]) -> dict[str, float]:
-    quarter, middle, three_quarters = quantiles(seconds, n=4)
-    return {"median": round(middle, 5), "q1": round(quarter, 5), "q3": round(three_quarters, 5)}
-
-
 def page(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """A table of steps, one of their memory, and one of trajectories."""
     steps, memory, trajectories = (
@@ -211,7 +201,7 @@ def page(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _step_line(row: Mapping[str, Any]) -> list[str]:
     times = [row["result"]["seconds"][name] for name in SIDES]
-    shown = [f"{1e3 * t['median']:.0f} [{1e3 * t['q1']:.0f}, {1e3 * t['q3']:.0f}]" for t in times]
+    shown = [milliseconds(t, 0) for t in times]
     return [str(row["cell"]["J"]), *shown, f"{times[1]['median'] / times[0]['median']:.2f}"]
 
 

@@ -7,7 +7,6 @@ A process of its own, without torch: peaks are never given back.
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,8 @@ from pathlib import Path
 
 import numpy as np
 import onnxruntime
+
+from benchmarks.measuring import high_water
 
 
 def peak_mb(graph: Path, shape: Sequence[int]) -> float:
@@ -31,19 +32,12 @@ def session(graph: bytes | str) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
-def _high_water() -> int:
-    """kB, as Linux keeps it."""
-    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text(encoding="ascii"))
-    assert found is not None
-    return int(found[1])
-
-
 def _measure(graph: str, shape: Sequence[int]) -> float:
-    before = _high_water()
+    before = high_water()
     loaded = session(graph)
     for _ in range(3):
         loaded.run(None, {"image": np.zeros(shape, np.float32)})
-    return (_high_water() - before) / 1e3
+    return (high_water() - before) / 1e6
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, Any
 
 import psutil
@@ -32,6 +32,7 @@ import torch
 import typer
 
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
+from benchmarks.measuring import milliseconds, quartiles
 from benchmarks.round_sides import BATCH, RATE, SEED, SITES, TAU, Echo, plain_rounds, site_data
 from benchmarks.tables import table, write_page
 from model_store.task import Task
@@ -123,12 +124,12 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         process.join()
     engine = clock.seconds[WARM_UP:]
     first, second = zip(*plain[WARM_UP:], strict=True)
-    found: dict[str, Any] = {"engine_s": _summary(engine), "rounds": len(engine)}
+    found: dict[str, Any] = {"engine_s": quartiles(engine), "rounds": len(engine)}
     if not trains:
-        return {**found, "average_s": _summary(first), "write_s": _summary(second)}
+        return {**found, "average_s": quartiles(first), "write_s": quartiles(second)}
     return {
         **found,
-        "plain_s": _summary(first),
+        "plain_s": quartiles(first),
         "ratio": round(median(engine) / median(first), 4),
         "processor_ratio": round(median(clock.processor[WARM_UP:]) / median(second), 4),
     }
@@ -151,11 +152,6 @@ def _least_round(path: Path, server: Memory) -> tuple[float, float]:
     return averaging, time.perf_counter() - began
 
 
-def _summary(seconds: Sequence[float]) -> dict[str, float]:
-    quarter, middle, three_quarters = quantiles(seconds, n=4)
-    return {"median": round(middle, 5), "q1": round(quarter, 5), "q3": round(three_quarters, 5)}
-
-
 def main(
     rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
     rounds: Annotated[int, typer.Option(help="Rounds to time, the first two of which are dropped.")] = 12,
@@ -171,8 +167,8 @@ def main(
     trained = [
         [
             r["cell"]["method"],
-            _ms(r, "engine_s"),
-            _ms(r, "plain_s"),
+            milliseconds(r["result"]["engine_s"]),
+            milliseconds(r["result"]["plain_s"]),
             f"{r['result']['ratio']:.3f}",
             f"{r['result']['processor_ratio']:.3f}",
         ]
@@ -182,7 +178,7 @@ def main(
     empty = [
         [
             f"U-Net, width {r['cell']['width']}",
-            *(_ms(r, f"{what}_s") for what in ("engine", "average", "write")),
+            *(milliseconds(r["result"][f"{what}_s"]) for what in ("engine", "average", "write")),
         ]
         for r in found
         if r["cell"]["method"] == "none"
@@ -222,11 +218,6 @@ def _bound(found: Sequence[Mapping[str, Any]]) -> str:
         f"At most {BOUND_MS} ms was asked for. Kept at width: {', '.join(kept) or 'none'}. The time grows "
         "with the bytes, most of all that of the average in float64, which the plain loop takes too."
     )
-
-
-def _ms(row: Mapping[str, Any], side: str) -> str:
-    values = row["result"][side]
-    return f"{1e3 * values['median']:.1f} [{1e3 * values['q1']:.1f}, {1e3 * values['q3']:.1f}]"
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import typer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
+from benchmarks.measuring import milliseconds, quartiles
 from benchmarks.peak_memory import peak_mb, session
 from benchmarks.tables import table, write_page
 from personalization.export import to_onnx
@@ -124,7 +125,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         (work / name).write_bytes(graph)
     memory = {name: peak_mb(work / name, images.shape) for name in graphs}
     return {
-        **{f"{name}_s": _summary(values) for name, values in kept.items()},
+        **{f"{name}_s": quartiles(values) for name, values in kept.items()},
         "ratio": round(median(kept["pool"]) / median(kept["plain"]), 4),
         "volume_ratio": round((median(kept["query"]) + median(kept["given"])) / median(kept["plain"]), 4),
         "floor": round((asked + passed) / passed, 4),
@@ -133,11 +134,6 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         "graph_bytes": {name: len(graph) for name, graph in graphs.items()},
         "peak_mb": memory,
     }
-
-
-def _summary(seconds: list[float]) -> dict[str, float]:
-    quarter, middle, three_quarters = quantiles(seconds, n=4)
-    return {"median": round(middle, 5), "q1": round(quarter, 5), "q3": round(three_quarters, 5)}
 
 
 def cells_of(settings: Profile, entries: int = 25, top: int = 3) -> list[Cell]:
@@ -194,10 +190,7 @@ def _time(row: Mapping[str, Any]) -> list[str]:
     return [
         cell["label"],
         str(cell["batch"]),
-        *(
-            f"{1e3 * s['median']:.1f} [{1e3 * s['q1']:.1f}, {1e3 * s['q3']:.1f}]"
-            for s in (result["plain_s"], result["pool_s"])
-        ),
+        *(milliseconds(s) for s in (result["plain_s"], result["pool_s"])),
         f"{result['ratio']:.2f}",
         f"{target:.1f} {'met' if result['ratio'] <= target else 'missed'}",
         f"{result['floor']:.2f}",
