@@ -21,7 +21,7 @@ from benchmarks.cross_organ_arms import (
     WHOLE,
     ZERO_SHOT,
 )
-from benchmarks.harness import Cell, Rows, key
+from benchmarks.harness import Cell, Rows
 from benchmarks.scores import Scores
 from benchmarks.tables import mean_and_spread, table, write_page
 
@@ -38,8 +38,7 @@ Value = Callable[..., float | None]
 
 def page(path: Path, cells: Sequence[Cell], command: str) -> None:
     """Write the page beside the rows, from those of `cells`."""
-    wanted = {key(cell) for cell in cells}
-    rows = [row for row in Rows(path).read() if key(row["cell"]) in wanted]
+    rows = Rows(path).of(cells)
     sections = ["No cell of the profile's configuration is finished yet."]
     if rows:
         sections = [about(rows, len(cells)), *inside(rows), *plateau(rows), *outside(rows)]
@@ -54,8 +53,8 @@ def about(rows: Sequence[Mapping[str, Any]], cells: int) -> str:
     return (
         f"Profile `{cell['profile']}`: {cell['size']}x{cell['size']}, at most {train} training and {val} "
         f"validation images per site, {method}. {len(rows)} of {cells} cells (seed and what is trained) are "
-        "finished. All arms take as many steps at every site as FedOAP's two stages; FedAvg, FedPer, FedRep "
-        "and FedBN keep their last round, a second stage its best on validation patients.\n\n"
+        "finished. All arms take as many steps at every site as FedOAP's two stages; local-only, FedAvg, "
+        "FedPer, FedRep and FedBN keep their last round, a second stage its best on validation patients.\n\n"
         "Dice of each image with a tumour, on its own grid, the mean over a patient's images; patients are "
         "named by the set, else an image or a block of numbers stands for one. ± is the standard deviation "
         "over seeds, which have other splits; intervals are 95 %, paired bootstrap over patients (their "

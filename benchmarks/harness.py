@@ -51,6 +51,11 @@ class Rows:
         whole, _, _torn = self.path.read_bytes().rpartition(b"\n")
         return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
+    def of(self, cells: Sequence[Cell]) -> list[dict[str, JSON]]:
+        """The finished rows of these cells, in the order in which they finished."""
+        wanted = {key(cell) for cell in cells}
+        return [row for row in self.read() if key(row["cell"]) in wanted]
+
     def append(self, row: Mapping[str, JSON]) -> None:
         """Add one row; when this returns it is on the disk. A cell that has a row keeps that one."""
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
@@ -111,7 +116,7 @@ def run(
             if after_each is not None:
                 after_each()
     wanted = {key(cell): position for position, cell in enumerate(cells)}
-    found = {key(row["cell"]): row for row in rows.read() if key(row["cell"]) in wanted}
+    found = {key(row["cell"]): row for row in rows.of(cells)}
     return [found[k] for k in sorted(found, key=wanted.__getitem__)]
 
 

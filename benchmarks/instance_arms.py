@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from personalization.instance import InstanceAdaptive, key_entropy, unused, usag
 from personalization.metrics import foreground_dice
 from personalization.state import State
 from training.algorithm import Algorithm
-from training.backbones import publish_backbone
+from training.backbones import FrozenBackbone, publish_backbone
 from training.data.classified import ImageSet, LabelledData, Partition, load_npz
 from training.data.dataset import SiteData, SliceSet
 from training.data.federation import load_federation
@@ -211,17 +212,21 @@ class Study:
         state = _trained(algorithm, data, self._around, self.work / name, self._identity(name))
         return state, self.work / name
 
+    @cached_property
+    def _backbone(self) -> FrozenBackbone:
+        """`start` as an artefact, for all pools."""
+        store = Store((self.work / "store").resolve())
+        artefact = publish_backbone(store, "bench", self.task, self.spec, self.start)
+        return FrozenBackbone(store.root, f"{artefact.name}@{artefact.digest}")
+
     def _pool(
         self, arm: str, changes: Mapping[str, Any], styles: Mapping[str, NDArray[np.int64]]
     ) -> tuple[Answers, dict[str, Any]]:
-        store = Store((self.work / "store").resolve())
-        backbone = publish_backbone(store, "bench", self.task, self.spec, self.start)
-        reference = f"{backbone.name}@{backbone.digest}"
         config = FedInsConfig(
             **{"head": "backbone", **self.cell["pool"], **changes},
             rounds=self.cell["rounds"],
-            backbone=reference,
-            store=store.root,
+            backbone=self._backbone.reference,
+            store=self._backbone.root,
         )
         algorithm = FedIns(config, self.task)
         name = arm.replace(",", "").replace(" ", "-")

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from benchmarks.harness import Cell, Rows, key
+from benchmarks.harness import Cell, Rows
 from benchmarks.instance_arms import (
     BATCH,
     CLASSIFYING,
@@ -33,14 +33,15 @@ _WINS, _LOSES, _OPEN = "earns its keep", "loses", "no difference shown"
 
 def page(rows: Path, cells: Sequence[Cell], command: str) -> None:
     """Write the page beside `rows`, from those of `cells` that are finished."""
-    wanted = {key(cell) for cell in cells}
-    found = [row for row in Rows(rows).read() if key(row["cell"]) in wanted]
+    found = Rows(rows).of(cells)
     sections = [f"{len(found)} of {len(cells)} cells are finished."]
     for part, what in (("classification", "accuracy"), ("segmentation", "foreground Dice per patient")):
-        groups = _groups([row for row in found if row["cell"]["part"] == part])
+        own = [row for row in found if row["cell"]["part"] == part]
+        groups = _groups(own)
         if groups:
             sections += [
                 f"## {part.capitalize()}",
+                _settings(own[0]["cell"]),
                 f"Mean {what} over all sites' test images, then mean ± deviation over seeds.",
                 _means(part, groups),
                 "The pool per instance less another arm, paired by image or patient, with its 95 % interval "
@@ -52,6 +53,18 @@ def page(rows: Path, cells: Sequence[Cell], command: str) -> None:
                 _keys(groups),
             ]
     write_page(rows.with_suffix(".md"), "Adapting to every instance", command, rows, sections)
+
+
+def _settings(cell: Cell) -> str:
+    """What the cells of a part share, in full: arms are trained by recipes of their own."""
+    named = {name: value for name, value in cell.items() if name not in ("part", "set", "styles", "seed")}
+    shown = (
+        f"{name}: {', '.join(f'{k} {v}' for k, v in value.items())}"
+        if isinstance(value, Mapping)
+        else f"{name} {value}"
+        for name, value in named.items()
+    )
+    return f"Settings (`pool`: how pools are trained; `tuning`: arms without one): {'; '.join(shown)}."
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

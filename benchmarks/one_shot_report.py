@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import scores as tables
-from benchmarks.harness import Cell, Rows, key
+from benchmarks.harness import Cell, Rows
 from benchmarks.one_shot_arms import ARMS, FEDAVG, FOR_ANYBODY, LOCAL, NO_STAGE_3, TUNED, WHOLE
 from benchmarks.scores import Scores
 from benchmarks.tables import mean_and_spread, table, write_page
@@ -23,8 +23,7 @@ Measure = Callable[[Mapping[str, Any], str], float]
 
 def page(path: Path, cells: Sequence[Cell], command: str) -> None:
     """Write the page beside the rows, from those of `cells`."""
-    wanted = {key(cell) for cell in cells}
-    rows = [row for row in Rows(path).read() if key(row["cell"]) in wanted]
+    rows = Rows(path).of(cells)
     sections = ["No cell of the profile's configuration is finished yet."]
     if rows:
         sections = [about(rows, len(cells)), *accuracies(rows), *helps(rows), *weights(rows), *outside(rows)]
@@ -112,8 +111,8 @@ def accuracies(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         balanced = [[arm, *(_measured(rows, s, arm, measure) for s in settings)] for arm in ARMS]
         parts += [f"## {name}", "Accuracy.", table(["arm", *settings], plain)]
         parts += ["Balanced accuracy.", table(["arm", *settings], balanced)]
-        if differences := tables.differences_table(scores, COMPARISONS):
-            parts += ["Difference of accuracies.", differences.replace("all patients", "all images  ")]
+        if differences := tables.differences_table(scores, COMPARISONS, "all images"):
+            parts += ["Difference of accuracies.", differences]
     return parts
 
 

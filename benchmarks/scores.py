@@ -48,7 +48,9 @@ def mean_of_sites(by_seed: Mapping[int, Mapping[Patient, float]], sites: Sequenc
     return mean_and_spread([_average(values) for values in means])
 
 
-def differences_table(scores: Scores, comparisons: Sequence[tuple[str, str]]) -> str | None:
+def differences_table(
+    scores: Scores, comparisons: Sequence[tuple[str, str]], everyone: str = "all patients"
+) -> str | None:
     """First - second with its interval, by site and over all; None where no comparison has both arms."""
     sites = sites_of(scores)
     chosen = [*([site] for site in sites), sites]
@@ -57,7 +59,7 @@ def differences_table(scores: Scores, comparisons: Sequence[tuple[str, str]]) ->
         if first in scores and second in scores:
             found = [difference(scores[first], scores[second], some) for some in chosen]
             body.append([f"{first} − {second}", *("–" if f is None else str(f) for f in found)])
-    return table(["difference", *sites, "all patients"], body) if body else None
+    return table(["difference", *sites, everyone], body) if body else None
 
 
 def difference(

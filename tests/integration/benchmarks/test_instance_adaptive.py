@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Pictures of one or two bright dots as an .npz, and two sites with squares."""
     root, draw = tmp_path / "data", np.random.default_rng(0)
     (root / "medmnist_npz").mkdir(parents=True)
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for part, count in (("train", 60), ("val", 12), ("test", 24)):
         labels = draw.integers(0, 2, (count, 1)).astype(np.uint8)
         images = draw.integers(0, 60, (count, 28, 28)).astype(np.uint8)
@@ -64,6 +65,8 @@ def test_every_arm_of_both_parts_answers_the_same_images(data: Path, tmp_path: P
     assert set(classified["result"]["answers"]["FedAvg"]) == {"client-1", "client-2"}
     text = (tmp_path / "rows.md").read_text()
     assert "2 of 2 cells are finished." in text
+    assert "pool: entries 3, local_epochs 1, batch_size 32, learning_rate 0.003" in text
+    assert "learning_rate 0.001" in text
     for arm in (*CLASSIFYING, *SEGMENTING):
         assert f"| {arm} " in text
 
