@@ -12,11 +12,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
-from personalization.losses import soft_dice_loss
 from personalization.networks import Backbone
 from personalization.state import State
 from training.algorithm import ClientResult, Context, Memory
@@ -24,7 +22,7 @@ from training.data.dataset import SliceSet
 from training.engine.folder import RunFolder, SiteFolder
 from training.methods.describe import describe
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig, score_metrics, score_state
-from training.methods.local import AnySiteData, Examples, Schedule, evaluate, network_of, state_of
+from training.methods.local import AnySiteData, Examples, Schedule, evaluate, network_of, state_of, task_loss
 from training.methods.trees import join
 
 
@@ -87,8 +85,7 @@ class FullTuning(FedAvg):
         for images, targets in _batches(data, schedule, draw):
             optimiser.zero_grad(set_to_none=True)
             device = anchor[0].device
-            logits, targets = network(images.to(device)), targets.to(device)
-            loss = cross_entropy(logits, targets) if targets.ndim == 1 else soft_dice_loss(logits, targets)
+            loss = task_loss(network(images.to(device)), targets.to(device))
             if self._prox:
                 apart = sum(((w - w_g) ** 2).sum() for w, w_g in zip(trained, anchor, strict=True))
                 loss = loss + self._prox / 2 * apart

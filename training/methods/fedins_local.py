@@ -11,14 +11,12 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from personalization.augmentation import Augmentation, transform, transform_images
 from personalization.instance import Answer, Delta, InstanceAdaptive, fedins_loss, random_entries, usage_of
-from personalization.losses import soft_dice_loss
 from personalization.metrics import foreground_dice
 from training.data.dataset import SliceSet
-from training.methods.local import Examples, Score
+from training.methods.local import Examples, Score, task_loss
 
 Routing = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
@@ -93,12 +91,9 @@ def train_pool(
             queries = network.query(images) if training.augment else queries_NQ[chosen].to(device)
             optimiser.zero_grad(set_to_none=True)
             found = routed(network, images, queries, training.routing, generator, training.penalty_M)
-            task_loss = (
-                cross_entropy(found.logits, targets)
-                if targets.ndim == 1
-                else soft_dice_loss(found.logits, targets)
+            loss = fedins_loss(
+                task_loss(found.logits, targets), found.picked.similarities, training.key_weight
             )
-            loss = fedins_loss(task_loss, found.picked.similarities, training.key_weight)
             torch.autograd.backward(loss)
             optimiser.step()
             total, count = total + loss.item(), count + 1

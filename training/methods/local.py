@@ -71,13 +71,17 @@ def state_of(network: nn.Module) -> State:
     }
 
 
+def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Soft Dice for masks [B, H, W], cross-entropy for classes [B]."""
+    return cross_entropy(logits, targets) if targets.ndim == 1 else soft_dice_loss(logits, targets)
+
+
 def train_locally(
     network: nn.Module, data: Examples, schedule: Schedule, generator: torch.Generator
 ) -> float:
     """Train in place with a fresh Adam; returns the mean loss of its batches.
 
-    The loss is soft Dice for masks and cross-entropy for classes. `generator` alone decides order and
-    augmentation. Raises ValueError when there is nothing to train on.
+    `generator` alone decides order and augmentation. Raises ValueError when there is nothing to train on.
     """
     if not len(data):
         raise ValueError("there is no slice to train on")
@@ -93,7 +97,7 @@ def train_locally(
         with torch.autocast(device.type, torch.bfloat16, enabled=schedule.precision == "bfloat16"):
             logits = network(images.to(device))
         logits, targets = logits.float(), targets.to(device)
-        loss = cross_entropy(logits, targets) if targets.ndim == 1 else soft_dice_loss(logits, targets)
+        loss = task_loss(logits, targets)
         torch.autograd.backward(loss)
         optimiser.step()
         total += loss.item()
