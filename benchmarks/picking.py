@@ -159,7 +159,8 @@ def _gate(hospitals: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     return [
         f"What the gate says to the picks by `{criterion}`, all hospitals together (without the guard, which "
-        "would warn of some):",
+        "would warn of some). The criterion and the gate's thresholds were chosen on this phantom, so that "
+        "it flatters both:",
         table(["gate", "picks", "accuracy", "below 0.5"], body),
     ]
 

@@ -30,8 +30,8 @@ class PickThresholds:
       happened to be sent as about the hospital.
     - information 0.05: models that answer nearly always the same have less on the phantom, nearly all others
       more.
-    - statistics_distance 0.06: beyond it, on the phantom, most picks are wrong more often than right; right
-      ones are there too (docs/results/picking.md).
+    - statistics_distance 0.06: beyond it, on the phantom, picks are wrong more often than right; right ones
+      are there too (docs/results/picking.md).
     - source_warnings 0.5: where most scans do not look like training's, nothing else here is worth much.
     """
 

@@ -37,3 +37,4 @@ def test_what_a_pick_loses_is_against_the_best_cluster() -> None:
 def test_the_page_has_a_line_for_each_criterion(row: dict[str, Any]) -> None:
     text = "\n".join(page([row]))
     assert all(f"\n| {criterion}" in text for criterion in (*CRITERIA, CHANCE))
+    assert "flatters both" in text
