@@ -34,7 +34,7 @@ from service.adaptation.candidate import Draft, publish, published_by
 from service.adaptation.cohort import cohort_files
 from service.adaptation.device import device_of
 from service.adaptation.labelled import LabelledImages, drawn_in, load_labelled
-from service.adaptation.outcome import Outcome
+from service.adaptation.outcome import Outcome, outcome_of
 from service.adaptation.pictures import draw_pictures
 from service.errors import AdaptationRefused
 from service.jobs import events
@@ -46,6 +46,8 @@ from service.scan_limits import scan_limits
 METHOD = "fedoap-joining"
 # Fewer validation patients with a target than these say little, whatever their Dice.
 _FEW_PATIENTS = 3
+
+_NOTHING_BETTER = "no epoch had a higher validation Dice than zero-shot, which was kept"
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,7 @@ def run_joining(attempt: Attempt) -> Outcome:
     earlier = published_by(store, adapted_name(parent.offered.name, attempt.job.hospital), attempt.job.id)
     if earlier is not None:
         # An attempt before this one died between publishing and saying so.
-        return _outcome(earlier, attempt.job.result or {}, attempt.job.gate)
+        return outcome_of(earlier, attempt.job.result or {}, attempt.job.gate, _NOTHING_BETTER)
     options = JoiningOptions.model_validate(attempt.job.options)
     config = JoiningConfig(**options.model_dump(exclude={"validation"}))
     task = parent.manifest.task
@@ -110,7 +112,7 @@ def run_joining(attempt: Attempt) -> Outcome:
         sources=parent.manifest.sources,
     )
     artefact = publish(attempt, store, draft, gate=gate, result=result)
-    return _outcome(artefact, result, gate)
+    return outcome_of(artefact, result, gate, _NOTHING_BETTER)
 
 
 def _load(store: Store, digest: str) -> _Parent:
@@ -205,11 +207,3 @@ def _result(
         "fell_back": joining.best_epoch == 0,
         "stopped": joining.stopped,
     }
-
-
-def _outcome(artefact: Artefact, result: dict[str, Any], gate: dict[str, Any] | None) -> Outcome:
-    candidate = (artefact.name, artefact.version, artefact.digest)
-    if not result.get("fell_back"):
-        return Outcome("succeeded", result.get("stopped"), result, gate, candidate)
-    reason = result.get("stopped") or "no epoch had a higher validation Dice than zero-shot, which was kept"
-    return Outcome("fell_back", reason, result, gate, candidate)

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, WEIGHTS
 from model_store.store import Store
 from personalization.gate import Verdict
@@ -38,7 +37,7 @@ from service.adaptation.candidate import Draft, publish, published_by
 from service.adaptation.clusters import LoadedClusters, load_clusters
 from service.adaptation.cohort import CohortImages, cohort_files, load_images
 from service.adaptation.device import device_of
-from service.adaptation.outcome import Outcome
+from service.adaptation.outcome import Outcome, outcome_of
 from service.adaptation.pictures import draw_answers
 from service.errors import AdaptationRefused
 from service.jobs.cohort_files import ScanFile
@@ -60,7 +59,7 @@ def run_picking(attempt: Attempt) -> Outcome:
     earlier = published_by(store, adapted_name(loaded.offered.name, job.hospital), job.id)
     if earlier is not None:
         # An attempt before this one died between publishing and saying so.
-        return _outcome(earlier, job.result or {}, job.gate)
+        return outcome_of(earlier, job.result or {}, job.gate)
     options = PickingOptions.model_validate(job.options)
     files = cohort_files(attempt)
     known = next(loaded.model_manifest(name).statistics for name in loaded.models)
@@ -94,7 +93,7 @@ def run_picking(attempt: Attempt) -> Outcome:
         details=result,
         statistics=None if known is None else known.merge(cohort.statistics),
     )
-    return _outcome(publish(attempt, store, draft, gate=gate, result=result), result, gate)
+    return outcome_of(publish(attempt, store, draft, gate=gate, result=result), result, gate)
 
 
 def _observe(
@@ -167,8 +166,3 @@ def _result(
         }
     )
     return result
-
-
-def _outcome(artefact: Artefact, result: dict[str, Any], gate: dict[str, Any] | None) -> Outcome:
-    candidate = (artefact.name, artefact.version, artefact.digest)
-    return Outcome("succeeded", None, result, gate, candidate)

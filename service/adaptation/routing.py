@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from model_store.artefact import Artefact
 from model_store.guard import ReferenceStatistics
 from model_store.manifest import GRAPH, WEIGHTS
 from model_store.store import Store
@@ -35,7 +34,7 @@ from service.adaptation.candidate import Draft, publish, published_by
 from service.adaptation.cohort import CohortImages, cohort_files, load_images
 from service.adaptation.device import device_of
 from service.adaptation.judging import verdict_on
-from service.adaptation.outcome import Outcome
+from service.adaptation.outcome import Outcome, outcome_of
 from service.adaptation.pictures import draw_pictures
 from service.adaptation.space import LoadedSpace, load_space
 from service.jobs import events
@@ -45,6 +44,8 @@ from service.scan_limits import scan_limits
 
 METHOD = "iop-fl-routing"
 DYNAMIC = "dynamic.onnx"
+
+_NOTHING_BETTER = "no epoch was better than step 0 by the loss; the candidate is step 0"
 
 
 def run_routing(attempt: Attempt) -> Outcome:
@@ -56,7 +57,7 @@ def run_routing(attempt: Attempt) -> Outcome:
     earlier = published_by(store, adapted_name(loaded.offered.name, attempt.job.hospital), attempt.job.id)
     if earlier is not None:
         # An attempt before this one died between publishing and saying so.
-        return _outcome(earlier, attempt.job.result or {}, attempt.job.gate)
+        return outcome_of(earlier, attempt.job.result or {}, attempt.job.gate, _NOTHING_BETTER)
     config = AdaptationConfig(**attempt.job.options)
     files = cohort_files(attempt)
     limits = scan_limits(attempt.settings)
@@ -89,7 +90,7 @@ def run_routing(attempt: Attempt) -> Outcome:
         statistics=_statistics(loaded, cohort),
     )
     artefact = publish(attempt, store, draft, gate=gate, result=result)
-    return _outcome(artefact, result, gate)
+    return outcome_of(artefact, result, gate, _NOTHING_BETTER)
 
 
 def _adapt(
@@ -175,11 +176,3 @@ def _result(
         "fell_back": adaptation.fell_back,
         "stopped": adaptation.stopped,
     }
-
-
-def _outcome(artefact: Artefact, result: dict[str, Any], gate: dict[str, Any] | None) -> Outcome:
-    candidate = (artefact.name, artefact.version, artefact.digest)
-    if not result.get("fell_back"):
-        return Outcome("succeeded", result.get("stopped"), result, gate, candidate)
-    reason = result.get("stopped") or "no epoch was better than step 0 by the loss; the candidate is step 0"
-    return Outcome("fell_back", reason, result, gate, candidate)
