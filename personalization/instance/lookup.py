@@ -27,7 +27,7 @@ def look_up(query_BQ: Tensor, keys_MQ: Tensor, top: int, penalty_M: Tensor | Non
     similarities are 0. `penalty_M` is subtracted before choosing, and is not part of the similarities.
     Gradients flow through the similarities into the keys, and not through the choice.
     """
-    similarity_BM = normalize(query_BQ, dim=1) @ normalize(keys_MQ, dim=1).T
+    similarity_BM = _cosines(query_BQ, keys_MQ)
     ranked = similarity_BM if penalty_M is None else similarity_BM - penalty_M
     top = min(top, keys_MQ.shape[0])
     if torch.onnx.is_in_onnx_export():
@@ -43,5 +43,11 @@ def random_entries(query_BQ: Tensor, keys_MQ: Tensor, top: int, generator: torch
     entries_M = keys_MQ.shape[0]
     drawn = torch.rand(len(query_BQ), entries_M, generator=generator).argsort(dim=1)
     entries = drawn[:, : min(top, entries_M)].to(query_BQ.device)
-    similarity_BM = normalize(query_BQ, dim=1) @ normalize(keys_MQ, dim=1).T
+    similarity_BM = _cosines(query_BQ, keys_MQ)
     return Picked(entries, similarity_BM.gather(1, entries))
+
+
+def _cosines(query_BQ: Tensor, keys_MQ: Tensor) -> Tensor:
+    # Full precision whatever the network's: entries are told apart by little.
+    with torch.autocast(query_BQ.device.type, enabled=False):
+        return normalize(query_BQ, dim=1) @ normalize(keys_MQ, dim=1).T

@@ -67,8 +67,8 @@ def _scale_and_shift(
         scale, shift = scale_BC[:, :, None, None], shift_BC[:, :, None, None]
     else:
         scale, shift = scale_BC[:, None], shift_BC[:, None]
-    # Not addcmul, which exports as two products.
-    return output * scale + shift
+    # Not addcmul, which exports as two products. In the output's type, which autocast may have lowered.
+    return output * scale.to(output.dtype) + shift.to(output.dtype)
 
 
 def _channels(module: nn.Module) -> int:

@@ -26,6 +26,7 @@ from personalization.one_shot.bilevel import (
 from personalization.one_shot.distillation import TEMPERATURE, distillation_loss
 from personalization.one_shot.inversion import InversionWeights, balanced_labels, inversion_loss, jitter
 from personalization.one_shot.teachers import Teacher
+from personalization.precision import Precision, products_in, widened
 from personalization.state import State
 
 Labels = Literal["balanced", "uniform"]
@@ -50,6 +51,7 @@ class SynthesisConfig:
     outer_rate: float = 0.1
     outer_scaling: OuterScaling = "normalised"
     train_share: float = 0.8
+    precision: Precision = "float32"
 
 
 @dataclass(frozen=True)
@@ -126,10 +128,11 @@ class Trajectory:
         if self.config.every_step or step in self.outer:
             share = 1 - step / self.config.steps
             # All answers before anyone learns: the order of the clusters is of no account.
-            lessons = [
-                Lesson(image, *teacher.logits(image))
-                for image, teacher in zip(self.images(), self._teachers, strict=True)
-            ]
+            with self._products():
+                lessons = [
+                    Lesson(image, *teacher.logits(image))
+                    for image, teacher in zip(self.images(), self._teachers, strict=True)
+                ]
             notes |= self._learn(lessons, share, outer)
         return notes
 
@@ -141,10 +144,12 @@ class Trajectory:
         ):
             optimiser.zero_grad(set_to_none=True)
             seen = jitter(image, draw) if self.config.jitter else image
-            loss = inversion_loss(teacher.members, seen, labels, self.config.weights)
+            with self._products():
+                loss = inversion_loss(teacher.members, seen, labels, self.config.weights)
             torch.autograd.backward(loss.total)
             optimiser.step()
-            teacher.adapt(image.detach())
+            with self._products():
+                teacher.adapt(image.detach())
             terms = (loss.cross_entropy, loss.total_variation, loss.batch_norm)
             sums += torch.stack(terms).double().cpu()
         means = (sums / len(self._images)).tolist()
@@ -178,9 +183,14 @@ class Trajectory:
 
     def _loss(self, student: nn.Module, lesson: Lesson, share: float) -> Tensor:
         """L_KD on one source's images, whose batch norm is their own: sources are never mixed in a batch."""
+        with self._products():
+            logits = student(lesson.images)
         return distillation_loss(
-            student(lesson.images), lesson.teacher, lesson.adapted, share, self.config.temperature
+            widened(logits), lesson.teacher, lesson.adapted, share, self.config.temperature
         )
+
+    def _products(self) -> torch.autocast:
+        return products_in(self.config.precision, self._device)
 
     def tensors(self) -> State:
         """Everything that a trajectory taken up again needs beside its arguments, on the CPU."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from personalization.precision import Precision, products_in, widened
 from training.data.classified import ImageSet, labelled_batches
 from training.methods.local import predict
 
@@ -28,6 +29,7 @@ class SgdSchedule:
     weight_decay: float = 5e-4
     milestones: tuple[float, ...] = (0.5, 0.75)
     augment: bool = False
+    precision: Precision = "float32"
 
 
 def plain_loss(logits_BK: Tensor, images: Tensor, labels_B: Tensor, indices: Tensor) -> Tensor:  # noqa: ARG001
@@ -67,7 +69,9 @@ def train_classifier(
         ):
             optimiser.zero_grad(set_to_none=True)
             batch, labels = batch.to(device), labels.to(device)
-            value = loss(network(batch), batch, labels, indices.to(device))
+            with products_in(schedule.precision, device):
+                logits = network(batch)
+            value = loss(widened(logits), batch, labels, indices.to(device))
             torch.autograd.backward(value)
             optimiser.step()
             total, count = total + value.item(), count + 1

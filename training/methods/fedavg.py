@@ -26,6 +26,7 @@ from pydantic import Field
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Kind, Task
+from personalization.precision import Precision
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -43,7 +44,6 @@ from training.config import MethodConfig
 from training.methods.describe import DESCRIBE, describe, described, merge_described
 from training.methods.local import (
     AnySiteData,
-    Precision,
     Schedule,
     Score,
     evaluate,

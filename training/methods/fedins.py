@@ -167,6 +167,7 @@ class FedIns(Algorithm[AnySiteData]):
             config.augment,
             config.routing,
             penalty,
+            config.precision,
         )
 
     def _on(self, device: torch.device) -> InstanceAdaptive:

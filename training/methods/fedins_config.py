@@ -9,6 +9,7 @@ from pydantic import Field
 
 from model_store.store import Store
 from model_store.task import Task
+from personalization.precision import Precision
 from training.backbones import FrozenBackbone, find_backbone
 from training.config import MethodConfig
 from training.errors import ConfigurationError
@@ -37,6 +38,9 @@ class FedInsConfig(MethodConfig):
     learning_rate_decay: float = Field(1.0, gt=0, le=1, description="factor per round")
     augment: bool = Field(
         False, description="random rotation and flip; queries are then made anew for every batch"
+    )
+    precision: Precision = Field(
+        "float32", description="of training: bfloat16 takes half the time where the processor has it"
     )
     aggregation: Literal["sample", "uniform"] = Field(
         "sample", description="weight of a site: n_k / n (Eq. 8), or 1/K"

@@ -15,6 +15,7 @@ from torch import Tensor
 from personalization.augmentation import Augmentation, transform, transform_images
 from personalization.instance import Answer, Delta, InstanceAdaptive, fedins_loss, random_entries, usage_of
 from personalization.metrics import foreground_dice
+from personalization.precision import Precision, products_in, widened
 from training.data.dataset import SliceSet
 from training.methods.local import Examples, Score, task_loss
 
@@ -34,6 +35,7 @@ class PoolTraining:
     augment: bool = False
     routing: Routing = "instance"
     penalty_M: Tensor | None = None
+    precision: Precision = "float32"
 
 
 def queries_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Tensor:
@@ -90,9 +92,10 @@ def train_pool(
             images, targets = images.to(device), targets.to(device)
             queries = network.query(images) if training.augment else queries_NQ[chosen].to(device)
             optimiser.zero_grad(set_to_none=True)
-            found = routed(network, images, queries, training.routing, generator, training.penalty_M)
+            with products_in(training.precision, device):
+                found = routed(network, images, queries, training.routing, generator, training.penalty_M)
             loss = fedins_loss(
-                task_loss(found.logits, targets), found.picked.similarities, training.key_weight
+                task_loss(widened(found.logits), targets), found.picked.similarities, training.key_weight
             )
             torch.autograd.backward(loss)
             optimiser.step()

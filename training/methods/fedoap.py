@@ -33,6 +33,7 @@ from personalization.adamw import Optimiser, cosine, train_adamw
 from personalization.binary import binary_loss, perturbed_boundary_loss
 from personalization.networks import FedOapUNet
 from personalization.personal import split
+from personalization.precision import products_in, widened
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -231,9 +232,9 @@ class FedOap(Algorithm[SiteData]):
 
     def logits(self, network: FedOapUNet, images: Tensor) -> Tensor:
         """z [B, 1, H, W] float32, for a loss; the network's products are of the configured precision."""
-        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16"):
+        with products_in(self.config.precision, images.device):
             logits: Tensor = network.segment(images)[0]
-        return logits.float()
+        return widened(logits)
 
     def _start(self, context: Context, shared: State) -> State:
         """The personal part of a site that has none yet."""

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from personalization.precision import Precision
 from training.config import MethodConfig
-from training.methods.local import Precision
 from training.methods.tokens import Bounds
 
 

@@ -9,7 +9,6 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,15 +18,13 @@ from model_store.manifest import NetworkSpec
 from personalization.losses import soft_dice_loss
 from personalization.metrics import foreground_dice
 from personalization.networks import build, initialise
+from personalization.precision import Precision, products_in, widened
 from training.algorithm import State
 from training.data.classified import ImageSet, LabelledData, labelled_batches
 from training.data.dataset import SiteData, SliceSet, batches
 
 Examples = SliceSet | ImageSet
 AnySiteData = SiteData | LabelledData
-# Of the products in a network's forward and backward; weights, batch norm's statistics, losses and the
-# optimiser are float32 always.
-Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True)
@@ -94,10 +91,9 @@ def train_locally(
     total = 0.0
     for images, targets in islice(endless, steps):
         optimiser.zero_grad(set_to_none=True)
-        with torch.autocast(device.type, torch.bfloat16, enabled=schedule.precision == "bfloat16"):
+        with products_in(schedule.precision, device):
             logits = network(images.to(device))
-        logits, targets = logits.float(), targets.to(device)
-        loss = task_loss(logits, targets)
+        loss = task_loss(widened(logits), targets.to(device))
         torch.autograd.backward(loss)
         optimiser.step()
         total += loss.item()

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from model_store.task import Task
+from personalization.precision import Precision
 from tests.unit.training.fedoap_federation import CONFIG, DATA, Federation
 from tests.unit.training.sites import EMPTY, TASK, context, site_data
 from training.algorithm import Group
 from training.config import parse
 from training.errors import ConfigurationError
 from training.methods import FedOap, FedOapConfig
-from training.methods.local import Precision
 from training.methods.tokens import Bounds, clipped, mean_tokens
 from training.methods.trees import part
 
