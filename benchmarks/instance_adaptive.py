@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -27,6 +28,7 @@ from benchmarks.harness import STATE_DIR, Cell, Rows, run
 from benchmarks.instance_arms import compute
 from benchmarks.instance_report import page
 from training.methods.fedavg import FedAvgConfig
+from training.methods.fedins_config import FedInsConfig
 
 CLASSIFIED = ("wbc5_28_shift", "pneumoniamnist")
 SEGMENTED = ("brain_lgg_flair", "wbc_cells")
@@ -34,7 +36,7 @@ SEGMENTED = ("brain_lgg_flair", "wbc_cells")
 
 @dataclass(frozen=True)
 class Profile:
-    """How large, how long, how often."""
+    """How large, how long, how often. `segmentation` are fields of both methods that it changes."""
 
     seeds: int
     rounds: int
@@ -44,6 +46,7 @@ class Profile:
     tuning: Mapping[str, Any]
     global_model: Mapping[str, Any]
     pretraining_epochs: int
+    segmentation: Mapping[str, Any]
     styles: tuple[int, ...] = (1, 2, 4)
     device: str = "cpu"
     clients: int = 5
@@ -53,6 +56,8 @@ class Profile:
 
 
 _SMALL_VIT = {"patch": 7, "width": 64, "depth": 4, "heads": 4}
+_SEGMENTING = {"rounds": 5, "precision": "bfloat16"}
+_GLOBAL = {"rounds": 20, "width": 16, "precision": "bfloat16"}
 _TUNING = {"local_epochs": 2, "batch_size": 32, "learning_rate": 1e-3, "selection": "last", "augment": False}
 _POOL = {
     "entries": 10,
@@ -60,6 +65,7 @@ _POOL = {
     "batch_size": 32,
     "learning_rate": 3e-3,
     "selection": "last",
+    "head": "backbone",
 }
 PROFILES = {
     "smoke": Profile(
@@ -71,9 +77,10 @@ PROFILES = {
         {**_TUNING, "local_epochs": 1},
         {"rounds": 1, "width": 2},
         1,
+        {"rounds": 1},
         (2,),
     ),
-    "cpu": Profile(3, 15, 96, _SMALL_VIT, _POOL, _TUNING, {"rounds": 20, "width": 16}, 30),
+    "cpu": Profile(3, 15, 96, _SMALL_VIT, _POOL, _TUNING, _GLOBAL, 30, _SEGMENTING),
     "full": Profile(
         5,
         50,
@@ -83,28 +90,39 @@ PROFILES = {
         {**_TUNING, "local_epochs": 5},
         {"rounds": 100, "width": 32},
         100,
+        {},
         device="cuda",
     ),
 }
 
 
+def _methods(settings: Profile, changes: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """All of the methods' fields, so that a changed default makes other cells."""
+    common = {"rounds": settings.rounds, **changes}
+    tuning, pool = FedAvgConfig(**settings.tuning, **common), FedInsConfig(**settings.pool, **common)
+    return {
+        "rounds": common["rounds"],
+        "tuning": tuning.model_dump(mode="json", exclude={"rounds"}),
+        "pool": pool.model_dump(mode="json", exclude={"rounds", "backbone"}),
+    }
+
+
 def cells_of(profile: str, settings: Profile) -> list[Cell]:
     """Every (part, set, styles, seed), seed by seed."""
-    common = {
-        "profile": profile,
-        "rounds": settings.rounds,
-        # All of the method's fields, so that a changed default makes other cells.
-        "tuning": FedAvgConfig(**settings.tuning).model_dump(mode="json", exclude={"rounds"}),
-        "pool": dict(settings.pool),
-    }
+    common = {"profile": profile}
     classified = {
+        **_methods(settings),
         "clients": settings.clients,
         "alpha": settings.alpha,
         "prox": settings.prox,
         "vit": dict(settings.vit),
         "pretraining_epochs": settings.pretraining_epochs,
     }
-    segmented = {"size": settings.size, "global": dict(settings.global_model)}
+    segmented = {
+        **_methods(settings, settings.segmentation),
+        "size": settings.size,
+        "global": FedAvgConfig(**settings.global_model).model_dump(mode="json"),
+    }
     classification, segmentation = settings.sets
     cells: list[Cell] = []
     for seed in range(settings.seeds):
@@ -124,6 +142,7 @@ def main(
     data: Annotated[Path, typer.Option(help="The folder with all sets.")],
     rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
     profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "cpu",
+    only: Annotated[str | None, typer.Option(help="classification or segmentation alone.")] = None,
     state_dir: Annotated[
         Path, typer.Option(help="Where unfinished cells keep their checkpoints.")
     ] = STATE_DIR,
@@ -138,7 +157,7 @@ def main(
     write = partial(page, rows, cells, command)
     run(
         f"instance_adaptive.{profile}",
-        cells,
+        [cell for cell in cells if cell["part"] == (only or cell["part"])],
         Rows(rows),
         partial(compute, data, settings.device),
         state_dir,

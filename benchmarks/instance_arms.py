@@ -223,7 +223,7 @@ class Study:
         self, arm: str, changes: Mapping[str, Any], styles: Mapping[str, NDArray[np.int64]]
     ) -> tuple[Answers, dict[str, Any]]:
         config = FedInsConfig(
-            **{"head": "backbone", **self.cell["pool"], **changes},
+            **{**self.cell["pool"], **changes},
             rounds=self.cell["rounds"],
             backbone=self._backbone.reference,
             store=self._backbone.root,

@@ -65,7 +65,7 @@ def test_every_arm_of_both_parts_answers_the_same_images(data: Path, tmp_path: P
     assert set(classified["result"]["answers"]["FedAvg"]) == {"client-1", "client-2"}
     text = (tmp_path / "rows.md").read_text()
     assert "2 of 2 cells are finished." in text
-    assert "pool: entries 3, local_epochs 1, batch_size 32, learning_rate 0.003" in text
+    assert "pool: entries 3, top 3, key_weight 0.1, local_epochs 1, batch_size 32" in text
     assert "learning_rate 0.001" in text
     for arm in (*CLASSIFYING, *SEGMENTING):
         assert f"| {arm} " in text

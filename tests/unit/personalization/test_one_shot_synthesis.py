@@ -66,6 +66,16 @@ def test_taken_up_again_it_goes_on_as_if_nothing_had_been() -> None:
     assert [name for name, tensor in whole.items() if not torch.equal(tensor, found[name])] == []
 
 
+def test_bfloat16_is_for_the_products_only() -> None:
+    single = run(trajectory(), 1, 2)
+    half = run(trajectory(config=replace(CONFIG, precision="bfloat16")), 1, 2)
+    assert {name: tensor.dtype for name, tensor in half.items()} == {n: t.dtype for n, t in single.items()}
+    student = [name for name in single if name.endswith("conv1.weight") and name.startswith("student")]
+    for name in student:
+        torch.testing.assert_close(half[name], single[name], rtol=0, atol=0.01)
+        assert not torch.equal(half[name], single[name])
+
+
 def test_it_depends_on_its_seed_and_on_nothing_else() -> None:
     torch.manual_seed(0)
     first = run(trajectory(), 1)

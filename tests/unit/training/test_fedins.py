@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ import torch
 from model_store.store import Store
 from model_store.task import Task
 from personalization.instance import InstanceAdaptive, key_entropy
+from personalization.instance.lookup import look_up
+from personalization.precision import Precision, products_in
 from tests.unit.training import sites
 from tests.unit.training.backbones import PICTURES, publish, unet, vit
 from training.algorithm import Memory, RoundResult
@@ -97,6 +100,24 @@ def test_a_run_of_both_kinds_learns_and_publishes_what_was_best(store):
         (draft,) = publication.models
         assert pool == 4 * sum(t.numel() for name, t in draft.weights.items() if name != "centre")
         assert pool < publication.details["exchanged"]["full_fine_tuning"]
+
+
+def test_bfloat16_is_for_the_products_only_and_not_for_the_choice_of_entries(store):
+    data = {"a": sites.site_data("a", 6, 2, 0)}
+    found = {}
+    for precision in get_args(Precision):
+        method = method_of(store, precision=precision)
+        server, memories = started(method, data)
+        found[precision] = step(method, server, data, memories, "train", 0)[1]["a"]
+    single, half = found["float32"], found["bfloat16"]
+    assert half.metrics["loss"] == pytest.approx(single.metrics["loss"], rel=0.02)
+    assert half.metrics["loss"] != single.metrics["loss"]
+    assert {t.dtype for t in half.uploads["weights"].values()} == {torch.float32}
+    queries, keys = torch.randn(50, 16), torch.randn(9, 16)
+    with products_in("bfloat16", torch.device("cpu")):
+        assert (queries @ keys.T).dtype == torch.bfloat16
+        lowered = look_up(queries, keys, 3)
+    torch.testing.assert_close(vars(lowered), vars(look_up(queries, keys, 3)), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("aggregation", ["sample", "uniform"])
