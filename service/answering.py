@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
+from starlette.background import BackgroundTask
 from starlette.responses import Response
 
 from model_store.artefact import Artefact
@@ -163,9 +164,12 @@ def answer_upload(
     context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
         watch.stages["inference"] / 1000
     )
+    noting = None
     if answer.picked is not None and options.hospital is not None:
-        key_usage.note(context.database, options.hospital, selection.offered, answer.picked)
-    return Response(answer.body, headers=answer.headers, media_type=answer.media_type)
+        # Once the answer is sent: neither it nor the next scan waits for the database.
+        pool, picked = selection.offered, answer.picked
+        noting = BackgroundTask(key_usage.note, context.database, options.hospital, pool, picked)
+    return Response(answer.body, headers=answer.headers, media_type=answer.media_type, background=noting)
 
 
 def receipt_of(artefact: Artefact) -> ModelReceipt:
