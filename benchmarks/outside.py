@@ -84,7 +84,7 @@ FOREIGN = "breast_ultrasound"
 # The first group answers the question, so all sites and seeds have it before the others start. What routes:
 # preset and router.
 GROUPS: tuple[tuple[str, ...], ...] = (
-    ("plain", "routing paper direct"),
+    ("plain", "routing paper direct", "routing statistics direct"),
     ("routing official direct",),
     ("planted",),
     ("routing paper pooled",),

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from benchmarks.evaluation import BATCH, Scans, mean_dice, predict
 from benchmarks.outside_arms import Arms, Hospital, Models, Turn, halves, rounded
 from benchmarks.outside_gate import Judge
-from personalization.routing.adapt import Adaptation, adapt
+from personalization.routing.adapt import Adaptation, adapt, space_for
 from personalization.routing.bake import bake_dynamic
 from personalization.routing.checkpoint import Checkpoint
 from personalization.routing.config import AdaptationConfig
@@ -83,7 +83,7 @@ def routing_arms(
 
     The transductive candidate's rivals are those of the halves; the inductive ones are judged without any.
     """
-    space, whole = models.space(), hospital.whole()
+    space, whole = space_for(config, models.space()), hospital.whole()
     name = f"routing {config.preset}" + (" pooled" if config.router == "pooled" else "")
     candidate = learn(space, whole.learned, config, whole.learned)
     transductive = arms_of(space, candidate, whole)

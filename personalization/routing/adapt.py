@@ -36,6 +36,7 @@ from personalization.routing.objective import (
 )
 from personalization.routing.routers import PooledRouter
 from personalization.routing.safety import SafetyLimits, danger
+from personalization.routing.space import RoutingSpace
 from personalization.state import State, clone
 
 _LIMITS = SafetyLimits()
@@ -46,7 +47,7 @@ class Adaptation:
     """How an adaptation ended. `history[i]` is epoch i, step 0 first.
 
     `stopped` says why it ended early, None if it ran through; `fell_back` that the network is as at step 0,
-    because it was stopped or because no epoch was better.
+    because it was stopped or because no epoch was better; never where nothing was to be learned.
     """
 
     best_epoch: int
@@ -91,7 +92,13 @@ def adapt(
         run.leave()
     last = run.history[-1]
     stopped = None if last.safe else f"stopped at epoch {last.epoch}: {last.reason}"
-    return Adaptation(run.best_epoch, tuple(run.history), stopped, fell_back=run.best_epoch == 0)
+    fell_back = run.best_epoch == 0 and config.passes > 0
+    return Adaptation(run.best_epoch, tuple(run.history), stopped, fell_back)
+
+
+def space_for(config: AdaptationConfig, space: RoutingSpace) -> RoutingSpace:
+    """What an adaptation routes over: all of `space`, or its global model where nothing is learned."""
+    return space if config.passes else space.alone()
 
 
 class _Run:
@@ -123,7 +130,7 @@ class _Run:
     def over(self) -> bool:
         """Whether nothing is left to do: all epochs done, or the last one not safe."""
         last = self.history[-1]
-        return not last.safe or last.epoch == self._config.epochs
+        return not last.safe or last.epoch == self._config.passes
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError if it is another adaptation's."""

@@ -6,6 +6,10 @@ entropy E. The paper and its public code weigh and reduce them so differently th
     paper     C + 0.01 (S + E)         mean reductions; noise only
     official  0.1 C + S + 10 E         the code's reductions: E grows with the batch, S is 1e-6 times a norm;
                                        noise, then a random flip and quarter turns; noise repeats every step
+
+And one that is ours:
+
+    statistics                         nothing is learned: the global model alone, batch norm measured anew
 """
 
 from __future__ import annotations
@@ -41,10 +45,13 @@ class LossWeights:
     official: bool = False
 
 
+STATISTICS = "statistics"
 PRESETS: Mapping[str, LossWeights] = MappingProxyType(
     {
         "paper": LossWeights(consistency=1.0, shape=0.01, entropy=0.01),
         "official": LossWeights(consistency=0.1, shape=1.0, entropy=10.0, official=True),
+        # For the record of step 0 only
+        STATISTICS: LossWeights(consistency=1.0, shape=0.01, entropy=0.01),
     }
 )
 
@@ -92,6 +99,11 @@ class AdaptationConfig:
         """The preset's, with `shape_weight` in place of its own where one is given."""
         weights = PRESETS[self.preset]
         return weights if self.shape_weight is None else replace(weights, shape=self.shape_weight)
+
+    @property
+    def passes(self) -> int:
+        """Over the images, to learn from them: `epochs`, or none where nothing is learned."""
+        return 0 if self.preset == STATISTICS else self.epochs
 
     @property
     def rate(self) -> float:

@@ -6,7 +6,7 @@ Legend: K inside models (one per member hospital), E = K + 1 experts (the inside
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -78,6 +78,12 @@ class RoutingSpace:
             expert: {name: stack[index] for name, stack in self.stacks.items()}
             for index, expert in enumerate(self.names)
         }
+
+    def alone(self) -> RoutingSpace:
+        """The global model with no other beside it (K = 0): the same tensors, not copies."""
+        return replace(
+            self, names=(GLOBAL,), stacks={name: stack[-1:] for name, stack in self.stacks.items()}
+        )
 
     def plain(self) -> nn.Module:
         """The global model as a network of its own."""

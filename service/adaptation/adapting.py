@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from personalization.routing.adapt import Adaptation, adapt
+from personalization.routing.adapt import Adaptation, adapt, space_for
 from personalization.routing.checkpoint import Checkpoint
 from personalization.routing.config import AdaptationConfig
 from personalization.routing.merge import merge
@@ -25,9 +25,10 @@ _BATCH = 16
 
 @dataclass(frozen=True)
 class Adapted:
-    """`routed` is the network at its chosen epoch, `merged` the plain one that is served."""
+    """`routed` is the network over `space` at its chosen epoch, `merged` the plain one that is served."""
 
     adaptation: Adaptation
+    space: RoutingSpace
     routed: nn.Module
     merged: nn.Module
 
@@ -43,6 +44,7 @@ def adapt_and_merge(
     after_epoch: Callable[[nn.Module, Checkpoint], None] | None = None,
 ) -> Adapted:
     """Adapt to `images` [N, C, H, W]; deterministic. Raises what `adapt`, `tick` and `after_epoch` raise."""
+    space = space_for(config, space)
     network = route(space, config.router).to(device)
     images = images.to(device)
 
@@ -53,7 +55,7 @@ def adapt_and_merge(
     adaptation = adapt(network, images, config, resume=resume, after_epoch=note, tick=tick)
     tick()
     merged = merge(space, network, images, batch_size=_BATCH)
-    return Adapted(adaptation, network, merged)
+    return Adapted(adaptation, space, network, merged)
 
 
 def class_maps(network: nn.Module, images: Tensor, device: torch.device, tick: Tick) -> NDArray[np.uint8]:

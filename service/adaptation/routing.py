@@ -21,7 +21,7 @@ from model_store.manifest import GRAPH, WEIGHTS
 from model_store.store import Store
 from personalization.errors import CheckpointError, ExportError
 from personalization.export import to_onnx
-from personalization.routing.adapt import Adaptation
+from personalization.routing.adapt import Adaptation, space_for
 from personalization.routing.checkpoint import Checkpoint, EpochRecord
 from personalization.routing.config import AdaptationConfig
 from personalization.routing.export import to_dynamic_onnx
@@ -78,7 +78,7 @@ def run_routing(attempt: Attempt) -> Outcome:
     attempt.enter("publishing")
     result = _result(adapted.adaptation, config, cohort, files)
     files_out = {WEIGHTS: to_safetensors(adapted.merged.state_dict()), GRAPH: graph}
-    dynamic = _dynamic(attempt, loaded, adapted, cohort, device)
+    dynamic = _dynamic(attempt, adapted, cohort, device)
     draft = Draft(
         parent=loaded.offered,
         model=loaded.manifest,
@@ -86,7 +86,7 @@ def run_routing(attempt: Attempt) -> Outcome:
         files=files_out if dynamic is None else {**files_out, DYNAMIC: dynamic},
         epochs=adapted.adaptation.history[-1].epoch,
         seed=config.seed,
-        details=result | {"coefficients": _coefficients(loaded.space, adapted.routed, cohort, device)},
+        details=result | {"coefficients": _coefficients(adapted.space, adapted.routed, cohort, device)},
         statistics=_statistics(loaded, cohort),
     )
     artefact = publish(attempt, store, draft, gate=gate, result=result)
@@ -100,7 +100,8 @@ def _adapt(
     config: AdaptationConfig,
     device: torch.device,
 ) -> Adapted:
-    attempt.enter("adapting", epoch=0, epochs=config.epochs)
+    attempt.enter("adapting", epoch=0, epochs=config.passes)
+    space = space_for(config, space)
     with attempt.database.read() as session:
         noted = {event.data["epoch"] for event in events.of_type(session, attempt.job.id, "epoch")}
 
@@ -113,7 +114,7 @@ def _adapt(
             if record.epoch not in noted:
                 noted.add(record.epoch)
                 attempt.note("epoch", _epoch(record, used if record.epoch == checkpoint.epoch else None))
-        attempt.enter("adapting", epoch=checkpoint.epoch, epochs=config.epochs)
+        attempt.enter("adapting", epoch=checkpoint.epoch, epochs=config.passes)
 
     def go(resume: Checkpoint | None) -> Adapted:
         return adapt_and_merge(
@@ -148,11 +149,9 @@ def _coefficients(
     }
 
 
-def _dynamic(
-    attempt: Attempt, loaded: LoadedSpace, adapted: Adapted, cohort: CohortImages, device: torch.device
-) -> bytes | None:
+def _dynamic(attempt: Attempt, adapted: Adapted, cohort: CohortImages, device: torch.device) -> bytes | None:
     try:
-        return to_dynamic_onnx(loaded.space, adapted.routed, cohort.images.to(device))
+        return to_dynamic_onnx(adapted.space, adapted.routed, cohort.images.to(device))
     except ExportError as error:
         attempt.warn(f"the candidate has no graph with its routers inside: {error}")
         return None

@@ -14,10 +14,11 @@ class RoutingOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    preset: Literal["paper", "official"] = Field(
+    preset: Literal["paper", "official", "statistics"] = Field(
         "paper",
         description="The loss: `paper` consistency + 0.01 (shape + entropy), noise only; `official` as the "
-        "published code of IOP-FL.",
+        "published code of IOP-FL. `statistics` learns nothing: the global model alone, with batch norm's "
+        "statistics of these scans.",
     )
     router: Literal["direct", "pooled"] = Field(
         "direct",
@@ -54,8 +55,8 @@ ROUTING_SPACE = AdaptableKind(
     words=Words(
         truth="no score on it was taken against a ground truth: this hospital sent none.",
         gate="The gate has seen no ground truth: look at the pictures too.",
-        epochs="No labels are involved. Epoch 0 is step 0: all models in equal parts, before anything was "
-        "learned.",
+        epochs="No labels are involved. Epoch 0 is step 0, before anything was learned: all models in "
+        "equal parts (preset `statistics`: the global model alone).",
         before="The global model it came from on the left",
         parts={
             "consistency": "Mean squared difference between the answers to an image and to the image with "

@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from personalization.errors import AdaptationError
 from personalization.networks import build
-from personalization.routing.adapt import adapt
+from personalization.routing.adapt import adapt, space_for
+from personalization.routing.bake import PRIOR_IMAGES, bake_statistics
 from personalization.routing.checkpoint import Checkpoint
 from personalization.routing.config import AdaptationConfig
+from personalization.routing.merge import merge
 from personalization.routing.network import route
 from personalization.routing.objective import seed_of
+from personalization.routing.space import GLOBAL
 from personalization.state import State, clone
 from tests.unit.personalization.discs import UNGUARDED, discs, space
 
@@ -68,6 +71,28 @@ def test_the_epoch_with_the_lowest_loss_measured_after_it_wins() -> None:
     assert same(learned(network), seen[result.best_epoch].state)
     assert not same(learned(network), seen[-1].state)
     assert (result.stopped, result.fell_back) == (None, False)
+
+
+def test_statistics_alone_are_the_global_model_with_batch_norm_measured_anew() -> None:
+    images, _ = discs(5, 7, contrast=1.2)
+    config = AdaptationConfig("statistics", epochs=3, batch_size=3)
+    whole = space()
+    routed_over = space_for(config, whole)
+    network = route(routed_over)
+    result = adapt(network, images, config)
+    assert [record.epoch for record in result.history] == [0]
+    assert (result.best_epoch, result.stopped, result.fell_back) == (0, None, False)
+    merged, plain = merge(routed_over, network, images), whole.plain()
+    expected = bake_statistics(whole.plain(), images, 16, whole.experts[GLOBAL], PRIOR_IMAGES)
+    changed = set()
+    for name, tensor in merged.state_dict().items():
+        torch.testing.assert_close(tensor, expected.state_dict()[name])
+        if not torch.equal(tensor, plain.state_dict()[name]):
+            changed.add(name.rsplit(".", 1)[-1])
+    assert (
+        {"running_mean", "running_var"} <= changed <= {"running_mean", "running_var", "num_batches_tracked"}
+    )
+    assert space_for(AdaptationConfig(), whole) is whole
 
 
 def test_step_0_wins_where_no_epoch_is_better() -> None:
