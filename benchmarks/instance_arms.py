@@ -134,7 +134,7 @@ def _pretrained(spec: NetworkSpec, images: ImageSet, cell: Cell, device: str) ->
     draw = generator(cell["seed"], "pretraining", 0, "", "weights")
     network = new_network(spec, draw).to(device)
     mixed, _ = styled(images, len(STYLES), draw)
-    schedule = Schedule(epochs=cell["pretraining_epochs"], batch_size=32, learning_rate=1e-3)
+    schedule = Schedule(steps=cell["pretraining_steps"], batch_size=32, learning_rate=1e-3)
     train_locally(network, mixed, schedule, draw)
     return state_of(network)
 
@@ -314,4 +314,5 @@ def _information(picks: Mapping[str, Tensor], labels: Mapping[str, NDArray[Any]]
     there = joint > 0
     shared = (joint[there] * np.log(joint[there] / (rows * columns)[there])).sum()
     entropy = -(columns[columns > 0] * np.log(columns[columns > 0])).sum()
-    return float(shared / entropy) if entropy > 0 else 0.0
+    # Of one label alone, whose entropy is what rounding leaves.
+    return float(shared / entropy) if known.max() else 0.0
