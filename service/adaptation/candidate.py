@@ -14,6 +14,7 @@ from model_store.guard import ReferenceStatistics
 from model_store.manifest import Lineage, ModelManifest
 from model_store.store import Store
 from service.adaptation.attempt import Attempt
+from service.adaptation.outcome import Published
 from service.jobs.leases import fenced
 from service.jobs.names import adapted_name
 
@@ -57,7 +58,7 @@ def publish(
     *,
     gate: dict[str, Any],
     result: dict[str, Any],
-) -> Artefact:
+) -> Published:
     """Make the draft the job's candidate version, and keep verdict and result with the job.
 
     Raises:
@@ -101,9 +102,10 @@ def publish(
             row.gate, row.result = gate, result
 
     try:
-        return store.publish(manifest, dict(draft.files), admit=admit)
+        artefact = store.publish(manifest, dict(draft.files), admit=admit)
     except _AlreadyPublished as found:
-        return found.artefact
+        artefact = found.artefact
+    return Published(artefact, result, gate)
 
 
 class _AlreadyPublished(Exception):

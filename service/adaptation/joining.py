@@ -30,15 +30,14 @@ from personalization.joining import (
 from personalization.networks import FedOapUNet, build
 from personalization.state import from_safetensors, to_safetensors
 from service.adaptation.attempt import Attempt, as_json
-from service.adaptation.candidate import Draft, publish, published_by
+from service.adaptation.candidate import Draft, publish
 from service.adaptation.cohort import cohort_files
 from service.adaptation.device import device_of
 from service.adaptation.labelled import LabelledImages, drawn_in, load_labelled
-from service.adaptation.outcome import Outcome, outcome_of
+from service.adaptation.outcome import Published
 from service.adaptation.pictures import draw_pictures
 from service.errors import AdaptationRefused
 from service.jobs import events
-from service.jobs.names import adapted_name
 from service.kinds.cross_attention import JoiningOptions
 from service.patients import PatientSplit
 from service.scan_limits import scan_limits
@@ -47,7 +46,7 @@ METHOD = "fedoap-joining"
 # Fewer validation patients with a target than these say little, whatever their Dice.
 _FEW_PATIENTS = 3
 
-_NOTHING_BETTER = "no epoch had a higher validation Dice than zero-shot, which was kept"
+NOTHING_BETTER = "no epoch had a higher validation Dice than zero-shot, which was kept"
 
 
 @dataclass(frozen=True)
@@ -64,16 +63,10 @@ class _Parent:
         return self.manifest.task.in_channels
 
 
-def run_joining(attempt: Attempt) -> Outcome:
+def run_joining(attempt: Attempt) -> Published:
     """Join, judge, publish. Raises what its parts raise; the runner turns that into words."""
     store = Store(attempt.settings.store)
-    attempt.enter("preparing")
     parent = _load(store, attempt.job.parent)
-    assert attempt.job.hospital is not None
-    earlier = published_by(store, adapted_name(parent.offered.name, attempt.job.hospital), attempt.job.id)
-    if earlier is not None:
-        # An attempt before this one died between publishing and saying so.
-        return outcome_of(earlier, attempt.job.result or {}, attempt.job.gate, _NOTHING_BETTER)
     options = JoiningOptions.model_validate(attempt.job.options)
     config = JoiningConfig(**options.model_dump(exclude={"validation"}))
     task = parent.manifest.task
@@ -111,8 +104,7 @@ def run_joining(attempt: Attempt) -> Outcome:
         metrics={} if joining.best.dice is None else {"val_dice": joining.best.dice},
         sources=parent.manifest.sources,
     )
-    artefact = publish(attempt, store, draft, gate=gate, result=result)
-    return outcome_of(artefact, result, gate, _NOTHING_BETTER)
+    return publish(attempt, store, draft, gate=gate, result=result)
 
 
 def _load(store: Store, digest: str) -> _Parent:

@@ -20,11 +20,18 @@ class Outcome:
     candidate: tuple[str, int, str] | None = None
 
 
-def outcome_of(
-    candidate: Artefact, result: dict[str, Any], gate: dict[str, Any] | None, nothing_better: str = ""
-) -> Outcome:
-    """The end of a job that published `candidate`; `nothing_better`: why it fell back unless stopped."""
-    published = (candidate.name, candidate.version, candidate.digest)
-    if not result.get("fell_back"):
-        return Outcome("succeeded", result.get("stopped"), result, gate, published)
-    return Outcome("fell_back", result.get("stopped") or nothing_better, result, gate, published)
+@dataclass(frozen=True)
+class Published:
+    """A candidate that a job published, with what the job keeps of it."""
+
+    artefact: Artefact
+    result: dict[str, Any]
+    gate: dict[str, Any] | None
+
+    def outcome(self, nothing_better: str) -> Outcome:
+        """The end of the job; `nothing_better`: why it fell back, unless it was stopped."""
+        result, candidate = self.result, (self.artefact.name, self.artefact.version, self.artefact.digest)
+        if not result.get("fell_back"):
+            return Outcome("succeeded", result.get("stopped"), result, self.gate, candidate)
+        reason = result.get("stopped") or nothing_better
+        return Outcome("fell_back", reason, result, self.gate, candidate)

@@ -33,15 +33,14 @@ from personalization.one_shot.picking import (
 )
 from personalization.one_shot.picking_gate import PickEvidence, judge_pick
 from service.adaptation.attempt import Attempt, as_json
-from service.adaptation.candidate import Draft, publish, published_by
+from service.adaptation.candidate import Draft, publish
 from service.adaptation.clusters import LoadedClusters, load_clusters
 from service.adaptation.cohort import CohortImages, cohort_files, load_images
 from service.adaptation.device import device_of
-from service.adaptation.outcome import Outcome, outcome_of
+from service.adaptation.outcome import Published
 from service.adaptation.pictures import draw_answers
 from service.errors import AdaptationRefused
 from service.jobs.cohort_files import ScanFile
-from service.jobs.names import adapted_name
 from service.kinds.clusters import PickingOptions
 from service.scan_limits import scan_limits
 
@@ -50,16 +49,10 @@ METHOD = "fedbicross-picking"
 _FEWEST_SCANS = 4
 
 
-def run_picking(attempt: Attempt) -> Outcome:
+def run_picking(attempt: Attempt) -> Published:
     """Compare, judge, publish. Raises what its parts raise; the runner turns that into words."""
     store, job = Store(attempt.settings.store), attempt.job
-    attempt.enter("preparing")
     loaded = load_clusters(store, job.parent)
-    assert job.hospital is not None
-    earlier = published_by(store, adapted_name(loaded.offered.name, job.hospital), job.id)
-    if earlier is not None:
-        # An attempt before this one died between publishing and saying so.
-        return outcome_of(earlier, job.result or {}, job.gate)
     options = PickingOptions.model_validate(job.options)
     files = cohort_files(attempt)
     known = next(loaded.model_manifest(name).statistics for name in loaded.models)
@@ -93,7 +86,7 @@ def run_picking(attempt: Attempt) -> Outcome:
         details=result,
         statistics=None if known is None else known.merge(cohort.statistics),
     )
-    return outcome_of(publish(attempt, store, draft, gate=gate, result=result), result, gate)
+    return publish(attempt, store, draft, gate=gate, result=result)
 
 
 def _observe(

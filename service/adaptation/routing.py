@@ -30,34 +30,27 @@ from personalization.routing.space import RoutingSpace
 from personalization.state import to_safetensors
 from service.adaptation.adapting import Adapted, adapt_and_merge
 from service.adaptation.attempt import Attempt, as_json
-from service.adaptation.candidate import Draft, publish, published_by
+from service.adaptation.candidate import Draft, publish
 from service.adaptation.cohort import CohortImages, cohort_files, load_images
 from service.adaptation.device import device_of
 from service.adaptation.judging import verdict_on
-from service.adaptation.outcome import Outcome, outcome_of
+from service.adaptation.outcome import Published
 from service.adaptation.pictures import draw_pictures
 from service.adaptation.space import LoadedSpace, load_space
 from service.jobs import events
 from service.jobs.cohort_files import ScanFile
-from service.jobs.names import adapted_name
 from service.scan_limits import scan_limits
 
 METHOD = "iop-fl-routing"
 DYNAMIC = "dynamic.onnx"
 
-_NOTHING_BETTER = "no epoch was better than step 0 by the loss; the candidate is step 0"
+NOTHING_BETTER = "no epoch was better than step 0 by the loss; the candidate is step 0"
 
 
-def run_routing(attempt: Attempt) -> Outcome:
+def run_routing(attempt: Attempt) -> Published:
     """Adapt, judge, publish. Raises what its parts raise; the runner turns that into words."""
     store = Store(attempt.settings.store)
-    attempt.enter("preparing")
     loaded = load_space(store, attempt.job.parent)
-    assert attempt.job.hospital is not None
-    earlier = published_by(store, adapted_name(loaded.offered.name, attempt.job.hospital), attempt.job.id)
-    if earlier is not None:
-        # An attempt before this one died between publishing and saying so.
-        return outcome_of(earlier, attempt.job.result or {}, attempt.job.gate, _NOTHING_BETTER)
     config = AdaptationConfig(**attempt.job.options)
     files = cohort_files(attempt)
     limits = scan_limits(attempt.settings)
@@ -89,8 +82,7 @@ def run_routing(attempt: Attempt) -> Outcome:
         details=result | {"coefficients": _coefficients(adapted.space, adapted.routed, cohort, device)},
         statistics=_statistics(loaded, cohort),
     )
-    artefact = publish(attempt, store, draft, gate=gate, result=result)
-    return outcome_of(artefact, result, gate, _NOTHING_BETTER)
+    return publish(attempt, store, draft, gate=gate, result=result)
 
 
 def _adapt(

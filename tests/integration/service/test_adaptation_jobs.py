@@ -169,7 +169,7 @@ def test_a_worker_that_lost_its_lease_publishes_nothing(place: Workplace) -> Non
         gate={"passed": True, "checks": []},
         result={},
     )
-    assert str(published) == "organ.at-dune@1"
+    assert str(published.artefact) == "organ.at-dune@1"
 
 
 def test_one_job_never_becomes_two_versions(place: Workplace) -> None:
@@ -184,7 +184,7 @@ def test_one_job_never_becomes_two_versions(place: Workplace) -> None:
             draft_of(loaded, weights),
             gate={"passed": True, "checks": []},
             result={},
-        ).version
+        ).artefact.version
         for weights in (b"first", b"second")
     }
     assert versions == {1}
