@@ -98,6 +98,23 @@ def test_its_graphs_are_the_merged_network_and_the_routed_one(finished: Workplac
     assert any(not torch.equal(tensor, parent[name]) for name, tensor in network.state_dict().items())
 
 
+def test_a_hospitals_statistics_alone_are_a_candidate_too(place: Workplace) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"preset": "statistics"})
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert (job.state, job.reason) == ("succeeded", None)
+    assert [event.data["epoch"] for event in place.events(job_id, "epoch")] == [0]
+    artefact, manifest = candidate_of(place)
+    assert manifest.lineage.details["coefficients"]["models"] == ["global"]
+    found, parent = (from_safetensors(a.read(WEIGHTS)) for a in (artefact, place.store.open("organ.global")))
+    changed = {name.rsplit(".", 1)[-1] for name, t in parent.items() if not torch.equal(found[name], t)}
+    assert (
+        {"running_mean", "running_var"} <= changed <= {"running_mean", "running_var", "num_batches_tracked"}
+    )
+    assert job.gate is not None
+    assert all(check["value"] is not None for check in job.gate["checks"])
+
+
 def test_everybody_can_follow_it(finished: Workplace) -> None:
     epochs = [event.data for event in finished.events(JOB, "epoch")]
     assert [epoch["epoch"] for epoch in epochs] == list(range(EPOCHS + 1))
