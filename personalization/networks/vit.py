@@ -70,22 +70,23 @@ class ViT(Backbone):
 
     def features(self, image_BCHW: Tensor) -> Tensor:
         """[B, D]: the class token after the last norm. Raises as `forward`."""
-        if tuple(image_BCHW.shape[1:]) != (self.in_channels, *self.size):
-            raise NetworkError(
-                f"vit: expected images [B, {self.in_channels}, {self.size[0]}, {self.size[1]}], found "
-                f"{list(image_BCHW.shape)}; set such a `size` in the task, or resize the positions"
-            )
-        patches_BND = self.patch_embed(image_BCHW)
-        token = self.cls_token.expand(patches_BND.shape[0], -1, -1)
-        tokens_BTD = torch.cat((token, patches_BND), dim=1) + self.pos_embed
+        tokens_BTD = self._embed(image_BCHW)
         for block in self.blocks:
             tokens_BTD = block(tokens_BTD)
         normed: Tensor = self.norm(tokens_BTD)
         return normed[:, 0]
 
     def query(self, image_BCHW: Tensor) -> Tensor:
-        """[B, D]: FedIns asks with the class token."""
-        return self.features(image_BCHW)
+        """[B, D]: FedIns asks with the class token, as `features` has it.
+
+        Of the last block, what updates the other tokens is left out: nobody asks for them.
+        """
+        *others, last = self.blocks
+        tokens_BTD = self._embed(image_BCHW)
+        for block in others:
+            tokens_BTD = block(tokens_BTD)
+        normed: Tensor = self.norm(last(tokens_BTD, 1))
+        return normed[:, 0]
 
     @property
     def query_width(self) -> int:
@@ -98,6 +99,17 @@ class ViT(Backbone):
         inner = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
         blocks = [f"blocks.{index}.{name}" for index in range(len(self.blocks)) for name in inner]
         return ("patch_embed.proj", *blocks, "norm")
+
+    def _embed(self, image_BCHW: Tensor) -> Tensor:
+        """[B, 1 + N, D]: the class token and the patches', each with its position."""
+        if tuple(image_BCHW.shape[1:]) != (self.in_channels, *self.size):
+            raise NetworkError(
+                f"vit: expected images [B, {self.in_channels}, {self.size[0]}, {self.size[1]}], found "
+                f"{list(image_BCHW.shape)}; set such a `size` in the task, or resize the positions"
+            )
+        patches_BND = self.patch_embed(image_BCHW)
+        token = self.cls_token.expand(patches_BND.shape[0], -1, -1)
+        return torch.cat((token, patches_BND), dim=1) + self.pos_embed
 
 
 class _PatchEmbedding(nn.Module):
@@ -121,15 +133,18 @@ class _Attention(nn.Module):
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, tokens_BTD: Tensor) -> Tensor:
+    def forward(self, tokens_BTD: Tensor, first: int | None = None) -> Tensor:
+        """What all tokens tell each token, or each of the `first` ones."""
         width = tokens_BTD.shape[2]
         part = width // self.heads
         query, key, value = (
             projected.reshape(*tokens_BTD.shape[:2], self.heads, part).transpose(1, 2)
             for projected in self.qkv(tokens_BTD).chunk(3, dim=2)
         )
+        if first is not None:
+            query = query[:, :, :first]
         shares_BJTT = torch.softmax((query * part**-0.5) @ key.transpose(2, 3), dim=3)
-        mixed: Tensor = self.proj((shares_BJTT @ value).transpose(1, 2).reshape(tokens_BTD.shape))
+        mixed: Tensor = self.proj((shares_BJTT @ value).transpose(1, 2).flatten(2))
         return mixed
 
 
@@ -157,9 +172,11 @@ class _Block(nn.Module):
         self.norm2 = nn.LayerNorm(width, eps=_EPS)
         self.mlp = _Mlp(width, hidden)
 
-    def forward(self, tokens_BTD: Tensor) -> Tensor:
-        tokens_BTD = tokens_BTD + self.attn(self.norm1(tokens_BTD))
-        out: Tensor = tokens_BTD + self.mlp(self.norm2(tokens_BTD))
+    def forward(self, tokens_BTD: Tensor, first: int | None = None) -> Tensor:
+        """The tokens updated, or the `first` ones alone."""
+        kept_BTD = tokens_BTD if first is None else tokens_BTD[:, :first]
+        updated_BTD = kept_BTD + self.attn(self.norm1(tokens_BTD), first)
+        out: Tensor = updated_BTD + self.mlp(self.norm2(updated_BTD))
         return out
 
 

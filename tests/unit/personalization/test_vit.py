@@ -72,6 +72,15 @@ def test_forward_equals_a_plain_reference(vit: ViT) -> None:
         torch.testing.assert_close(vit(images), expected, atol=1e-10, rtol=0)
 
 
+def test_a_query_is_the_class_token_though_the_last_block_updates_no_other(vit: ViT) -> None:
+    images = torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    seen = []
+    vit.blocks[-1].mlp.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].shape[1]))
+    with torch.no_grad():
+        torch.testing.assert_close(vit.query(images), vit.features(images), atol=1e-12, rtol=0)
+    assert seen == [1, 7]
+
+
 def test_vit_b_16_has_the_published_number_of_parameters() -> None:
     with torch.device("meta"):
         network = build("vit", in_channels=3, classes=1000)
