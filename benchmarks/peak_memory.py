@@ -1,4 +1,4 @@
-"""What loading and running an onnx graph adds to a process's peak of resident memory, in MB (Linux).
+"""What a graph, loaded and run as it is served, adds to a process's peak of resident memory, in MB (Linux).
 
     python -m benchmarks.peak_memory GRAPH 8,1,128,128
 
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 
 from benchmarks.measuring import high_water
+from service.inference.sessions import Session
 
 
 def peak_mb(graph: Path, shape: Sequence[int]) -> float:
@@ -24,21 +24,13 @@ def peak_mb(graph: Path, shape: Sequence[int]) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def session(graph: bytes | str) -> onnxruntime.InferenceSession:
-    """A graph on one thread."""
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
-
-
-def _measure(graph: str, shape: Sequence[int]) -> float:
+def _measure(graph: Path, shape: Sequence[int]) -> float:
     before = high_water()
-    loaded = session(graph)
+    session = Session(graph.name, graph.read_bytes(), threads=1, device="cpu")
     for _ in range(3):
-        loaded.run(None, {"image": np.zeros(shape, np.float32)})
+        session.run(np.zeros(shape, np.float32))
     return (high_water() - before) / 1e6
 
 
 if __name__ == "__main__":
-    print(round(_measure(sys.argv[1], [int(side) for side in sys.argv[2].split(",")]), 1))
+    print(round(_measure(Path(sys.argv[1]), [int(side) for side in sys.argv[2].split(",")]), 1))

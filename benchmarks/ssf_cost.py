@@ -2,9 +2,9 @@
 
     python -m benchmarks.ssf_cost --profile cpu --rows docs/results/ssf_cost.jsonl
 
-Both sides are onnx graphs as they are served, on one thread; they alternate, run by run, and medians are
+Both sides are run by the service's own sessions, on one thread; they alternate, run by run, and medians are
 compared. The floor is arithmetic: the query's pass beside the adapted one, counted operator by operator. Two
-more lines say what a volume costs that is routed once: its slices' queries, and the pass with a query given.
+more steps say what a volume costs that is routed once: its slices' queries, and the pass with a query given.
 
 Peak memory is that of a process of its own, which loads one graph and runs it; what travels is counted.
 """
@@ -25,14 +25,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
 from benchmarks.measuring import milliseconds, quartiles
-from benchmarks.peak_memory import peak_mb, session
+from benchmarks.peak_memory import peak_mb
 from benchmarks.tables import table, write_page
 from personalization.export import to_onnx
 from personalization.instance import InstanceAdaptive
-from personalization.instance.graph import GIVEN, ONLY_QUERY, to_graph
 from personalization.networks import Backbone, build_backbone, initialise
+from service.inference.sessions import Session
 
-# Of a ViT two passes are the floor; of a U-Net an encoder and a whole pass.
+# Of a ViT nearly two passes are the floor; of a U-Net an encoder and a whole pass.
 TARGETS = {"vit": 2.0, "unet": 1.6}
 # The first runs allocate memory and warm caches, on both sides.
 WARM_UP = 3
@@ -99,17 +99,17 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     network = adaptive(backbone, cell["entries"], cell["top"])
     channels = network.backbone.in_channels
     graphs = {
-        "plain": to_onnx(network.backbone, channels, (size, size)),
-        "pool": to_graph(network, (size, size)),
+        name: to_onnx(served, channels, (size, size))
+        for name, served in (("plain", network.backbone), ("pool", network))
     }
     images = np.random.default_rng(0).normal(size=(cell["batch"], channels, size, size)).astype(np.float32)
-    plain, pool = (session(graph) for graph in graphs.values())
-    query = pool.run(["query"], {"image": images})[0].mean(0, keepdims=True)
+    plain, pool = (Session(name, graph, threads=1, device="cpu") for name, graph in graphs.items())
+    query = pool.queries(images).mean(0, keepdims=True)
     steps: dict[str, Callable[[], Any]] = {
-        "plain": lambda: plain.run(None, {"image": images}),
-        "pool": lambda: pool.run(None, {"image": images}),
-        "query": lambda: pool.run(["query"], {"image": images, ONLY_QUERY: np.array(True)}),
-        "given": lambda: pool.run(None, {"image": images, GIVEN: query}),
+        "plain": lambda: plain.run(images),
+        "pool": lambda: pool.run(images),
+        "query": lambda: pool.queries(images),
+        "given": lambda: pool.run(images, query),
     }
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(WARM_UP + cell["repeats"]):

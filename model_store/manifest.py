@@ -193,10 +193,10 @@ class CrossAttentionManifest(BaseManifest):
 class SsfPoolManifest(BaseManifest):
     """FedIns: a pool of scales, shifts, keys and heads for one frozen backbone, which is named by its digest.
 
-    The weights are the pool's alone. The graph holds the backbone too, and is whole: see
-    `personalization.instance.graph` for its inputs and outputs. `network` is the backbone's; `entries` is the
-    size of the pool, `top` how many a scan picks. `usage` has how often the federation's training images
-    picked each entry, where sites let that out.
+    The weights are the pool's alone. The graph holds the backbone too, and is whole; beside the probabilities
+    it has outputs `entries` int64 [B, top] and `similarities`, what each image picked, and `query`, what it
+    asked with. `network` is the backbone's; `entries` is the size of the pool, `top` how many a scan picks.
+    `usage` has how often the federation's training images picked each entry, where sites let that out.
     """
 
     kind: Literal["ssf-pool"] = "ssf-pool"

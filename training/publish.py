@@ -28,7 +28,6 @@ from model_store.task import Task
 from personalization.errors import PersonalizationError
 from personalization.export import to_onnx
 from personalization.instance import InstanceAdaptive
-from personalization.instance.graph import to_graph
 from personalization.networks import build, build_backbone
 from personalization.state import from_safetensors, to_safetensors
 from training.algorithm import ModelDraft, Publication
@@ -156,7 +155,7 @@ def _publish_ssf_pool(store: Store, origin: Origin, publication: Publication) ->
     )
     files = {
         WEIGHTS: to_safetensors(draft.weights),
-        GRAPH: to_graph(network, origin.task.size),
+        GRAPH: to_onnx(network, origin.task.in_channels, origin.task.size),
     }
     return (store.publish(manifest, files),)
 

@@ -28,7 +28,11 @@ class Answer:
 
 
 class InstanceAdaptive(nn.Module):
-    """The backbone is frozen, and in evaluation mode whatever `train` says; the pool is what is trained."""
+    """The backbone is frozen, and in evaluation mode whatever `train` says; the pool is what is trained.
+
+    As a graph, by `to_onnx`, it is one pass after the other, with every weight in it once. `query` depends on
+    the image alone, and nothing else on the query's pass but by it: the graph can be cut there.
+    """
 
     extra_outputs = (ENTRIES, SIMILARITIES, QUERY)
 

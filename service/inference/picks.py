@@ -39,10 +39,11 @@ class Picks:
         # A NaN is in no range.
         if similarities is None or not fits or not (abs(similarities) <= _LARGEST).all():
             raise ValueError(f"expected a similarity in -1..1 for each entry {list(entries.shape)}")
-        self._rows += [
+        rows = [
             Picked(tuple(row), tuple(values))
             for row, values in zip(entries.tolist(), similarities.tolist(), strict=True)
         ]
+        self._rows += rows[:1] if self._once else rows
 
     @property
     def picked(self) -> tuple[Picked, ...] | None:

@@ -18,21 +18,19 @@ import onnxruntime
 from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
+from service.inference.halves import IMAGE, QUERY, Part, parts_of
 from service.inference.providers import CUDA, Device, wanted_providers
 from service.problems import Problem
 
-INPUT = "image"
 OUTPUT = "probabilities"
 ATTENTION = "attention"
 ENTRIES, SIMILARITIES = "entries", "similarities"
-# Of a graph with a pool (FedIns); `personalization.instance.graph` says what they do.
-QUERY, GIVEN_QUERY, ONLY_QUERY = "query", "given_query", "only_query"
 _ERRORS_ONLY = 3
 
 
 class Outputs(NamedTuple):
     """Class probabilities [S, K, …]; of a network with cross-attention, its shares [S, sources] too; of one
-    with a pool, which entries each slice picked and how similar they are, [S, C], or [1, C] of all alike."""
+    with a pool, which entries each slice picked and how similar they are, [S, C]."""
 
     probabilities: NDArray[np.float32]
     attention: NDArray[np.float32] | None = None
@@ -45,30 +43,25 @@ class Session:
 
     def __init__(self, digest: str, graph: bytes, *, threads: int = 0, device: Device = "auto") -> None:
         """Load `graph` (the bytes of an onnx file). Raises ArtefactDamaged, Problem 503."""
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.log_severity_level = _ERRORS_ONLY
-        options.use_deterministic_compute = True
-        # Threads that spin between two scans would take the cores from the scan in hand, and from everyone.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self._session = onnxruntime.InferenceSession(graph, options, providers=wanted_providers(device))
-            outputs = {output.name: output for output in self._session.get_outputs()}
-            inputs = {node.name for node in self._session.get_inputs()}
-        except Exception as error:  # onnxruntime raises a dozen unrelated types here
+            sessions = [_load(part, threads, device) for part in parts_of(graph)]
+            outputs = {output.name for output in sessions[-1].get_outputs()}
+            inputs = {node.name for session in sessions for node in session.get_inputs()}
+        except Exception as error:  # onnx and onnxruntime raise a dozen unrelated types here
             raise ArtefactDamaged(
                 f"graph {digest}: onnxruntime cannot load it ({type(error).__name__}); "
                 "publish the model again"
             ) from error
-        if inputs != {INPUT} or OUTPUT not in outputs:
+        *self._asking, self._session = sessions
+        self.has_pool = bool(self._asking)
+        wanted = {IMAGE, QUERY} if self.has_pool else {IMAGE}
+        if inputs != wanted or OUTPUT not in outputs:
             raise ArtefactDamaged(
-                f"graph {digest}: expected an input '{INPUT}' and an output '{OUTPUT}', "
+                f"graph {digest}: expected an input '{IMAGE}' and an output '{OUTPUT}', "
                 f"found {sorted(inputs)} and {sorted(outputs)}; publish the model again"
             )
         self.digest = digest
         self._outputs = [name for name in (OUTPUT, ATTENTION, ENTRIES, SIMILARITIES) if name in outputs]
-        self.has_pool = ENTRIES in outputs
         # Asked of the session itself: what was wanted is not what one gets.
         self.provider: str = self._session.get_providers()[0]
         if device == "cuda" and self.provider != CUDA:
@@ -85,15 +78,30 @@ class Session:
 
         With `query` [1, Q], for a graph with a pool: all slices pick by it, instead of each by its own.
         """
-        given = {} if query is None else {GIVEN_QUERY: query}
-        found = self._session.run(self._outputs, {INPUT: np.ascontiguousarray(slices), **given})
+        inputs = {IMAGE: np.ascontiguousarray(slices)}
+        if self.has_pool:
+            # As many queries as slices: the graph's inputs share their B, which onnxruntime plans memory by.
+            inputs[QUERY] = self.queries(slices) if query is None else query.repeat(len(slices), axis=0)
+        found = self._session.run(self._outputs, inputs)
         return Outputs(**dict(zip(self._outputs, found, strict=True)))
 
     def queries(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
         """[S, Q]: what slices are looked up by in the graph's pool; nothing else of it is run."""
-        inputs = {INPUT: np.ascontiguousarray(slices), ONLY_QUERY: np.array(True)}
-        found: NDArray[np.float32] = self._session.run([QUERY], inputs)[0]
+        (asking,) = self._asking
+        found: NDArray[np.float32] = asking.run([QUERY], {IMAGE: np.ascontiguousarray(slices)})[0]
         return found
+
+
+def _load(part: Part, threads: int, device: Device) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = _ERRORS_ONLY
+    options.use_deterministic_compute = True
+    # Threads that spin between two scans would take the cores from the scan in hand, and from everyone.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_external_initializers([*part.weights], [*part.weights.values()])
+    return onnxruntime.InferenceSession(part.graph, options, providers=wanted_providers(device))
 
 
 class SessionCache:

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.ssf_cost import PROFILES, adaptive, cells_of, compute, multiply_adds, sections
 
 
-def test_the_floor_of_a_unet_is_its_encoder_and_of_a_vit_a_second_pass() -> None:
+def test_the_floor_of_a_unet_is_its_encoder_and_of_a_vit_nearly_a_second_pass() -> None:
     profile = PROFILES["smoke"]
     for label, size in (("U-Net 2", 32), ("ViT 16", 16)):
         network = adaptive(profile.backbones[label], 3, 2).backbone
@@ -22,7 +22,9 @@ def test_the_floor_of_a_unet_is_its_encoder_and_of_a_vit_a_second_pass() -> None
             assert asked == by_hand
             assert asked < passed
         else:
-            assert asked == passed - 16 * 10  # the head
+            # Five tokens of width 16, of which the last block updates one; and the head is left out.
+            token = 5 * 16 * 2 + 16 * 16 + 2 * 16 * 64
+            assert asked == passed - 4 * token - 16 * 10
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -16,8 +16,8 @@ def publish_pool(root: Path, task: Task, spec: NetworkSpec, name: str = "pool") 
     """Publish `NAME.backbone` and the ssf-pool `NAME`, of a network whose every float is drawn."""
     import torch
 
+    from personalization.export import to_onnx
     from personalization.instance import InstanceAdaptive
-    from personalization.instance.graph import to_graph
     from personalization.networks import build_backbone
     from personalization.state import from_safetensors, to_safetensors
     from tests.unit.training.backbones import LINEAGE, publish
@@ -44,4 +44,4 @@ def publish_pool(root: Path, task: Task, spec: NetworkSpec, name: str = "pool") 
         usage=USAGE,
     )
     weights = to_safetensors(network.pool.state_dict())
-    Store(root).publish(manifest, {WEIGHTS: weights, GRAPH: to_graph(network, task.size)})
+    Store(root).publish(manifest, {WEIGHTS: weights, GRAPH: to_onnx(network, task.in_channels, task.size)})

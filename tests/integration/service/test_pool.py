@@ -13,12 +13,17 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import torch
 from numpy.typing import NDArray
 
+from model_store.manifest import WEIGHTS, SsfPoolManifest
 from model_store.preprocessing import prepare
 from model_store.scan import decode
 from model_store.store import Store
 from model_store.task import Task
+from personalization.instance import InstanceAdaptive
+from personalization.networks import build_backbone
+from personalization.state import from_safetensors
 from tests.integration.service.pool_federation import ENTRIES, TOP, USAGE, publish_pool
 
 AFFINE = np.diag([2.0, 2.0, 3.0, 1.0])
@@ -60,6 +65,17 @@ def graph_of(store: Path, name: str) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
 
 
+def network_of(store: Path, name: str) -> InstanceAdaptive:
+    artefact, base = Store(store).open(name), Store(store).open(f"{name}.backbone")
+    manifest = artefact.manifest
+    assert isinstance(manifest, SsfPoolManifest)
+    backbone = build_backbone(manifest.network.name, **manifest.network.arguments)
+    network = InstanceAdaptive(backbone, len(manifest.task.classes), manifest.entries, manifest.top)
+    backbone.load_state_dict(from_safetensors(base.read(WEIGHTS)))
+    network.pool.load_state_dict(from_safetensors(artefact.read(WEIGHTS)))
+    return network
+
+
 def slices_of(scan: bytes, task: Task) -> NDArray[np.float32]:
     return prepare(decode(scan), task).slices
 
@@ -68,13 +84,14 @@ def test_a_volume_is_routed_as_a_whole_or_slice_by_slice(api: Any, store: Path, 
     report = api.segment(volume, model="organ", output="json").json()
     slices, session = slices_of(volume, ORGAN), graph_of(store, "organ")
     _, entries, similarities, queries = session.run(None, {"image": slices})
-    mean = queries.mean(axis=0, keepdims=True)
-    probabilities, once, alike, _ = session.run(None, {"image": slices, "given_query": mean})
+    by_mean = network_of(store, "organ").answer(
+        torch.tensor(slices), torch.from_numpy(queries.mean(axis=0, keepdims=True))
+    )
     (picked,) = report["picked"]
-    assert picked["entries"] == once[0].tolist()
+    assert picked["entries"] == by_mean.picked.entries[0].tolist()
     assert len(picked["entries"]) == TOP
-    assert picked["similarities"] == pytest.approx(alike[0].tolist(), abs=1e-5)
-    foreground = int((probabilities[:, 1] > probabilities[:, 0]).sum())
+    assert picked["similarities"] == pytest.approx(by_mean.picked.similarities[0].tolist(), abs=1e-5)
+    foreground = int((by_mean.logits[:, 1] > by_mean.logits[:, 0]).sum())
     assert report["labels"]["organ"]["voxels"] == pytest.approx(foreground, abs=3)
     by_slice = api.segment(volume, model="organ", output="json", routing="slice").json()
     assert [each["entries"] for each in by_slice["picked"]] == entries.tolist()
