@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 from personalization.errors import NetworkError
 from personalization.networks import Backbone
@@ -57,12 +58,11 @@ def adapted(
 
 
 def _scale_and_shift(
-    module: nn.Module,  # noqa: ARG001 - what torch calls a hook with
-    inputs: Any,  # noqa: ARG001 - likewise
-    output: Tensor,
-    scale_BC: Tensor,
-    shift_BC: Tensor,
+    module: nn.Module, inputs: Any, output: Tensor, scale_BC: Tensor, shift_BC: Tensor
 ) -> Tensor:
+    if isinstance(module, nn.Linear) and torch.onnx.is_in_onnx_export():
+        # A served graph adds to all tokens once less: (W x + b) * scale + shift, its bias taken together.
+        output, shift_BC = linear(inputs[0], module.weight), module.bias * scale_BC + shift_BC
     if output.ndim == 4:
         scale, shift = scale_BC[:, :, None, None], shift_BC[:, :, None, None]
     else:
