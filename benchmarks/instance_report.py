@@ -41,7 +41,7 @@ def page(rows: Path, cells: Sequence[Cell], command: str) -> None:
         if groups:
             sections += [
                 f"## {part.capitalize()}",
-                _settings(own[0]["cell"]),
+                _settings([row["cell"] for row in own]),
                 f"Mean {what} over all sites' test images, then mean ± deviation over seeds.",
                 _means(part, groups),
                 "The pool per instance less another arm, paired by image or patient, with its 95 % interval "
@@ -55,16 +55,22 @@ def page(rows: Path, cells: Sequence[Cell], command: str) -> None:
     write_page(rows.with_suffix(".md"), "Adapting to every instance", command, rows, sections)
 
 
-def _settings(cell: Cell) -> str:
-    """What the cells of a part share, in full: arms are trained by recipes of their own."""
-    named = {name: value for name, value in cell.items() if name not in ("part", "set", "styles", "seed")}
-    shown = (
-        f"{name}: {', '.join(f'{k} {v}' for k, v in value.items())}"
-        if isinstance(value, Mapping)
-        else f"{name} {value}"
-        for name, value in named.items()
-    )
+def _settings(cells: Sequence[Cell]) -> str:
+    """How the cells of a part were made, in full: arms are trained by recipes of their own."""
+    by_set = {cell["set"]: cell for cell in cells}
+    names = [name for name in cells[0] if name not in ("part", "set", "styles", "seed")]
+    shown = []
+    for name in names:
+        told = {set_: _told(name, cell[name]) for set_, cell in by_set.items()}
+        same = len(set(told.values())) == 1
+        shown += [told[cells[0]["set"]]] if same else [f"{what} on {set_}" for set_, what in told.items()]
     return f"Settings (`pool`: how pools are trained; `tuning`: arms without one): {'; '.join(shown)}."
+
+
+def _told(name: str, value: object) -> str:
+    if isinstance(value, Mapping):
+        return f"{name}: {', '.join(f'{k} {v}' for k, v in value.items())}"
+    return f"{name} {value}"
 
 
 def _groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
