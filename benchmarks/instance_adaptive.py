@@ -18,7 +18,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Annotated, Any
 
 import torch
@@ -36,8 +35,7 @@ SEGMENTED = ("brain_lgg_flair", "wbc_cells")
 
 @dataclass(frozen=True)
 class Profile:
-    """How large, how long, how often. `segmentation` are fields of both methods that it changes, `by_set`
-    those that a classified set changes."""
+    """How large, how long, how often. `by_set` are fields of both methods that a set changes."""
 
     seeds: int
     rounds: int
@@ -47,7 +45,6 @@ class Profile:
     tuning: Mapping[str, Any]
     global_model: Mapping[str, Any]
     pretraining_steps: int
-    segmentation: Mapping[str, Any]
     styles: tuple[int, ...] = (1, 2, 4)
     device: str = "cpu"
     clients: int = 5
@@ -79,7 +76,6 @@ PROFILES = {
         {**_TUNING, "local_epochs": 1},
         {"rounds": 1, "width": 2},
         1,
-        {"rounds": 1},
         (2,),
     ),
     "cpu": Profile(
@@ -91,9 +87,8 @@ PROFILES = {
         _TUNING,
         _GLOBAL,
         600,
-        _SEGMENTING,
         # It has seventeen times the images of the other, whose 30 rounds are 120 steps at a client.
-        by_set={"pneumoniamnist": {"rounds": 5}},
+        by_set={"pneumoniamnist": {"rounds": 5}, **dict.fromkeys(SEGMENTED, _SEGMENTING)},
     ),
     "full": Profile(
         5,
@@ -104,15 +99,14 @@ PROFILES = {
         {**_TUNING, "local_epochs": 5},
         {"rounds": 100, "width": 32},
         5000,
-        {},
         device="cuda",
     ),
 }
 
 
-def _methods(settings: Profile, changes: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def _methods(settings: Profile, name: str) -> dict[str, Any]:
     """All of the methods' fields, so that a changed default makes other cells."""
-    common = {"rounds": settings.rounds, **changes}
+    common = {"rounds": settings.rounds, **settings.by_set.get(name, {})}
     tuning, pool = FedAvgConfig(**settings.tuning, **common), FedInsConfig(**settings.pool, **common)
     return {
         "rounds": common["rounds"],
@@ -132,7 +126,6 @@ def cells_of(profile: str, settings: Profile) -> list[Cell]:
         "pretraining_steps": settings.pretraining_steps,
     }
     segmented = {
-        **_methods(settings, settings.segmentation),
         "size": settings.size,
         "global": FedAvgConfig(**settings.global_model).model_dump(mode="json"),
     }
@@ -141,13 +134,15 @@ def cells_of(profile: str, settings: Profile) -> list[Cell]:
     for seed in range(settings.seeds):
         cells += [
             {"part": "classification", "set": name, "styles": styles, "seed": seed, **common}
-            | _methods(settings, settings.by_set.get(name, {}))
+            | _methods(settings, name)
             | classified
             for name in classification
             for styles in settings.styles
         ]
         cells += [
-            {"part": "segmentation", "set": name, "seed": seed, **common, **segmented}
+            {"part": "segmentation", "set": name, "seed": seed, **common}
+            | _methods(settings, name)
+            | segmented
             for name in segmentation
         ]
     return cells
@@ -165,6 +160,8 @@ def main(
     """Compute the cells that have no row yet; the page of results is written after each."""
     if profile not in PROFILES:
         raise typer.BadParameter(f"unknown profile '{profile}'; there are {', '.join(PROFILES)}")
+    if only not in (None, "classification", "segmentation"):
+        raise typer.BadParameter(f"unknown part '{only}'; there are classification, segmentation")
     torch.set_num_threads(1)
     settings = PROFILES[profile]
     cells = cells_of(profile, settings)
