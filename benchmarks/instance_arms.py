@@ -62,6 +62,26 @@ Data = SiteData | LabelledData
 Answers = dict[str, dict[str, float | None]]  # site -> patient or image -> Dice, or 1 for a right answer
 
 
+def packed(answers: Mapping[str, Answers]) -> dict[str, Any]:
+    """As rows have them: the names of patients and images once, the same for every arm."""
+    named = next(iter(answers.values()))
+    return {
+        "named": {site: list(found) for site, found in named.items()},
+        "answers": {
+            arm: {site: [found[name] for name in named[site]] for site, found in sites.items()}
+            for arm, sites in answers.items()
+        },
+    }
+
+
+def unpacked(result: Mapping[str, Any]) -> dict[str, Answers]:
+    """The inverse of `packed`."""
+    return {
+        arm: {site: dict(zip(result["named"][site], found, strict=True)) for site, found in sites.items()}
+        for arm, sites in result["answers"].items()
+    }
+
+
 def inverted(images: Tensor) -> Tensor:
     """Dark for bright."""
     return -images
@@ -204,7 +224,7 @@ class Study:
         for arm, changes in POOLS.items():
             if arm in arms:
                 answers[arm], keys[arm] = self._pool(arm, changes, styles)
-        return {"answers": {arm: answers[arm] for arm in arms}, "keys": keys}
+        return packed({arm: answers[arm] for arm in arms}) | {"keys": keys}
 
     def _tuned(self, name: str, data: Mapping[str, Data], **options: Any) -> tuple[State, Path]:
         config = FedAvgConfig(**self.cell["tuning"], rounds=self.cell["rounds"])

@@ -18,6 +18,7 @@ from benchmarks.instance_arms import (
     RANDOM,
     SEGMENTING,
     SINGLE,
+    unpacked,
 )
 from benchmarks.scores import Scores, add, difference, mean_at, sites_of
 from benchmarks.tables import mean_and_spread, table, write_page
@@ -87,7 +88,7 @@ def scores_of(rows: Sequence[Mapping[str, Any]]) -> Scores:
     """By arm, seed and image or patient."""
     scores: Scores = {}
     for row in rows:
-        for arm, sites in row["result"]["answers"].items():
+        for arm, sites in unpacked(row["result"]).items():
             for site, answers in sites.items():
                 add(scores, arm, row["cell"]["seed"], site, answers)
     return scores

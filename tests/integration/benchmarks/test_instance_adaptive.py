@@ -13,7 +13,7 @@ from PIL import Image
 from benchmarks import instance_arms
 from benchmarks.harness import Rows, run
 from benchmarks.instance_adaptive import PROFILES, cells_of
-from benchmarks.instance_arms import CLASSIFYING, SEGMENTING, STYLES, compute, styled
+from benchmarks.instance_arms import CLASSIFYING, SEGMENTING, STYLES, compute, styled, unpacked
 from benchmarks.instance_report import page
 from model_store.task import Task
 from training.data.classified import ImageSet
@@ -56,7 +56,7 @@ def test_every_arm_of_both_parts_answers_the_same_images(data: Path, tmp_path: P
     write = partial(page, rows.path, cells, "the command")
     classified, segmented = run("toy", cells, rows, partial(compute, data, "cpu"), tmp_path / "work", write)
     for row, arms in ((classified, CLASSIFYING), (segmented, SEGMENTING)):
-        answers = row["result"]["answers"]
+        answers = unpacked(row["result"])
         assert tuple(answers) == arms
         units = {arm: {site: list(found) for site, found in sites.items()} for arm, sites in answers.items()}
         assert all(found == units[arms[0]] for found in units.values())
