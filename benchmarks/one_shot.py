@@ -4,9 +4,10 @@
         --rows docs/results/one_shot.cpu.jsonl
 
 Arms: local-only, FedAvg-1 (one round), FedAvg-1 with local fine-tuning, output ensemble, distillation from
-one global ensemble, FedBiCross without clustering, without bi-level, without Stage 3, and whole. All of them
-begin with the same models, trained once at each client: one upload, whatever is made of it. No arm chooses
-anything by labels beyond training on its clients' own, so that nothing is validated.
+one global ensemble, FedBiCross without clustering, without bi-level, without Stage 3, and whole; and by the
+letter of the paper. All of them begin with the same models, trained once at each client: one upload, whatever
+is made of it. No arm chooses anything by labels beyond training on its clients' own, so that nothing is
+validated.
 
 An .npz is shared out among one client more than takes part; that one is the hospital from outside. The others
 are tested on their own part of the test images, and each on all of them.

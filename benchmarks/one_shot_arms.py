@@ -39,8 +39,22 @@ from training.tasks import template
 LOCAL, FEDAVG, TUNED = "local-only", "FedAvg-1", "FedAvg-1 + fine-tuning"
 ENSEMBLE, DISTILLED = "output ensemble", "one global ensemble, distilled"
 NO_CLUSTERS, NO_BILEVEL, NO_STAGE_3 = "without clustering", "without bi-level", "without stage 3"
-WHOLE = "FedBiCross"
-ARMS = (LOCAL, FEDAVG, TUNED, ENSEMBLE, DISTILLED, NO_CLUSTERS, NO_BILEVEL, NO_STAGE_3, WHOLE)
+WHOLE, LITERAL, LITERAL_NO_3 = "FedBiCross", "as printed", "as printed, without stage 3"
+ARMS = (
+    *(LOCAL, FEDAVG, TUNED, ENSEMBLE, DISTILLED),
+    *(NO_CLUSTERS, NO_BILEVEL, NO_STAGE_3, WHOLE, LITERAL, LITERAL_NO_3),
+)
+# The paper to the letter, at the profile's sizes: see training.methods.fedbicross_config.
+AS_PRINTED: Mapping[str, Any] = {
+    "epochs": 1,
+    "every_step": False,
+    "init": "random",
+    "outer_scaling": "plain",
+    "labels": "uniform",
+    "jitter": False,
+    "bn_per_member": False,
+    "min_silhouette": -1.0,
+}
 # What a client from outside can be given when nobody asks which cluster it belongs to.
 FOR_ANYBODY = (FEDAVG, ENSEMBLE, DISTILLED)
 # Site -> logits [N, K] of all test images.
@@ -95,7 +109,8 @@ def compute(folder: Path, device: str, cell: Cell, work: Path) -> dict[str, Any]
         "labels": digits(tests.labels),
         "owners": digits(tests.owners),
         **strings(study.answers(tests.images), tests.labels, tests.owners),
-        "clusters": study.clusters(),
+        "clusters": clusters_of(study.whole),
+        "clusters as printed": clusters_of(study.literal),
         "outside": study.outside(torch.from_numpy(strange.images), torch.from_numpy(strange.labels)),
     }
 
@@ -143,6 +158,7 @@ class Study:
         else:
             self.unclustered = self._from_uploads("unclustered", clusters=1)
             self.flat = self._from_uploads("flat", bilevel=False)
+        self.literal = self._from_uploads("literal", **AS_PRINTED)
         self.average = averaged(self.uploads, {site: len(own.train) for site, own in data.items()})
         self.tuned = {site: self._tune(site) for site in data}
 
@@ -175,10 +191,12 @@ class Study:
         def everybody(logits: Tensor) -> Answers:
             return dict.fromkeys(self.data, logits)
 
+        def of_clusters(publication: Publication) -> Answers:
+            groups = cluster_models(publication)
+            by_group = {name: self._logits(state, images) for name, state in groups.items()}
+            return {site: by_group[publication.composite["assignment"][site]] for site in self.data}
+
         local = of(self.uploads)
-        groups = cluster_models(self.whole)
-        by_group = {name: self._logits(state, images) for name, state in groups.items()}
-        assignment = self.whole.composite["assignment"]
         return {
             LOCAL: local,
             FEDAVG: everybody(self._logits(self.average, images)),
@@ -187,14 +205,11 @@ class Study:
             DISTILLED: everybody(self._logits(cluster_models(self.unclustered)["1"], images)),
             NO_CLUSTERS: of(personal_models(self.unclustered)),
             NO_BILEVEL: of(personal_models(self.flat)),
-            NO_STAGE_3: {site: by_group[assignment[site]] for site in self.data},
+            NO_STAGE_3: of_clusters(self.whole),
             WHOLE: of(personal_models(self.whole)),
+            LITERAL: of(personal_models(self.literal)),
+            LITERAL_NO_3: of_clusters(self.literal),
         }
-
-    def clusters(self) -> dict[str, Any]:
-        """Who went with whom, what was tried, and what w became."""
-        composite = self.whole.composite
-        return {name: composite[name] for name in ("assignment", "silhouettes", "mixing")}
 
     def outside(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
         """What each cluster's model costs by each criterion, without labels; what all are worth, with."""
@@ -225,6 +240,11 @@ def averaged(models: Mapping[str, State], images: Mapping[str, int]) -> State:
 def cluster_models(publication: Publication) -> dict[str, State]:
     """G_k by the cluster's name."""
     return {draft.cluster: dict(draft.weights) for draft in publication.models if draft.cluster is not None}
+
+
+def clusters_of(publication: Publication) -> dict[str, Any]:
+    """Who went with whom, what was tried, and what w became."""
+    return {name: publication.composite[name] for name in ("assignment", "silhouettes", "mixing")}
 
 
 def personal_models(publication: Publication) -> dict[str, State]:

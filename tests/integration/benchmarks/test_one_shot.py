@@ -91,7 +91,9 @@ def test_a_cell_that_was_killed_goes_on_to_the_same_result(
     folder: Path, finished: tuple[dict[str, Any], Path]
 ) -> None:
     result, work = finished
-    trained = [work / run / "checkpoint.json" for run in ("uploads", "whole", "unclustered", "flat")]
+    trained = [
+        work / run / "checkpoint.json" for run in ("uploads", "whole", "unclustered", "flat", "literal")
+    ]
     before = [path.stat().st_mtime_ns for path in trained]
     assert compute(folder, "cpu", CELLS[0], work) == result
     assert [path.stat().st_mtime_ns for path in trained] == before

@@ -70,19 +70,19 @@ def test_images_of_the_client_from_outside_count_for_nobody_at_home() -> None:
 def test_w_is_said_to_have_moved_only_where_it_did() -> None:
     def row(*mixing: list[float]) -> dict[str, Any]:
         names = [str(n) for n in range(1, len(mixing) + 1)]
-        return _row(
-            clusters={
-                "mixing": {
-                    name: dict(zip(names, own, strict=True)) for name, own in zip(names, mixing, strict=True)
-                },
-                "assignment": {f"site {name}": name for name in names},
-                "silhouettes": {"2": 0.25},
-            }
-        )
+        rows_of_w = {n: dict(zip(names, own, strict=True)) for n, own in zip(names, mixing, strict=True)}
+        found = {
+            "mixing": rows_of_w,
+            "assignment": {f"site {n}": n for n in names},
+            "silhouettes": {"2": 0.25},
+        }
+        as_printed = {"mixing": {"1": {"1": 0.502, "2": 0.498}, "2": {"1": 0.5, "2": 0.5}}}
+        return _row(**{"clusters": found, "clusters as printed": as_printed})
 
     text = weights([row([0.5, 0.5], [0.5, 0.5]), row([0.9, 0.1], [0.5, 0.5]), row([1.0])])[1]
     assert text.startswith("In 1 of 2 federations")
     assert "1 have one cluster" in text
+    assert "as printed`) w moved by 0.002 at most" in text
 
 
 def test_cells_come_seed_by_seed_with_the_whole_configuration() -> None:
