@@ -3,11 +3,11 @@
     python -m benchmarks.one_shot --profile cpu --data ../shared/data/medmnist_npz \
         --rows docs/results/one_shot.cpu.jsonl
 
-Arms: local-only, FedAvg-1 (one round), FedAvg-1 with local fine-tuning, output ensemble, distillation from
-one global ensemble, FedBiCross without clustering, without bi-level, without Stage 3, and whole; and by the
-letter of the paper. All of them begin with the same models, trained once at each client: one upload, whatever
-is made of it. No arm chooses anything by labels beyond training on its clients' own, so that nothing is
-validated.
+Arms: local-only, the same trained on for as long as others are fine-tuned, FedAvg-1 (one round), FedAvg-1
+with local fine-tuning, output ensemble, distillation from one global ensemble, FedBiCross without clustering,
+without bi-level, without Stage 3, and whole; and by the letter of the paper. All of them begin with the same
+models, trained once at each client: one upload, whatever is made of it. No arm chooses anything by labels
+beyond training on its clients' own, so that nothing is validated.
 
 An .npz is shared out among one client more than takes part; that one is the hospital from outside. The others
 are tested on their own part of the test images, and each on all of them.
@@ -31,7 +31,7 @@ import typer
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
 from benchmarks.one_shot_arms import compute
 from benchmarks.one_shot_report import page
-from training.methods.fedbicross_config import FedBiCrossConfig
+from training.methods.fedbicross_config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 
 SETS = ("pneumoniamnist", "wbc5_28_shift")
 ALPHAS = (0.3, 0.5)
@@ -50,7 +50,6 @@ class Profile:
 
 _SMALL = {"width": 4, "local_epochs": 1, "personal_epochs": 1, "probes": 32}
 _SYNTHESIS = {"epochs": 1, "steps": 4, "synthesis_batch": 8, "outer_steps": 2}
-_PAPER = {"width": 64, "local_epochs": 100, "learning_rate": 1e-3, "batch_size": 128}
 PROFILES = {
     "smoke": Profile(1, method=_SMALL | _SYNTHESIS),
     "cpu": Profile(
@@ -59,7 +58,7 @@ PROFILES = {
         # Pneumonia has fifteen times the images of the other: a third of the passes are five times the steps.
         by_set={"pneumoniamnist": {"local_epochs": 12, "personal_epochs": 4}},
     ),
-    "full": Profile(3, "cuda", method={**_PAPER, "epochs": 20, "steps": 500, "synthesis_batch": 256}),
+    "full": Profile(3, "cuda", method={**PAPER_SIZES, "epochs": 20, "checkpoint_every": 100}),
 }
 
 
@@ -76,9 +75,14 @@ def cells_of(
 
 
 def setting_of(profile: str, settings: Profile, name: str) -> dict[str, Any]:
-    """What a set's cells share; all of the method, so that a changed default makes other cells."""
+    """What a set's cells share; all of the method, and its letter, so that a changed default makes others."""
     config = FedBiCrossConfig(**{**settings.method, **settings.by_set.get(name, {})})
-    return {"profile": profile, "clients": settings.clients, "method": config.model_dump(mode="json")}
+    return {
+        "profile": profile,
+        "clients": settings.clients,
+        "method": config.model_dump(mode="json"),
+        "printed": dict(LITERAL_READING),
+    }
 
 
 def main(

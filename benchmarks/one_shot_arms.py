@@ -6,6 +6,9 @@ A cell's result has strings of one character per test image, in the order of the
     owners   whose part of the test images it belongs to: 1..N, or 0 for the client from outside
     own      per arm, the class that the owner's model says ("-" for the outside's)
     right    per arm, how many of the N clients' models are right about it
+
+beside how many training images of each class every client has (`clients`), what Stage 1 and 2 came to, and
+what the client from outside would have got.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from torch import Tensor
 from benchmarks.federating import federate
 from benchmarks.harness import Cell
 from model_store.task import Task
-from personalization.one_shot.picking import CRITERIA, cheapest, costs, observe
+from personalization.one_shot.picking import CRITERIA, cheapest, costs, observe, stability
 from personalization.state import State, StreamingMean
 from training.algorithm import ClientResult, Context, Memory, ModelDraft, Phase, Publication, ServerStage
 from training.data.classified import ImageSet, LabelledData, Partition, load_npz
@@ -31,30 +34,20 @@ from training.engine.client import Surroundings
 from training.methods.classifier import logits_of, train_classifier
 from training.methods.describe import describe
 from training.methods.fedbicross import MODEL, FedBiCross
-from training.methods.fedbicross_config import FedBiCrossConfig
+from training.methods.fedbicross_config import LITERAL_READING, FedBiCrossConfig
 from training.methods.local import network_of, state_of
 from training.methods.trees import join, part
 from training.tasks import template
 
-LOCAL, FEDAVG, TUNED = "local-only", "FedAvg-1", "FedAvg-1 + fine-tuning"
+LOCAL, LONGER = "local-only", "local-only, trained on"
+FEDAVG, TUNED = "FedAvg-1", "FedAvg-1 + fine-tuning"
 ENSEMBLE, DISTILLED = "output ensemble", "one global ensemble, distilled"
 NO_CLUSTERS, NO_BILEVEL, NO_STAGE_3 = "without clustering", "without bi-level", "without stage 3"
 WHOLE, LITERAL, LITERAL_NO_3 = "FedBiCross", "as printed", "as printed, without stage 3"
 ARMS = (
-    *(LOCAL, FEDAVG, TUNED, ENSEMBLE, DISTILLED),
+    *(LOCAL, LONGER, FEDAVG, TUNED, ENSEMBLE, DISTILLED),
     *(NO_CLUSTERS, NO_BILEVEL, NO_STAGE_3, WHOLE, LITERAL, LITERAL_NO_3),
 )
-# The paper to the letter, at the profile's sizes: see training.methods.fedbicross_config.
-AS_PRINTED: Mapping[str, Any] = {
-    "epochs": 1,
-    "every_step": False,
-    "init": "random",
-    "outer_scaling": "plain",
-    "labels": "uniform",
-    "jitter": False,
-    "bn_per_member": False,
-    "min_silhouette": -1.0,
-}
 # What a client from outside can be given when nobody asks which cluster it belongs to.
 FOR_ANYBODY = (FEDAVG, ENSEMBLE, DISTILLED)
 # Site -> logits [N, K] of all test images.
@@ -105,12 +98,13 @@ def compute(folder: Path, device: str, cell: Cell, work: Path) -> dict[str, Any]
     tests = Examined.of([*(own.test for own in data.values()), LabelledData.load(outside, task).test])
     strange = LabelledData.load(all_for_testing(outside), task).test
     return {
-        "clients": {site: len(own.train) for site, own in data.items()},
+        "clients": {site: per_class(torch.from_numpy(own.train.labels), task) for site, own in data.items()},
         "labels": digits(tests.labels),
         "owners": digits(tests.owners),
         **strings(study.answers(tests.images), tests.labels, tests.owners),
         "clusters": clusters_of(study.whole),
         "clusters as printed": clusters_of(study.literal),
+        "synthesis": study.ends_of_trajectories(),
         "outside": study.outside(torch.from_numpy(strange.images), torch.from_numpy(strange.labels)),
     }
 
@@ -158,12 +152,13 @@ class Study:
         else:
             self.unclustered = self._from_uploads("unclustered", clusters=1)
             self.flat = self._from_uploads("flat", bilevel=False)
-        self.literal = self._from_uploads("literal", **AS_PRINTED)
+        self.literal = self._from_uploads("literal", **LITERAL_READING)
         self.average = averaged(self.uploads, {site: len(own.train) for site, own in data.items()})
-        self.tuned = {site: self._tune(site) for site in data}
+        self.tuned = {site: self._train_on(site, self.average) for site in data}
+        self.longer = {site: self._train_on(site, self.uploads[site]) for site in data}
 
     def _run(self, algorithm: FedBiCross, name: str) -> Publication:
-        identity = {"cell": dict(self._cell), "run": name}
+        identity = {"cell": dict(self._cell), "run": name, "method": algorithm.config.model_dump(mode="json")}
         outcome = federate(algorithm, self.data, self._around, self._work / name, identity)
         return algorithm.publication(outcome.server)
 
@@ -171,9 +166,9 @@ class Study:
         config = self.config.model_copy(update=changes)
         return self._run(FromUploads(config, self._task, self.uploads), name)
 
-    def _tune(self, site: str) -> State:
-        """FedAvg-1's model, trained on as Stage 3 trains, by cross-entropy alone."""
-        network = network_of(self._network, self.average, self._device)
+    def _train_on(self, site: str, start: State) -> State:
+        """A model trained on as Stage 3 trains, as long and by the same draws, by cross-entropy alone."""
+        network = network_of(self._network, start, self._device)
         draw = self._around.context("tune", 0, 1, site).generator("train")
         if self.config.personal_epochs:
             train_classifier(network, self.data[site].train, self.config.personal(), draw)
@@ -199,6 +194,7 @@ class Study:
         local = of(self.uploads)
         return {
             LOCAL: local,
+            LONGER: of(self.longer),
             FEDAVG: everybody(self._logits(self.average, images)),
             TUNED: of(self.tuned),
             ENSEMBLE: everybody(torch.stack(list(local.values())).mean(dim=0)),
@@ -211,6 +207,11 @@ class Study:
             LITERAL_NO_3: of_clusters(self.literal),
         }
 
+    def ends_of_trajectories(self) -> list[dict[str, Any]]:
+        """What the last steps of every trajectory came to: means of the losses, and w."""
+        log = self.whole.exhibits.facts["log"]
+        return [entry for entry in log if entry["step"] % self.config.steps == 0]
+
     def outside(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
         """What each cluster's model costs by each criterion, without labels; what all are worth, with."""
         observed = {
@@ -220,12 +221,22 @@ class Study:
         found = {criterion: costs(criterion, observed) for criterion in CRITERIA}
         arms = self.answers(images)
         anybody = {arm: next(iter(arms[arm].values())) for arm in FOR_ANYBODY}
+        measures = {"accuracies": accuracy, "balanced": balanced_accuracy}
+        one_by_one = torch.arange(len(images))
+        draw = torch.Generator().manual_seed(0)
         return {
-            "images": len(images),
-            "accuracies": {name: accuracy(own.answers, labels) for name, own in observed.items()},
+            "images": per_class(labels, self._task),
+            **{
+                what: {name: measure(own.answers, labels) for name, own in observed.items()}
+                for what, measure in measures.items()
+            },
             "costs": {c: {name: round(v, 6) for name, v in each.items()} for c, each in found.items()},
             "picked": {criterion: cheapest(each) for criterion, each in found.items()},
-            "anybody": {arm: accuracy(logits, labels) for arm, logits in anybody.items()},
+            "stability": stability(CRITERIA[0], observed, one_by_one, draw),
+            "anybody": {
+                what: {arm: measure(logits, labels) for arm, logits in anybody.items()}
+                for what, measure in measures.items()
+            },
         }
 
 
@@ -255,6 +266,18 @@ def personal_models(publication: Publication) -> dict[str, State]:
 def accuracy(answers_NK: Tensor, labels_N: Tensor) -> float:
     """The share of right answers."""
     return round(float((answers_NK.argmax(dim=1) == labels_N).double().mean()), 6)
+
+
+def balanced_accuracy(answers_NK: Tensor, labels_N: Tensor) -> float:
+    """Mean over the classes that are there of the share of right answers."""
+    right_N = (answers_NK.argmax(dim=1) == labels_N).double()
+    shares = [float(right_N[labels_N == label].mean()) for label in set(labels_N.tolist())]
+    return round(sum(shares) / len(shares), 6)
+
+
+def per_class(labels: Tensor, task: Task) -> list[int]:
+    """How many images of every class, those without any included."""
+    return torch.bincount(labels, minlength=len(task.classes)).tolist()
 
 
 def strings(answers: Mapping[str, Answers], labels: Tensor, owners: Tensor) -> dict[str, dict[str, str]]:

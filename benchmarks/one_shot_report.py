@@ -224,4 +224,6 @@ def _worth(row: Mapping[str, Any], way: str) -> float:
         return float(np.mean(list(accuracies.values())))
     if way == "best in hindsight":
         return float(max(accuracies.values()))
-    return float(accuracies[found["picked"][way]] if way in found["picked"] else found["anybody"][way])
+    if way in FOR_ANYBODY:
+        return float(found["anybody"]["accuracies"][way])
+    return float(accuracies[found["picked"][way]])

@@ -74,7 +74,8 @@ def test_a_cell_has_every_arm_on_every_test_image_and_the_page_says_so(
     assert len(found) == len(set(result["clusters"]["assignment"].values())) == 2
     assert all(sum(row.values()) == pytest.approx(1) for row in found.values())
     outside = result["outside"]
-    assert outside["images"] + sum(result["clients"].values()) <= 48 + 8 + 16
+    assert sum(outside["images"]) + sum(map(sum, result["clients"].values())) <= 48 + 8 + 16
+    assert [entry["step"] for entry in result["synthesis"]] == [2]
     assert set(outside["accuracies"]) == set(found)
     assert set(outside["picked"].values()) <= set(found)
 
