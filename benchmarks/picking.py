@@ -101,15 +101,18 @@ def _draw() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def regrets(row: Mapping[str, Any]) -> list[dict[str, float]]:
-    """For each outside hospital, how much accuracy each way to choose loses to the best cluster."""
+def regrets(row: Mapping[str, Any]) -> list[dict[str, list[float]]]:
+    """For each outside hospital, how much accuracy each way to choose loses to the best cluster.
+
+    A list of equally likely losses: one for a criterion, one per cluster for chance. `HINDSIGHT` has what the
+    best cluster's accuracy is.
+    """
     lost = []
     for each in row["result"]["hospitals"].values():
         accuracies = each["accuracies"]
         best = max(accuracies.values())
-        ways = {name: accuracies[cheapest(found)] for name, found in each["costs"].items()}
-        ways[CHANCE] = float(np.mean(list(accuracies.values())))
-        lost.append({name: best - value for name, value in ways.items()} | {HINDSIGHT: best})
+        found = {name: [best - accuracies[cheapest(costs)]] for name, costs in each["costs"].items()}
+        lost.append(found | {CHANCE: [best - a for a in accuracies.values()], HINDSIGHT: [best]})
     return lost
 
 
@@ -126,11 +129,15 @@ def page(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         if not lost:
             continue
         body = [
-            [name, mean_and_spread(values), f"{max(values):.3f}", f"{np.mean([v <= 0 for v in values]):.0%}"]
+            [
+                name,
+                mean_and_spread([float(np.mean(each[name])) for each in lost]),
+                f"{max(max(each[name]) for each in lost):.3f}",
+                f"{np.mean([np.mean([loss <= 0 for loss in each[name]]) for each in lost]):.0%}",
+            ]
             for name in (*CRITERIA, CHANCE)
-            for values in ([each[name] for each in lost],)
         ]
-        best = mean_and_spread([each[HINDSIGHT] for each in lost])
+        best = mean_and_spread([each[HINDSIGHT][0] for each in lost])
         sections += [
             f"{title}: {len(lost)} choices. The best cluster's accuracy is {best}.",
             table(["criterion", "accuracy lost", "at most", "best picked"], body),

@@ -31,7 +31,15 @@ def test_every_outside_hospital_is_compared_by_everything(row: dict[str, Any]) -
 def test_what_a_pick_loses_is_against_the_best_cluster() -> None:
     found = {"accuracies": {"1": 0.5, "2": 0.9}, "costs": {"entropy": {"1": 0.1, "2": 0.2}}}
     (lost,) = regrets({"result": {"hospitals": {"oak": found}}})
-    assert lost == {"entropy": pytest.approx(0.4), CHANCE: pytest.approx(0.2), HINDSIGHT: 0.9}
+    assert lost == {"entropy": pytest.approx([0.4]), CHANCE: pytest.approx([0.4, 0]), HINDSIGHT: [0.9]}
+
+
+def test_chance_meets_the_best_of_two_clusters_half_the_time() -> None:
+    found = {"accuracies": {"1": 0.5, "2": 0.9}, "stability": dict.fromkeys(CRITERIA, 1.0)}
+    found["costs"] = {criterion: {"1": 0.1, "2": 0.2} for criterion in CRITERIA}
+    text = "\n".join(page([{"result": {"assignment": {"a": "1", "b": "2"}, "hospitals": {"oak": found}}}]))
+    [chance] = [line for line in text.splitlines() if line.startswith(f"| {CHANCE}")]
+    assert [cell.strip() for cell in chance.split("|")[2:-1]] == ["0.200", "0.400", "50%"]
 
 
 def test_the_page_has_a_line_for_each_criterion(row: dict[str, Any]) -> None:
