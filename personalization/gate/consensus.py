@@ -8,8 +8,6 @@ experts agree with each other did not tell. So a candidate is held against both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -17,6 +15,7 @@ from personalization.networks import build
 from personalization.routing.layers import use_batch_statistics
 from personalization.routing.network import mixed_batches
 from personalization.routing.space import RoutingSpace
+from personalization.tick import Tick, no_tick
 
 
 @torch.no_grad()
@@ -26,7 +25,7 @@ def consensus(
     *,
     device: torch.device | None = None,
     batch_size: int = 16,
-    tick: Callable[[], None] | None = None,
+    tick: Tick = no_tick,
 ) -> tuple[Tensor, Tensor]:
     """Class indices [N, H, W], uint8, of the experts' mean probabilities; two forwards of each expert.
 
@@ -49,8 +48,7 @@ def consensus(
         network.to(device).eval()
         for sums in (running, batchwise):
             for number, batch in enumerate(mixed):
-                if tick is not None:
-                    tick()
+                tick()
                 found = torch.softmax(network(batch.to(device)), dim=1).cpu()
                 if number < len(sums):
                     sums[number] += found

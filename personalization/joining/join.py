@@ -24,8 +24,7 @@ from personalization.networks import FedOapUNet
 from personalization.personal import split
 from personalization.routing.objective import seed_of
 from personalization.state import State
-
-Tick = Callable[[], None]
+from personalization.tick import Tick, no_tick
 
 # Images per forward where nothing is learned: bounds the memory, and changes no result.
 _BATCH = 16
@@ -59,7 +58,7 @@ def join(
     *,
     resume: JoiningCheckpoint | None = None,
     after_epoch: Callable[[JoiningCheckpoint], None] = lambda _: None,
-    tick: Tick = lambda: None,
+    tick: Tick = no_tick,
 ) -> Joining:
     """Fine-tune in place on `train`; deterministic, and bit for bit the same after a resume.
 
@@ -89,7 +88,7 @@ def join(
 
 
 @torch.no_grad()
-def predict(network: FedOapUNet, images_NCHW: Tensor, tick: Tick = lambda: None) -> tuple[Tensor, Tensor]:
+def predict(network: FedOapUNet, images_NCHW: Tensor, tick: Tick = no_tick) -> tuple[Tensor, Tensor]:
     """Class indices uint8 [N, H, W] and attention [N, 1 + S], as its graph gives them; on the CPU."""
     network.eval()
     device = next(network.parameters()).device

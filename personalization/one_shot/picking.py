@@ -30,6 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.gate.statistics import squared_hellinger
+from personalization.tick import Tick, no_tick
 
 Criterion = Literal["information", "statistics", "combined", "entropy", "consistency", "consensus"]
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
@@ -57,9 +58,7 @@ class Observed:
 
 
 @torch.no_grad()
-def observe(
-    network: nn.Module, images_NCHW: Tensor, seed: int = 0, tick: Callable[[], None] = lambda: None
-) -> Observed:
+def observe(network: nn.Module, images_NCHW: Tensor, seed: int = 0, tick: Tick = no_tick) -> Observed:
     """Ask the model, in evaluation mode as it is served, on its own device. `seed` draws the noise, the same
     for every model; `tick` is called before every batch, and may raise. Raises ValueError for no images."""
     if not len(images_NCHW):

@@ -26,7 +26,6 @@ from personalization.routing.config import AdaptationConfig
 from personalization.routing.network import mixed_batches, parameter_groups, routed_layers
 from personalization.routing.objective import (
     Score,
-    Tick,
     class_maps,
     finite,
     like,
@@ -38,6 +37,7 @@ from personalization.routing.routers import PooledRouter
 from personalization.routing.safety import SafetyLimits, danger
 from personalization.routing.space import RoutingSpace
 from personalization.state import State, clone
+from personalization.tick import Tick, no_tick
 
 _LIMITS = SafetyLimits()
 
@@ -63,7 +63,7 @@ def adapt(
     *,
     resume: Checkpoint | None = None,
     after_epoch: Callable[[Checkpoint], None] | None = None,
-    tick: Tick | None = None,
+    tick: Tick = no_tick,
     limits: SafetyLimits = _LIMITS,
 ) -> Adaptation:
     """Adapt a routed network (`route`) in place to one hospital's images; it is left at its best safe state.
@@ -77,7 +77,7 @@ def adapt(
     another configuration, other experts or other images.
     """
     _check(network, images_NCHW, config)
-    run = _Run(network, images_NCHW, config, limits, tick or _no_tick)
+    run = _Run(network, images_NCHW, config, limits, tick)
     if resume is not None:
         run.check(resume)
     try:
@@ -261,7 +261,3 @@ def _check(network: nn.Module, images: Tensor, config: AdaptationConfig) -> None
                 f"adaptation: router: the configuration says '{config.router}', the network was routed with "
                 f"'{found}'; route it as configured"
             )
-
-
-def _no_tick() -> None:
-    return None

@@ -19,6 +19,7 @@ from personalization.routing.config import Router
 from personalization.routing.layers import RoutedConv2d, RoutedConvTranspose2d, use_batch_statistics
 from personalization.routing.routers import DirectCoefficients, FixedCoefficients, Init, PooledRouter
 from personalization.routing.space import RoutingSpace
+from personalization.tick import Tick, no_tick
 
 RoutedLayer = RoutedConv2d | RoutedConvTranspose2d
 
@@ -92,7 +93,9 @@ def parameter_groups(network: nn.Module) -> dict[str, list[nn.Parameter]]:
     }
 
 
-def coefficients(network: nn.Module, images_NCHW: Tensor, batch_size: int = 16) -> Tensor:
+def coefficients(
+    network: nn.Module, images_NCHW: Tensor, batch_size: int = 16, tick: Tick = no_tick
+) -> Tensor:
     """The coefficients [N, L, E] of each image and layer, without dropout.
 
     Those of a pooled router depend on an image's batch-mates (batch norm): batches are made as even as can
@@ -106,6 +109,7 @@ def coefficients(network: nn.Module, images_NCHW: Tensor, batch_size: int = 16) 
             return shared.expand(len(images_NCHW), -1, -1)
         rows = []
         for batch in batches(images_NCHW, batch_size):
+            tick()
             seen: list[Tensor] = []
             handles = [
                 layer.router.register_forward_hook(

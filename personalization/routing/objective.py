@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,8 @@ from personalization.routing.config import AdaptationConfig, LossWeights
 from personalization.routing.perturb import RotFlip, add_noise
 from personalization.routing.routers import PooledRouter
 from personalization.routing.safety import Overlap, Reading
+from personalization.tick import Tick
 
-Tick = Callable[[], None]
 _BITS = 63
 
 

@@ -16,8 +16,7 @@ from personalization.routing.config import AdaptationConfig
 from personalization.routing.merge import merge
 from personalization.routing.network import batches, route
 from personalization.routing.space import RoutingSpace
-
-Tick = Callable[[], None]
+from personalization.tick import Tick
 
 # Images per forward where nothing is learned: bounds the memory, and changes no result.
 _BATCH = 16
@@ -53,8 +52,7 @@ def adapt_and_merge(
             after_epoch(network, checkpoint)
 
     adaptation = adapt(network, images, config, resume=resume, after_epoch=note, tick=tick)
-    tick()
-    merged = merge(space, network, images, batch_size=_BATCH)
+    merged = merge(space, network, images, batch_size=_BATCH, tick=tick)
     return Adapted(adaptation, space, network, merged)
 
 

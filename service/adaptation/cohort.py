@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -16,6 +16,7 @@ from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
 from model_store.preprocessing import prepare
 from model_store.scan import Limits, decode
 from model_store.task import Task
+from personalization.tick import Tick
 from service.adaptation.attempt import Attempt
 from service.errors import AdaptationRefused
 from service.jobs import cohorts
@@ -66,7 +67,7 @@ def load_images(
     task: Task,
     reference: ReferenceStatistics | None,
     limits: Limits,
-    tick: Callable[[], None],
+    tick: Tick,
 ) -> CohortImages:
     """Decode and prepare every scan.
 

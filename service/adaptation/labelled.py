@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from model_store.preprocessing import prepare, prepare_mask
 from model_store.scan import Limits, decode
 from model_store.task import Task
 from personalization.joining import Examples
+from personalization.tick import Tick
 from service.adaptation.attempt import Attempt
 from service.adaptation.cohort import MOST_IMAGES, evenly, merged
 from service.jobs import cohorts, masks
@@ -71,7 +72,7 @@ def load_labelled(
     drawn: Mapping[str, ScanFile],
     task: Task,
     limits: Limits,
-    tick: Callable[[], None],
+    tick: Tick,
 ) -> LabelledImages:
     """Decode and prepare every scan, and its mask if it has one.
 

@@ -28,6 +28,7 @@ from personalization.routing.export import to_dynamic_onnx
 from personalization.routing.network import coefficients, routed_layers
 from personalization.routing.space import RoutingSpace
 from personalization.state import to_safetensors
+from personalization.tick import Tick
 from service.adaptation.adapting import Adapted, adapt_and_merge
 from service.adaptation.attempt import Attempt, as_json
 from service.adaptation.candidate import Draft, publish
@@ -70,6 +71,7 @@ def run_routing(attempt: Attempt) -> Published:
     draw_pictures(attempt, files, loaded.global_model, graph)
     attempt.enter("publishing")
     result = _result(adapted.adaptation, config, cohort, files)
+    used = _coefficients(adapted.space, adapted.routed, cohort, device, attempt.tick)
     files_out = {WEIGHTS: to_safetensors(adapted.merged.state_dict()), GRAPH: graph}
     dynamic = _dynamic(attempt, adapted, cohort, device)
     draft = Draft(
@@ -79,7 +81,7 @@ def run_routing(attempt: Attempt) -> Published:
         files=files_out if dynamic is None else {**files_out, DYNAMIC: dynamic},
         epochs=adapted.adaptation.history[-1].epoch,
         seed=config.seed,
-        details=result | {"coefficients": _coefficients(adapted.space, adapted.routed, cohort, device)},
+        details=result | {"coefficients": used},
         statistics=_statistics(loaded, cohort),
     )
     return publish(attempt, store, draft, gate=gate, result=result)
@@ -101,7 +103,7 @@ def _adapt(
         attempt.tick()
         # The file first: an epoch that is told of is never learned again.
         attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
-        used = _coefficients(space, network, cohort, device)
+        used = _coefficients(space, network, cohort, device, attempt.tick)
         for record in checkpoint.history:
             if record.epoch not in noted:
                 noted.add(record.epoch)
@@ -130,10 +132,10 @@ def _epoch(record: EpochRecord, used: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _coefficients(
-    space: RoutingSpace, network: nn.Module, cohort: CohortImages, device: torch.device
+    space: RoutingSpace, network: nn.Module, cohort: CohortImages, device: torch.device, tick: Tick
 ) -> dict[str, Any]:
     """The mean over the images, layer by layer."""
-    mean_LE = coefficients(network, cohort.images.to(device)).mean(dim=0)
+    mean_LE = coefficients(network, cohort.images.to(device), tick=tick).mean(dim=0)
     return {
         "layers": list(routed_layers(network)),
         "models": list(space.names),
@@ -143,7 +145,7 @@ def _coefficients(
 
 def _dynamic(attempt: Attempt, adapted: Adapted, cohort: CohortImages, device: torch.device) -> bytes | None:
     try:
-        return to_dynamic_onnx(adapted.space, adapted.routed, cohort.images.to(device))
+        return to_dynamic_onnx(adapted.space, adapted.routed, cohort.images.to(device), tick=attempt.tick)
     except ExportError as error:
         attempt.warn(f"the candidate has no graph with its routers inside: {error}")
         return None

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from personalization.errors import RoutingError
 from personalization.networks import UNet
 from personalization.routing.bake import bake_dynamic, bake_statistics
+from personalization.routing.config import Router
 from personalization.routing.merge import mean_coefficients, merge
 from personalization.routing.network import coefficients, route, routed_layers, with_coefficients
 from personalization.state import clone
@@ -159,6 +160,31 @@ def test_any_number_of_images(count: int) -> None:
     many = torch.randn(count, 2, 16, 16, generator=torch.Generator().manual_seed(0))
     merged = merge(space, route(space), many, batch_size=100)
     assert merged(many[:1]).isfinite().all()
+
+
+@pytest.mark.parametrize("router", ["direct", "pooled"])
+def test_who_asked_for_it_is_asked_before_every_batch_and_may_call_it_off(router: Router) -> None:
+    space, batch = space_of(1), images(6)
+    network = route(space, router)
+    asked = 0
+
+    def tick() -> None:
+        nonlocal asked
+        asked += 1
+        if asked == allowed:
+            raise InterruptedError
+
+    allowed = 0
+    merge(space, network, batch, batch_size=2, tick=tick)
+    norms = sum(isinstance(module, nn.BatchNorm2d) for module in space.plain().modules())
+    assert asked == 3 * norms + (3 if router == "pooled" else 0)
+    bake_dynamic(space, network, batch, batch_size=6, tick=tick)  # all at once
+    assert asked == 3 * norms + (3 if router == "pooled" else 0) + 1
+    for allowed in (1, asked // 2):
+        asked = 0
+        with pytest.raises(InterruptedError):
+            merge(space, network, batch, batch_size=2, tick=tick)
+        assert asked == allowed
 
 
 def test_what_cannot_be_baked_is_refused() -> None:
