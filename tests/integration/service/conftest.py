@@ -28,6 +28,7 @@ from model_store.task import Normalisation, Task
 from service.app import create_app
 from service.context import Context
 from service.settings import Settings
+from tests.integration.service.clusters_federation import publish_clusters
 from tests.integration.service.joining_federation import publish_cross_attention
 from tests.integration.service.routing_federation import publish_routing_space
 
@@ -216,6 +217,15 @@ def routing_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def joining_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the cross-attention `tumour`, really trained; see `joining_federation`. Copy it, too."""
     return trained_once(tmp_path_factory, "joining", publish_cross_attention)
+
+
+@pytest.fixture(scope="session")
+def clusters_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the clusters `shapes` and `stains`, really trained (some 10 s); see `clusters_federation`.
+
+    Copy it, too.
+    """
+    return trained_once(tmp_path_factory, "clusters", publish_clusters)
 
 
 def trained_once(factory: pytest.TempPathFactory, name: str, train: Callable[[Path], None]) -> Path:
