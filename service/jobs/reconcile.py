@@ -80,6 +80,7 @@ class Reconciler:
                 records.transition(session, job, *over)
                 _log.warning("job %s lost its worker: %s", job.id, over[0])
                 if job.state in records.TERMINAL:
+                    records.keep_no_files(job)
                     JobFolder(self._settings.state_dir, job.id).delete()
 
     def _take_from_worker(self, job: Job) -> tuple[records.State, str | None]:

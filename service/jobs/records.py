@@ -164,6 +164,14 @@ def cancel(session: Session, job_id: str) -> Job:
     return job
 
 
+def keep_no_files(job: Job) -> None:
+    """From now on no file of a job that is over is kept.
+
+    A worker that lost the job without knowing it yet may write one more; the reconciler sweeps it.
+    """
+    job.expires_at = min(job.expires_at, datetime.now(UTC))
+
+
 def transition(session: Session, job: Job, state: State, reason: str | None = None) -> None:
     """Move a locked job to another state, and say so among its events.
 

@@ -64,6 +64,8 @@ def cancel_job(context: InContext, job: JobId, response: Response) -> JobView:
     """Stop a job: at once if it waits, within seconds if it runs. One that is over stays as it ended."""
     with context.database.write() as session:
         found = records.cancel(session, job)
+        if found.state == "cancelled":
+            records.keep_no_files(found)
     if found.state == "cancelled":
         # Nobody has begun it, or its worker has cleared up: the scan it was to work on is not kept.
         JobFolder(context.settings.state_dir, job).delete()
@@ -114,10 +116,13 @@ def get_result(context: InContext, job: JobId) -> Response:
 @router.delete("/jobs/{job}/files", status_code=204, responses=problem_responses(404, 409, 422))
 def delete_files(context: InContext, job: JobId) -> None:
     """Delete a job's pictures and result, now. What it published, and what is known of it, stays."""
-    with context.database.read() as session:
-        found = records.get(session, job)
-    if found.state not in records.TERMINAL:
-        raise JobNotOver(f"job {job} is {found.state} and needs its files: DELETE /jobs/{job} stops it first")
+    with context.database.write() as session:
+        found = records.get(session, job, lock=True)
+        if found.state not in records.TERMINAL:
+            raise JobNotOver(
+                f"job {job} is {found.state} and needs its files: DELETE /jobs/{job} stops it first"
+            )
+        records.keep_no_files(found)
     JobFolder(context.settings.state_dir, job).delete()
 
 

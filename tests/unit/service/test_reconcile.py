@@ -16,6 +16,7 @@ from sqlalchemy import update
 from service.broker import Broker
 from service.database import Database, Job
 from service.jobs import events, records, submission
+from service.jobs.expiry import expire
 from service.jobs.folder import JobFolder
 from service.jobs.leases import Lease, claim, fenced, finish
 from service.jobs.reconcile import Reconciler
@@ -162,6 +163,11 @@ def test_a_job_to_be_cancelled_is_cancelled_without_its_worker(bench: Bench) -> 
     bench.reconciler.look()
     job = bench.job(job_id)
     assert (job.state, job.reason) == ("cancelled", "cancelled; the worker that ran it was gone")
+    # Stopped while it drew, and woken up: what it still writes is a patient's picture of a job that is over.
+    folder = JobFolder(bench.settings.state_dir, job_id)
+    folder.write(folder.pictures / "before-1.png", b"drawn")
+    expire(bench.database, bench.settings)
+    assert not folder.exists
 
 
 def test_a_worker_that_is_heard_of_keeps_its_job(bench: Bench) -> None:

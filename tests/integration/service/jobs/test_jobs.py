@@ -13,6 +13,7 @@ from sqlalchemy import func, select
 
 from service.database import Job
 from service.jobs import records
+from service.jobs.expiry import expire
 from service.jobs.folder import JobFolder, StoredResult
 from service.jobs.leases import claim, finish, renew
 from tests.integration.service.jobs.asking import adapt, note, problem, submitted, take
@@ -241,6 +242,20 @@ def test_the_result_of_a_scan_job_is_its_mask(api: Any) -> None:
     assert not folder.exists
     assert problem(api.client.get(f"/jobs/{job}/result")) == (410, "files-deleted")
     assert api.client.get(f"/jobs/{job}").json()["state"] == "succeeded"
+
+
+@pytest.mark.parametrize("how", ["its files are deleted", "it is cancelled"])
+def test_what_a_worker_writes_after_it_lost_the_job_is_not_kept(api: Any, how: str) -> None:
+    job, database = scan_job(api), api.context.database
+    folder = JobFolder(api.settings.state_dir, job)
+    if how == "it is cancelled":
+        assert api.client.delete(f"/jobs/{job}").json()["state"] == "cancelled"
+    else:
+        finish(database, take(api, job), "failed", reason="the scan is all noise")
+        assert api.client.delete(f"/jobs/{job}/files").status_code == 204
+    folder.write(folder.pictures / "before-1.png", b"a patient, drawn by a worker that had been stopped")
+    expire(database, api.settings)
+    assert not folder.exists
 
 
 def test_a_job_without_a_mask_says_why(api: Any, cohort: str) -> None:
