@@ -2,83 +2,19 @@
 
 from __future__ import annotations
 
-import io
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from PIL import Image
 
-from model_store.artefact import Artefact
-from model_store.manifest import GRAPH, WEIGHTS, ClustersManifest, Lineage, ModelManifest, NetworkSpec
-from model_store.preprocessing import prepare
-from model_store.scan import Scan
+from model_store.manifest import GRAPH
 from model_store.store import Store
-from personalization.export import to_onnx
-from personalization.networks import build
 from personalization.one_shot.picking import CRITERIA
-from personalization.state import to_safetensors
-from service.adaptation.runner import run_job
 from service.kinds.clusters import PickingOptions
+from tests.integration.service.drawn_clusters import as_png, finished, pictures, publish, submit
 from tests.integration.service.workplace import Workplace
-from training.phantom.shapes import HOSPITALS, Camera, make_shape
-from training.phantom.shapes import TASK as SHAPES
-
-TASK = SHAPES.model_copy(update={"size": (16, 16)})
-NETWORK = NetworkSpec(name="resnet18", arguments={"in_channels": 1, "classes": 3, "width": 2})
-LINEAGE = Lineage(method="fedbicross", run="test", sites=("elm", "hazel"), rounds=1, seed=0)
-# What the two clusters' hospitals see: shapes, and little but noise.
-CAMERAS = {"elm": HOSPITALS["elm"].camera, "hazel": Camera(contrast=15, level=120, noise=35)}
-CLUSTERS = {"1": "elm", "2": "hazel"}
-
-
-def pictures(site: str, count: int, seed: int = 0) -> list[np.ndarray]:
-    return [make_shape(CAMERAS[site], i % 3, 16, 1000 * seed + i) for i in range(count)]
-
-
-def as_png(pixels: np.ndarray) -> bytes:
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return stream.getvalue()
-
-
-def publish(store: Store) -> Artefact:
-    """`shapes`: two clusters with the same weights, whose batch norms expect what two hospitals see."""
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        network = build(NETWORK.name, **NETWORK.arguments)
-    clusters = {}
-    for name, site in CLUSTERS.items():
-        slices = [
-            prepare(Scan(pixels[..., None], None, "png"), TASK).slices for pixels in pictures(site, 60, 1)
-        ]
-        for module in network.modules():
-            if isinstance(module, torch.nn.BatchNorm2d):
-                module.momentum = 1.0
-        network.train()
-        network(torch.from_numpy(np.concatenate(slices)))
-        network.eval()
-        manifest = ModelManifest(
-            name=f"shapes.cluster-{name}",
-            part_of="shapes",
-            role="cluster",
-            task=TASK,
-            network=NETWORK,
-            lineage=LINEAGE,
-        )
-        files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: to_onnx(network, 1, TASK.size)}
-        clusters[name] = store.publish(manifest, files).digest
-    manifest = ClustersManifest(
-        name="shapes",
-        task=TASK,
-        lineage=LINEAGE,
-        clusters=clusters,
-        assignment={site: name for name, site in CLUSTERS.items()},
-        mixing={name: dict.fromkeys(clusters, 0.5) for name in clusters},
-    )
-    return store.publish(manifest, {})
 
 
 @pytest.fixture(scope="module")
@@ -90,29 +26,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def api(start: Any, store: Path, tmp_path: Path) -> Any:
-    import shutil
-
     running = start(shutil.copytree(store, tmp_path / "store"))
     assert running.client.put("/hospitals/oak", json={"name": "Oak"}).status_code == 201
     return running
-
-
-def submit(api: Any, scans: list[np.ndarray], options: str = "{}") -> str:
-    """The job, which no worker has seen: there is no Redis."""
-    accepted = api.client.post(
-        "/hospitals/oak/adaptations",
-        files=[("scans", ("a", as_png(pixels))) for pixels in scans],
-        data={"model": "shapes", "options": options},
-    )
-    assert accepted.status_code == 202, accepted.text
-    location: str = accepted.headers["Location"]
-    return location.rsplit("/", 1)[1]
-
-
-def finished(api: Any, job: str) -> dict[str, Any]:
-    run_job(job, api.settings)
-    found: dict[str, Any] = api.client.get(f"/jobs/{job}").json()
-    return found
 
 
 def test_an_outside_hospital_is_given_the_cluster_that_its_scans_pick(api: Any) -> None:
