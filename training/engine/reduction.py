@@ -2,6 +2,9 @@
 
 Floating-point addition is not associative, so sites are added in their fixed order, whichever finishes first.
 `mean` and `sum` hold one running total whatever the number of sites; `concat` and `collect` keep them all.
+
+The first site that is taken in sets names, shapes and types for the others, collected weights included; what
+else is collected is each site's own affair.
 """
 
 from __future__ import annotations
@@ -42,12 +45,12 @@ class Reducer:
             # A mean checks what it adds. The first one goes first: when it refuses, nothing was taken in yet.
             means = [name for name in uploads if self._groups[name].reduction == "mean"]
             others = [name for name in uploads if name not in means[:1]]
-            for name in others:
-                self._check(self._groups[name], uploads[name])
+            likes = {name: self._check(self._groups[name], uploads[name]) for name in others}
             for name in [*means[:1], *others]:
                 self._take_in(site, self._groups[name], uploads[name], weight)
         except PersonalizationError as error:
             raise SiteFailed(f"site {site}: {error}") from error
+        self._likes = likes | self._likes
         self._weights[site] = weight
         self._metrics[site] = dict(metrics)
 
@@ -62,15 +65,19 @@ class Reducer:
                 collected[name] = by_site
         return RoundResult(reduced, collected, self._weights, self._metrics)
 
-    def _check(self, group: Group, state: State) -> None:
+    def _check(self, group: Group, state: State) -> State:
+        """Names, shapes and types, as far as the sites' must agree in them."""
         check_finite(state, f"group '{group.name}'")
-        if group.reduction == "collect":
-            return
+        # The server makes networks of collected weights, and one that does not fit would end the run.
+        if group.reduction == "collect" and group.kind != "weights":
+            return {}
         # An expanded scalar has a tensor's shape and type and none of its memory.
         # What is concatenated may differ in its first axis.
         axes = slice(1, None) if group.reduction == "concat" else slice(None)
         like = {name: torch.empty((), dtype=t.dtype).expand(t.shape[axes]) for name, t in state.items()}
-        check_compatible([self._likes.setdefault(group.name, like), like])
+        first = self._likes.get(group.name, like)
+        check_compatible([first, like], ["", f"group '{group.name}'"])
+        return like
 
     def _take_in(self, site: str, group: Group, state: State, weight: float) -> None:
         if group.reduction == "mean":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -110,6 +111,20 @@ def test_a_hospital_that_drops_out_is_left_out_to_the_end(federation, tmp_path):
     assert [set(entry.dropped) for entry in result.history if entry.dropped] == [{"fir"}] * 3
     assert set(result.publication.composite["assignment"]) == {"elm", "hazel"}
     assert "fir" not in models(result)
+
+
+def test_a_hospital_that_uploads_another_network_is_left_out_by_name(federation, tmp_path, monkeypatch):
+    train = FedBiCross._train
+
+    def train_wider_at_fir(method, context, seed, data):
+        wider = FedBiCross(CONFIG.model_copy(update={"width": 2}), federation.task)
+        return train(wider if context.site == "fir" else method, context, seed, data)
+
+    monkeypatch.setattr(FedBiCross, "_train", train_wider_at_fir)
+    result = run(federation, tmp_path)
+    refused = r"site fir: group 'model': tensor 'conv1.weight': expected \[1, 1, 3, 3\]"
+    assert re.match(refused, result.history[0].dropped["fir"])
+    assert set(result.publication.composite["assignment"]) == {"elm", "hazel"}
 
 
 def test_all_begin_alike_unless_told_otherwise(federation):

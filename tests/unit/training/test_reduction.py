@@ -79,6 +79,55 @@ def test_a_site_that_does_not_fit_changes_nothing(bad, message):
     assert str(with_bad.result()) == str(without.result())
 
 
+EXPORT = Phase(
+    "export", 1, (), (Group("notes", "statistics", "collect"), Group("personal", "weights", "collect"))
+)
+
+
+def exported(personal, *notes):
+    return {"notes": {"x": torch.tensor(notes)}, "personal": personal}
+
+
+@pytest.mark.parametrize(
+    ("personal", "message"),
+    [
+        ({"w": torch.ones(3), "n": torch.tensor(1)}, r"site B: group 'personal': tensor 'w': expected \[2\]"),
+        ({"w": torch.ones(2).double(), "n": torch.tensor(1)}, "expected .* torch.float32, found"),
+        ({"w": torch.ones(2)}, r"group 'personal': .*missing \['n'\]"),
+        ({"w": torch.ones(2), "n": torch.tensor(1), "b": torch.ones(1)}, r"unexpected \['b'\]"),
+    ],
+)
+def test_collected_weights_are_all_of_one_network(personal, message):
+    reducer = Reducer(EXPORT)
+    reducer.add("A", exported({"w": torch.ones(2), "n": torch.tensor(1)}, 1.0), 1.0, {})
+    with pytest.raises(SiteFailed, match=message):
+        reducer.add("B", exported(personal, 1.0), 1.0, {})
+    reducer.add("C", exported({"w": torch.zeros(2), "n": torch.tensor(5)}, 1.0), 1.0, {})
+    result = reducer.result()
+    assert set(result.weights) == set(result.collected["personal"]) == {"A", "C"}
+    assert set(result.collected["notes"]) == {"A", "C"}
+
+
+def test_what_else_is_collected_may_be_of_any_shape():
+    reducer = Reducer(EXPORT)
+    for site, notes in (("A", (1.0,)), ("B", (1.0, 2.0)), ("C", ())):
+        reducer.add(site, exported({"w": torch.ones(2)}, *notes), 1.0, {})
+    collected = reducer.result().collected["notes"]
+    assert {site: state["x"].tolist() for site, state in collected.items()} == {
+        "A": [1.0],
+        "B": [1.0, 2.0],
+        "C": [],
+    }
+
+
+def test_a_site_that_is_refused_sets_no_standard():
+    reducer = Reducer(PHASE)
+    with pytest.raises(SiteFailed, match=r"group 'notes'.*not finite"):
+        reducer.add("A", uploads([1.0], 1.0, [[1.0, 2.0]], float("nan")), 1.0, {})
+    reducer.add("B", uploads([1.0], 1.0, [[1.0]], 1.0), 1.0, {})
+    assert reducer.result().reduced["tokens"]["k"].tolist() == [[1.0]]
+
+
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_must_be_positive(weight):
     with pytest.raises(SiteFailed, match="positive weight"):
