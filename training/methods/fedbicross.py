@@ -42,7 +42,7 @@ from training.algorithm import (
     State,
 )
 from training.data.classified import LabelledData
-from training.errors import SiteFailed
+from training.errors import ConfigurationError, SiteFailed
 from training.methods.classifier import ClassCounts, counts_from, logits_of, train_classifier
 from training.methods.describe import STATISTICS, describe, described, merge_described
 from training.methods.fedbicross_config import FedBiCrossConfig
@@ -62,11 +62,22 @@ SYNTHESIS = "synthesise+bilevel"
 
 @register("fedbicross", FedBiCrossConfig, kinds=("classification",))
 class FedBiCross(Algorithm[LabelledData]):
-    """One upload per hospital, clusters and their models on the server, one personal model back."""
+    """One upload per hospital, clusters and their models on the server, one personal model back.
+
+    Raises ConfigurationError for a `synthesis_batch` in which not every class of the task has an image.
+    """
 
     def __init__(self, config: FedBiCrossConfig, task: Task) -> None:
         self.config = config
         self.classes = len(task.classes)
+        if config.synthesis_batch < self.classes:
+            raise ConfigurationError(
+                f"method fedbicross does not fit the task '{task.name}'",
+                [
+                    f"synthesis_batch: expected at least {self.classes}, one image for each class, found "
+                    f"{config.synthesis_batch}: of some classes none would be dreamt up; raise it"
+                ],
+            )
         self.shape = (task.in_channels, *task.size)
         self.network = NetworkSpec(
             name="resnet18",
