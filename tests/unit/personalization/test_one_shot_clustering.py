@@ -7,6 +7,7 @@ import torch
 from sklearn.metrics import silhouette_score
 from torch import nn
 
+from personalization.one_shot import clustering
 from personalization.one_shot.clustering import answers_to_noise, cluster
 
 
@@ -58,12 +59,24 @@ def test_as_many_clusters_as_there_are_opinions() -> None:
     assert cluster(points(0, 0, 5, 5, 5), draw(), count=4).count == 2
 
 
-def test_of_equal_silhouettes_the_fewer_clusters_win() -> None:
-    # A square's corners: in pairs, or one pair and two alone.
-    corners = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]], dtype=torch.float64)
-    found = cluster(corners, draw())
-    best = max(found.silhouettes.values())
-    assert found.count == min(k for k, value in found.silhouettes.items() if value == best)
+def test_of_equal_silhouettes_the_fewer_clusters_win(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = points(0, 1, 5, 6, 20, 21)
+    scores = {2: 0.4, 3: 0.7, 4: 0.7, 5: 0.7}
+    monkeypatch.setattr(clustering, "_silhouette", lambda _, labels: scores[len({*labels})])
+    found = cluster(answers, draw())
+    assert found.silhouettes == scores
+    assert found.assignment == (0, 0, 1, 1, 2, 2)
+
+
+@pytest.mark.parametrize(("best", "count"), [(0.05, 3), (0.0499, 1)])
+def test_the_least_silhouette_itself_will_do(
+    best: float, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clustering, "_silhouette", lambda _, labels: best - 0.01 * abs(len({*labels}) - 3))
+    answers = points(0, 1, 5, 6, 20, 21)
+    assert cluster(answers, draw(), least_silhouette=0.05).count == count
+    # And it is the default.
+    assert cluster(answers, draw()).count == count
 
 
 def test_a_weak_structure_is_none() -> None:

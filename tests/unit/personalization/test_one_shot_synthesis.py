@@ -54,6 +54,41 @@ def run(made: Trajectory, *steps: int) -> dict[str, torch.Tensor]:
     return made.tensors()
 
 
+@pytest.mark.parametrize(
+    ("count", "share", "learned"),
+    [(256, 0.8, 205), (64, 0.8, 51), (10, 0.8, 8), (6, 0.8, 4), (10, 0.99, 8), (10, 0.01, 2)],
+)
+def test_every_image_is_for_learning_or_for_validation(count: int, share: float, learned: int) -> None:
+    made = trajectory(3, replace(CONFIG, batch_size=count, train_share=share))
+    for inner, outer in made._parts:
+        assert (len(inner), len(outer)) == (learned, count - learned)
+        assert sorted([*inner.tolist(), *outer.tolist()]) == list(range(count))
+    # Drawn, and for each cluster anew: labels go round in order.
+    orders = {(*inner.tolist(), *outer.tolist()) for inner, outer in made._parts}
+    assert len(orders | {tuple(range(count))}) == 4
+
+
+def test_labels_are_balanced_or_drawn() -> None:
+    balanced = trajectory(2)._labels
+    assert [labels.tolist() for labels in balanced] == [[0, 1, 2, 0, 1, 2, 0, 1, 2, 0]] * 2
+    first, second = trajectory(2, replace(CONFIG, batch_size=300, labels="uniform"))._labels
+    for labels in (first, second):
+        counts = torch.bincount(labels).tolist()
+        assert len(counts) == 3
+        assert min(counts) > 70  # 100 each, give or take four standard deviations
+        assert counts != [100, 100, 100]
+    assert not torch.equal(first, second)
+
+
+def test_images_begin_as_standard_normal_noise_of_their_own() -> None:
+    first, second = trajectory(2, replace(CONFIG, batch_size=256)).images()
+    assert not torch.equal(first, second)
+    for images in (first, second):
+        assert images.shape == (256, *SHAPE)
+        assert float(images.mean()) == pytest.approx(0, abs=0.04)
+        assert float(images.std()) == pytest.approx(1, abs=0.03)
+
+
 def test_taken_up_again_it_goes_on_as_if_nothing_had_been() -> None:
     whole = run(trajectory(), 1, 2, 3, 4)
     half = run(trajectory(), 1, 2)
