@@ -234,7 +234,9 @@ def recalibrate(network: nn.Module, sources: Sequence[Tensor], mixing_J: Tensor)
     """Replace the running batch-norm statistics by those of the sources' images, weighted by w.
 
     A student saw one source at a time, each normalised by its own statistics; what it will be used with is
-    the mean of them. Leaves the network in evaluation mode.
+    the mean of them. How far the sources' means lie apart is left out of the variance: no layer was ever
+    normalised over several sources, so its weights never met that spread. Leaves the network in evaluation
+    mode.
     """
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     means = [torch.zeros_like(norm.bias, dtype=torch.float64) for norm in norms]
