@@ -26,8 +26,9 @@ _COLUMNS = 6
 _GAP = 1
 
 
-def clusters_of(publication: Publication) -> dict[str, Any]:
-    """Everything `clusters.html` needs, of a publication of kind `clusters`."""
+def clusters_of(publication: Publication, colours: int) -> dict[str, Any]:
+    """Everything `clusters.html` needs, of a publication of kind `clusters`, whose scans have so many
+    `colours`: 1 or 3."""
     composite, exhibits = publication.composite, publication.exhibits
     drafts = {draft.cluster: draft for draft in publication.models if draft.cluster is not None}
     names = list(composite["mixing"])
@@ -46,7 +47,7 @@ def clusters_of(publication: Publication) -> dict[str, Any]:
         "mixing": [(name, _cells(composite["mixing"][name])) for name in names],
         "even": 1 / len(names),
         "charts": _charts(exhibits.facts["log"]),
-        "sheets": [{"name": name, "source": _sheet(exhibits.tensors[name])} for name in names],
+        "sheets": [{"name": name, "source": _sheet(exhibits.tensors[name], colours)} for name in names],
     }
 
 
@@ -66,11 +67,10 @@ def _charts(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return charts
 
 
-def _sheet(images_NCHW: Tensor) -> str:
+def _sheet(images_NCHW: Tensor, colours: int) -> str:
     """Images side by side, each from its darkest to its brightest value, as a data URL."""
     images = images_NCHW.double().numpy()
-    # Of neighbouring slices the middle one; colour as it is.
-    colours = 3 if images.shape[1] == 3 else 1
+    # Of neighbouring slices the middle one.
     first = (images.shape[1] - colours) // 2
     shown = images[:, first : first + colours].transpose(0, 2, 3, 1)
     count, height, width, _ = shown.shape

@@ -61,7 +61,9 @@ def write_report(record: RunRecord, path: Path, publication: Publication | None 
             events=_events(record.rounds),
             traffic=record.traffic(),
             task=_as_yaml(record.task),
-            clusters=clusters_of(publication) if publication and publication.kind == "clusters" else None,
+            clusters=clusters_of(publication, record.task.channels)
+            if publication and publication.kind == "clusters"
+            else None,
             pool=pool_of(publication) if publication and publication.kind == "ssf-pool" else None,
         )
     )
