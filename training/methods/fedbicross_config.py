@@ -43,7 +43,7 @@ class FedBiCrossConfig(MethodConfig):
     rounds: int = Field(1, ge=1, le=1, description="a hospital uploads once: there is one round")
     width: int = Field(16, ge=1, description="channels of the ResNet-18 at full resolution")
     precision: Precision = Field(
-        "float32", description="of training: bfloat16 takes half the time where the processor has it"
+        "float32", description="bfloat16 takes two thirds of the time where the processor has it"
     )
 
     local_epochs: int = Field(40, ge=1, description="passes over the site's images, once")
