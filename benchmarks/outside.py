@@ -4,9 +4,9 @@
         --rows docs/results/outside.cpu.jsonl
 
 The federation of the other sites is trained once per left-out site and seed, and kept. On the scans of the
-site left out, without their labels, arms are then compared: the models as they are (running and test batch
-norm), their average and ensemble, Tent, and routing with every preset, as it was learned and merged. An arm
-that learns does so twice: on all patients, who are then reported (transductive, as in the paper), and on
+site left out, without their labels, arms are then compared: the models as they are (running, test and baked
+batch norm), their average and ensemble, Tent, and routing with every preset, as it was learned and merged. An
+arm that learns does so twice: on all patients, who are then reported (transductive, as in the paper), and on
 one half of the patients to report the other, in turn (inductive, as a hospital would use it).
 
 Labels are for reporting only. Fields named `diagnostic_` hold what they say of epochs; nothing reads them.
@@ -26,6 +26,7 @@ import typer
 from benchmarks.evaluation import Scans
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
 from benchmarks.outside_arms import Hospital, Models, plain_arms
+from benchmarks.outside_baked import baked_arms
 from benchmarks.outside_gate import Judge
 from benchmarks.outside_planted import Cohorts, inverted, planted, some
 from benchmarks.outside_report import page
@@ -81,10 +82,12 @@ SHAPE_WEIGHT_OF_SET: Mapping[str, float] = {"retina_vessels": 0.0}
 # The set of another modality, for cohorts of scans that a hospital should not have sent.
 FOREIGN = "breast_ultrasound"
 
+LEARN_NO_ROUTING = {"plain": plain_arms, "baked": baked_arms}
+
 # The first group answers the question, so all sites and seeds have it before the others start. What routes:
 # preset and router.
 GROUPS: tuple[tuple[str, ...], ...] = (
-    ("plain", "routing paper direct", "routing statistics direct"),
+    ("plain", "baked", "routing paper direct", "routing statistics direct"),
     ("routing official direct",),
     ("planted",),
     ("routing paper pooled",),
@@ -116,7 +119,7 @@ def adaptation_of(arms: str, set_: str, settings: Profile, tries: Mapping[str, A
 
     For routing arms: the fields of AdaptationConfig, and under `loss` what its preset stands for.
     """
-    if arms == "plain":
+    if arms in LEARN_NO_ROUTING:
         return {"epochs": settings.epochs}
     preset, router = arms.split()[1:] if arms.startswith("routing") else ("paper", "direct")
     shape = {"shape_weight": SHAPE_WEIGHT_OF_SET[set_]} if set_ in SHAPE_WEIGHT_OF_SET else {}
@@ -194,8 +197,8 @@ class Experiment:
         scans = Scans.load(cases, task)
         hospital = Hospital.of(scans, seed, cell["images"])
         facts = cell["adaptation"]
-        if cell["arms"] == "plain":
-            return plain_arms(models, hospital, facts["epochs"], seed)
+        if cell["arms"] in LEARN_NO_ROUTING:
+            return LEARN_NO_ROUTING[cell["arms"]](models, hospital, facts["epochs"], seed)
         fields = {name: value for name, value in facts.items() if name not in ("loss", "planted")}
         config = AdaptationConfig(**fields, seed=seed)
         if cell["arms"] == "planted":

@@ -56,7 +56,9 @@ def _harm(lines: Sequence[Mapping[str, Any]]) -> str:
         f"{line['candidate']} at {line['site']}, seed {line['seed']}: {line['change']:+.3f}"
         for line in through
     )
+    alone = "" if any(map(_passed, own)) else ": where nothing passes, no harm is done, and no good"
     return (
+        f"{sum(map(_passed, own))} of {len(own)} candidates that were not planted may be assigned{alone}. "
         f"Of {len(harmful)} harmful candidates the gate refused {len(harmful) - len(through)} and let "
         f"{len(through)} through ({listed or 'none'}). Of {len(own)} candidates that were not planted "
         f"{sum(map(_harmful, own))} were harmful, and the gate was what prevented "

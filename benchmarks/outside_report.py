@@ -8,18 +8,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import scores as tables
 from benchmarks.harness import Cell, Rows
 from benchmarks.outside_gate_report import gate_sections
+from benchmarks.outside_scores import BAKED, GLOBAL, at, complete, scores_of
+from benchmarks.outside_tries import tries_sections
 from benchmarks.scores import Scores
 from benchmarks.tables import table, write_page
 
-GLOBAL = "global (running)"
-FIRST = (GLOBAL, "global (test)", "global (baked)", "average (running)", "average (test)", "uniform (test)")
-LAST = ("ensemble (running)", "ensemble (test)", "tent")
-REFERENCES = (GLOBAL, "global (baked)", "ensemble (test)", "tent")
+FIRST = (
+    *(GLOBAL, "global (test)", BAKED),
+    *("average (running)", "average (test)", "average (baked)", "uniform (test)", "uniform (baked)"),
+)
+LAST = ("ensemble (running)", "ensemble (test)", "ensemble (baked)", "tent", "tent (baked)")
+REFERENCES = (GLOBAL, BAKED, "ensemble (test)", "ensemble (baked)", "tent (baked)")
 MODES = {
     "transductive": "learned on all patients of the site, who are reported",
     "inductive": "learned on one half of the patients, the other half reported, in turn",
@@ -27,21 +29,29 @@ MODES = {
 
 
 def page(path: Path, usual_of: Callable[[Cell], Mapping[str, Any]], command: str) -> None:
-    """Write the page beside the rows: a part per setting, those first that adapt as the profile does.
+    """Write the page beside the rows: a part per setting, its tries last.
 
     `usual_of` gives how a cell's arms adapt unless told otherwise; what differs from it is a try.
     """
-    parts: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    usual: dict[str, list[dict[str, Any]]] = {}
+    tries: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in Rows(path).read():
         cell = row["cell"]
-        parts.setdefault((_base(cell), *_changes(usual_of(cell), cell)), []).append(row)
+        changes = ", ".join(_changes(usual_of(cell), cell))
+        if changes:
+            tries.setdefault(_base(cell), {}).setdefault(changes, []).append(row)
+        else:
+            usual.setdefault(_base(cell), []).append(row)
     sections: list[str] = []
-    for base, *changes in sorted(parts, key=lambda part: (len(part) > 1, part)):
-        rows = parts[(base, *changes)]
-        title = rows[0]["cell"]["set"] + (f", a try: {', '.join(changes)}" if changes else "")
-        # A try is held against the arms that it leaves as they are.
-        others = [row for row in parts.get((base,), []) if row["cell"]["arms"] == "plain"]
-        sections += [f"## {title}", _about(rows), *_tables([*others, *rows] if changes else rows)]
+    for base, rows in sorted(usual.items()):
+        title = rows[0]["cell"]["set"]
+        sections += [f"## {title}", _about(rows), *_tables(rows)]
+        for mode, meaning in MODES.items() if base in tries else ():
+            sections += [
+                f"### Tries, {mode}: {meaning}",
+                "Routing otherwise than above, merged. Differences on the same sites and seeds.",
+                *tries_sections(tries[base], rows, mode),
+            ]
     write_page(
         path.with_suffix(".md"),
         "Outside personalization",
@@ -49,32 +59,6 @@ def page(path: Path, usual_of: Callable[[Cell], Mapping[str, Any]], command: str
         path,
         sections or ["No cell is finished yet."],
     )
-
-
-def scores_of(rows: Sequence[Mapping[str, Any]], mode: str) -> Scores:
-    """Every patient's Dice by arm and seed: the arms of one mode, and those that learn nothing."""
-    scores: Scores = {}
-    for row in rows:
-        cell, dice = row["cell"], row["result"].get("dice", {})
-        for arm, patients in {**dice.get("unadapted", {}), **dice.get(mode, {})}.items():
-            tables.add(scores, arm, cell["seed"], cell["site"], patients)
-    singles = [arm for arm in scores if arm.startswith("single ") and arm.endswith(" (test)")]
-    if singles:
-        scores["single models, mean (test)"] = _mean_of(scores, singles)
-    return {arm: found for arm, found in scores.items() if not arm.startswith("single ") or "mean" in arm}
-
-
-def _mean_of(scores: Scores, arms: Sequence[str]) -> dict[int, dict[tables.Patient, float]]:
-    """The mean Dice of several arms. Which models there are depends on the site."""
-    values: dict[int, dict[tables.Patient, list[float]]] = {}
-    for arm in arms:
-        for seed, patients in scores[arm].items():
-            for patient, dice in patients.items():
-                values.setdefault(seed, {}).setdefault(patient, []).append(dice)
-    return {
-        seed: {patient: float(np.mean(found)) for patient, found in patients.items()}
-        for seed, patients in values.items()
-    }
 
 
 def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -96,22 +80,14 @@ def _by_arm(scores: Scores) -> str:
     body = [
         [
             arm,
-            *(tables.mean_at(_at(scores[arm], site), [site]) for site in sites),
-            tables.mean_of_sites(_complete(scores[arm], sites), sites),
-            len(_complete(scores[arm], sites)),
+            *(tables.mean_at(at(scores[arm], site), [site]) for site in sites),
+            tables.mean_of_sites(complete(scores[arm], sites), sites),
+            len(complete(scores[arm], sites)),
         ]
         for arm in _ordered(scores)
     ]
     header = ["Dice", *(f"{site} ({tables.count_patients(scores, site)})" for site in sites)]
     return table([*header, "mean of sites", "seeds"], body)
-
-
-def _at(by_seed: Mapping[int, Mapping[tables.Patient, float]], site: str) -> dict[int, Any]:
-    return {seed: found for seed, found in by_seed.items() if any(unit[0] == site for unit in found)}
-
-
-def _complete(by_seed: Mapping[int, Mapping[tables.Patient, float]], sites: Sequence[str]) -> dict[int, Any]:
-    return {seed: found for seed, found in by_seed.items() if {unit[0] for unit in found} == set(sites)}
 
 
 def _ordered(scores: Scores) -> list[str]:
@@ -125,9 +101,11 @@ def _comparisons(scores: Scores) -> Iterator[tuple[str, str]]:
         if arm.startswith("routing ") and arm.endswith("(merged)"):
             yield from ((arm, reference) for reference in REFERENCES)
     yield "global (test)", GLOBAL
-    yield "global (baked)", GLOBAL
+    yield BAKED, GLOBAL
     yield "ensemble (test)", GLOBAL
+    yield "ensemble (baked)", GLOBAL
     yield "tent", GLOBAL
+    yield "tent (baked)", GLOBAL
 
 
 def _gate_of(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
