@@ -23,6 +23,7 @@ from service.adaptation.space import LoadedSpace, load_space
 from service.errors import AdaptationRefused
 from service.inference.pipeline import Stopwatch
 from service.jobs.folder import StoredResult
+from service.kinds.routing_space import RoutingOptions
 from service.receipts import ModelReceipt
 from service.scan_limits import scan_limits
 from service.segment_options import SegmentOptions
@@ -42,7 +43,7 @@ def run_scan(attempt: Attempt) -> Outcome:
         loaded = load_space(Store(attempt.settings.store), attempt.job.parent)
         slices, _ = prepare_scan(data, loaded.task, scan_limits(attempt.settings))
     with watch.stage("adapt"):
-        adaptation, graph = _adapted_graph(attempt, loaded, slices)
+        adaptation, graph = _adapted_graph(attempt, options, loaded, slices)
     attempt.enter("segmenting")
     answer = Segmenting(
         request_id=attempt.job.request_id or attempt.job.id,
@@ -69,12 +70,20 @@ def run_scan(attempt: Attempt) -> Outcome:
     return Outcome("fell_back", f"{reason}; the mask is that of step 0", result)
 
 
-def _adapted_graph(attempt: Attempt, loaded: LoadedSpace, slices: torch.Tensor) -> tuple[Adaptation, bytes]:
+def _routing(options: SegmentOptions) -> RoutingOptions:
+    """What was asked for, and for the rest what a hospital's adaptation would do."""
+    asked = options.model_dump(include={"preset", "shape_weight"}, exclude_none=True)
+    return RoutingOptions.model_validate(asked)
+
+
+def _adapted_graph(
+    attempt: Attempt, options: SegmentOptions, loaded: LoadedSpace, slices: torch.Tensor
+) -> tuple[Adaptation, bytes]:
     """Without a checkpoint: one scan is adapted to in seconds, and leaves no trace."""
-    config = AdaptationConfig()
+    config = AdaptationConfig(**_routing(options).model_dump())
 
     def after_epoch(_: torch.nn.Module, checkpoint: Checkpoint) -> None:
-        attempt.enter("adapting", epoch=checkpoint.epoch, epochs=config.epochs)
+        attempt.enter("adapting", epoch=checkpoint.epoch, epochs=config.passes)
 
     device = device_of(attempt.settings)
     adapted = adapt_and_merge(

@@ -8,13 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from service.kinds.kind import AdaptableKind, Words
 
+Preset = Literal["paper", "official", "statistics"]
+
 
 class RoutingOptions(BaseModel):
     """How a routing space is adapted. Every field has the default that is right for most hospitals."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    preset: Literal["paper", "official", "statistics"] = Field(
+    preset: Preset = Field(
         "paper",
         description="The loss: `paper` consistency + 0.01 (shape + entropy), noise only; `official` as the "
         "published code of IOP-FL. `statistics` learns nothing: the global model alone, with batch norm's "

@@ -15,6 +15,7 @@ from service.context import Context, InContext
 from service.inference.pipeline import Stopwatch
 from service.jobs import records
 from service.jobs.folder import JobFolder
+from service.offered import contradiction
 from service.preferences import preferred_wait
 from service.problems import problem_responses
 from service.routes.headers import ANSWER_HEADERS, described_headers
@@ -80,6 +81,11 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
             adapts_itself, context, options.model, options.hospital, Segmenting.KIND
         )
         if not by_job:
+            if options.preset is not None or options.shape_weight is not None:
+                raise contradiction(
+                    "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave "
+                    "them out."
+                )
             select = partial(
                 resolve,
                 context,

@@ -87,7 +87,9 @@ def test_every_refusal_is_described_as_a_problem(document: dict[str, Any]) -> No
     assert "HTTPValidationError" not in document["components"]["schemas"]
 
 
-@pytest.mark.parametrize(("path", "own"), [("/segment", {"output"}), ("/classify", {"cluster"})])
+@pytest.mark.parametrize(
+    ("path", "own"), [("/segment", {"output", "preset", "shape_weight"}), ("/classify", {"cluster"})]
+)
 def test_the_form_of_a_scan_is_described(document: dict[str, Any], path: str, own: set[str]) -> None:
     body = document["paths"][path]["post"]["requestBody"]
     form = body["content"]["multipart/form-data"]["schema"]

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from model_store.digest import sha256
 from service.adaptation.runner import run_job
+from service.kinds.routing_space import RoutingOptions
 from tests.integration.service.routing_federation import outside_scans, volume
 from tests.integration.service.workplace import Workplace, opened
 
@@ -62,6 +63,26 @@ def test_the_same_scan_gets_the_same_mask_and_nothing_is_kept(place: Workplace, 
 
 def _dice(mask: NDArray[np.generic], truth: NDArray[np.generic]) -> float:
     return float(2 * np.sum((mask > 0) & (truth > 0)) / (np.sum(mask > 0) + np.sum(truth > 0)))
+
+
+def test_what_is_learned_from_a_scan_can_be_said(place: Workplace, scan: bytes) -> None:
+    found = {}
+    for name, options in {
+        "as a hospital's": {},
+        "the default, said": {"preset": RoutingOptions().preset},
+        "no shape": {"shape_weight": 0.0},
+        "statistics": {"preset": "statistics"},
+    }.items():
+        job_id = place.scan_job(scan, **options)
+        run_job(job_id, place.settings)
+        answer, result = place.folder(job_id).read_result(), place.job(job_id).result
+        assert answer is not None
+        assert result is not None
+        found[name] = (answer.headers["Locum-Graph"], result["epochs"])
+    assert found["as a hospital's"] == found["the default, said"]
+    assert len({graph for graph, _ in found.values()}) == 3
+    assert found["statistics"][1] == 0
+    assert found["no shape"][1] > 0
 
 
 def test_the_report_says_what_answered(place: Workplace, scan: bytes) -> None:
