@@ -41,6 +41,7 @@ from training.data.federation import TASK_FILE, load_federation
 from training.engine.folder import RunFolder
 from training.errors import TrainingError
 from training.methods.iop_fl import IopFlConfig
+from training.phantom import TRAINING, write_federation
 from training.run import Result, Run, execute
 from training.tasks import template
 
@@ -72,6 +73,8 @@ PROFILES = {
         method={"rounds": 25, "width": 16, "precision": "bfloat16"},
         sizes={"retina_vessels": 144},
     ),
+    # Nobody's scans: what defaults and limits may be chosen on.
+    "phantom": Profile(3, 10, 128, 64, method=TRAINING),
     "full": Profile(3, 10, 512, 256, 256, "cuda", {"rounds": 100, "width": 32}),
 }
 # Fixed before anything was run on them: vessels are thin and branched, which the shape prior forbids, and
@@ -219,7 +222,12 @@ class Experiment:
 
 
 def main(
-    data: Annotated[Path, typer.Option(help="A federation folder, or a set with a template of its name.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            help="A federation folder, or a set with a template of its name. Profile `phantom` makes it."
+        ),
+    ],
     rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
     profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "cpu",
     seeds: Annotated[int | None, typer.Option(help="Fewer seeds than the profile's, for a try.")] = None,
@@ -251,6 +259,8 @@ def main(
         "train_bn_affine": train_bn_affine,
     }
     chosen = {name: value for name, value in tries.items() if value is not None}
+    if profile == "phantom" and not data.exists():
+        write_federation(data)
     set_ = data.resolve().name
     federation = load_federation(data, None if (data / TASK_FILE).is_file() else template(set_))
     name = f"outside.{profile}"
