@@ -48,6 +48,7 @@ import torch
 from model_store.guard import ReferenceStatistics
 from model_store.manifest import NetworkSpec
 from personalization.state import State
+from training.bounds import NO_BOUNDS, FeatureBounds
 
 __all__ = [
     "Algorithm",
@@ -75,13 +76,15 @@ class Group:
     """A named set of tensors that travels together.
 
     `essential` says whether a site that does not let this kind out can take part at all. When it is False,
-    such a site takes part without the group.
+    such a site takes part without the group. `bounded` says of features that the method keeps the site's own
+    bounds on them (`Context.bounds`); without it they do not leave a site that has some.
     """
 
     name: str
     kind: Kind
     reduction: Reduction = "mean"
     essential: bool = True
+    bounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,8 @@ class Context:
     """Where a step finds itself. `round` counts from 0 within its phase or stage.
 
     `generator(purpose)` gives a fresh CPU generator that depends on the run's seed, the phase, the round, the
-    site and the purpose, and on nothing else: the same call gives the same numbers again.
+    site and the purpose, and on nothing else: the same call gives the same numbers again. `bounds` are the
+    site's own, on features that leave it.
     """
 
     phase: str
@@ -130,6 +134,7 @@ class Context:
     device: torch.device
     generator: Callable[[str], torch.Generator]
     site: str | None = None
+    bounds: FeatureBounds = NO_BOUNDS
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from training.algorithm import Kind
+from training.bounds import FeatureBounds
 from training.errors import ConfigurationError
 
 Config = TypeVar("Config", bound="StrictConfig")
@@ -51,6 +52,9 @@ class RunConfig(StrictConfig):
     egress: dict[str, tuple[Kind, ...]] = Field(
         {},
         description="site -> kinds it lets out (weights, features, statistics, images); unnamed sites: all",
+    )
+    feature_bounds: dict[str, FeatureBounds] = Field(
+        {}, description="site -> its own bounds on features; the stricter of these and the method's hold"
     )
 
 

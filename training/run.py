@@ -17,6 +17,7 @@ from model_store.artefact import Artefact
 from model_store.manifest import Lineage
 from model_store.store import Store
 from training.algorithm import Algorithm, Publication
+from training.bounds import NO_BOUNDS
 from training.config import MethodConfig, RunConfig
 from training.data.cases import Federation, Site
 from training.data.classified import LabelledData
@@ -48,15 +49,17 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """Everything that decides the result, as JSON.
 
-        Consent is not part of it: it decides what is exported of a result, and may come later.
+        Consent is not part of it: it decides what is exported of a result, and may come later. Bounds that no
+        site has are left out, so that a run without them keeps the id it had before there were any.
         """
+        left_out = {"consent"} if self.settings.feature_bounds else {"consent", "feature_bounds"}
         splits = {site.name: {case.name: case.split for case in site.cases} for site in self.federation.sites}
         return {
             "method": self.method,
             "data": self.federation.digest,
             "splits": _digest(splits),
             "config": self.config.model_dump(mode="json"),
-            "run": self.settings.model_dump(mode="json", exclude={"consent"}),
+            "run": self.settings.model_dump(mode="json", exclude=left_out),
         }
 
     @property
@@ -67,7 +70,11 @@ class Run:
     def sites(self) -> tuple[Site[Any], ...]:
         """The sites that take part, every case with its split. Raises ConfigurationError."""
         known = [site.name for site in self.federation.sites]
-        named = {"leave_out": self.settings.leave_out, "egress": tuple(self.settings.egress)}
+        named = {
+            "leave_out": self.settings.leave_out,
+            "egress": tuple(self.settings.egress),
+            "feature_bounds": tuple(self.settings.feature_bounds),
+        }
         if self.settings.consent != "all":
             named["consent"] = self.settings.consent
         problems = [
@@ -174,6 +181,7 @@ def _specs(run: Run, sites: Sequence[Site[Any]]) -> list[SiteSpec]:
             frozenset(run.settings.egress.get(site.name, ALL_KINDS)),
             consent == "all" or site.name in consent,
             len(site.cases),
+            run.settings.feature_bounds.get(site.name, NO_BOUNDS),
         )
         for site in sites
     ]

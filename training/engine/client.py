@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -39,6 +39,7 @@ def run_step(
     memory: Memory,
     data: Any,
 ) -> tuple[Outgoing, Memory | None]:
-    """One client step, and the site's egress policy over what it sends. Raises as they do."""
-    result = algorithm.client_step(context, received, memory, data)
+    """One client step within the site's own bounds, and its egress policy over what it sends. Raises as they
+    do."""
+    result = algorithm.client_step(replace(context, bounds=site.bounds), received, memory, data)
     return let_out(phase, site, result), result.memory

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from training.algorithm import ClientResult, Kind, Phase, ServerStage, State
+from training.algorithm import ClientResult, Group, Kind, Phase, ServerStage, State
+from training.bounds import NO_BOUNDS, FeatureBounds
 from training.errors import AlgorithmError, EgressRefused
 
 ALL_KINDS: frozenset[Kind] = frozenset(get_args(Kind))
@@ -19,7 +20,8 @@ class SiteSpec:
 
     `load` reads its data and is called only where the site's steps run; it must be picklable. `allows` are
     the kinds the hospital lets out, `consents` whether it agreed to the phases that ask for consent. `size`
-    is anything that grows with the work (its number of cases), for spreading sites over workers.
+    is anything that grows with the work (its number of cases), for spreading sites over workers. `bounds` are
+    the hospital's own on features, which the method keeps at the site.
     """
 
     name: str
@@ -27,6 +29,15 @@ class SiteSpec:
     allows: frozenset[Kind] = ALL_KINDS
     consents: bool = False
     size: int = 1
+    bounds: FeatureBounds = NO_BOUNDS
+
+    def refusal(self, group: Group) -> str | None:
+        """Why a group does not leave the site; None if it may."""
+        if group.kind not in self.allows:
+            return f"its egress policy refuses (it allows {', '.join(sorted(self.allows)) or 'nothing'})"
+        if group.kind == "features" and self.bounds != NO_BOUNDS and not group.bounded:
+            return "the method does not keep within the site's bounds on features"
+        return None
 
 
 def check_plan(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -> None:
@@ -36,12 +47,12 @@ def check_plan(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -
     """
     refusals = [
         f"site {site.name}: phase '{phase.name}' uploads '{group.name}', of kind {group.kind}, "
-        f"which its egress policy refuses (it allows {', '.join(sorted(site.allows)) or 'nothing'})"
+        f"which {refusal}"
         for phase in plan
         if isinstance(phase, Phase) and not phase.consent
         for site in sites
         for group in phase.uploads
-        if group.essential and group.kind not in site.allows
+        if group.essential and (refusal := site.refusal(group))
     ]
     if refusals:
         raise EgressRefused(
@@ -53,7 +64,7 @@ def may_take_part(phase: Phase, site: SiteSpec) -> bool:
     """Whether a site runs this phase at all: consent where it is asked, and nothing essential refused."""
     if phase.consent and not site.consents:
         return False
-    return all(group.kind in site.allows for group in phase.uploads if group.essential)
+    return not any(site.refusal(group) for group in phase.uploads if group.essential)
 
 
 @dataclass(frozen=True)
@@ -78,7 +89,7 @@ def let_out(phase: Phase, site: SiteSpec, result: ClientResult) -> Outgoing:
             f"phase '{phase.name}' at site {site.name}: declared the uploads {sorted(declared)}, "
             f"made {sorted(result.uploads)}"
         )
-    refused = [group for group in phase.uploads if group.kind not in site.allows]
+    refused = [group for group in phase.uploads if site.refusal(group)]
     essential = [group.name for group in refused if group.essential]
     if essential or not may_take_part(phase, site):
         raise EgressRefused(

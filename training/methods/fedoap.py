@@ -13,8 +13,9 @@ round 0 there are own tokens only.
 Stage 2: every site fine-tunes all its weights with the perturbed boundary loss, on the last gamma and bank,
 and keeps the best on its own validation patients.
 
-Shared:  gamma_k; mean tokens (kind `features`, bounded, not essential); Dice on validation patients; once,
-         summary statistics. In the phase `export`, and only at sites that consent: the site's whole model.
+Shared:  gamma_k; mean tokens (kind `features`, bounded by federation and site, not essential); Dice on
+         validation patients; once, summary statistics. In the phase `export`, and only at sites that consent:
+         the site's whole model.
 Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 """
 
@@ -58,7 +59,7 @@ from training.methods.registry import register
 from training.methods.tokens import mean_tokens
 from training.methods.trees import join, part
 
-TOKENS = Group("tokens", "features", "collect", essential=False)
+TOKENS = Group("tokens", "features", "collect", essential=False, bounded=True)
 BANK = Group("bank", "features")
 _CLASSES = 2
 
@@ -138,8 +139,9 @@ class FedOap(Algorithm[SiteData]):
         shared, personal = self._split(state_of(network))
         uploads = {WEIGHTS.name: shared, SCORES.name: score_state(score)}
         if config.bank:
+            bounds = config.bounds.stricter(context.bounds)
             uploads[TOKENS.name] = mean_tokens(
-                network, data.train, config.batch_size, config.bounds, context.generator("tokens")
+                network, data.train, config.batch_size, bounds, context.generator("tokens")
             )
         kept = join({"personal": personal, "optimiser": optimiser.moments})
         return ClientResult(

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from personalization.precision import Precision
+from training.bounds import FeatureBounds
 from training.config import MethodConfig
-from training.methods.tokens import Bounds
 
 
 class FedOapConfig(MethodConfig):
@@ -85,9 +85,9 @@ class FedOapConfig(MethodConfig):
         return self.attention and self.kv == "token-bank"
 
     @property
-    def bounds(self) -> Bounds:
-        """On a site's entry in the bank."""
-        return Bounds(self.bank_minimum, self.bank_clip, self.bank_noise)
+    def bounds(self) -> FeatureBounds:
+        """The federation's, on every site's entry in the bank."""
+        return FeatureBounds(minimum_images=self.bank_minimum, clip=self.bank_clip, noise=self.bank_noise)
 
     @property
     def network(self) -> dict[str, Any]:

@@ -1,43 +1,30 @@
-"""A site's entry in FedOAP's token bank, and what bounds it: tokens are features of patients.
+"""A site's entry in FedOAP's token bank, within bounds: tokens are features of patients.
 
 Legend: B batch, N tokens, D features.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from personalization.networks import FedOapUNet
 from training.algorithm import State
+from training.bounds import FeatureBounds
 from training.data.dataset import SliceSet
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """What a site asks of its entry before it leaves.
-
-    `minimum` images at least, or nothing leaves. `clip` bounds the norm of each image's keys, and of its
-    values, so that none weighs more than clip/images in the mean. `noise` is the standard deviation of the
-    Gaussian noise added to the mean, in that unit.
-    """
-
-    minimum: int = 10
-    clip: float | None = None
-    noise: float = 0.0
 
 
 @torch.no_grad()
 def mean_tokens(
-    network: FedOapUNet, slices: SliceSet, batch_size: int, bounds: Bounds, generator: torch.Generator
+    network: FedOapUNet, slices: SliceSet, batch_size: int, bounds: FeatureBounds, generator: torch.Generator
 ) -> State:
-    """{"key": [N, D], "value": [N, D]}: means over a site's training images, as they are; {} for too few.
+    """{"key": [N, D], "value": [N, D]}: means over a site's training images, as they are; {} for too few
+    images or patients.
 
-    Sums are float64, the mean is float32. Leaves the network in evaluation mode.
+    The clip is of an image's keys, and of its values. Sums are float64, the mean is float32. Leaves the
+    network in evaluation mode.
     """
-    if len(slices) < bounds.minimum:
+    if len(slices) < bounds.minimum_images or len(set(slices.patients)) < bounds.minimum_patients:
         return {}
     network.eval()
     device = next(network.parameters()).device

@@ -19,6 +19,7 @@ from model_store.store import Store
 from personalization.networks import build
 from personalization.personal import split
 from personalization.state import from_safetensors
+from training.bounds import FeatureBounds
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.engine import rounds, worker
@@ -112,6 +113,21 @@ def test_a_site_that_keeps_features_in_is_no_source_and_bytes_are_counted(data, 
     # Its own model is what it was trained to be, on the bank of the others.
     cedar = result.publication.models[3]
     assert cedar.weights["bank_present"].tolist() == [True, True]
+
+
+def test_a_site_with_a_minimum_of_its_own_is_no_source(data, tmp_path):
+    """Every site trains on one patient, whose slices are enough for the federation's minimum of images."""
+    job = run_of(data, feature_bounds={"birch": FeatureBounds(minimum_patients=2)})
+    job = replace(job, config=job.config.model_copy(update={"rounds": 1, "fine_tune_rounds": 0}))
+    assert [len({case.patient for case in site.of_split("train")}) for site in job.sites()] == [1, 1, 1]
+    result = execute(job, tmp_path / "run", workers=0)
+    assert {model.sources for model in result.publication.models} == {("own", "aster", "cedar")}
+    (round_,) = (entry for entry in result.history if entry.phase == "train")
+    assert {name: site.sent["tokens"] > 0 for name, site in round_.sites.items()} == {
+        "aster": True,
+        "birch": False,
+        "cedar": True,
+    }
 
 
 def test_a_hospital_that_agrees_later_is_exported_without_training_again(data, tmp_path):

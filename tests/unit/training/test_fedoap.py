@@ -13,10 +13,11 @@ from personalization.precision import Precision
 from tests.unit.training.fedoap_federation import CONFIG, DATA, Federation
 from tests.unit.training.sites import EMPTY, TASK, context, site_data
 from training.algorithm import Group
+from training.bounds import FeatureBounds
 from training.config import parse
 from training.errors import ConfigurationError
 from training.methods import FedOap, FedOapConfig
-from training.methods.tokens import Bounds, clipped, mean_tokens
+from training.methods.tokens import clipped, mean_tokens
 from training.methods.trees import part
 
 
@@ -29,7 +30,7 @@ def test_what_is_declared():
         ("finetune", 2),
         ("export", 1),
     ]
-    tokens = Group("tokens", "features", "collect", essential=False)
+    tokens = Group("tokens", "features", "collect", essential=False, bounded=True)
     assert tokens in plan[1].uploads
     assert plan[-1].consent
     for off in ({"kv": "averaged"}, {"kv": "own"}, {"attention": False}):
@@ -171,17 +172,17 @@ def network_of_a():
 def test_mean_tokens_are_means_and_bounded():
     network, slices = network_of_a(), DATA["A"].train
     generator = torch.Generator().manual_seed(0)
-    found = mean_tokens(network, slices, 2, Bounds(5), generator)
+    found = mean_tokens(network, slices, 2, FeatureBounds(minimum_images=5), generator)
     with torch.no_grad():
         expected = [
             [network.keys_and_values(torch.tensor(image)[None])[i] for image in slices.images] for i in (0, 1)
         ]
     torch.testing.assert_close(found["key"], torch.stack(expected[0]).mean((0, 1)), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found["value"], torch.stack(expected[1]).mean((0, 1)), rtol=1e-5, atol=1e-6)
-    assert mean_tokens(network, slices, 2, Bounds(6), generator) == {}
-    tight = mean_tokens(network, slices, 2, Bounds(5, clip=0.01), generator)
+    assert mean_tokens(network, slices, 2, FeatureBounds(minimum_images=6), generator) == {}
+    tight = mean_tokens(network, slices, 2, FeatureBounds(clip=0.01), generator)
     assert 0 < float(tight["key"].norm()) <= 0.01
-    noisy = mean_tokens(network, slices, 2, Bounds(5, clip=0.01, noise=3.0), generator)
+    noisy = mean_tokens(network, slices, 2, FeatureBounds(clip=0.01, noise=3.0), generator)
     # 128 draws of standard deviation 3 x 0.01 / 5
     assert float((noisy["key"] - tight["key"]).std()) == pytest.approx(0.006, rel=0.3)
 
