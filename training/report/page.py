@@ -21,6 +21,7 @@ from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 from training.report.clusters import clusters_of
 from training.report.pool import pool_of
+from training.report.transmission import mebibytes, transmission_of
 
 # What a curve of a metric shows; others speak for themselves.
 _CAPTIONS = {
@@ -42,7 +43,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters |= {"size": size, "number": number, "duration": duration}
+    found.filters |= {"size": size, "number": number, "duration": duration, "mebibytes": mebibytes}
     return found
 
 
@@ -60,6 +61,7 @@ def write_report(record: RunRecord, path: Path, publication: Publication | None 
             sites=_site_rows(record),
             events=_events(record.rounds),
             traffic=record.traffic(),
+            transmission=transmission_of(record),
             task=_as_yaml(record.task),
             clusters=clusters_of(publication, record.task.channels)
             if publication and publication.kind == "clusters"
