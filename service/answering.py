@@ -33,6 +33,9 @@ from service.spool import Upload
 
 Options = TypeVar("Options", bound=ScanOptions)
 
+# The one name of all that the guard says, as a warning and as a refusal.
+UNLIKE_TASK = "scan-unlike-task"
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -49,7 +52,7 @@ def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None
     if warnings and options.guard == "refuse":
         raise Problem(
             422,
-            "scan-unlike-task",
+            UNLIKE_TASK,
             "The scan does not look like the task",
             f"{'; '.join(warnings)}. Send a scan of task '{task}', or guard=warn to have it answered all "
             "the same.",
@@ -102,12 +105,18 @@ class Answering(ABC, Generic[Options]):
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:  # noqa: ARG002 - for subclasses
         obey_guard(self.options, warnings, self.selection.manifest.task.name)
 
+    def _warning_names(self, warnings: Sequence[str]) -> list[str]:
+        """Short names of what to beware of, `warnings` being the guard's: most forms have no sentences."""
+        return [*self.selection.warnings, *([UNLIKE_TASK] if warnings else [])]
+
     def _headers(self, warnings: Sequence[str], filename: str) -> dict[str, str]:
+        names = self._warning_names(warnings)
         return {
             "Locum-Model": str(self.selection.offered),
             "Locum-Graph": self.session.digest,
             "Locum-Personalization": self.selection.header,
             "Locum-Warnings": str(len(self.selection.warnings) + len(warnings)),
+            **({"Locum-Warning-Names": ", ".join(names)} if names else {}),
             "Server-Timing": self.watch.header(),
             "Content-Disposition": f'inline; filename="{filename}"',
             "Cache-Control": "no-store",

@@ -12,7 +12,7 @@ value stands for. Labels may overlap (a cup lies inside its disc), so a value ca
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -128,9 +128,10 @@ def encode(
     segmentation: Segmentation,
     task: Task,
     title: str,
+    warning_names: Sequence[str],
     report: Callable[[], SegmentationReport],
 ) -> bytes:
-    """The body of the answer. `report` is only made for JSON."""
+    """The body of the answer. An overlay has the names of the warnings; `report` is only made for JSON."""
     if output == "nifti":
         affine = segmentation.scan.affine
         assert affine is not None
@@ -138,11 +139,11 @@ def encode(
     if output == "png":
         return encode_png(segmentation.classes)
     if output == "overlay":
-        return picture(segmentation, task, title)
+        return picture(segmentation, task, title, warning_names)
     return report().model_dump_json().encode()
 
 
-def picture(segmentation: Segmentation, task: Task, title: str) -> bytes:
+def picture(segmentation: Segmentation, task: Task, title: str, warning_names: Sequence[str] = ()) -> bytes:
     """The overlay as a PNG: an image, or a montage of a volume's slices."""
     # Labels can overlap and classes cannot: the legend names the classes that are drawn, the last line how
     # much there is of each label.
@@ -151,7 +152,8 @@ def picture(segmentation: Segmentation, task: Task, title: str) -> bytes:
         f"{label} {report.voxels} px" if report.volume_ml is None else f"{label} {report.volume_ml:.2f} mL"
         for label, report in measure(segmentation, task).items()
     ]
-    footer = "  ·  ".join([*sizes, NOTICE])
+    beware = [f"warnings: {', '.join(warning_names)}"] if warning_names else []
+    footer = "  ·  ".join([*sizes, *beware, NOTICE])
     return overlay(_panels(segmentation, task), legend, title, footer)
 
 

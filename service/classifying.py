@@ -74,7 +74,7 @@ class Classifying(Answering[ClassifyOptions]):
             **class_report(found.mean, names).model_dump(),
             slices=slices if found.scan.is_volume else None,
             picked=pick_reports(found.picked),
-            warnings=[*self.selection.warnings, *found.warnings],
+            warnings=[*self.selection.warnings.values(), *found.warnings],
             shape=list(found.scan.grid),
             timing_ms=self._timing(),
             receipt=self._receipt(),

@@ -41,7 +41,8 @@ class Segmenting(Answering[SegmentOptions]):
         )
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
-            body = encode(self.output, found, task, title, lambda: self._report(found))
+            names = self._warning_names(found.warnings)
+            body = encode(self.output, found, task, title, names, lambda: self._report(found))
         media_type, filename = MEDIA_TYPES[self.output]
         headers = self._headers(found.warnings, filename) | {"Locum-Labels": label_header(task)}
         return Answer(body, media_type, headers, found.picked)
@@ -56,7 +57,7 @@ class Segmenting(Answering[SegmentOptions]):
             uncertainty=found.uncertainty,
             attention=found.attention,
             picked=pick_reports(found.picked),
-            warnings=[*self.selection.warnings, *found.warnings],
+            warnings=[*self.selection.warnings.values(), *found.warnings],
             shape=list(found.classes.shape),
             timing_ms=self._timing(),
             receipt=self._receipt(output=self.output),

@@ -20,6 +20,7 @@ looked at. An assigned version that was withdrawn is refused, never replaced sil
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 from urllib.parse import quote
@@ -35,7 +36,8 @@ from service.whose import Asked, Personalization, choose
 
 __all__ = ["Personalization", "Selection", "adapts_itself", "resolve"]
 
-ZERO_SHOT = (
+ZERO_SHOT = "zero-shot"
+_ZERO_SHOT_SAYS = (
     "zero-shot: not a hospital's own query stage and adapter answer here but shared ones, which is where "
     "joining starts from and no substitute for it (the method's authors report a Dice of 0.07 for such use). "
     "Do not rely on this mask; a hospital joins with masks of some of its scans: POST "
@@ -63,10 +65,10 @@ class Selection:
         return manifest
 
     @property
-    def warnings(self) -> tuple[str, ...]:
-        """What to beware of in this choice, whatever the scan."""
+    def warnings(self) -> Mapping[str, str]:
+        """What to beware of in this choice, whatever the scan: a sentence each, by a short name in ASCII."""
         zero_shot = self.offered.manifest.kind == "cross-attention" and self.personalization == "global"
-        return (ZERO_SHOT,) if zero_shot else ()
+        return {ZERO_SHOT: _ZERO_SHOT_SAYS} if zero_shot else {}
 
     @property
     def header(self) -> str:

@@ -12,6 +12,8 @@ ANSWER_HEADERS: Mapping[str, str] = {
     "Locum-Personalization": "Whose network it was: `global`, `member; site=CS`, `cluster; cluster=2`, "
     "`hospital; hospital=dune` or `scan`.",
     "Locum-Warnings": "How many warnings there are, the guard's and others; a JSON answer lists them.",
+    "Locum-Warning-Names": "Short names of the warnings, each once: `zero-shot`, `scan-unlike-task`. Absent "
+    "without warnings.",
     "Server-Timing": "Milliseconds per stage.",
 }
 

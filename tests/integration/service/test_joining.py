@@ -79,6 +79,13 @@ def ask(api: Any, cohort: str, **body: Any) -> httpx.Response:
     return answer
 
 
+def named(answer: httpx.Response) -> list[str]:
+    """The names of the warnings, of an answer in any form."""
+    header = answer.headers.get("locum-warning-names", "")
+    assert header.isascii()
+    return header.split(", ")
+
+
 def problem(answer: httpx.Response) -> tuple[int, str]:
     assert answer.headers["content-type"] == "application/problem+json", answer.text
     return answer.status_code, answer.json()["type"].removeprefix("urn:locum:problem:")
@@ -160,6 +167,38 @@ def test_every_part_answers_and_says_what_it_attended_to(
     warned = [warning for warning in found["warnings"] if warning.startswith("zero-shot")]
     assert len(warned) == (header == "global")
     assert answer.headers["locum-warnings"] == str(len(found["warnings"]))
+    assert ("zero-shot" in named(answer)) == (header == "global")
+
+
+@pytest.mark.parametrize("asked", [{"personalization": "global"}, {"hospital": "north"}])
+def test_zero_shot_is_warned_of_in_every_form_and_whoever_asks(api: Any, asked: dict[str, str]) -> None:
+    """North is no member, and nothing of its own is assigned to it: `auto` is zero-shot."""
+    scan = SCANS[UNDRAWN][0]
+    told = api.segment(scan, output="json", model="tumour", **asked).json()["warnings"]
+    (sentence,) = (warning for warning in told if warning.startswith("zero-shot: "))
+    for said in (
+        "not a hospital's own query stage and adapter answer here but shared ones",
+        "a Dice of 0.07",
+        "Do not rely on this mask",
+        "POST /hospitals/HOSPITAL/adaptations",
+    ):
+        assert said in sentence
+    for output in ({}, {"output": "nifti"}, {"output": "overlay"}, {"output": "json"}):
+        answer = api.segment(scan, model="tumour", **output, **asked)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["locum-personalization"] == "global"
+        assert answer.headers["locum-warnings"] == str(len(told))
+        assert named(answer)[0] == "zero-shot"
+    assert ("scan-unlike-task" in named(answer)) == (len(told) > 1)
+
+
+def test_the_guards_warnings_have_one_name_beside_zero_shot(api: Any, make_png: Callable[..., bytes]) -> None:
+    """Training had volumes. A PNG is answered as one, which has no room for a sentence."""
+    pixels = np.random.default_rng(2).integers(0, 255, (96, 96), np.uint8)
+    answer = api.segment(make_png(pixels), model="tumour", personalization="global")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/png")
+    assert int(answer.headers["locum-warnings"]) > 1
+    assert named(answer) == ["zero-shot", "scan-unlike-task"]
 
 
 def test_it_is_assigned_like_every_candidate_and_rolled_back(joined: Joined) -> None:
@@ -176,6 +215,7 @@ def test_it_is_assigned_like_every_candidate_and_rolled_back(joined: Joined) -> 
     assert answer.headers["locum-personalization"] == "hospital; hospital=dune"
     assert tuple(answer.json()["attention"]) == SOURCES
     assert not any(warning.startswith("zero-shot") for warning in answer.json()["warnings"])
+    assert "zero-shot" not in named(answer)
     other = joined.api.client.put("/hospitals/north/serving/tumour", json=body, headers={"If-Match": '"0"'})
     assert problem(other) == (409, "adapted-to-another")
 

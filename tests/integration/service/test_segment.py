@@ -269,12 +269,14 @@ def test_the_guard_warns_or_refuses(
 
     usual = api.segment(make_png(chance.integers(0, 200, (32, 32), np.uint8)), guard="refuse")
     assert (usual.status_code, usual.headers["locum-warnings"]) == (200, "0")
+    assert "locum-warning-names" not in usual.headers
     odd = make_nifti(np.full((32, 32, 40), 9000, np.int16) + np.arange(40, dtype=np.int16))
     answered = api.segment(odd, output="json")
     assert answered.status_code == 200
     warnings = answered.json()["warnings"]
     assert any("volume" in warning for warning in warnings)
     assert answered.headers["locum-warnings"] == str(len(warnings))
+    assert answered.headers["locum-warning-names"] == "scan-unlike-task"
     refused = api.segment(odd, guard="refuse")
     assert (refused.status_code, refused.json()["type"]) == (422, "urn:locum:problem:scan-unlike-task")
     assert refused.json()["warnings"] == warnings

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from model_store.preprocessing import geometry_of
 from model_store.scan import Scan
 from model_store.task import Task
-from service.answers import choose_output, label_header, measure
+from service import answers
+from service.answers import Output, choose_output, encode, label_header, measure
 from service.inference.pipeline import Segmentation
 from service.problems import Problem
 
@@ -59,3 +60,22 @@ def test_the_form_of_the_answer_follows_the_scan() -> None:
         with pytest.raises(Problem) as refused:
             choose_output(wanted, scan)  # type: ignore[arg-type]
         assert refused.value.status == 422
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [((), None), (("zero-shot", "scan-unlike-task"), "warnings: zero-shot, scan-unlike-task")],
+)
+def test_an_overlay_names_the_warnings_in_its_last_line(
+    names: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(answers, "overlay", lambda _panels, _legend, _title, footer: lines.append(footer))
+    classes = np.zeros((16, 16), np.uint8)
+    wanted: Output = "overlay"
+    encode(wanted, segmentation(classes, None), FUNDUS, "fundus@1", names, lambda: pytest.fail("no JSON"))
+    (line,) = lines
+    parts = line.split("  ·  ")
+    assert parts[:2] == ["disc 0 px", "cup 0 px"]
+    assert parts[2:-1] == ([said] if said else [])
+    assert parts[-1] == answers.NOTICE
