@@ -251,7 +251,7 @@ class FedOap(Algorithm[SiteData]):
         return models.on_device(self.network, model, models.entries(bank), context.device)
 
     def _split(self, state: State) -> tuple[State, State]:
-        return split(state, own_keys=self.config.kv == "own")
+        return split(state, own_keys=self.config.own_keys)
 
     @staticmethod
     def _of(memory: Memory, name: str) -> State:
@@ -283,5 +283,5 @@ class FedOap(Algorithm[SiteData]):
         return Memory(join(states), facts)
 
     def publication(self, server: Memory) -> Publication:
-        """A cross-attention artefact: the global model, and the exported ones."""
+        """A cross-attention artefact: the global model, and the exported ones. Raises PublishError."""
         return models.publication(self.config, self.network, server)

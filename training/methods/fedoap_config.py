@@ -85,6 +85,11 @@ class FedOapConfig(MethodConfig):
         return self.attention and self.kv == "token-bank"
 
     @property
+    def own_keys(self) -> bool:
+        """Whether keys and values are personal too: then nothing shared can stand in for a query stage."""
+        return self.attention and self.kv == "own"
+
+    @property
     def bounds(self) -> FeatureBounds:
         """The federation's, on every site's entry in the bank."""
         return FeatureBounds(minimum_images=self.bank_minimum, clip=self.bank_clip, noise=self.bank_noise)

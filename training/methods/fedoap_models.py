@@ -14,7 +14,7 @@ from personalization.networks.fedoap import LEAST_SIDE
 from personalization.personal import bank_state, identity, split, start_personal
 from personalization.state import StreamingMean
 from training.algorithm import Memory, ModelDraft, Publication, RoundResult, State
-from training.errors import ConfigurationError
+from training.errors import ConfigurationError, PublishError
 from training.methods.describe import described
 from training.methods.fedavg import score_metrics
 from training.methods.fedoap_config import FedOapConfig
@@ -82,7 +82,10 @@ def exported(server: Memory, result: RoundResult) -> Memory:
 
 
 def publication(config: FedOapConfig, spec: NetworkSpec, server: Memory) -> Publication:
-    """The global model, which attends to the whole bank, and each exported one, which leaves its own out."""
+    """The global model, which attends to the whole bank, and each exported one, which leaves its own out.
+
+    Raises PublishError when there is nothing trained that the global one's query stage could be made of.
+    """
     bank = entries(part(server.tensors, "bank"))
     sources = (OWN, *bank) if config.attention else None
     scores = server.facts["scores"].values()
@@ -104,14 +107,21 @@ def publication(config: FedOapConfig, spec: NetworkSpec, server: Memory) -> Publ
 def _zero_shot(config: FedOapConfig, server: Memory) -> tuple[State, str]:
     """gamma with a personal part for a hospital that has none, and what its query stage was made of.
 
-    Keys that are personal have no shared counterpart, so there the mean is the better choice.
+    Keys that are personal have no shared counterpart: there it is the mean, or nothing. An untrained stage
+    would send random features through the residual into a trained decoder.
     """
-    own_keys = config.kv == "own"
+    own_keys = config.own_keys
     shared, drawn = part(server.tensors, "global"), part(server.tensors, "drawn")
     sites = server.facts["exported"]
+    if own_keys and not sites:
+        raise PublishError(
+            "kv: own keeps query stages, keys and values at the sites, and no site exported its model: a "
+            "global model would answer with untrained ones. Add --resume and --consent all, or --consent "
+            "SITE,SITE: nothing is trained again. With kv: averaged the shared ones can stand in"
+        )
     if sites and (own_keys or config.zero_shot == "mean"):
         mean = StreamingMean()
         for site in sites:
             mean.add(split(part(server.tensors, f"inside/{site}"), own_keys=own_keys)[1], 1.0, f"site {site}")
         return {**shared, **identity(mean.result())}, "mean"
-    return {**shared, **start_personal(shared, drawn)}, "drawn" if own_keys else "shared"
+    return {**shared, **start_personal(shared, drawn)}, "shared"

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
 
 from personalization.personal import split
-from tests.unit.training.fedoap_federation import ALONE, CONFIG, DATA, Federation, export
-from tests.unit.training.sites import context
-from training.errors import SiteFailed
+from tests.unit.training.fedoap_federation import ALONE, CONFIG, Federation, export
+from training.errors import PublishError, SiteFailed
+from training.methods.local import Score
 from training.methods.trees import part
 
+SCORING = "training.methods.fedoap.evaluate"
 
-def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start():
-    federation = Federation(CONFIG.model_copy(update={"fine_tune_rate": 0.05}), ALONE).run(
-        "train", "validate"
-    )
-    start = part(federation.memories["A"].tensors, "model")
-    federation.run("finetune")
+
+@pytest.mark.parametrize(
+    ("found", "selection", "kept"),
+    [
+        ((0.2, 0.9, 0.5), "best", 1),  # the first round: neither the start nor what came last
+        ((0.9, 0.2, 0.5), "best", 0),
+        ((0.2, 0.5, 0.9), "best", 2),
+        ((0.5, 0.5, 0.5), "best", 0),  # of equals the earliest
+        ((0.9, 0.5, 0.2), "last", 2),
+    ],
+)
+def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start(found, selection, kept, monkeypatch):
+    """Scores are put in the mouth of the validation, so that any of the three can be the best."""
+    monkeypatch.setattr(SCORING, lambda *_: Score(next(scores), 2))
+    scores = iter([0.0, 0.0, found[0]])  # two rounds of stage 1, and its end
+    federation = Federation(CONFIG.model_copy(update={"selection": selection}), ALONE)
+    federation.run("train", "validate")
+    models = [part(federation.memories["A"].tensors, "model")]
+    for round_ in range(2):
+        scores = iter([found[round_ + 1]])
+        federation.round("finetune", round_)
+        models.append(part(federation.memories["A"].tensors, "model"))
+    assert not torch.equal(models[0]["head.weight"], models[1]["head.weight"])
+    assert not torch.equal(models[1]["head.weight"], models[2]["head.weight"])
     facts = federation.memories["A"].facts
-    assert facts["latest"]["round"] == 2
-    assert facts["best"]["total"] >= facts["latest"]["total"]
-    # A first round after which nothing is better: what is exported is the start.
-    phase, memory = (
-        federation.phase("finetune"),
-        Federation(data=ALONE).run("train", "validate").memories["A"],
-    )
-    unbeaten = {**memory.facts["best"], "total": 99.0}
-    memory = replace(memory, facts={"latest": unbeaten, "best": unbeaten})
-    for round_ in range(phase.rounds):
-        step = federation.algorithm.client_step(
-            context("finetune", round_, 2, site="A"), {}, memory, DATA["A"]
-        )
-        memory = step.memory
-    exported = federation.algorithm.client_step(context("export", 0, 1, site="A"), {}, memory, DATA["A"])
-    assert exported.uploads["personal"].keys() == start.keys()
-    assert all(torch.equal(exported.uploads["personal"][name], tensor) for name, tensor in start.items())
-    assert memory.facts["best"]["round"] == 0
+    assert facts["best"] == {"total": found[kept], "patients": 2, "round": kept}
+    assert facts["latest"] == {"total": found[2], "patients": 2, "round": 2}
+    federation.round("export")
+    uploads = federation.results["A"].uploads
+    assert uploads["personal"].keys() == models[kept].keys()
+    assert all(torch.equal(uploads["personal"][name], tensor) for name, tensor in models[kept].items())
+    assert uploads["personal_score"]["score"].tolist() == [found[kept], 2]
 
 
 def test_fine_tuning_trains_every_weight_and_the_loss_is_an_option():
@@ -91,6 +97,28 @@ def test_zero_shot_from_the_mean_of_the_exported_parts():
             torch.testing.assert_close(outside[name], (a[name] + b[name]) / 2)
     assert not outside["adapter.outer.weight"].any()
     assert publication.details == {"zero_shot": "mean"}
+
+
+def test_no_untrained_query_stage_is_published():
+    """With keys and values of their own, what no site exported was never trained by the federation."""
+    federation = Federation(CONFIG.model_copy(update={"kv": "own"})).run("train", "validate", "finetune")
+    with pytest.raises(PublishError, match=r"no site exported its model.*--resume and --consent"):
+        federation.algorithm.publication(federation.server)
+    export(federation, "A", "C")
+    publication = federation.algorithm.publication(federation.server)
+    outside, a, c = (model.weights for model in publication.models)
+    assert publication.details == {"zero_shot": "mean"}
+    drawn = part(federation.server.tensors, "drawn")
+    for name in ("query_stage.0.weight", "keyvalue_stage.0.weight", "to_key.weight", "to_value.bias"):
+        torch.testing.assert_close(outside[name], (a[name] + c[name]) / 2)
+        assert not torch.allclose(outside[name], drawn[name], atol=1e-4)
+
+
+def test_without_attention_there_is_no_query_stage_to_ask_for():
+    config = CONFIG.model_copy(update={"attention": False, "kv": "own"})
+    federation = Federation(config).run("train", "validate", "finetune")
+    (outside,) = federation.algorithm.publication(federation.server).models
+    assert not any(name.startswith("query_stage.") for name in outside.weights)
 
 
 @pytest.mark.parametrize(
