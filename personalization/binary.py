@@ -5,6 +5,8 @@ Legend: B batch, H and W height and width. Logits are z [B, 1, H, W]; targets ar
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -50,6 +52,29 @@ def perturbed_boundary_loss(
     perturbed = logits_B1HW + wrong * noise_B1HW
     return (1 - trade_off) * binary_loss(logits_B1HW, target_BHW) + trade_off * binary_loss(
         perturbed, target_BHW
+    )
+
+
+def second_stage_loss(
+    logits_B1HW: Tensor,
+    target_BHW: Tensor,
+    generator: torch.Generator,
+    *,
+    perturbed: bool = True,
+    variance: float = 0.1,
+    threshold: float = 0.75,
+    trade_off: float = 0.1,
+) -> Tensor:
+    """FedOAP's loss of fine-tuning: the perturbed boundary loss with noise of `variance`, or its control.
+
+    The control is L_s, and draws nothing. The noise comes from `generator`, a CPU's, whatever the device.
+    Raises LabelError as `binary_loss`.
+    """
+    if not perturbed:
+        return binary_loss(logits_B1HW, target_BHW)
+    noise = math.sqrt(variance) * torch.randn(logits_B1HW.shape, generator=generator)
+    return perturbed_boundary_loss(
+        logits_B1HW, target_BHW, noise.to(logits_B1HW), threshold=threshold, trade_off=trade_off
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.adamw import Optimiser, cosine, train_adamw
-from personalization.binary import binary_loss, perturbed_boundary_loss
+from personalization.binary import second_stage_loss
 from personalization.errors import AdaptationError
 from personalization.gate.evidence import SPECK
 from personalization.joining.checkpoint import JoiningCheckpoint, JoiningEpoch, about
@@ -178,20 +178,18 @@ class _Run:
         self._network.eval()
 
     def _loss(self, epoch: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """One forward pass for both terms of the perturbed boundary loss."""
+        """One forward pass for both terms of the perturbed boundary loss; noise of the epoch's own seed."""
         config = self._config
         draw = torch.Generator().manual_seed(seed_of(config.seed, "perturbation", epoch))
 
         def loss(images: Tensor, targets: Tensor) -> Tensor:
             self._tick()
-            logits = self._network.segment(images)[0]
-            if config.loss == "plain":
-                return binary_loss(logits, targets)
-            noise = math.sqrt(config.variance) * torch.randn(logits.shape, generator=draw)
-            return perturbed_boundary_loss(
-                logits,
+            return second_stage_loss(
+                self._network.segment(images)[0],
                 targets,
-                noise.to(logits),
+                draw,
+                perturbed=config.loss == "perturbed",
+                variance=config.variance,
                 threshold=config.threshold,
                 trade_off=config.trade_off,
             )

@@ -21,7 +21,6 @@ Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 
@@ -31,7 +30,7 @@ from torch import Tensor
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.adamw import Optimiser, cosine, train_adamw
-from personalization.binary import binary_loss, perturbed_boundary_loss
+from personalization.binary import binary_loss, second_stage_loss
 from personalization.networks import FedOapUNet
 from personalization.personal import split
 from personalization.precision import products_in, widened
@@ -218,14 +217,12 @@ class FedOap(Algorithm[SiteData]):
         config = self.config
 
         def loss(images: Tensor, targets: Tensor) -> Tensor:
-            logits = self.logits(network, images)
-            if config.fine_tune_loss == "plain":
-                return binary_loss(logits, targets)
-            noise = math.sqrt(config.pbl_variance) * torch.randn(logits.shape, generator=generator)
-            return perturbed_boundary_loss(
-                logits,
+            return second_stage_loss(
+                self.logits(network, images),
                 targets,
-                noise.to(logits),
+                generator,
+                perturbed=config.fine_tune_loss == "perturbed",
+                variance=config.pbl_variance,
                 threshold=config.pbl_threshold,
                 trade_off=config.pbl_trade_off,
             )

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from personalization.binary import binary_loss, perturbed_boundary_loss
+from personalization.binary import binary_loss, perturbed_boundary_loss, second_stage_loss
 from personalization.errors import LabelError
 
 
@@ -75,6 +75,22 @@ def test_without_noise_or_without_trade_off_it_is_the_plain_loss():
     plain = binary_loss(logits, targets)
     torch.testing.assert_close(perturbed_boundary_loss(logits, targets, torch.zeros_like(noise)), plain)
     torch.testing.assert_close(perturbed_boundary_loss(logits, targets, noise, trade_off=0.0), plain)
+
+
+def test_the_second_stage_draws_its_noise_and_the_control_draws_none():
+    logits, targets, _ = tensors()
+    draw = torch.Generator().manual_seed(5)
+    noise = torch.randn(2, 1, 2, 2, generator=torch.Generator().manual_seed(5))
+    options = {"threshold": 0.5, "trade_off": 0.4}
+    before = draw.get_state()
+    plain = second_stage_loss(logits, targets, draw, perturbed=False, variance=4.0, **options)
+    assert torch.equal(plain, binary_loss(logits, targets))
+    assert torch.equal(draw.get_state(), before)
+    found = second_stage_loss(logits, targets, draw, variance=4.0, **options)
+    expected = perturbed_boundary_loss(logits, targets, 2 * noise.double(), **options)
+    assert torch.equal(found, expected)
+    # The same generator goes on: another batch has other noise.
+    assert not torch.equal(second_stage_loss(logits, targets, draw, variance=4.0, **options), found)
 
 
 @pytest.mark.parametrize(
