@@ -21,9 +21,8 @@ from benchmarks.one_shot_scores import (
     own_balanced,
     own_difference,
     right_of_all,
-    verdict,
 )
-from benchmarks.tables import Interval, mean_and_spread, table, write_page
+from benchmarks.tables import Interval, mean_and_spread, table, verdict, write_page
 
 Differences = Callable[[Sequence[Row], str, str], tuple[Interval, list[float]]]
 # From this share of one class on, a client's training images count as nearly all of one class.

@@ -100,12 +100,3 @@ def bootstrap(parts: Sequence[tuple[NDArray[np.int64], Vector]], seed: int = 0) 
     low, high = np.quantile(np.nanmean(means, axis=0), [0.025, 0.975])
     mean = np.mean([difference.mean() for _, difference in parts])
     return Interval(float(mean), float(low), float(high), len(images))
-
-
-def verdict(found: Interval, each: Sequence[float]) -> str:
-    """In a word. The interval knows of test images alone, so every training has to agree with it."""
-    if found.low > 0 and min(each) > 0:
-        return "helps"
-    if found.high < 0 and max(each) < 0:
-        return "harms"
-    return "no difference shown"

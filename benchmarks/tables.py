@@ -57,6 +57,15 @@ def paired_bootstrap(
     return Interval(float(mean), float(low), float(high), len(units))
 
 
+def verdict(found: Interval, each: Sequence[float]) -> str:
+    """In a word. The interval knows of what was tested alone, so `each` training has to agree with it."""
+    if found.low > 0 and min(each) > 0:
+        return "helps"
+    if found.high < 0 and max(each) < 0:
+        return "harms"
+    return "no difference shown"
+
+
 def mean_and_spread(values: Sequence[float], digits: int = 3) -> str:
     """`0.712 ± 0.021`: mean and sample standard deviation; the mean alone for one value, a dash for none."""
     finite = [value for value in values if math.isfinite(value)]

@@ -18,9 +18,8 @@ from benchmarks.one_shot_scores import (
     own_balanced,
     own_difference,
     right_of_all,
-    verdict,
 )
-from benchmarks.tables import Interval
+from benchmarks.tables import Interval, verdict
 from training.data.classified import ImageSet
 
 
