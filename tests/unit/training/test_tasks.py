@@ -77,10 +77,16 @@ def test_the_template_fits_the_real_set(name: str, real_data: Path, tmp_path: Pa
         ("retina_vessels", "neo11od1", "neo11"),
         ("retina_vessels", "drive_01", "drive_01"),
         ("retina_vessels", "im0077", "im0077"),
-        ("bladder_mri", "1395", "13"),
-        ("bladder_mri", "1403", "14"),
-        ("tumour_any_organ", "1403", "14"),
-        ("tumour_any_organ", "137675", "137675"),
+        ("bladder_mri", "1046", "10"),
+        ("bladder_mri", "1281", "12"),
+        ("bladder_mri", "1395", "1"),
+        ("bladder_mri", "1403", "1"),
+        ("bladder_mri", "12043", "120"),
+        ("tumour_any_organ", "1281", "12"),
+        ("tumour_any_organ", "1403", "1"),
+        ("tumour_any_organ", "132131", "13"),
+        ("tumour_any_organ", "137675", "13"),
+        ("tumour_any_organ", "4587", "4587"),
         ("tumour_any_organ", "3001", "3001"),
         ("tumour_any_organ", "IMD002", "IMD002"),
         ("tumour_any_organ", "TCGA_HT_7692_19960724_10", "TCGA_HT_7692"),
@@ -89,6 +95,20 @@ def test_the_template_fits_the_real_set(name: str, real_data: Path, tmp_path: Pa
 )
 def test_whose_an_image_is(name: str, stem: str, patient: str) -> None:
     assert tasks.template(name).patient_of(stem) == patient
+
+
+@pytest.mark.parametrize("name", ["bladder_mri", "tumour_any_organ"])
+@pytest.mark.parametrize(
+    ("first", "last"),
+    # The runs of consecutive slices in the bladder set.
+    [
+        *((1043, 1046), (1110, 1120), (1203, 1208), (1249, 1281), (1326, 1348), (1349, 1381)),
+        *((1395, 1416), (1486, 1522), (1554, 1583), (1626, 1632), (1666, 1679), (1689, 1732)),
+    ],
+)
+def test_no_run_of_a_bladders_slices_is_cut_in_two(name: str, first: int, last: int) -> None:
+    task = tasks.template(name)
+    assert len({task.patient_of(str(number)) for number in range(first, last + 1)}) == 1
 
 
 def test_labels_that_nest() -> None:
