@@ -3,16 +3,17 @@
     python -m benchmarks.cross_organ --profile cpu --data ../shared/data \
         --rows docs/results/cross_organ.cpu.jsonl
 
-Sites: bladder MRI, dermoscopy, breast ultrasound, brain FLAIR; split by patient or by block of numbers, anew
-for every seed. Arms, all with the steps of FedOAP's two stages at every site: local-only, FedAvg, FedPer,
-FedRep, FedBN, FedAvg + fine-tuning, FedOAP without cross-attention / adapter / perturbed loss, and FedOAP.
-From outside come breast DCE-MRI and contrast-enhanced brain MRI: zero-shot, and after training on a few
-labelled images, that begins with FedOAP, with FedAvg, or from scratch. Test labels, and all labels of a site
-from outside but those of its few images, are for reporting alone.
+Sites: bladder MRI, dermoscopy, breast ultrasound, brain FLAIR; every seed tests other patients. Arms, all
+with the steps of FedOAP's two stages at every site: local-only, FedAvg, FedPer, FedRep, FedBN, FedAvg +
+fine-tuning, FedOAP without its query stage (and so attention and bank), bank, adapter or perturbed loss, and
+FedOAP. From outside come breast DCE-MRI, zero-shot alone, and contrast-enhanced brain MRI: zero-shot, and
+after training on a few labelled images, that begins with FedOAP, with FedAvg, or from scratch. Test labels,
+and all labels of a site from outside but those of its few images, are for reporting alone.
 
-A cell is (seed, what is trained). Profile `cpu` is cut to a seed (ten cells) in some 25 minutes of one idle
-core, which is before the plateau: its page says how far validation still rose. `plateau` takes four times as
-long; `full` is for a GPU.
+A cell is (seed, what is trained). Profile `cpu` trains until validation hardly rises; its page says whether
+that was a plateau. A seed (eleven cells) takes 29,040 steps inside, some 95 minutes of one idle core. Two
+more cells, of one seed, train for twice the rounds in some 40 minutes. `short` is a quarter of that; `full`
+is for a GPU.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.cross_organ_arms import TRAINED, compute
-from benchmarks.cross_organ_data import SITES, assemble
+from benchmarks.cross_organ_arms import CONTROLS, TRAINED, compute
+from benchmarks.cross_organ_data import SITES, Hospitals, assemble
+from benchmarks.cross_organ_patients import digest, read, regrouped
 from benchmarks.cross_organ_report import page
 from benchmarks.harness import STATE_DIR, Cell, Rows, run
 from training.data.federation import load_federation
@@ -38,7 +40,8 @@ from training.tasks import template
 @dataclass(frozen=True)
 class Profile:
     """How large, how long, how often. `method` are fields of FedOapConfig; `most` bounds a site's images for
-    training and for validation; `joining_steps` are taken with every one of the `budgets` of labels."""
+    training and for validation; `joining_steps`, in batches of `joining_batch`, are taken with every one of
+    the `budgets` of labels."""
 
     size: int
     seeds: int
@@ -46,34 +49,44 @@ class Profile:
     most: tuple[int, int]
     method: Mapping[str, Any]
     budgets: tuple[int, ...] = (5, 10, 20)
+    joining_batch: int = 4
     device: str = "cpu"
 
 
-_SHORT = {"width": 16, "batch_size": 4, "precision": "bfloat16", "rounds": 4, "local_steps": 30}
+# Rivals have no best round to choose: all keep their last.
+_LAST = {"selection": "last"}
+_CPU = {"width": 16, "batch_size": 4, "precision": "bfloat16", "rounds": 22, "local_steps": 30, **_LAST}
+_SMOKE = {"width": 4, "batch_size": 4, "rounds": 2, "local_steps": 2, **_LAST}
 PROFILES = {
-    "smoke": Profile(32, 1, 2, (12, 6), {"width": 4, "rounds": 2, "local_steps": 2, "batch_size": 4}),
-    "cpu": Profile(96, 3, 30, (200, 24), _SHORT),
-    "plateau": Profile(96, 3, 60, (500, 48), {**_SHORT, "rounds": 22}),
-    "full": Profile(128, 3, 200, (1000, 200), {"width": 64, "rounds": 50, "local_steps": 40}, device="cuda"),
+    "smoke": Profile(32, 1, 60, (12, 6), _SMOKE),
+    "short": Profile(96, 3, 60, (200, 24), {**_CPU, "rounds": 4}),
+    "cpu": Profile(96, 3, 60, (500, 48), _CPU),
+    "full": Profile(
+        128, 3, 240, (1000, 200), {"width": 64, "rounds": 50, "local_steps": 40, **_LAST}, device="cuda"
+    ),
 }
 
 
-def cells_of(profile: str, settings: Profile) -> list[Cell]:
-    """Every (seed, what is trained), FedOAP first, since it answers the question."""
-    common = setting_of(profile, settings)
-    return [
-        {"trained": trained, "seed": seed, **common} for seed in range(settings.seeds) for trained in TRAINED
-    ]
+def cells_of(profile: str, settings: Profile, patients: str) -> list[Cell]:
+    """Every (seed, what is trained), FedOAP first, since it answers the question, and the controls last.
+
+    `patients` is the digest of whose every image is.
+    """
+    common = setting_of(profile, settings, patients)
+    wanted = [(trained, seed) for seed in range(settings.seeds) for trained in TRAINED]
+    wanted += [(control, 0) for control in CONTROLS]
+    return [{"trained": trained, "seed": seed, **common} for trained, seed in wanted]
 
 
-def setting_of(profile: str, settings: Profile) -> dict[str, Any]:
+def setting_of(profile: str, settings: Profile, patients: str) -> dict[str, Any]:
     """What all cells share; all of the method, so that a changed default makes other cells."""
     return {
         "profile": profile,
         "size": settings.size,
         "most": list(settings.most),
         "budgets": list(settings.budgets),
-        "joining_steps": settings.joining_steps,
+        "joining": {"steps": settings.joining_steps, "batch": settings.joining_batch},
+        "patients": patients,
         "method": FedOapConfig(**settings.method).model_dump(mode="json"),
     }
 
@@ -91,22 +104,23 @@ def main(
     """Compute the cells that have no row yet; the page of results is written after each."""
     if profile not in PROFILES:
         raise typer.BadParameter(f"unknown profile '{profile}'; there are {', '.join(PROFILES)}")
-    if only is not None and only not in TRAINED:
-        raise typer.BadParameter(f"unknown arm '{only}'; there are {', '.join(TRAINED)}")
+    if only is not None and only not in (*TRAINED, *CONTROLS):
+        raise typer.BadParameter(f"unknown arm '{only}'; there are {', '.join((*TRAINED, *CONTROLS))}")
     torch.set_num_threads(1)
     settings = PROFILES[profile]
-    everything = cells_of(profile, settings)
+    side = settings.size
+    task = template("tumour_any_organ").model_copy(update={"size": (side, side)})
+    federation = load_federation(assemble(data, state_dir / "cross_organ_sites"), task)
+    federation = regrouped(federation, read())
+    everything = cells_of(profile, settings, digest(federation))
     chosen = [
         cell
         for cell in everything
         if cell["trained"] == (only or cell["trained"]) and cell["seed"] < (seeds or settings.seeds)
     ]
-    side = settings.size
-    task = template("tumour_any_organ").model_copy(update={"size": (side, side)})
-    federation = load_federation(assemble(data, state_dir / "cross_organ_sites"), task)
     command = f"python -m benchmarks.cross_organ --profile {profile} --data {data} --rows {rows}"
     write = partial(page, rows, everything, command)
-    experiment = partial(compute, federation, settings.device)
+    experiment = partial(compute, Hospitals(federation), settings.device)
     run(f"cross_organ.{profile}", chosen, Rows(rows), experiment, state_dir, write)
     write()
 

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.cross_organ_data import OUTSIDE, TestSet, as_json, few_labels, load_inside
-from benchmarks.cross_organ_methods import FedBn, FedPer, FedRep, SecondStage
+from benchmarks.cross_organ_data import Hospitals, Inside
+from benchmarks.cross_organ_judging import as_json
+from benchmarks.cross_organ_methods import FedBn, FedPer, FedRep, FirstStage, Sparing, TrainedIn
 from benchmarks.federating import federate
 from benchmarks.harness import Cell
 from model_store.manifest import NetworkSpec
-from model_store.task import Task
 from personalization.joining import Examples, JoiningConfig, join
-from personalization.networks import FedOapUNet
 from personalization.state import State
-from training.data.cases import Federation
-from training.data.dataset import SiteData, SliceSet
+from training.data.dataset import SliceSet
 from training.engine.client import Surroundings
-from training.engine.history import RoundEntry
 from training.engine.in_process import Outcome
 from training.methods.fedoap import FedOap
 from training.methods.fedoap_config import FedOapConfig
@@ -29,133 +27,169 @@ from training.methods.local import network_of, new_network, state_of
 
 LOCAL, FEDAVG, FEDPER, FEDREP, FEDBN = "local-only", "FedAvg", "FedPer", "FedRep", "FedBN"
 TUNED, WHOLE, SCRATCH = "FedAvg + fine-tuning", "FedOAP", "from scratch"
-NO_DCA, NO_ADAPTER, NO_PBL = "without DCA", "without adapter", "without PBL"
-ARMS = (LOCAL, FEDAVG, FEDPER, FEDREP, FEDBN, TUNED, NO_DCA, NO_ADAPTER, NO_PBL, WHOLE)
+NO_ADAPTER, NO_PBL, NO_BANK = "without adapter", "without PBL", "without bank"
+# The query stage is there for the attention: one cannot be without the other.
+NO_QUERY = "without query stage, attention and bank"
+ARMS = (LOCAL, FEDAVG, FEDPER, FEDREP, FEDBN, TUNED, NO_QUERY, NO_BANK, NO_ADAPTER, NO_PBL, WHOLE)
 # What a cell may train: a run of FedOAP has the arm without the perturbed loss too, by the same first stage.
-TRAINED = (WHOLE, TUNED, SCRATCH, FEDAVG, LOCAL, NO_DCA, NO_ADAPTER, FEDPER, FEDREP, FEDBN)
+TRAINED = (WHOLE, TUNED, SCRATCH, FEDAVG, LOCAL, NO_QUERY, NO_BANK, NO_ADAPTER, FEDPER, FEDREP, FEDBN)
+# Twice the rounds, to see whether a plateau was reached. A cosine that ends flattens any curve.
+LONG_WHOLE, LONG_FEDAVG = "FedOAP, twice the rounds", "FedAvg, twice the rounds"
+CONTROLS: Mapping[str, str] = {LONG_WHOLE: WHOLE, LONG_FEDAVG: FEDAVG}
+# What a hospital from outside begins with; trained with the plain loss but where the name says otherwise.
+WHOLE_PBL = "FedOAP, perturbed loss"
+STARTS = (WHOLE, WHOLE_PBL, FEDAVG, SCRATCH)
 ZERO_SHOT = "0"
-_RIVALS: Mapping[str, type[FedOap]] = {FEDAVG: FedOap, FEDPER: FedPer, FEDREP: FedRep, FEDBN: FedBn}
+_RIVALS: Mapping[str, type[FedOap]] = {FEDAVG: Sparing, FEDPER: FedPer, FEDREP: FedRep, FEDBN: FedBn}
+_WITHOUT: Mapping[str, Mapping[str, Any]] = {
+    NO_QUERY: {"attention": False},
+    NO_BANK: {"kv": "averaged"},
+    NO_ADAPTER: {"adapter": False},
+}
 _PLAIN = {"attention": False, "adapter": False}
 
 
-def compute(federation: Federation, device: str, cell: Cell, work: Path) -> dict[str, Any]:
+def compute(hospitals: Hospitals, device: str, cell: Cell, work: Path) -> dict[str, Any]:
     """The result of a cell: per arm what is found inside and outside, and the validation curves."""
-    side = cell["size"]
-    task = federation.task.model_copy(update={"size": (side, side)})
-    return _Study(federation, task, device, cell, work).result()
+    return _Study(hospitals, device, cell, work).result()
 
 
 class _Study:
-    def __init__(self, federation: Federation, task: Task, device: str, cell: Cell, work: Path) -> None:
-        self._federation, self._task, self._cell, self._work = federation, task, cell, work
+    def __init__(self, hospitals: Hospitals, device: str, cell: Cell, work: Path) -> None:
+        self._hospitals, self._cell, self._work = hospitals, cell, work
+        self._task = hospitals.task(cell["size"])
         self._around = Surroundings(cell["seed"], device)
         self._device = torch.device(device)
         self._config = FedOapConfig(**cell["method"])
-        self._data: dict[str, SiteData] = {}
-        self._tests: dict[str, TestSet] = {}
-        self._inside: dict[str, Any] = {}
-        self._outside: dict[str, Any] = {}
-        self._curves: dict[str, dict[str, list[float]]] = {}
+        self._found: dict[str, dict[str, Any]] = {"inside": {}, "curves": {}, "outside": {}}
 
     def result(self) -> dict[str, Any]:
-        trained = self._cell["trained"]
-        if trained == SCRATCH:
-            spec = FedOap(self._changed(**_PLAIN), self._task).network
-            draw = self._around.context("scratch", 0, 1).generator("weights")
-            self._join_outside(SCRATCH, spec, state_of(new_network(spec, draw)), "plain", zero_shot=False)
-        else:
-            self._load()
-            self._train(trained)
-        return {"inside": self._inside, "curves": self._curves, "outside": self._outside}
-
-    def _load(self) -> None:
-        for site in self._federation.sites:
-            if site.name not in OUTSIDE:
-                loaded = load_inside(site, self._task, self._cell["seed"], self._cell["most"])
-                self._data[site.name], self._tests[site.name] = loaded
-
-    def _train(self, trained: str) -> None:
+        trained, config = self._cell["trained"], self._config
         if trained == WHOLE:
-            self._in_two_stages(self._config, {WHOLE: "perturbed", NO_PBL: "plain"}, WHOLE, "perturbed")
+            starts = {WHOLE: "plain", WHOLE_PBL: "perturbed"}
+            self._in_two_stages(config, {WHOLE: "perturbed", NO_PBL: "plain"}, starts)
         elif trained == TUNED:
-            self._in_two_stages(self._changed(**_PLAIN), {TUNED: "plain"}, FEDAVG, "plain")
-        elif trained in (NO_DCA, NO_ADAPTER):
-            left_out = "attention" if trained == NO_DCA else "adapter"
-            method = FedOap(self._changed(**{left_out: False}), self._task)
-            self._take(trained, method, self._run(method, trained))
+            self._in_two_stages(_changed(config, **_PLAIN), {TUNED: "plain"}, {FEDAVG: "plain"})
+        elif trained == SCRATCH:
+            spec = FedOap(_changed(config, **_PLAIN), self._task).network
+            draw = self._around.context("scratch", 0, 1).generator("weights")
+            self._join_outside({SCRATCH: "plain"}, spec, state_of(new_network(spec, draw)))
         elif trained == LOCAL:
-            method = FedOap(self._one_stage(), self._task)
-            for site, data in self._data.items():
-                self._take(LOCAL, method, self._run(method, f"{LOCAL}-{site}", {site: data}))
+            for site in self._inside.data:
+                self._train(LOCAL, Sparing(one_stage(config), self._task), f"{LOCAL}-{site}", site)
+        elif trained in CONTROLS:
+            longer = _changed(config, rounds=2 * config.rounds)
+            longer = one_stage(longer) if trained == LONG_FEDAVG else longer
+            self._train(trained, Sparing(longer, self._task), "longer")
+        elif trained in _WITHOUT:
+            self._train(trained, Sparing(_changed(config, **_WITHOUT[trained]), self._task), "without")
         else:
-            rival = _RIVALS[trained](self._one_stage(), self._task)
-            self._take(trained, rival, self._run(rival, trained))
+            self._train(trained, _RIVALS[trained](one_stage(config), self._task), "rival")
+        return self._found
 
-    def _in_two_stages(self, config: FedOapConfig, arms: Mapping[str, str], outside: str, loss: str) -> None:
-        """One first stage, one second stage per arm; `outside` begins with the first's global model."""
-        method = FedOap(config.model_copy(update={"fine_tune_rounds": 0}), self._task)
+    @property
+    def _inside(self) -> Inside:
+        cell = self._cell
+        return self._hospitals.inside(cell["seed"], cell["size"], tuple(cell["most"]))
+
+    def _train(self, arm: str, method: FedOap, name: str, site: str | None = None) -> None:
+        """Run a method, at one site alone if it is given, and test what comes of it."""
+        self._take(arm, method, self._run(method, name, site))
+
+    def _in_two_stages(
+        self, config: FedOapConfig, arms: Mapping[str, str], starts: Mapping[str, str]
+    ) -> None:
+        """One first stage, and a second one per arm by its loss; outside, its global model joins by each of
+        `starts`."""
+        method = FirstStage(config, self._task)
         first = self._run(method, "first")
-        for arm, own in arms.items():
-            second = SecondStage(config.model_copy(update={"fine_tune_loss": own}), self._task, first.server)
-            outcome = self._run(second, f"second-{own}")
-            self._take(arm, second, outcome, first.history)
+        for arm, loss in arms.items():
+            _fork(self._work / "first", self._work / loss)
+            self._train(arm, Sparing(_changed(config, fine_tune_loss=loss), self._task), loss)
         shared = method.publication(first.server).models[0]
-        self._join_outside(outside, shared.network, shared.weights, loss)
+        self._join_outside(starts, shared.network, shared.weights)
 
-    def _changed(self, **changes: Any) -> FedOapConfig:
-        return self._config.model_copy(update=changes)
+    def _run(self, method: FedOap, name: str, site: str | None = None) -> Outcome:
+        data = self._inside.data
+        data = {site: data[site]} if site else data
+        identity = {"cell": dict(self._cell), "data": self._hospitals.federation.digest}
+        return federate(method, data, self._around, self._work / name, identity)
 
-    def _one_stage(self) -> FedOapConfig:
-        """The plain network, with the steps of the second stage spent in the first."""
-        config = self._config
-        steps = config.fine_tune_steps or config.local_steps
-        rounds = config.rounds + math.ceil(config.fine_tune_rounds * steps / config.local_steps)
-        return self._changed(**_PLAIN, rounds=rounds, fine_tune_rounds=0)
-
-    def _run(self, method: FedOap, name: str, data: Mapping[str, SiteData] | None = None) -> Outcome:
-        identity = {"cell": dict(self._cell), "run": name, "data": self._federation.digest}
-        return federate(method, data or self._data, self._around, self._work / name, identity)
-
-    def _take(self, arm: str, method: FedOap, outcome: Outcome, before: Sequence[RoundEntry] = ()) -> None:
-        """Test every site's model on its own test images."""
+    def _take(self, arm: str, method: FedOap, outcome: Outcome) -> None:
+        """Test every site's model on its own test images, and note its Dice in validation by round."""
+        tests = self._inside.tests
         for draft in method.publication(outcome.server).models:
             if draft.site is not None:
                 network = network_of(draft.network, draft.weights, self._device)
-                found = as_json(self._tests[draft.site].of(network))
-                self._inside.setdefault(arm, {})[draft.site] = found
-        curves = self._curves.setdefault(arm, {})
-        for entry in (*before, *outcome.history):
+                self._found["inside"].setdefault(arm, {})[draft.site] = as_json(tests[draft.site].of(network))
+        curves = self._found["curves"].setdefault(arm, {})
+        for entry in outcome.history:
+            # Stage 1 is validated before a round, and its end in a phase of its own; stage 2 after a round.
+            number = {"train": entry.round, "validate": method.config.rounds, "finetune": entry.round + 1}
+            stage, name = ("2", "personal_val_dice") if entry.phase == "finetune" else ("1", "val_dice")
             for site, note in entry.sites.items():
-                for name in ("val_dice", "personal_val_dice"):
-                    if name in note.metrics and entry.phase != "export":
-                        curves.setdefault(site, []).append(round(note.metrics[name], 4))
+                if entry.phase in number and name in note.metrics:
+                    point = [number[entry.phase], round(note.metrics[name], 4)]
+                    curves.setdefault(site, {}).setdefault(stage, []).append(point)
 
-    def _join_outside(
-        self, arm: str, spec: NetworkSpec, state: State, loss: str, *, zero_shot: bool = True
-    ) -> None:
-        """Every site from outside as it comes, and after training on few labelled images."""
-        cell, found = self._cell, self._outside.setdefault(arm, {})
-        for name in OUTSIDE:
-            cases, versions = few_labels(self._federation.site(name), cell["seed"], cell["budgets"])
-            tests = TestSet.load(cases, self._task)
-            by_budget = found.setdefault(name, {})
-            if zero_shot:
-                by_budget[ZERO_SHOT] = as_json(tests.of(network_of(spec, state, self._device)))
-            for budget, site in versions.items():
-                network = network_of(spec, state, self._device)
-                assert isinstance(network, FedOapUNet)
-                data = SiteData.load(site, self._task)
-                settings = joining(len(data.train), cell["joining_steps"], loss, cell["seed"])
-                join(network, _examples(data.train), _examples(data.val), settings)
-                by_budget[str(budget)] = as_json(tests.of(network))
+    def _join_outside(self, starts: Mapping[str, str], spec: NetworkSpec, state: State) -> None:
+        """Every site from outside as it comes, and after training on few labelled images by each loss."""
+        cell = self._cell
+        outside = self._hospitals.outside(cell["seed"], cell["size"], tuple(cell["budgets"]))
+        for number, (start, loss) in enumerate(starts.items()):
+            by_site = self._found["outside"].setdefault(start, {})
+            for name, tests in outside.tests.items():
+                found = by_site.setdefault(name, {})
+                if start != SCRATCH and number == 0:
+                    found[ZERO_SHOT] = as_json(tests.of(network_of(spec, state, self._device)))
+                for budget, data in outside.labelled.get(name, {}).items():
+                    network = TrainedIn.of(spec, state, self._device, self._config.precision)
+                    settings = joining(len(data.train), cell["joining"], loss, cell["seed"])
+                    join(network, _examples(data.train), _examples(data.val), settings)
+                    found[str(budget)] = as_json(tests.of(network))
 
 
-def joining(images: int, steps: int, loss: str, seed: int) -> JoiningConfig:
-    """As many epochs as come to at least so many steps: the same, whatever the training begins with."""
-    batch = min(JoiningConfig().batch_size, images)
-    epochs = math.ceil(steps / math.ceil(images / batch))
+def one_stage(config: FedOapConfig) -> FedOapConfig:
+    """The plain network, with the steps of the second stage spent in the first.
+
+    Raises ValueError where these do not make whole rounds: arms would differ in steps.
+    """
+    steps = config.fine_tune_rounds * (config.fine_tune_steps or config.local_steps)
+    if steps % config.local_steps:
+        raise ValueError(
+            f"the {steps} steps of stage 2 are no whole rounds of {config.local_steps} steps: change "
+            "fine_tune_rounds or fine_tune_steps"
+        )
+    rounds = config.rounds + steps // config.local_steps
+    return _changed(config, **_PLAIN, rounds=rounds, fine_tune_rounds=0)
+
+
+def joining(images: int, planned: Mapping[str, int], loss: str, seed: int) -> JoiningConfig:
+    """The same steps and batches, however many images are labelled and whatever the training begins with.
+
+    Raises ValueError where the steps do not make whole epochs.
+    """
+    steps, batch = planned["steps"], planned["batch"]
+    if steps % (per_epoch := math.ceil(images / batch)):
+        raise ValueError(
+            f"joining: {steps} steps are no whole epochs of {per_epoch} batches ({images} images)"
+        )
+    epochs = steps // per_epoch
     plain = JoiningConfig(epochs=epochs, batch_size=batch, seed=seed, loss="plain")
     return plain if loss == "plain" else JoiningConfig(epochs=epochs, batch_size=batch, seed=seed)
+
+
+def _changed(config: FedOapConfig, **changes: Any) -> FedOapConfig:
+    return config.model_copy(update=changes)
+
+
+def _fork(folder: Path, to: Path) -> None:
+    """A copy of a finished run's folder for another run to go on from; one that is there already is left."""
+    if not to.exists():
+        aside = to.with_name(f".{to.name}")
+        shutil.rmtree(aside, ignore_errors=True)
+        shutil.copytree(folder, aside)
+        aside.replace(to)
 
 
 def _examples(slices: SliceSet) -> Examples:

@@ -1,25 +1,19 @@
-"""The data of `benchmarks.cross_organ`: sites of several sets as one federation, few labels, test images."""
+"""The data of `benchmarks.cross_organ`: sites of several sets as one federation, and who is tested."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeAlias
 
-import numpy as np
-import torch
-from torch import Tensor, nn
-
-from benchmarks.evaluation import Scans, predict
-from model_store.preprocessing import restore
+from benchmarks.cross_organ_judging import TestSet
 from model_store.task import Task
-from personalization.gate.evidence import SPECK
-from personalization.metrics import dice
-from training.data.cases import Case, Site, Split
+from training.data.cases import Case, Federation, Site
 from training.data.dataset import SiteData, SliceSet
-from training.data.splits import split_by_patient
+from training.data.splits import folds
 
 # The site's name, and where it lies.
 SITES: Mapping[str, str] = {
@@ -31,9 +25,10 @@ SITES: Mapping[str, str] = {
     "brain_mri_t1ce": "tumour_organs/brain_mri_t1ce",
 }
 OUTSIDE = ("breast_dce_mri", "brain_mri_t1ce")
-# Per patient: mean Dice of the images with a tumour (None without one), how many these are, on how many of
-# the images without one a tumour is found, and how many those are.
-Found: TypeAlias = dict[str, tuple[float | None, int, int, int]]
+# Of 25 breast images 22 are of one patient: labelling some of them and testing on others is to remember.
+JOINING = ("brain_mri_t1ce",)
+APART = 2
+_FOLDS = 5
 
 
 def assemble(data: Path, root: Path) -> Path:
@@ -51,9 +46,65 @@ def assemble(data: Path, root: Path) -> Path:
     return root
 
 
-def load_inside(site: Site, task: Task, seed: int, most: Sequence[int]) -> tuple[SiteData, TestSet]:
-    """A site's data, at most so many images for training and for validation, and its test images."""
-    own = split_by_patient(site, seed)
+@dataclass(frozen=True)
+class Inside:
+    """A seed's data of the sites of the federation, and their test images."""
+
+    data: Mapping[str, SiteData]
+    tests: Mapping[str, TestSet]
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A seed's test images of the sites from outside and, of those that join, what they label by budget."""
+
+    tests: Mapping[str, TestSet]
+    labelled: Mapping[str, Mapping[int, SiteData]]
+
+
+class Hospitals:
+    """All sites in memory, as the last seed that was asked for has them: a seed's cells come in a row."""
+
+    def __init__(self, federation: Federation) -> None:
+        self.federation = federation
+        self.inside = lru_cache(maxsize=1)(self._inside)
+        self.outside = lru_cache(maxsize=1)(self._outside)
+
+    def task(self, side: int) -> Task:
+        """The federation's, at a size."""
+        return self.federation.task.model_copy(update={"size": (side, side)})
+
+    def _inside(self, seed: int, side: int, most: tuple[int, int]) -> Inside:
+        """`most` bounds a site's images for training and for validation."""
+        found = {
+            site.name: load_inside(site, self.task(side), seed, most)
+            for site in self.federation.sites
+            if site.name not in OUTSIDE
+        }
+        return Inside(
+            {name: data for name, (data, _) in found.items()},
+            {name: tests for name, (_, tests) in found.items()},
+        )
+
+    def _outside(self, seed: int, side: int, budgets: tuple[int, ...]) -> Outside:
+        tests, labelled, task = {}, {}, self.task(side)
+        for site in self.federation.sites:
+            if site.name not in OUTSIDE:
+                continue
+            cases: Sequence[Case] = site.cases
+            if site.name in JOINING:
+                cases, versions = few_labels(site, seed, budgets)
+                labelled[site.name] = {n: SiteData.load(few, task) for n, few in versions.items()}
+            tests[site.name] = TestSet.load(cases, task)
+        return Outside(tests, labelled)
+
+
+def load_inside(site: Site, task: Task, seed: int, most: tuple[int, int]) -> tuple[SiteData, TestSet]:
+    """A site's data, at most so many images for training and for validation, and its test images.
+
+    Five seeds in a row test every patient once: three test more patients than three free draws of a fifth.
+    """
+    own = folds(site, _FOLDS, seed // _FOLDS)[seed % _FOLDS]
     data = SiteData.load(replace(own, cases=own.of_split("train") + own.of_split("val")), task)
     train, val = most
     data = replace(data, train=thinned(data.train, train), val=thinned(data.val, val))
@@ -75,79 +126,50 @@ def thinned(slices: SliceSet, most: int) -> SliceSet:
 
 
 def few_labels(site: Site, seed: int, budgets: Sequence[int]) -> tuple[tuple[Case, ...], dict[int, Site]]:
-    """A site's test cases, and for each budget the site with that many labelled images, a fifth to validate.
+    """A site's test cases, and for each budget the site with that many labelled images.
 
     The pool that all budgets draw from is one stretch of the numbers, where neighbours may be slices of one
-    patient, and begins elsewhere for every seed. Smaller budgets are part of it, evenly spaced. Raises
-    ValueError when nothing is left to test on.
+    patient; it begins with another patient for every seed. Smaller budgets are part of it, evenly spaced.
+    Some of the labelled patients choose the epoch. Who is in the pool is not tested, nor are `APART` images
+    on either side of it, since patients are told apart by looks.
+
+    Raises ValueError when nothing is left to test or to train on.
     """
-    ordered = sorted(site.cases, key=lambda case: (len(case.name), case.name))
+    ordered = sorted(site.cases, key=lambda case: number_order(case.name))
     largest = max(budgets)
     if len(ordered) <= largest:
         raise ValueError(f"site '{site.name}': {len(ordered)} images, expected more than {largest}")
-    shift = seed * len(ordered) // 3 % len(ordered)
+    patients = list(dict.fromkeys(case.patient for case in ordered))
+    first = patients[seed * len(patients) // 3 % len(patients)]
+    shift = next(index for index, case in enumerate(ordered) if case.patient == first)
     turned = ordered[shift:] + ordered[:shift]
-    pool, test = turned[:largest], turned[largest:]
+    pool = turned[:largest]
+    drawn = {case.patient for case in pool}
+    test = [case for case in turned if case.patient not in drawn][APART:-APART]
+    if not test:
+        raise ValueError(f"site '{site.name}': nobody is left to test beside {largest} labelled images")
     versions = {}
     for budget in budgets:
         chosen = [pool[index * largest // budget] for index in range(budget)]
-        validating = max(1, budget // 5)
-        splits: list[Split] = ["train" if index < budget - validating else "val" for index in range(budget)]
-        # By image: numbers are all that is known of a patient here.
-        cases = (
-            replace(case, split=split, patient=case.name) for case, split in zip(chosen, splits, strict=True)
-        )
+        validating = _a_fifth(Counter(case.patient for case in chosen))
+        if len(validating) == len({case.patient for case in chosen}):
+            raise ValueError(f"site '{site.name}': {budget} labelled images are of one patient")
+        cases = (replace(c, split="val" if c.patient in validating else "train") for c in chosen)
         versions[budget] = Site(site.name, tuple(cases))
     return tuple(test), versions
 
 
-@dataclass(frozen=True)
-class TestSet:
-    """Test images, decoded once for many networks; `patients` has the patient of every image's name."""
-
-    __test__ = False  # no test case of pytest's
-
-    scans: Scans
-    patients: Mapping[str, str]
-
-    @classmethod
-    def load(cls, cases: Sequence[Case], task: Task) -> TestSet:
-        """Decode and prepare."""
-        scans = Scans.load((replace(case, patient=case.name) for case in cases), task)
-        return cls(scans, {case.name: case.patient for case in cases})
-
-    def of(self, network: nn.Module) -> Found:
-        """What a network finds, on every image's own grid."""
-        probabilities = torch.split(predict(network, self.scans.images), [s.slices for s in self.scans.scans])
-        images = {}
-        for scan, part in zip(self.scans.scans, probabilities, strict=True):
-            predicted = torch.from_numpy(np.ascontiguousarray(restore(part.numpy(), scan.geometry)))
-            images[scan.patient] = judged(predicted, scan.truth)
-        return by_patient(images, self.patients)
+def _a_fifth(images: Counter[str]) -> set[str]:
+    """Patients who fit into a fifth of the images, those with most first; at least one, with fewest."""
+    left = max(1, images.total() // 5)
+    found = set()
+    for patient, count in images.most_common():
+        if count <= left:
+            found.add(patient)
+            left -= count
+    return found or {min(images, key=images.__getitem__)}
 
 
-def judged(predicted: Tensor, truth: Tensor) -> float | bool:
-    """Dice of an image with a tumour; of one without, whether more than specks of one is found."""
-    if bool(truth.any()):
-        return float(dice(predicted.flatten()[None], truth.flatten()[None], 2)[0, 1])
-    return bool((predicted > 0).double().mean() >= SPECK)
-
-
-def by_patient(images: Mapping[str, float | bool], patients: Mapping[str, str]) -> Found:
-    """Every patient's images together."""
-    found: dict[str, tuple[list[float], list[bool]]] = {}
-    for name, value in images.items():
-        bearing, empty = found.setdefault(patients[name], ([], []))
-        if isinstance(value, bool):
-            empty.append(value)
-        else:
-            bearing.append(value)
-    return {
-        patient: (round(float(np.mean(b)), 6) if b else None, len(b), sum(e), len(e))
-        for patient, (b, e) in sorted(found.items())
-    }
-
-
-def as_json(found: Found) -> dict[str, Any]:
-    """As rows have it."""
-    return {patient: list(values) for patient, values in found.items()}
+def number_order(name: str) -> tuple[int, str]:
+    """A key that sorts 999.png before 1000.png."""
+    return len(name), name

@@ -2,56 +2,90 @@
 
 FedPer (Arivazhagan et al., 2019) keeps the decoder and the head; FedRep (Collins et al., 2021) keeps the same
 and trains the two in turn; FedBN (Li et al., 2021) keeps batch norm, and so has a backbone with it, FedOAP's
-having none. FedAvg is FedOAP with neither attention nor adapter and without a second stage.
+having none. FedAvg is FedOAP with neither attention nor adapter and without a second stage. All begin with
+the same drawn network at every site.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from model_store.manifest import NetworkSpec
 from model_store.task import Task
-from personalization.adamw import Optimiser, train_adamw
-from personalization.binary import binary_loss
 from personalization.networks import FedOapUNet, build
-from personalization.networks.registry import register
+from personalization.networks.registry import names, register
+from personalization.precision import Precision, products_in, widened
 from training.algorithm import ClientResult, Context, Memory, Phase, ServerStage, State
-from training.data.dataset import SiteData
-from training.methods.fedavg import SCORES, WEIGHTS, score_metrics, score_state
+from training.data.dataset import SiteData, SliceSet
+from training.methods.fedavg import WEIGHTS
 from training.methods.fedoap import FedOap
 from training.methods.fedoap_config import FedOapConfig
-from training.methods.iop_fl import PERSONAL, PERSONAL_SCORE
-from training.methods.local import Score, evaluate, state_of
+from training.methods.local import network_of
 from training.methods.trees import join, part
 
 BODY = ("encoder", "bottleneck")
+HEAD = ("upconv", "decoder", "head")
+VALIDATED = 4  # one round in so many
 
 
-@register("benchmark-batch-norm-unet")
-class BatchNormUNet(FedOapUNet):
-    """FedOAP's backbone with batch normalisation in place of instance normalisation."""
+class Sparing(FedOap):
+    """FedOAP that validates few rounds of stage 1, and the end of it: nothing is chosen by them."""
 
-    def __init__(self, in_channels: int, width: int = 64, **options: Any) -> None:
-        super().__init__(in_channels, width, **options)
-        for module in [*self.modules()]:
-            for name, child in [*module.named_children()]:
-                if isinstance(child, nn.InstanceNorm2d):
-                    setattr(module, name, nn.BatchNorm2d(child.num_features))
+    def client_step(
+        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """The phase's step."""
+        if context.phase == "train" and context.round % VALIDATED:
+            data = _without_validation(data)
+        return super().client_step(context, received, memory, data)
 
 
-class FedPer(FedOap):
+class FirstStage(Sparing):
+    """FedOAP up to where stage 2 begins: a copy of this run's folder goes on with any second stage."""
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """The plan, broken off."""
+        return tuple(step for step in super().plan() if step.name not in ("finetune", "export"))
+
+
+class FedPer(Sparing):
     """What comes after the bottleneck stays at its site."""
 
     def is_personal(self, name: str) -> bool:
         """Whether a tensor of the state stays."""
-        return not name.startswith(BODY)
+        return name.startswith(HEAD)
 
-    def _split(self, state: State) -> tuple[State, State]:
-        personal = {name: tensor for name, tensor in state.items() if self.is_personal(name)}
-        return {name: tensor for name, tensor in state.items() if name not in personal}, personal
+    def client_step(
+        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """The phase's step, with what stays put in before it and taken out of what it sends."""
+        kept = part(memory.tensors, "kept")
+        if WEIGHTS.name in received:
+            received = {**received, WEIGHTS.name: {**received[WEIGHTS.name], **kept}}
+        result = self.whole_step(context, received, memory, data)
+        if WEIGHTS.name not in result.uploads or result.memory is None:
+            return result
+        shared: dict[str, Tensor] = {}
+        kept = {}
+        for name, tensor in result.uploads[WEIGHTS.name].items():
+            (kept if self.is_personal(name) else shared)[name] = tensor
+        tensors = {**result.memory.tensors, **join({"kept": kept})}
+        return replace(
+            result,
+            uploads={**result.uploads, WEIGHTS.name: shared},
+            memory=Memory(tensors, result.memory.facts),
+        )
+
+    def whole_step(
+        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """The phase's step on a site's whole network."""
+        return super().client_step(context, received, memory, data)
 
 
 class FedBn(FedPer):
@@ -59,9 +93,10 @@ class FedBn(FedPer):
 
     def __init__(self, config: FedOapConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.network = self.network.model_copy(update={"name": "benchmark-batch-norm-unet"})
+        name = _registered("benchmark-batch-norm-unet", BatchNormUNet)
+        self.network = self.network.model_copy(update={"name": name})
         with torch.device("meta"):
-            network = build(self.network.name, **self.network.arguments)
+            network = build(name, **self.network.arguments)
         modules = network.named_modules()
         self._norms = tuple(f"{name}." for name, module in modules if isinstance(module, nn.BatchNorm2d))
 
@@ -73,71 +108,98 @@ class FedBn(FedPer):
 class FedRep(FedPer):
     """FedPer that trains what stays in the first half of a round, and what is shared in the second."""
 
-    def _train(
-        self, context: Context, memory: Memory, data: SiteData, network: FedOapUNet, score: Score
-    ) -> ClientResult:
-        rates = self.rates(context.round)
-        half = max(1, len(rates) // 2)
-        batches = self._batches(data, context)
-        kept: dict[str, State] = {}
-        taken: dict[str, int] = {}
-        total = 0.0
-        for turn, own in (("head", rates[:half]), ("body", rates[half:])):
-            for name, parameter in network.named_parameters():
-                parameter.requires_grad_(self.is_personal(name) == (turn == "head"))
-            before = Optimiser(
-                self.config.weight_decay,
-                part(memory.tensors, f"optimiser/{turn}"),
-                memory.facts.get("taken", {}).get(turn, 0),
-            )
-            loss, after = train_adamw(
-                network,
-                batches,
-                lambda images, targets: binary_loss(self.logits(network, images), targets),
-                own,
-                before,
-            )
-            kept[f"optimiser/{turn}"], taken[turn] = after.moments, after.taken
-            total += loss * len(own)
-        shared, personal = self._split(state_of(network))
-        return ClientResult(
-            {WEIGHTS.name: shared, SCORES.name: score_state(score)},
-            1.0,
-            Memory(join({**kept, "personal": personal}), {"taken": taken}),
-            {**score_metrics("val_dice", score), "loss": total / len(rates)},
-        )
-
-
-class SecondStage(FedOap):
-    """Stage 2 alone, from what a run without one left on the server: arms differ in it and in nothing before.
-
-    `first` must have every site's exported model.
-    """
-
-    def __init__(self, config: FedOapConfig, task: Task, first: Memory) -> None:
+    def __init__(self, config: FedOapConfig, task: Task) -> None:
         super().__init__(config, task)
-        self._first = first
+        if config.local_steps % 2:
+            raise ValueError(
+                f"FedRep halves a round's steps: expected an even number, found {config.local_steps}"
+            )
+        half = config.model_copy(update={"local_steps": config.local_steps // 2})
+        self._turns = {turn: Sparing(half, task) for turn in ("head", "body")}
+        for turn, frozen in (("head", BODY), ("body", HEAD)):
+            name = _registered("benchmark-partly-frozen-unet", PartlyFrozenUNet)
+            arguments = {**self.network.arguments, "frozen": list(frozen)}
+            self._turns[turn].network = NetworkSpec(name=name, arguments=arguments)
 
-    def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """Validate the models, fine-tune them, and export."""
-        return (
-            Phase("validate", 1, (), (SCORES,), everyone=True),
-            Phase("finetune", self.config.fine_tune_rounds, (), (), everyone=True),
-            Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True),
-        )
-
-    def initial(self, context: Context) -> Memory:  # noqa: ARG002  # where it begins is given
-        """What the first stage left."""
-        return self._first
-
-    def client_step(
+    def whole_step(
         self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
-        """The phase's step; the site's model is there already."""
-        if context.phase != "validate":
-            return super().client_step(context, received, memory, data)
-        model = part(self._first.tensors, f"inside/{context.site}")
-        entries = part(self._first.tensors, "bank")
-        bank = {name: t for name, t in entries.items() if not name.startswith(f"{context.site}/")}
-        network = self._network(context, model, bank)
-        return self._join(model, bank, evaluate(network, data.val, 2, self.config.batch_size))
+        """The phase's step on a site's whole network; in training both turns, one after the other."""
+        if context.phase != "train":
+            return super().whole_step(context, received, memory, data)
+        kept: dict[str, State] = {}
+        facts: dict[str, Any] = {}
+        results: list[ClientResult] = []
+        for turn, method in self._turns.items():
+            own = Memory(part(memory.tensors, turn), memory.facts.get(turn, {}))
+            draws = replace(context, generator=_for_a_turn(context, turn))
+            results.append(method.client_step(draws, received, own, data))
+            assert results[-1].memory is not None
+            kept[turn], facts[turn] = results[-1].memory.tensors, results[-1].memory.facts
+            received = {**received, WEIGHTS.name: results[-1].uploads[WEIGHTS.name]}
+            data = _without_validation(data)
+        first, last = results
+        uploads = {**first.uploads, WEIGHTS.name: last.uploads[WEIGHTS.name]}
+        return replace(first, uploads=uploads, memory=Memory(join(kept), facts))
+
+
+class BatchNormUNet(FedOapUNet):
+    """FedOAP's backbone with batch normalisation in place of instance normalisation."""
+
+    def __init__(self, in_channels: int, width: int = 64, **options: Any) -> None:
+        super().__init__(in_channels, width, **options)
+        for module in [*self.modules()]:
+            for name, child in [*module.named_children()]:
+                if isinstance(child, nn.InstanceNorm2d):
+                    setattr(module, name, nn.BatchNorm2d(child.num_features))
+
+
+class PartlyFrozenUNet(FedOapUNet):
+    """FedOAP's network, of which what begins with one of `frozen` is not trained."""
+
+    def __init__(self, in_channels: int, width: int = 64, *, frozen: Sequence[str], **options: Any) -> None:
+        super().__init__(in_channels, width, **options)
+        for name, parameter in self.named_parameters():
+            parameter.requires_grad_(not name.startswith(tuple(frozen)))
+
+
+class TrainedIn(FedOapUNet):
+    """FedOAP's network whose products are of a precision while it is trained, as `FedOap.logits` has them."""
+
+    def __init__(self, precision: Precision, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self._precision = precision
+
+    @classmethod
+    def of(cls, spec: NetworkSpec, state: State, device: torch.device, precision: Precision) -> TrainedIn:
+        """A network with a copy of these weights."""
+        with torch.device("meta"):
+            network = cls(precision, **spec.arguments)
+        # What `network_of` copied, laid out in memory as it does.
+        network.load_state_dict(network_of(spec, state, device).state_dict(), assign=True)
+        return network
+
+    def segment(self, image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
+        """As FedOAP's; logits are float32."""
+        if not self.training:
+            return super().segment(image_BCHW)
+        with products_in(self._precision, image_BCHW.device):
+            logits, mass = super().segment(image_BCHW)
+        return widened(logits), mass
+
+
+def _registered(name: str, network: type[nn.Module]) -> str:
+    """Its name, known to the registry from the first use on: importing a benchmark registers nothing."""
+    if name not in names():
+        register(name)(network)
+    return name
+
+
+def _for_a_turn(context: Context, turn: str) -> Any:
+    """Draws of its own for each turn of a round."""
+    return lambda purpose: context.generator(f"{turn} {purpose}")
+
+
+def _without_validation(data: SiteData) -> SiteData:
+    val = data.val
+    return replace(data, val=SliceSet(val.images[:0], val.targets[:0], (), (), ()))
