@@ -21,19 +21,16 @@ Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from itertools import count
+from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
-from personalization.adamw import Optimiser, cosine, train_adamw
-from personalization.binary import binary_loss, second_stage_loss
+from personalization.adamw import cosine
+from personalization.binary import binary_loss
 from personalization.networks import FedOapUNet
 from personalization.personal import split
-from personalization.precision import products_in, widened
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -46,8 +43,8 @@ from training.algorithm import (
     ServerStage,
     State,
 )
-from training.data.dataset import SiteData, batches
-from training.errors import SiteFailed
+from training.data.dataset import SiteData
+from training.methods import fedoap_local as local
 from training.methods import fedoap_models as models
 from training.methods.describe import DESCRIBE, describe, merge_described
 from training.methods.fedavg import SCORES, WEIGHTS, score_metrics, score_state
@@ -60,7 +57,6 @@ from training.methods.trees import join, part
 
 TOKENS = Group("tokens", "features", "collect", essential=False, bounded=True)
 BANK = Group("bank", "features")
-_CLASSES = 2
 
 
 @register("fedoap", FedOapConfig)
@@ -111,14 +107,14 @@ class FedOap(Algorithm[SiteData]):
         if context.phase == "describe":
             return describe(data, 1.0)
         if context.phase == "finetune":
-            return self._fine_tune(context, memory, data)
+            return local.fine_tune(self.config, self.network, context, memory, data)
         if context.phase == "export":
-            return self._export(memory)
+            return local.export(memory)
         personal = part(memory.tensors, "personal") or self._start(context, received[WEIGHTS.name])
         model = {**received[WEIGHTS.name], **personal}
         bank = received.get(BANK.name, {})
         network = self._network(context, model, bank)
-        score = evaluate(network, data.val, _CLASSES, self.config.batch_size)
+        score = evaluate(network, data.val, local.CLASSES, self.config.batch_size)
         if context.phase == "validate":
             return self._join(model, bank, score)
         return self._train(context, memory, data, network, score)
@@ -128,12 +124,12 @@ class FedOap(Algorithm[SiteData]):
     ) -> ClientResult:
         """A round of stage 1, on a network that was validated before it."""
         config = self.config
-        loss, optimiser = train_adamw(
-            network,
-            self._batches(data, context),
-            lambda images, targets: binary_loss(self.logits(network, images), targets),
-            self.rates(context.round),
-            self._optimiser(memory),
+
+        def loss(images: Tensor, targets: Tensor) -> Tensor:
+            return binary_loss(self.logits(network, images), targets)
+
+        mean, optimiser = local.take_steps(
+            config, network, data, context, memory, loss, self.rates(context.round)
         )
         shared, personal = self._split(state_of(network))
         uploads = {WEIGHTS.name: shared, SCORES.name: score_state(score)}
@@ -147,56 +143,8 @@ class FedOap(Algorithm[SiteData]):
             uploads,
             float(len(data.train)) if config.aggregation == "sample" else 1.0,
             Memory(kept, {"taken": optimiser.taken}),
-            {**score_metrics("val_dice", score), "loss": loss},
+            {**score_metrics("val_dice", score), "loss": mean},
         )
-
-    def _join(self, model: State, bank: State, score: Score) -> ClientResult:
-        """The end of stage 1: from here on the site's model is one, and its bank stands."""
-        facts = {"total": score.total, "patients": score.patients, "round": 0}
-        kept = Memory(join({"model": model, "bank": bank}), {"latest": facts, "best": facts})
-        return ClientResult({SCORES.name: score_state(score)}, 1.0, kept, score_metrics("val_dice", score))
-
-    def _fine_tune(self, context: Context, memory: Memory, data: SiteData) -> ClientResult:
-        """A round of stage 2, validated after it."""
-        config, model = self.config, self._of(memory, "model")
-        network = self._network(context, model, part(memory.tensors, "bank"))
-        steps = config.fine_tune_steps or config.local_steps
-        loss, optimiser = train_adamw(
-            network,
-            self._batches(data, context),
-            self._loss(network, context.generator("perturbation")),
-            cosine(
-                config.fine_tune_rate or config.learning_rate,
-                config.least_rate,
-                steps * context.rounds,
-                range(steps * context.round, steps * (context.round + 1)),
-            ),
-            self._optimiser(memory),
-        )
-        score = evaluate(network, data.val, _CLASSES, config.batch_size)
-        shared, personal = self._split(state_of(network))
-        latest = {"total": score.total, "patients": score.patients, "round": context.round + 1}
-        best = memory.facts["best"]
-        states = {
-            "model": {**shared, **personal},
-            "bank": part(memory.tensors, "bank"),
-            "optimiser": optimiser.moments,
-        }
-        if config.selection == "last" or not score.patients or score.total > best["total"]:
-            best = latest
-        else:
-            states["best"] = part(memory.tensors, "best") or model
-        facts = {"latest": latest, "best": best, "taken": optimiser.taken}
-        metrics = {**score_metrics("personal_val_dice", score), "loss": loss}
-        return ClientResult({}, 1.0, Memory(join(states), facts), metrics)
-
-    def _export(self, memory: Memory) -> ClientResult:
-        """The chosen model. The bank it attends to is the server's already."""
-        model = part(memory.tensors, "best") or self._of(memory, "model")
-        facts = memory.facts["best"]
-        score = Score(facts["total"], facts["patients"])
-        uploads = {PERSONAL.name: model, PERSONAL_SCORE.name: score_state(score)}
-        return ClientResult(uploads, 1.0, metrics=score_metrics("personal_val_dice", score))
 
     def rates(self, round_: int) -> list[float]:
         """The learning rates of a round's steps. A cosine per round never decays over the rounds."""
@@ -204,58 +152,28 @@ class FedOap(Algorithm[SiteData]):
         first, total = (0, steps) if config.cosine == "round" else (round_ * steps, config.rounds * steps)
         return cosine(config.learning_rate, config.least_rate, total, range(first, first + steps))
 
-    def _batches(self, data: SiteData, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch after the other. Raises SiteFailed when there is nothing to train on."""
-        if not len(data.train):
-            raise SiteFailed("it has no training slice")
-        draw = context.generator("train")
-        size, augment = self.config.batch_size, self.config.augment
-        return (batch for _ in count() for batch in batches(data.train, size, draw, augment))
-
-    def _loss(self, network: FedOapUNet, generator: torch.Generator) -> Callable[[Tensor, Tensor], Tensor]:
-        """Stage 2's: one forward pass for both terms of the perturbed boundary loss."""
-        config = self.config
-
-        def loss(images: Tensor, targets: Tensor) -> Tensor:
-            return second_stage_loss(
-                self.logits(network, images),
-                targets,
-                generator,
-                perturbed=config.fine_tune_loss == "perturbed",
-                variance=config.pbl_variance,
-                threshold=config.pbl_threshold,
-                trade_off=config.pbl_trade_off,
-            )
-
-        return loss
+    # The next three are here for methods that are made of this one.
 
     def logits(self, network: FedOapUNet, images: Tensor) -> Tensor:
-        """z [B, 1, H, W] float32, for a loss; the network's products are of the configured precision."""
-        with products_in(self.config.precision, images.device):
-            logits: Tensor = network.segment(images)[0]
-        return widened(logits)
+        """z [B, 1, H, W] float32, for a loss."""
+        return local.logits(self.config, network, images)
+
+    def _batches(self, data: SiteData, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
+        return local.endless_batches(self.config, data, context)
+
+    def _join(self, model: State, bank: State, score: Score) -> ClientResult:
+        return local.begin(model, bank, score)
 
     def _start(self, context: Context, shared: State) -> State:
         """The personal part of a site that has none yet."""
         drawn = self._split(state_of(new_network(self.network, context.generator("personal"))))[1]
         return models.start(self.config, shared, drawn)
 
-    def _optimiser(self, memory: Memory) -> Optimiser:
-        moments = part(memory.tensors, "optimiser")
-        return Optimiser(self.config.weight_decay, moments, memory.facts.get("taken", 0))
-
     def _network(self, context: Context, model: State, bank: State) -> FedOapUNet:
         return models.on_device(self.network, model, models.entries(bank), context.device)
 
     def _split(self, state: State) -> tuple[State, State]:
         return split(state, own_keys=self.config.own_keys)
-
-    @staticmethod
-    def _of(memory: Memory, name: str) -> State:
-        found = part(memory.tensors, name)
-        if not found:
-            raise SiteFailed("it has no model of its own: it dropped out of the phase 'validate'")
-        return found
 
     # ------------------------------------------------------------------ at the server
 

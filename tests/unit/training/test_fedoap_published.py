@@ -11,7 +11,7 @@ from training.errors import PublishError, SiteFailed
 from training.methods.local import Score
 from training.methods.trees import part
 
-SCORING = "training.methods.fedoap.evaluate"
+SCORING = ("training.methods.fedoap.evaluate", "training.methods.fedoap_local.evaluate")
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,8 @@ SCORING = "training.methods.fedoap.evaluate"
 )
 def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start(found, selection, kept, monkeypatch):
     """Scores are put in the mouth of the validation, so that any of the three can be the best."""
-    monkeypatch.setattr(SCORING, lambda *_: Score(next(scores), 2))
+    for place in SCORING:
+        monkeypatch.setattr(place, lambda *_: Score(next(scores), 2))
     scores = iter([0.0, 0.0, found[0]])  # two rounds of stage 1, and its end
     federation = Federation(CONFIG.model_copy(update={"selection": selection}), ALONE)
     federation.run("train", "validate")
