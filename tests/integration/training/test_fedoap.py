@@ -16,9 +16,11 @@ import yaml
 from typer.testing import CliRunner
 
 from model_store.store import Store
+from personalization.adamw import train_adamw
 from personalization.networks import build
 from personalization.personal import split
 from personalization.state import from_safetensors
+from training.algorithm import Memory
 from training.bounds import FeatureBounds
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -45,9 +47,14 @@ def run_of(data: Path, *, consent: object = "all", **settings: object) -> Run:
     return Run(load_federation(data), "fedoap", config, RunConfig(seed=4, consent=consent, **settings))
 
 
-# One float32 that no training arrives at, twice: chance puts it into a run's bytes about once in 10^10 runs.
-CANARY = 0.012345679
-PATTERN = struct.pack("<f", CANARY) * 2
+def remembered(folder: Path, site: str) -> Memory:
+    """What a site's memory was after the last round."""
+    return SiteFolder(folder, site).load(RunFolder(folder).checkpoint().site_slots[site])
+
+
+# Float32s that no training arrives at, twice: chance puts one into a run's bytes about once in 10^10 runs.
+CANARY, MOMENT = 0.012345679, 0.087654321
+PATTERN, MOMENTS = (struct.pack("<f", value) * 2 for value in (CANARY, MOMENT))
 
 
 class Planted(FedOap):
@@ -62,9 +69,23 @@ class Planted(FedOap):
         return super().client_step(context, received, memory, data)
 
 
-def test_no_byte_of_a_personal_tensor_crosses_the_engine_before_the_export(data, tmp_path, monkeypatch):
-    """Rates too small to move a weight keep the canaries whole through every step of both stages."""
-    config = FedOapConfig(**SMALL, learning_rate=1e-30, least_rate=0.0, weight_decay=0.0)
+def with_planted_moments(*arguments):
+    """AdamW's steps, after which all of its moments are canaries of their own."""
+    loss, optimiser = train_adamw(*arguments)
+    planted = {name: torch.full_like(tensor, MOMENT) for name, tensor in optimiser.moments.items()}
+    return loss, replace(optimiser, moments=planted)
+
+
+@pytest.mark.parametrize("options", [{}, {"kv": "own"}])
+def test_no_byte_of_a_personal_tensor_crosses_the_engine_before_the_export(
+    options, data, tmp_path, monkeypatch
+):
+    """Rates too small to move a weight keep the canaries whole through every step of both stages.
+
+    Moments never leave, of personal or of shared tensors. With `kv: own` keys and values are personal.
+    """
+    config = FedOapConfig(**SMALL, **options, learning_rate=1e-30, least_rate=0.0, weight_decay=0.0)
+    monkeypatch.setattr("training.methods.fedoap_local.train_adamw", with_planted_moments)
     job = replace(run_of(data, consent=("birch",)), config=config)
     method = replace(find_method("fedoap"), build=Planted)
     monkeypatch.setattr("training.run.method", lambda name: method)
@@ -88,12 +109,16 @@ def test_no_byte_of_a_personal_tensor_crosses_the_engine_before_the_export(data,
     monkeypatch.setattr(worker, "write_tensors", watched)
     monkeypatch.setattr(worker.Worker, "answer", answered)
     execute(job, tmp_path / "run", workers=0)
-    kept = sorted((tmp_path / "run" / "sites").rglob("memory-*.safetensors"))
-    assert sum(PATTERN in path.read_bytes() for path in kept) >= 3  # they were there to be found
+    kept = [path.read_bytes() for path in (tmp_path / "run" / "sites").rglob("memory-*.safetensors")]
+    for pattern in (PATTERN, MOMENTS):
+        assert sum(pattern in content for content in kept) >= 3  # they were there to be found
+        assert not any(pattern in content for content in crossed["train"])
     assert len(crossed["train"]) > 3 * 2 * 4
-    assert not any(PATTERN in content for content in crossed["train"])
-    # The control: the one export that was agreed to is seen to carry them.
+    # The control: the one export that was agreed to is seen to carry the weights.
     assert sum(PATTERN in content for content in crossed["export"]) == 1
+    assert not any(MOMENTS in content for content in crossed["export"])
+    keys = part(remembered(tmp_path / "run", "aster").tensors, "model")["to_key.weight"]
+    assert bool((keys == torch.tensor(CANARY)).all()) == (options == {"kv": "own"})
 
 
 def test_a_site_that_keeps_features_in_is_no_source_and_bytes_are_counted(data, tmp_path):
@@ -196,7 +221,6 @@ def test_a_task_with_two_labels_is_refused_in_words(tmp_path, data):
 def test_what_a_site_remembers_is_one_model_from_the_end_of_stage_1(data, tmp_path):
     """Its parts of stage 1 are not carried along once they are one model."""
     execute(run_of(data), tmp_path / "run", workers=0)
-    slots = RunFolder(tmp_path / "run").checkpoint().site_slots
-    memory = SiteFolder(tmp_path / "run", "aster").load(slots["aster"])
+    memory = remembered(tmp_path / "run", "aster")
     assert {name.split("/")[0] for name in memory.tensors} <= {"model", "bank", "optimiser", "best"}
     assert part(memory.tensors, "model").keys() >= {"to_query.weight", "head.weight"}
