@@ -21,7 +21,7 @@ Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -61,7 +61,11 @@ BANK = Group("bank", "features")
 
 @register("fedoap", FedOapConfig)
 class FedOap(Algorithm[SiteData]):
-    """FedOAP for a task with one foreground class."""
+    """FedOAP for a task with one foreground class.
+
+    A method that is made of it changes what a phase does in `client_step`, which phases there are in `plan`,
+    and `network`, which every step builds its networks from.
+    """
 
     def __init__(self, config: FedOapConfig, task: Task) -> None:
         models.check_task(task)
@@ -116,7 +120,7 @@ class FedOap(Algorithm[SiteData]):
         network = self._network(context, model, bank)
         score = evaluate(network, data.val, local.CLASSES, self.config.batch_size)
         if context.phase == "validate":
-            return self._join(model, bank, score)
+            return local.begin(model, bank, score)
         return self._train(context, memory, data, network, score)
 
     def _train(
@@ -152,17 +156,9 @@ class FedOap(Algorithm[SiteData]):
         first, total = (0, steps) if config.cosine == "round" else (round_ * steps, config.rounds * steps)
         return cosine(config.learning_rate, config.least_rate, total, range(first, first + steps))
 
-    # The next three are here for methods that are made of this one.
-
     def logits(self, network: FedOapUNet, images: Tensor) -> Tensor:
-        """z [B, 1, H, W] float32, for a loss."""
+        """z [B, 1, H, W] float32, for a loss; the network's products are of the configured precision."""
         return local.logits(self.config, network, images)
-
-    def _batches(self, data: SiteData, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
-        return local.endless_batches(self.config, data, context)
-
-    def _join(self, model: State, bank: State, score: Score) -> ClientResult:
-        return local.begin(model, bank, score)
 
     def _start(self, context: Context, shared: State) -> State:
         """The personal part of a site that has none yet."""

@@ -39,10 +39,8 @@ def logits(config: FedOapConfig, network: FedOapUNet, images: Tensor) -> Tensor:
     return widened(found)
 
 
-def endless_batches(
-    config: FedOapConfig, data: SiteData, context: Context
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch after the other. Raises SiteFailed when there is nothing to train on."""
+def _batches(config: FedOapConfig, data: SiteData, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch after the other."""
     if not len(data.train):
         raise SiteFailed("it has no training slice")
     draw = context.generator("train")
@@ -60,9 +58,9 @@ def take_steps(
 ) -> tuple[float, Optimiser]:
     """Train in place, a batch per rate, one epoch after the other; moments go on from the memory's.
 
-    Gives the mean loss and the optimiser after it. Raises as `endless_batches`.
+    Gives the mean loss and the optimiser after it. Raises SiteFailed when there is nothing to train on.
     """
-    endless = endless_batches(config, data, context)
+    endless = _batches(config, data, context)
     before = Optimiser(config.weight_decay, part(memory.tensors, "optimiser"), memory.facts.get("taken", 0))
     return train_adamw(network, endless, loss, rates, before)
 
