@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+import yaml
 from pydantic import BaseModel
 
 from service.settings import Settings
 from training.bounds import FeatureBounds
 from training.config import RunConfig
-from training.methods.fedbicross_config import FedBiCrossConfig
+from training.methods.fedbicross_config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 from training.methods.fedins_config import FedInsConfig
 from training.methods.fedoap_config import FedOapConfig
 from training.methods.iop_fl import IopFlConfig
@@ -54,3 +55,16 @@ def test_make_targets_that_are_named_exist() -> None:
     }
     assert named <= targets
     assert {"demo", "test", "check", "install"} <= named
+
+
+def test_the_papers_fedbicross_is_documented_as_it_is_coded() -> None:
+    table = CONFIGURATION.split("`method`, for `fedbicross`")[1].split("\n\n")[1]
+    documented = {}
+    for line in table.splitlines()[2:]:
+        fields, _, _, paper = (cell.strip() for cell in line.strip("|").split("|"))
+        values = [yaml.safe_load(value.strip(" `")) for value in paper.split(",") if value]
+        # Fields share a line; those that the paper leaves open come last.
+        documented |= dict(zip(re.findall(r"`(\w+)`", fields), values, strict=False))
+    defaults = FedBiCrossConfig().model_dump()
+    assert documented == {**PAPER_SIZES, **LITERAL_READING, "outer_steps": defaults["outer_steps"]}
+    assert FedBiCrossConfig(**{**PAPER_SIZES, **LITERAL_READING}).personal_rate == 0.001
