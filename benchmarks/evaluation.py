@@ -82,6 +82,12 @@ class Scans:
         """For every slice the number of its scan."""
         return [number for number, scan in enumerate(self.scans) for _ in range(scan.slices)]
 
+    @property
+    def patient_index(self) -> list[int]:
+        """For every slice the number of its patient, in the order of `patients`."""
+        numbers = {patient: number for number, patient in enumerate(self.patients)}
+        return [numbers[scan.patient] for scan in self.scans for _ in range(scan.slices)]
+
     def of(self, patients: Collection[str]) -> Scans:
         """The scans of some patients."""
         return self._only({number for number, scan in enumerate(self.scans) if scan.patient in patients})

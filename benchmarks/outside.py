@@ -33,6 +33,7 @@ from benchmarks.outside_report import page
 from benchmarks.outside_routing import routing_arms
 from model_store.store import Store
 from model_store.task import Task
+from personalization.gate import THRESHOLDS
 from personalization.routing.config import AdaptationConfig
 from personalization.routing.space import GLOBAL
 from training.config import RunConfig
@@ -108,8 +109,11 @@ def cells_of(
         "images": settings.images,
         "method": IopFlConfig(**{**settings.method, **METHOD_OF_SET.get(set_, {})}).model_dump(mode="json"),
     }
+    # What it asks, and of whose slices as one: another gate makes other cells.
+    gate = {"gate": {**asdict(THRESHOLDS), "unit": "patient"}}
     return [
         {"arms": arms, "seed": seed, "site": site, **common, "adaptation": adaptation}
+        | ({} if arms in LEARN_NO_ROUTING else gate)
         for group in GROUPS
         for seed in range(settings.seeds)
         for site in sites

@@ -38,7 +38,7 @@ class Judge:
             _masks(candidate, learned),
             _masks(self.models.network(), learned),
             [_masks(rival, learned) for rival in rivals],
-            torch.tensor(learned.scan_index),
+            torch.tensor(learned.patient_index),
             learned.classes,
             self._warned(learned),
             statistics_distance(self.models.states[GLOBAL], candidate.state_dict()),

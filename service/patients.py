@@ -1,9 +1,9 @@
-"""Which scans with masks are learned from, and which choose the epoch: no patient is on both sides."""
+"""Whose a scan is, by its name; which scans with masks are learned from, and which choose the epoch."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from model_store.errors import TaskError
@@ -38,6 +38,22 @@ def shows_target(label_values: Iterable[int], task: Task) -> bool:
     """Whether a mask with these values shows anything but background."""
     foreground = {value for task_class in task.classes[1:] for value in task_class.values}
     return not foreground.isdisjoint(label_values)
+
+
+def numbered(names: Sequence[str], task: Task) -> list[int]:
+    """The number of each scan's patient, 0, 1, … by first appearance.
+
+    A name that tells no patient is one of its own: unlike labels, scans alone are not worth refusing for it.
+    """
+    numbers: dict[str, int] = {}
+    found = []
+    for name in names:
+        try:
+            patient = _patient(name, task)
+        except AdaptationRefused:
+            patient = f"/{name}"  # no patient is called so: names have no slash
+        found.append(numbers.setdefault(patient, len(numbers)))
+    return found
 
 
 def split_by_patient(drawn: Mapping[str, bool], task: Task, share: float, seed: int) -> PatientSplit:

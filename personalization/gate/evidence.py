@@ -59,10 +59,10 @@ def gather(
     """Measure the class maps [N, H, W] of a candidate on the hospital's scans.
 
     `parent` is what the hospital is served now, on the same slices. `rivals` are what the same adaptation
-    gives with another seed, or from half of the scans. `scan_index` [N] says which slices are of one scan.
-    `source_warnings` is the share of scans that do not look like training's, `statistics_distance` what
-    the function of that name says. `references` are what the federation says of the same slices
-    (`consensus`); none: not measured.
+    gives with another seed, or from half of the scans. `scan_index` [N] says which slices are of one scan;
+    the slices of one patient count as one scan where patients can be told. `source_warnings` is the
+    share of scans that do not look like training's, `statistics_distance` what the function of that name
+    says. `references` are what the federation says of the same slices (`consensus`); none: not measured.
 
     Raises LabelError for maps of unlike shapes, or with values that are no classes.
     """

@@ -189,7 +189,8 @@ def stability(
 ) -> float:
     """Share of bootstrap draws of the scans that pick what all scans together pick.
 
-    `scan_of_image` [N] says from which scan, 0, 1, …, each image is.
+    `scan_of_image` [N] says from which scan, 0, 1, …, each image is; where patients can be told, from which
+    patient.
     """
     chosen = cheapest(costs(criterion, observed))
     scans = int(scan_of_image.max()) + 1

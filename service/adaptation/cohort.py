@@ -21,6 +21,7 @@ from service.adaptation.attempt import Attempt
 from service.errors import AdaptationRefused
 from service.jobs import cohorts
 from service.jobs.cohort_files import ScanFile
+from service.patients import numbered
 
 # Slices that are adapted to. Of a larger cohort every scan gives as many, evenly spaced: some thousand
 # slices tell what a hospital's scans look like, and all of them have to be in memory.
@@ -29,7 +30,8 @@ MOST_IMAGES = 2000
 
 @dataclass(frozen=True)
 class CohortImages:
-    """`images` float32 [N, C, H, W]; `scan_of_image` [N] says which scan each came from.
+    """`images` float32 [N, C, H, W]; `scan_of_image` [N] says which scan each came from, `patient_of_image`
+    [N] which patient, as far as the task can tell by the scans' names.
 
     `warned` is the share of scans that do not look like training, `statistics` what the guard may add to
     what it knows, `left_out` the number of slices beyond MOST_IMAGES.
@@ -37,6 +39,7 @@ class CohortImages:
 
     images: Tensor
     scan_of_image: NDArray[np.int64]
+    patient_of_image: NDArray[np.int64]
     warned: float
     statistics: ReferenceStatistics
     left_out: int
@@ -87,9 +90,11 @@ def load_images(
         parts.append(evenly(slices, budget))
         summaries.append(summary)
     images = torch.cat(parts)
+    patients = numbered([file.name for file in files], task)
     return CohortImages(
         images=images,
         scan_of_image=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+        patient_of_image=np.repeat(patients, [len(part) for part in parts]),
         warned=float(np.mean([bool(check(summary, reference, task)) for summary in summaries])),
         statistics=merged(summaries),
         left_out=total - len(images),

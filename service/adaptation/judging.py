@@ -19,8 +19,8 @@ from service.adaptation.attempt import Attempt
 from service.adaptation.cohort import CohortImages
 from service.adaptation.space import LoadedSpace
 
-# Halves of fewer would be one scan each: what they tell apart is patients, not stability.
-_FEWEST_SCANS = 4
+# Halves of fewer would be one patient each: what they tell apart is patients, not stability.
+_FEWEST_PATIENTS = 4
 
 
 def verdict_on(
@@ -50,7 +50,8 @@ def verdict_on(
         candidate=class_maps(adapted.merged, images, device, tick),
         parent=class_maps(parent, images, device, tick),
         rivals=rivals,
-        scan_index=cohort.scan_of_image,
+        # Slices of one patient are no several opinions.
+        scan_index=cohort.patient_of_image,
         classes=len(loaded.task.classes),
         source_warnings=cohort.warned,
         statistics_distance=statistics_distance(parent.state_dict(), adapted.merged.state_dict()),
@@ -61,9 +62,9 @@ def verdict_on(
 
 def _rivals(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
     """(what it is, its seed, the indices of its images)."""
-    scans = cohort.scan_of_image
-    yield "another seed", config.seed + 1, np.arange(len(scans))
-    if scans.max() + 1 >= _FEWEST_SCANS:
+    patients = cohort.patient_of_image
+    yield "another seed", config.seed + 1, np.arange(len(patients))
+    if patients.max() + 1 >= _FEWEST_PATIENTS:
         for half in (0, 1):
-            # Every other scan: uploads are often sorted, by date or by patient.
-            yield f"half {half + 1} of the scans", config.seed, np.flatnonzero(scans % 2 == half)
+            # Every other patient: uploads are often sorted by date.
+            yield f"half {half + 1} of the scans", config.seed, np.flatnonzero(patients % 2 == half)

@@ -45,8 +45,8 @@ from service.kinds.clusters import PickingOptions
 from service.scan_limits import scan_limits
 
 METHOD = "fedbicross-picking"
-# Draws from fewer scans would be the same few over again.
-_FEWEST_SCANS = 4
+# Draws from fewer patients would be the same few over again.
+_FEWEST_PATIENTS = 4
 
 
 def run_picking(attempt: Attempt) -> Published:
@@ -106,13 +106,13 @@ def _verdict(
     cohort: CohortImages,
     options: PickingOptions,
 ) -> Verdict:
-    scans = torch.from_numpy(cohort.scan_of_image)
+    patients = torch.from_numpy(cohort.patient_of_image)
     draw = torch.Generator().manual_seed(options.seed)
     criterion: Criterion = options.criterion
-    enough = int(scans.max()) + 1 >= _FEWEST_SCANS
+    enough = int(patients.max()) + 1 >= _FEWEST_PATIENTS
     return judge_pick(
         PickEvidence(
-            stability=stability(criterion, observed, scans, draw) if enough else None,
+            stability=stability(criterion, observed, patients, draw) if enough else None,
             information=-costs("information", observed)[chosen],
             statistics_distance=costs("statistics", observed)[chosen],
             source_warnings=cohort.warned,

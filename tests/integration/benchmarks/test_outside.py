@@ -70,6 +70,14 @@ def test_scans_read_once_score_as_scans_read_one_by_one(
     )
 
 
+def test_the_slices_of_a_patient_are_judged_as_one(federation: Federation) -> None:
+    case = federation.site("cedar").cases[0]
+    scans = Scans.load([case, *federation.site("cedar").cases[1:3], case], federation.task)
+    index, slices = scans.patient_index, [scan.slices for scan in scans.scans]
+    assert scans.patients[index[0]] == case.patient
+    assert index == [number for number, count in zip((0, 1, 2, 0), slices, strict=True) for _ in range(count)]
+
+
 def test_predictions_come_back_in_the_order_of_the_images(models: Models) -> None:
     images = torch.randn(37, 1, 32, 32, generator=torch.Generator().manual_seed(3))
     network = models.network().eval()

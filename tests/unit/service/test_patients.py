@@ -1,4 +1,4 @@
-"""Who is learned from and who validates: by patient, with a target on both sides."""
+"""Whose a scan is; who is learned from and who validates: by patient, with a target on both sides."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ import pytest
 
 from model_store.task import Task
 from service.errors import AdaptationRefused
-from service.patients import shows_target, split_by_patient
+from service.patients import numbered, shows_target, split_by_patient
 
 TASK = Task(name="tumour", labels={"tumour": (2,)}, background=(0, 1), size=(32, 32))
 BY_NUMBER = TASK.model_copy(update={"patient": r"^case-(?P<patient>\d+)"})
+
+
+def test_patients_are_numbered_as_they_come_and_a_name_that_tells_none_is_one() -> None:
+    names = ["case-7-a.png", "case-3-a.png", "portrait.png", "case-7-b.png", "odd.png", "case-3-b.nii.gz"]
+    assert numbered(names, BY_NUMBER) == [0, 1, 2, 0, 3, 1]
+    assert numbered(names, TASK) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_target_is_a_value_that_is_not_background() -> None:
