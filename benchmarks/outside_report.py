@@ -122,7 +122,8 @@ def _about(rows: Sequence[Mapping[str, Any]]) -> str:
     finished = ", ".join(f"{count} of {arms}" for arms, count in sorted(done.items()))
     return (
         f"Profile `{cell['profile']}`: federations of all sites but one ({method}); at the site left out "
-        f"{cell['adaptation']['epochs']} epochs. Finished cells (site and seed): {finished}.\n\n"
+        f"{cell['adaptation']['epochs']} epochs, on about {cell['images']} slices at most, taken evenly from "
+        f"those of all who are learned from. Finished cells (site and seed): {finished}.\n\n"
         "Foreground Dice per patient on the scan's own grid; no label is used but for this table. Batch "
         "norm: *running* statistics of training, *test* those of batches of the hospital's scans, *baked* "
         "those of all scans that were learned from. *Merged* is one plain network, which is what is served. "
