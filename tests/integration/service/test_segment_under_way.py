@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import threading
 import time
@@ -16,6 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+
+from tests.open_files import open_files
 
 
 @pytest.fixture(scope="module")
@@ -56,11 +57,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def open_spool_files(api: Any) -> list[str]:
-    links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]  # noqa: PTH208
-    spool = str(api.settings.spool)
-    return [
-        str(link.readlink()) for link in links if link.is_symlink() and str(link.readlink()).startswith(spool)
-    ]
+    return open_files(api.settings.spool)
 
 
 @pytest.mark.parametrize("route", ["/segment", "/classify"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import os
 import random
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from service.multipart import MAX_FIELD_BYTES, MAX_FIELDS
 from service.problems import Problem
 from service.spool import IN_MEMORY_BYTES, prepare_spool
 from service.uploads import UploadForm, UploadLimits, receive, receive_body
+from tests.open_files import open_files
 
 BOUNDARY = "f00-ba4"
 LIMITS = UploadLimits(max_bytes=3 * IN_MEMORY_BYTES)
@@ -52,13 +52,6 @@ def request_of(chunks: Iterator[bytes | None], headers: dict[str, str] | None = 
 def send(spool: Path, body: bytes, *, piece: int = 65536, **headers: str) -> UploadForm:
     pieces = (body[i : i + piece] for i in range(0, len(body), piece))
     return asyncio.run(receive(request_of(pieces, headers), spool, LIMITS))
-
-
-def open_files(folder: Path) -> list[str]:
-    """Files of `folder`, named or not, that this process has open."""
-    links = [Path(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")]  # noqa: PTH208
-    targets = [str(link.readlink()) for link in links if link.is_symlink()]
-    return [target for target in targets if target.startswith(str(folder))]
 
 
 @pytest.fixture
