@@ -64,7 +64,7 @@ def images_of(cell: Cell) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def compute(cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG001
+def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     """Measure one cell."""
     torch.set_num_threads(1)
     return {"step": _step, "graph": _graph, "memory": _memory}[cell["what"]](cell)

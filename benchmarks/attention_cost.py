@@ -94,7 +94,7 @@ def inference(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
     return lambda: session.run(None, {"image": image})
 
 
-def compute(cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG001
+def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     """Measure one cell: seconds of both sides, their ratio, and the ratio of multiply-adds."""
     torch.set_num_threads(1)
     size, batch = cell["size"], cell["batch"]

@@ -158,7 +158,7 @@ def compute_trajectory(cell: Cell) -> dict[str, Any]:
     return {"seconds": round(time.perf_counter() - began, 3), "mixing": trajectory.mixing.tolist()}
 
 
-def compute(cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG001
+def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     """Measure one cell."""
     torch.set_num_threads(1)
     computers = {"step": compute_step, "memory": compute_memory, "trajectory": compute_trajectory}

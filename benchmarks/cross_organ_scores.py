@@ -96,7 +96,7 @@ def _dice(dice: float | None, *_: int) -> float | None:
     return dice
 
 
-def _alarms(_: float | None, bearing: int, alarms: int, empty: int) -> float | None:  # noqa: ARG001  # as rows
+def _alarms(_dice: float | None, _bearing: int, alarms: int, empty: int) -> float | None:
     return alarms / empty if empty else None
 
 

@@ -183,28 +183,35 @@ class Study:
         def of(models: Mapping[str, State]) -> Answers:
             return {site: self._logits(models[site], images) for site in self.data}
 
-        def everybody(logits: Tensor) -> Answers:
-            return dict.fromkeys(self.data, logits)
-
         def of_clusters(publication: Publication) -> Answers:
             groups = cluster_models(publication)
             by_group = {name: self._logits(state, images) for name, state in groups.items()}
             return {site: by_group[publication.composite["assignment"][site]] for site in self.data}
 
-        local = of(self.uploads)
+        anybody = self._for_anybody(images)
+        alike = {arm: dict.fromkeys(self.data, logits) for arm, logits in anybody.items()}
         return {
-            LOCAL: local,
+            LOCAL: of(self.uploads),
             LONGER: of(self.longer),
-            FEDAVG: everybody(self._logits(self.average, images)),
+            FEDAVG: alike[FEDAVG],
             TUNED: of(self.tuned),
-            ENSEMBLE: everybody(torch.stack(list(local.values())).mean(dim=0)),
-            DISTILLED: everybody(self._logits(cluster_models(self.unclustered)["1"], images)),
+            ENSEMBLE: alike[ENSEMBLE],
+            DISTILLED: alike[DISTILLED],
             NO_CLUSTERS: of(personal_models(self.unclustered)),
             NO_BILEVEL: of(personal_models(self.flat)),
             NO_STAGE_3: of_clusters(self.whole),
             WHOLE: of(personal_models(self.whole)),
             LITERAL: of(personal_models(self.literal)),
             LITERAL_NO_3: of_clusters(self.literal),
+        }
+
+    def _for_anybody(self, images: Tensor) -> Answers:
+        """Per arm that has one answer for everybody, a client from outside too: logits of some images."""
+        together = torch.stack([self._logits(state, images) for state in self.uploads.values()])
+        return {
+            FEDAVG: self._logits(self.average, images),
+            ENSEMBLE: together.mean(dim=0),
+            DISTILLED: self._logits(cluster_models(self.unclustered)["1"], images),
         }
 
     def ends_of_trajectories(self) -> list[dict[str, Any]]:
@@ -219,8 +226,7 @@ class Study:
             for name, state in cluster_models(self.whole).items()
         }
         found = {criterion: costs(criterion, observed) for criterion in CRITERIA}
-        arms = self.answers(images)
-        anybody = {arm: next(iter(arms[arm].values())) for arm in FOR_ANYBODY}
+        anybody = self._for_anybody(images)
         measures = {"accuracies": accuracy, "balanced": balanced_accuracy}
         one_by_one = torch.arange(len(images))
         draw = torch.Generator().manual_seed(0)

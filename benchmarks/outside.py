@@ -191,7 +191,7 @@ class Experiment:
         self._federations = federations
         self._device = torch.device(device)
 
-    def __call__(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
+    def __call__(self, cell: Cell, _work: Path) -> dict[str, Any]:
         """Dice per arm and patient of the site left out, and the gate's verdicts."""
         result = self._federations.get(cell)
         task, seed = result.run.federation.task, cell["seed"]

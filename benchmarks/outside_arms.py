@@ -191,12 +191,13 @@ def plain_arms(models: Models, hospital: Hospital, epochs: int, seed: int) -> di
     whole = hospital.whole()
     tented = tent(models.network(), whole.learned, epochs, seed, whole.learned)
     transductive = {
-        "global (baked)": _dice(_baked(models, whole.learned), whole.reported),
+        "global (baked)": _dice(baked(models, models.network(), whole.learned), whole.reported),
         "tent": _dice(tented.network, whole.reported),
     }
     inductive: Arms = {"global (baked)": {}, "tent": {}}
     for turn in hospital.turns():
-        inductive["global (baked)"] |= _dice(_baked(models, turn.learned), turn.reported)
+        own = baked(models, models.network(), turn.learned)
+        inductive["global (baked)"] |= _dice(own, turn.reported)
         inductive["tent"] |= _dice(tent(models.network(), turn.learned, epochs, seed).network, turn.reported)
     return {
         "dice": {
@@ -213,11 +214,12 @@ def _dice(network: nn.Module, scans: Scans) -> dict[str, float]:
     return scans.dice(predict(network, scans.images))
 
 
-def _baked(models: Models, scans: Scans) -> nn.Module:
-    """The global model with batch norm's statistics taken from these scans, as merging takes them."""
-    return bake_statistics(
-        models.network(), scans.images, BATCH, models.states[GLOBAL], prior_images=PRIOR_IMAGES
-    )
+def baked(models: Models, network: nn.Module, scans: Scans, prior: str = GLOBAL) -> nn.Module:
+    """The network, in place, with its statistics taken from these scans as merging takes them.
+
+    They are drawn towards those that the model named `prior` has from training, the more the fewer scans.
+    """
+    return bake_statistics(network, scans.images, BATCH, models.states[prior], prior_images=PRIOR_IMAGES)
 
 
 def rounded(arms: Arms) -> dict[str, dict[str, float | None]]:

@@ -10,20 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
-from benchmarks.evaluation import BATCH, Scans, predict
-from benchmarks.outside_arms import Arms, Hospital, Models, norms_of, rounded, tent
-from personalization.routing.bake import PRIOR_IMAGES, bake_statistics
-from personalization.routing.space import GLOBAL
-
-
-def baked(models: Models, network: nn.Module, scans: Scans, prior: str = GLOBAL) -> nn.Module:
-    """The network, in place, with its statistics taken from these scans as merging takes them.
-
-    They are drawn towards those that the model named `prior` has from training, the more the fewer scans.
-    """
-    return bake_statistics(network, scans.images, BATCH, models.states[prior], prior_images=PRIOR_IMAGES)
+from benchmarks.evaluation import Scans, predict
+from benchmarks.outside_arms import Arms, Hospital, Models, baked, norms_of, rounded, tent
 
 
 def baked_arms(models: Models, hospital: Hospital, epochs: int, seed: int) -> dict[str, Any]:

@@ -20,19 +20,16 @@ def tries_sections(tries: Mapping[str, Sequence[Row]], usual: Sequence[Row], mod
     for name, rows in tries.items():
         found = scores_of(rows, mode)
         for arm in sorted(arm for arm in found if arm.startswith("routing ") and arm.endswith("(merged)")):
-            tried = found[arm]
-            here = [
-                site for site in sites if any(unit[0] == site for seed in tried.values() for unit in seed)
-            ]
-            line = [arm.removesuffix(" (merged)"), name, len(tried)]
+            tried, preset = found[arm], arm.removesuffix(" (merged)")
+            here = [site for site in sites if at(tried, site)]
+            line = [preset, name, len(tried)]
             line += [tables.mean_at(at(tried, site), [site]) for site in sites]
             for reference in (arm, BAKED):
                 other = as_usual.get(reference, {})
                 line.append(str(tables.difference(tried, other, here) or "–"))
-            verdicts = [line for row in rows for line in row["result"].get("gate", [])]
-            kind = f"{arm.removesuffix(' (merged)')}, {mode}"
-            mine = [line for line in verdicts if line["candidate"] == kind]
-            line.append(f"{sum(not line['verdict']['passed'] for line in mine)} of {len(mine)}")
+            judged = [entry for row in rows for entry in row["result"].get("gate", [])]
+            mine = [entry["verdict"] for entry in judged if entry["candidate"] == f"{preset}, {mode}"]
+            line.append(f"{sum(not verdict['passed'] for verdict in mine)} of {len(mine)}")
             body.append(line)
     header = ["preset", "try", "seeds", *sites, "less as usual", f"less {BAKED}", "refused by the gate"]
     return [table(header, body)] if body else []

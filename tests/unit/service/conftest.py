@@ -16,6 +16,7 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from service.database import Database, Hospital, upgrade
+from tests.unit.service.cohort_bench import Bench
 
 _SERVER = os.environ.get("LOCUM_TEST_POSTGRES_URL")
 
@@ -50,3 +51,9 @@ def database(database_url: str) -> Iterator[Database]:
         session.add(Hospital(id="south", name="South", site="CS", created_at=now, updated_at=now))
     yield opened
     opened.dispose()
+
+
+@pytest.fixture
+def bench(database: Database, tmp_path: Path) -> Bench:
+    """A cohort of `north`, empty."""
+    return Bench(database, tmp_path / "state")

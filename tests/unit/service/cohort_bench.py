@@ -1,0 +1,47 @@
+"""A cohort of the hospital `north`, with its files, to put scans and jobs into."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from service.database import Database
+from service.jobs import cohorts, records
+from service.settings import Settings
+from service.spool import Upload, prepare_spool
+
+
+class Bench:
+    def __init__(self, database: Database, state_dir: Path, **settings: object) -> None:
+        self.database = database
+        self.settings = Settings(state_dir=state_dir, **settings)  # type: ignore[arg-type]
+        prepare_spool(self.settings.spool)
+        with database.write() as session:
+            self.cohort = cohorts.create(session, self.settings, "north", "first").id
+
+    def add(self, name: str, content: bytes, cohort: str | None = None) -> bool:
+        with Upload(self.settings.spool) as upload:
+            upload.write(content)
+            where = (self.database, self.settings, "north", cohort or self.cohort)
+            return cohorts.add_scan(*where, name, upload, "png")[1]
+
+    def files(self) -> dict[str, bytes]:
+        """Whatever lies under the folder of cohorts, by its path there."""
+        root = self.settings.cohorts
+        return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+    def names(self) -> list[str]:
+        with self.database.read() as session:
+            return [scan.name for scan in cohorts.scans(session, self.cohort)]
+
+    def job(self, state: str = "queued") -> str:
+        """A job over the cohort, in that state."""
+        with self.database.write() as session:
+            asked = {"kind": "adaptation", "hospital": "north", "model": "brain", "parent": "sha256:0"}
+            job = records.create(session, self.settings, **asked, cohort=self.cohort, options={})
+            job.state = state
+            return job.id
+
+
+def digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

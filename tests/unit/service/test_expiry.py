@@ -1,0 +1,100 @@
+"""What expires is deleted, what a job needs is not, and what nobody knows of is swept."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from service.database import Cohort, Job
+from service.jobs import cohorts
+from service.jobs.expiry import expire
+from service.jobs.folder import JobFolder, StoredResult
+from tests.unit.service.cohort_bench import Bench, digest
+
+OLD = datetime.now(UTC) - timedelta(days=365)
+
+
+def test_expired_scans_are_deleted_unless_a_job_needs_them(bench: Bench) -> None:
+    bench.add("a", b"one")
+    with bench.database.write() as session:
+        kept = cohorts.create(session, bench.settings, "north").id
+    bench.add("a", b"kept", kept)
+    job_id = bench.job()
+    with bench.database.write() as session:
+        session.execute(update(Cohort).where(Cohort.id == bench.cohort).values(expires_at=OLD))
+    expire(bench.database, bench.settings)
+    assert sorted(bench.files().values()) == [b"kept", b"one"]
+    with bench.database.write() as session:
+        session.execute(update(Job).where(Job.id == job_id).values(state="succeeded"))
+    expire(bench.database, bench.settings)
+    assert list(bench.files().values()) == [b"kept"]
+    with bench.database.read() as session:
+        assert cohorts.get(session, "north", bench.cohort).deleted_at is not None
+
+
+def test_files_that_nobody_knows_of_are_swept(bench: Bench) -> None:
+    """As a process leaves them that is killed between the file and its row, or while it writes."""
+    bench.add("a", b"one")
+    folder = bench.settings.cohorts / bench.cohort
+    (folder / digest(b"lost")).write_bytes(b"lost")
+    cut_off, under_way = (bench.settings.cohorts / ".incoming" / name for name in "12")
+    for path in (cut_off, under_way):
+        path.write_bytes(b"half")
+    os.utime(cut_off, (time.time() - 7200, time.time() - 7200))
+    strange = bench.settings.cohorts / ("0" * 32)
+    strange.mkdir()
+    (strange / "scan").write_bytes(b"of no cohort")
+    expire(bench.database, bench.settings)
+    assert sorted(bench.files()) == sorted([f"{bench.cohort}/{digest(b'one')}", ".incoming/2"])
+
+
+def test_the_files_of_a_job_expire_after_its_end(bench: Bench) -> None:
+    over, running = bench.job("succeeded"), bench.job("running")
+    for job_id in (over, running, "f" * 32):
+        folder = JobFolder(bench.settings.state_dir, job_id)
+        folder.write(folder.pictures / "1.png", b"picture")
+    expire(bench.database, bench.settings)
+    assert len(list(bench.settings.jobs.iterdir())) == 3
+    with bench.database.write() as session:
+        session.execute(update(Job).values(expires_at=OLD))
+    os.utime(bench.settings.jobs / ("f" * 32), (0, 0))
+    expire(bench.database, bench.settings)
+    assert [path.name for path in bench.settings.jobs.iterdir()] == [running]
+
+
+def test_what_only_an_unfinished_job_needs_does_not_outlive_it(bench: Bench) -> None:
+    over, running = bench.job("cancelled"), bench.job("running")
+    for job_id in (over, running):
+        folder = JobFolder(bench.settings.state_dir, job_id)
+        for path in (folder.checkpoint, folder.input, folder.path / "result"):
+            folder.write(path, b"of a patient")
+    expire(bench.database, bench.settings)
+    left = {job: {path.name for path in (bench.settings.jobs / job).iterdir()} for job in (over, running)}
+    assert left == {over: {"result"}, running: {"checkpoint", "input", "result"}}
+
+
+def test_a_jobs_folder_is_private_and_its_result_whole_or_not_there(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, "a" * 32)
+    assert not folder.exists
+    assert folder.read_result() is None
+    folder.write(folder.path / "result", b"half a result")
+    assert folder.read_result() is None
+    result = StoredResult(b"mask", "image/png", {"Locum-Model": "brain@1"})
+    folder.write_result(result)
+    assert folder.read_result() == result
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.path.iterdir()} == {0o600}
+    folder.delete()
+    folder.delete()
+    assert not folder.exists
+
+
+@pytest.mark.parametrize("job_id", ["../../etc", "", "A" * 32, "a" * 33])
+def test_what_is_no_id_makes_no_folder(tmp_path: Path, job_id: str) -> None:
+    with pytest.raises(ValueError, match="no id of a job"):
+        JobFolder(tmp_path, job_id)
