@@ -62,7 +62,7 @@ class Accepting:
         Raises:
             Problem: 422 for a model that cannot be adapted, or a cohort that it cannot be adapted to.
             RequestValidationError: options that this kind of model does not take.
-            HospitalUnknown, CohortError, IdempotencyConflict, StoreError.
+            HospitalUnknown, CohortError, IdempotencyConflict, QueueFull, StoreError.
         """
         database = self.context.database
         with database.read() as session:

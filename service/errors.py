@@ -17,6 +17,7 @@
     └── JobError
         ├── JobUnknown           no such job
         ├── JobNotOver           only a job that is over can do this
+        ├── QueueFull            too many jobs wait for a worker already
         ├── IdempotencyConflict  the key was used for another request
         ├── LeaseLost            the job is another worker's by now
         ├── JobCancelled         somebody asked for the job to stop
@@ -95,6 +96,10 @@ class JobUnknown(JobError):
 
 class JobNotOver(JobError):
     """The job still waits or runs."""
+
+
+class QueueFull(JobError):
+    """As many jobs wait for a worker as may."""
 
 
 class IdempotencyConflict(JobError):

@@ -52,6 +52,7 @@ class ScanRequest:
         Raises:
             Problem: 422 for what contradicts itself or cannot be adapted, 507 for a full disk.
             HospitalUnknown, StoreError, ScanError: as for every scan.
+            QueueFull: too many jobs wait already.
         """
         if self.options.site is not None:
             raise contradiction(

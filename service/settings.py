@@ -77,6 +77,7 @@ class Settings(BaseSettings):
         30, gt=0, description="a job whose message is not taken up for so long, and is gone, is sent again"
     )
     max_attempts: int = Field(5, gt=0, description="a job that lost so many workers has failed")
+    max_waiting_jobs: int = Field(500, gt=0, description="jobs that may wait for a worker; beyond, 503")
     max_wait_seconds: int = Field(60, ge=0, description="the longest `Prefer: wait` that is honoured")
 
     # scans of patients that are kept for a while

@@ -20,7 +20,7 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.database import Job
-from service.errors import IdempotencyConflict, JobUnknown
+from service.errors import IdempotencyConflict, JobUnknown, QueueFull
 from service.jobs import events
 from service.settings import Settings
 
@@ -63,7 +63,7 @@ def create(
 
     Args:
         session: of a writing transaction.
-        settings: for how long its files are kept.
+        settings: for how long its files are kept, and how many jobs may wait.
         kind: what a worker is to do.
         hospital: whose scans, if anybody said.
         model: name in the store of the artefact that was asked for.
@@ -74,7 +74,16 @@ def create(
         idempotency_key: the client's.
         fingerprint: of the request that the key stands for.
         request_id: the HTTP request's.
+
+    Raises:
+        QueueFull: as many wait as may.
     """
+    waiting = session.scalar(select(func.count()).where(Job.state == "queued")) or 0
+    if waiting >= settings.max_waiting_jobs:
+        raise QueueFull(
+            f"{waiting} jobs wait for a worker, which is the limit here (LOCUM_MAX_WAITING_JOBS): send it "
+            "again when GET /jobs?state=queued names fewer; a job that is not needed can be deleted"
+        )
     now = datetime.now(UTC)
     job = Job(
         id=job_id or new_id(),

@@ -66,7 +66,7 @@ def _request_body() -> dict[str, Any]:
                 },
             },
         },
-        **problem_responses(404, 408, 409, 410, 413, 415, 422, 507),
+        **problem_responses(404, 408, 409, 410, 413, 415, 422, 503, 507),
     },
     openapi_extra={"requestBody": _request_body()},
 )

@@ -26,6 +26,7 @@ _PROBLEMS: dict[type[errors.ServiceError], tuple[int, str, str]] = {
     errors.CohortFull: (507, "cohort-full", "No room for another scan"),
     errors.JobUnknown: (404, "job-unknown", "No such job"),
     errors.JobNotOver: (409, "job-not-over", "The job is not over"),
+    errors.QueueFull: (503, "queue-full", "Too many jobs wait for a worker"),
     errors.IdempotencyConflict: (422, "idempotency-key-reused", "The key belongs to another request"),
     errors.BrokerError: (503, "queue-unavailable", "The job queue is not available"),
 }

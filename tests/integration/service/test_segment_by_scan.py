@@ -214,6 +214,21 @@ def test_what_cannot_be_done_is_refused_at_once_and_leaves_nothing(
     assert jobs_with_files(api) == []
 
 
+def test_where_many_wait_already_nobody_is_added(api: Any, scan: bytes, start: Callable[..., Any]) -> None:
+    crowded = start(api.settings.store, max_waiting_jobs=1)
+    assert crowded.client.put("/hospitals/dune", json={"name": "Dune"}).status_code == 201
+    first = ask(crowded, scan).json()["id"]
+    second = ask(crowded, scan)
+    assert (second.status_code, second.json()["type"]) == (503, "urn:locum:problem:queue-full")
+    sent = crowded.client.post(
+        "/hospitals/dune/adaptations", data={"model": "bright"}, files={"scans": ("scan", scan)}
+    )
+    assert (sent.status_code, sent.json()["type"]) == (503, "urn:locum:problem:queue-full")
+    assert queued(crowded) == jobs_with_files(crowded) == [first]
+    assert [path for path in crowded.settings.cohorts.rglob("*") if path.is_file()] == []
+    assert crowded.client.get("/hospitals/dune/cohorts").json()["cohorts"] == []
+
+
 def test_what_is_no_scan_is_refused_at_once(api: Any, scan: bytes, make_nifti: Callable[..., bytes]) -> None:
     assert ask(api, b"not a scan").status_code == 415
     assert ask(api, scan[:60]).status_code == 422

@@ -9,12 +9,12 @@ from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
 from service.database import Database, Job
-from service.errors import IdempotencyConflict
+from service.errors import IdempotencyConflict, QueueFull
 from service.jobs import records, submission
 from service.settings import Settings
 
 
-def making(key: str, fingerprint: str, hospital: str = "north") -> Callable[[Session], Job]:
+def making(key: str, fingerprint: str, hospital: str = "north", **settings: int) -> Callable[[Session], Job]:
     def create(session: Session) -> Job:
         asked: dict[str, Any] = {
             "kind": "scan",
@@ -24,7 +24,7 @@ def making(key: str, fingerprint: str, hospital: str = "north") -> Callable[[Ses
             "options": {},
         }
         known = {"hospital": hospital, "idempotency_key": key, "fingerprint": fingerprint}
-        return records.create(session, Settings(), **asked, **known)
+        return records.create(session, Settings(**settings), **asked, **known)
 
     return create
 
@@ -69,3 +69,23 @@ def test_of_those_who_come_at_once_with_one_key_one_makes_the_job(database: Data
     assert sorted(created for _, created in found) == [False] * (workers - 1) + [True]
     with database.read() as session:
         assert session.scalar(select(func.count()).select_from(Job)) == 1
+
+
+def test_so_many_jobs_wait_and_no_more(database: Database) -> None:
+    def submit(key: str) -> str:
+        job, _ = submission.create_once(database, "north", key, key, making(key, key, max_waiting_jobs=2))
+        return job.id
+
+    first, second = submit("1"), submit("2")
+    with pytest.raises(QueueFull, match="2 jobs wait for a worker"):
+        submit("3")
+    # What was accepted before is found again, and who runs or is over does not wait.
+    assert submit("2") == second
+    with database.write() as session:
+        records.transition(session, records.get(session, first, lock=True), "running")
+    third = submit("3")
+    with pytest.raises(QueueFull):
+        submit("4")
+    with database.write() as session:
+        records.cancel(session, third)
+    submit("4")
