@@ -64,6 +64,7 @@ class Profile:
     sizes: Mapping[str, int] = field(default_factory=dict)
 
 
+SHORT = {"rounds": 25, "width": 16, "precision": "bfloat16"}
 PROFILES = {
     "smoke": Profile(1, 2, 24, 16, 32, method={"rounds": 2, "width": 4}),
     "cpu": Profile(
@@ -71,8 +72,16 @@ PROFILES = {
         5,
         128,
         64,
-        method={"rounds": 25, "width": 16, "precision": "bfloat16"},
+        method=SHORT,
         sizes={"retina_vessels": 144},
+    ),
+    # The federations are trained as plainly as can be, and are worse: is there more to win then?
+    "plainly-trained": Profile(
+        3,
+        5,
+        128,
+        64,
+        method=SHORT | {"augment": False, "selection": "last"},
     ),
     # Nobody's scans: what defaults and limits may be chosen on.
     "phantom": Profile(3, 10, 128, 64, method=TRAINING),
