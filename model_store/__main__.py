@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
-from model_store.errors import LocumStoreError
+from model_store.errors import LocumStoreError, StoreError
 from model_store.store import Store
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
@@ -19,6 +20,9 @@ console = Console()
 StoreOption = Annotated[Path, typer.Option("--store", envvar="LOCUM_STORE", help="The store's folder.")]
 Reference = Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")]
 DEFAULT_STORE = Path(".locum/store")
+# Names and reasons are other people's: nothing in them is markup, and no line is broken.
+_AS_IT_IS: dict[str, Any] = {"markup": False, "soft_wrap": True}
+_WIDEST = 10_000
 
 
 @app.command("list")
@@ -43,14 +47,23 @@ def list_versions(store: StoreOption = DEFAULT_STORE) -> None:
                 artefact.digest[7:19],
                 state.strip(),
             )
-    console.print(table if table.row_count else f"{store}: no artefact yet; train one with training.federate")
+    if not table.row_count:
+        console.print(f"{store}: no artefact yet; train one with training.federate", **_AS_IT_IS)
+        return
+    # A line per version however narrow the terminal: a reference that is cut short refers to nothing.
+    whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    wide = Console(width=max(whole, console.width))
+    with wide.capture() as lines:
+        wide.print(table)
+    for line in lines.get().splitlines():
+        typer.echo(line.rstrip())
 
 
 @app.command()
 def show(reference: Reference, store: StoreOption = DEFAULT_STORE) -> None:
     """An artefact's digest and manifest."""
     artefact = Store(store).open(reference, verify=False)
-    console.print(f"[bold]{artefact}[/]  {artefact.digest}")
+    console.print(f"[bold]{artefact}[/]  {artefact.digest}", soft_wrap=True)
     console.print_json(artefact.manifest.to_bytes().decode())
 
 
@@ -59,8 +72,10 @@ def verify(
     reference: Annotated[str | None, typer.Argument(help="One artefact; all when left out.")] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Hash every file again; exit code 1 if anything is not what was published."""
+    """Hash every file again; exit code 1 if anything is not what was published, 2 without a store."""
     opened = Store(store)
+    if not store.is_dir():
+        raise StoreError(f"{store}: expected a store's folder, found none; name it with --store")
     references = (
         [reference]
         if reference
@@ -78,7 +93,7 @@ def verify(
             console.print(f"[green]whole[/]    {each}")
         except LocumStoreError as error:
             damaged += 1
-            console.print(f"[red]refused[/]  {error}", soft_wrap=True)
+            console.print(f"[red]refused[/]  {escape(str(error))}", soft_wrap=True)
     if damaged:
         raise typer.Exit(1)
 
@@ -91,9 +106,13 @@ def withdraw(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Put a tombstone on a version: it no longer opens, and its descendants are flagged."""
-    flagged = Store(store).withdraw(reference, actor=actor, reason=reason)
+    opened = Store(store)
+    # A name alone means its newest version: say which one that was, as there is no way back.
+    withdrawn = opened.open(reference, verify=False)
+    flagged = opened.withdraw(str(withdrawn), actor=actor, reason=reason)
     console.print(
-        f"withdrawn {reference}; flagged: {', '.join(map(str, flagged)) or 'nothing descends from it'}"
+        f"withdrawn {withdrawn}; flagged: {', '.join(map(str, flagged)) or 'nothing descends from it'}",
+        **_AS_IT_IS,
     )
 
 
@@ -102,7 +121,7 @@ def prune(store: StoreOption = DEFAULT_STORE) -> None:
     """Delete abandoned staging folders and the files of withdrawn versions."""
     deleted = Store(store).prune()
     for path in deleted:
-        console.print(f"deleted {path}", soft_wrap=True)
+        console.print(f"deleted {path}", **_AS_IT_IS)
     console.print(f"{len(deleted)} deleted")
 
 
@@ -111,7 +130,7 @@ def main() -> None:
     try:
         app()
     except LocumStoreError as error:
-        Console(stderr=True).print(f"[red]error[/] {error}", soft_wrap=True)
+        Console(stderr=True).print(f"[red]error[/] {escape(str(error))}", soft_wrap=True)
         raise SystemExit(2) from error
 
 

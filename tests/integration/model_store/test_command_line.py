@@ -30,12 +30,12 @@ def root(tmp_path: Path) -> Path:
     return store.root
 
 
-def run(root: Path, *arguments: str) -> tuple[int, str]:
+def run(root: Path, *arguments: str, columns: int = 200) -> tuple[int, str]:
     done = subprocess.run(
         [sys.executable, "-m", "model_store", *arguments, "--store", str(root)],
         capture_output=True,
         text=True,
-        env={**os.environ, "COLUMNS": "200"},
+        env={**os.environ, "COLUMNS": str(columns)},
         check=False,
     )
     return done.returncode, done.stdout + done.stderr
@@ -64,3 +64,33 @@ def test_an_error_is_a_sentence_and_a_code(root: Path) -> None:
     code, said = run(root, "verify")
     assert code == 1
     assert "brain@1: graph.onnx: expected 1 bytes, found no file" in said
+
+
+def test_a_listed_reference_is_whole_in_a_narrow_terminal(root: Path) -> None:
+    Store(root).withdraw("brain@1", actor="ada", reason="bad labels")
+    lines = run(root, "list", columns=20)[1].splitlines()
+    digests = [version.artefact.digest[7:19] for version in Store(root).versions("brain")]
+    assert [line.split()[0] for line in lines[1:]] == ["brain@1", "brain@2"]
+    assert [digest in line for digest, line in zip(digests, lines[1:], strict=True)] == [True, True]
+    assert lines[1].endswith("withdrawn")
+
+
+def test_a_store_that_is_not_there_is_not_called_whole(root: Path) -> None:
+    code, said = run(root.parent / "stor", "verify")
+    assert code == 2
+    assert "stor: expected a store's folder, found none" in said
+    assert run(root, "verify")[0] == 0
+
+
+def test_a_withdrawal_by_name_alone_says_of_which_version(root: Path) -> None:
+    said = run(root, "withdraw", "brain", "--actor", "ada", "--reason", "bad labels")[1]
+    assert said.startswith("withdrawn brain@2;")
+
+
+def test_other_peoples_words_are_no_markup(root: Path) -> None:
+    code, said = run(root, "show", "brain[/b]")
+    assert (code, "Traceback" in said) == (2, False)
+    assert "'brain[/b]': expected name, name@3" in said
+    run(root, "withdraw", "brain@1", "--actor", "ada", "--reason", "[red] in [/tmp]")
+    assert "[red] in [/tmp]" in run(root, "show", "brain@1")[1]
+    assert "[red] in [/tmp]" in run(root, "verify", "brain@1")[1]
