@@ -11,6 +11,8 @@ import re
 
 from service.problems import Problem
 
+# As much of a header as is shown again.
+_LONGEST = 80
 _TAG = re.compile(r'(W/)?"([^"]*)"')
 
 
@@ -39,15 +41,15 @@ def expected_sequence(current: int, if_match: str | None, if_none_match: str | N
         holds = current > 0 if if_match.strip() == "*" else entity_tag(current) in _strong_tags(if_match)
     if if_none_match is not None:
         if if_none_match.strip() != "*":
-            raise _malformed("If-None-Match", if_none_match)
+            raise _malformed("If-None-Match", "*, for a first assignment", if_none_match)
         holds = holds and current == 0
     if not holds:
         raise Problem(
             412,
             "assignment-stale",
             "The serving log has moved on",
-            f"The entry in force is {current}, which is not what the request was made for: look at what "
-            "serves now, then decide again.",
+            f"The entry in force is {entity_tag(current)}, which is not what the request was made for "
+            f"({_shown(if_match, if_none_match)}): look at what serves now, then decide again.",
             headers={"ETag": entity_tag(current)},
             current=current,
         )
@@ -58,14 +60,21 @@ def _strong_tags(header: str) -> set[str]:
     # A weak tag never equals a strong one (RFC 9110, 13.1.1), so that it is read and passed over.
     parts = [part.strip() for part in header.split(",")]
     if not all(_TAG.fullmatch(part) for part in parts):
-        raise _malformed("If-Match", header)
+        raise _malformed("If-Match", "the ETag that GET gave, quotes included, or *", header)
     return {part for part in parts if not part.startswith("W/")}
 
 
-def _malformed(name: str, found: str) -> Problem:
+def _malformed(name: str, expected: str, found: str) -> Problem:
     return Problem(
         400,
         "malformed-precondition",
         "Not an entity tag",
-        f"{name}: expected the ETag that GET gave, quotes included, or *; found {found[:80]!r}.",
+        f"{name}: expected {expected}; found {found[:_LONGEST]!r}.",
+    )
+
+
+def _shown(if_match: str | None, if_none_match: str | None) -> str:
+    found = {"If-Match": if_match, "If-None-Match": if_none_match}
+    return ", ".join(
+        f"{name}: {ascii(value[:_LONGEST])[1:-1]}" for name, value in found.items() if value is not None
     )

@@ -48,3 +48,24 @@ def test_conditions_that_do_not(
 
 def test_a_tag_is_quoted() -> None:
     assert entity_tag(12) == '"12"'
+
+
+@pytest.mark.parametrize(
+    ("if_match", "if_none_match", "said"),
+    [
+        (
+            '"1"',
+            None,
+            'The entry in force is "3", which is not what the request was made for (If-Match: "1")',
+        ),
+        (None, "*", "(If-None-Match: *)"),
+        ("3", None, "If-Match: expected the ETag that GET gave, quotes included, or *; found '3'."),
+        (None, '"3"', "If-None-Match: expected *, for a first assignment; found"),
+    ],
+)
+def test_a_refusal_says_what_was_found_and_what_this_header_takes(
+    if_match: str | None, if_none_match: str | None, said: str
+) -> None:
+    with pytest.raises(Problem) as refused:
+        expected_sequence(3, if_match, if_none_match)
+    assert said in refused.value.detail
