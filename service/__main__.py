@@ -43,7 +43,9 @@ def serve(
     try:
         settings = Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
-        raise typer.BadParameter(str(error)) from error
+        wrong = [f"LOCUM_{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}" for each in error.errors()]
+        # Without what was found: an address may have a password in it.
+        raise typer.BadParameter("; ".join(wrong)) from None
     logs.configure(settings, whole_process=True)
     signal.signal(signal.SIGTERM, _end)
     server = _server(settings)

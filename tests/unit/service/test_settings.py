@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from typer.testing import CliRunner
 
+from service.__main__ import app
 from service.settings import Settings
 
 
@@ -50,3 +52,12 @@ def test_what_makes_no_sense_is_refused_by_name(name: str, value: object) -> Non
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().port = 1
+
+
+def test_a_wrong_setting_is_named_as_it_is_set_and_its_value_is_not_shown() -> None:
+    wrong = {"LOCUM_DEVICE": "open-sesame", "LOCUM_INFERENCE_SLOTS": "0", "COLUMNS": "200"}
+    ended = CliRunner().invoke(app, env=wrong)
+    assert ended.exit_code == 2
+    assert "LOCUM_DEVICE: Input should be 'auto', 'cpu' or 'cuda'" in ended.output
+    assert "LOCUM_INFERENCE_SLOTS: Input should be greater than 0" in ended.output
+    assert "open-sesame" not in ended.output
