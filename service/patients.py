@@ -80,7 +80,7 @@ def split_by_patient(drawn: Mapping[str, bool], task: Task, share: float, seed: 
         raise AdaptationRefused(
             f"masks of at least {FEWEST} patients must show a target, to learn from one and to validate on "
             f"another; found {len(ill)} among {len(drawn)} masks of {len({*patients.values()})} patients"
-            f"{'' if task.patient is None else f' (a name tells the patient by {task.patient!r})'}: draw more"
+            f"{'' if task.patient is None else f' (a name tells the patient by {task.patient})'}: draw more"
         )
     chosen = _some(ill, share, seed, least=1) | _some({*patients.values()} - ill, share, seed, least=0)
     names = sorted(drawn)

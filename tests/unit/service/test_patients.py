@@ -59,3 +59,9 @@ def test_without_a_rule_every_scan_is_a_patient_whatever_its_suffix() -> None:
 def test_too_little_is_refused_with_its_reason(drawn: dict[str, bool], words: str) -> None:
     with pytest.raises(AdaptationRefused, match=words):
         split_by_patient(drawn, BY_NUMBER, 0.2, 0)
+
+
+def test_the_rule_is_shown_as_the_task_has_it() -> None:
+    with pytest.raises(AdaptationRefused) as refused:
+        split_by_patient({"case-1.png": True}, BY_NUMBER, 0.2, 0)
+    assert f"by {BY_NUMBER.patient})" in str(refused.value)
