@@ -72,7 +72,8 @@ def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
             409,
             "gate-refused",
             "The gate does not let this candidate serve",
-            f"'{artefact}' has not passed its gate ({found}). Look at its card; to assign it all the same, "
+            f"'{artefact}' has not passed its gate ({found}). "
+            f"{'' if job is None else f'Look at its card, /jobs/{job.id}/card; '}to assign it all the same, "
             "say override=true: it is recorded with actor and reason.",
             job=None if job is None else job.id,
             gate=gate or None,

@@ -9,6 +9,7 @@ from model_store.errors import ReferenceNotFound
 from model_store.store import Store
 from service.adapted import adapted_for, parent_behind
 from service.jobs.names import adapted_name
+from service.offered import require_name
 from service.problems import Problem
 
 
@@ -28,6 +29,7 @@ def assignable(store: Store, hospital: str, model: str, version: int | str) -> A
         ArtefactDamaged: it is not what was published.
         Problem: 409 for one that may not serve here.
     """
+    require_name(store, model)
     # Opening verifies every byte: a version that would fail at the first scan is refused now instead.
     artefact = _open(store, hospital, model, version)
     part_of = artefact.manifest.part_of
@@ -59,13 +61,24 @@ def assignable(store: Store, hospital: str, model: str, version: int | str) -> A
 
 def _open(store: Store, hospital: str, model: str, version: int | str) -> Artefact:
     if isinstance(version, int):
-        return store.open(f"{model}@{version}")
+        return _numbered(store, adapted_name(model, hospital), model, version)
     if "@" in version:
         return store.open(version)
     # A digest alone says everything but the name.
     with suppress(ReferenceNotFound):
         return store.open(f"{adapted_name(model, hospital)}@{version}")
     return store.open(f"{model}@{version}")
+
+
+def _numbered(store: Store, adapted: str, model: str, number: int) -> Artefact:
+    try:
+        return store.open(f"{model}@{number}")
+    except ReferenceNotFound as error:
+        if number not in store.numbers(adapted):
+            raise
+        raise ReferenceNotFound(
+            f"{error}; what was adapted to this hospital is named in full: '{adapted}@{number}'"
+        ) from error
 
 
 def _another_model(artefact: Artefact, model: str, own: str) -> Problem:

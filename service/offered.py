@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model_store.artefact import Artefact
-from model_store.errors import StoreError
+from model_store.errors import ReferenceNotFound, StoreError
 from model_store.reference import parse_reference
 from model_store.store import Store
 from model_store.task import Kind
@@ -66,6 +66,13 @@ def offered_names(store: Store) -> list[str]:
     return names
 
 
+def require_name(store: Store, name: str) -> None:
+    """Raises ReferenceNotFound for a name nothing was published under; it says which may be asked for."""
+    if not store.numbers(name):
+        known = ", ".join(offered_names(store)) or "nothing yet"
+        raise ReferenceNotFound(f"'{name}' is not in the store, which offers: {known}")
+
+
 def offered(context: Context, model: str | None, hospital: str | None, kind: Kind | None = None) -> Offered:
     """Find the version, of a model for tasks of that kind. Reads the store and the database: call it in a
     thread.
@@ -84,6 +91,8 @@ def offered(context: Context, model: str | None, hospital: str | None, kind: Kin
         cause = "named"
     elif entry is not None:
         reference, cause = f"{entry.artefact or name}@{entry.digest}", "assigned"
+    if cause != "assigned":
+        require_name(context.store, name)
     # The graph is hashed when it is loaded, which is when it matters.
     found = Offered(context.store.open(reference, verify=False), cause, home, hospital)
     if found.artefact.manifest.part_of is not None:

@@ -11,6 +11,7 @@ from sqlalchemy.orm import Session
 from model_store.store import Store, Version
 from service import assignments
 from service.database import Assignment
+from service.offered import require_name
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ def serving(store: Store, session: Session, hospital: str, model: str, at: datet
         ReferenceNotFound: no model of that name was ever published.
     """
     when = datetime.now(UTC) if at is None else at
+    require_name(store, model)
     versions = store.versions(model)
     entry = assignments.assignment(session, hospital, model, at)
     if entry is not None:

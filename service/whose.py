@@ -97,7 +97,7 @@ def choose(artefact: Artefact, asked: Asked) -> Choice:
             return Choice(parts.clusters[cluster], "cluster", f"{member}, in this cluster", cluster=cluster)
     if parts.global_model is not None:
         named = asked.personalization == "global"
-        why = "the global model was asked for" if named else "no member model applies"
+        why = "the global model was asked for" if named else _no_member(asked)
         return Choice(parts.global_model, "global", why)
     if asked.personalization == "auto" and len(parts.members) == 1 and not parts.clusters:
         ((site, digest),) = parts.members.items()
@@ -171,6 +171,12 @@ def _no_global(artefact: Artefact, parts: Parts, asked: Asked) -> Problem:
         "ask for one with personalization=member and `site`.",
         choices=sorted(parts.members),
     )
+
+
+def _no_member(asked: Asked) -> str:
+    if asked.home is None:
+        return "no member model applies"
+    return f"hospital '{asked.hospital}' is registered as site '{asked.home[:64]}', which has no model here"
 
 
 def _asking(asked: Asked) -> str:

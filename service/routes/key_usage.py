@@ -13,6 +13,7 @@ from service import key_usage
 from service.assignments import registered
 from service.context import Context, InContext
 from service.database import KeyUsage
+from service.offered import require_name
 from service.problems import problem_responses
 from service.routes.parameters import HospitalId, ModelName
 
@@ -64,6 +65,8 @@ def get_key_usage(context: InContext, hospital: HospitalId, model: ModelName) ->
     with context.database.read() as session:
         registered(session, hospital)
         rows = key_usage.rows_of(session, hospital, model)
+    if not rows:
+        require_name(context.store, model)
     digests = dict.fromkeys(row.digest for row in rows)
     return KeyUsageView(
         hospital=hospital,

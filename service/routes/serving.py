@@ -14,6 +14,7 @@ from service.adapted import adapted_for, require_gate
 from service.assignable import assignable
 from service.context import InContext
 from service.database import Assignment
+from service.offered import require_name
 from service.preconditions import entity_tag, expected_sequence
 from service.problems import Problem, problem_responses
 from service.routes.parameters import VERSION, HospitalId, ModelName, Reason, Text
@@ -197,6 +198,8 @@ def get_history(context: InContext, hospital: HospitalId, model: ModelName) -> H
     """Every assignment there ever was. Nothing is ever changed or removed."""
     with context.database.read() as session:
         entries = assignments.history(session, hospital, model)
+    if not entries:
+        require_name(context.store, model)
     return History(hospital=hospital, model=model, entries=[Entry.of(entry) for entry in entries])
 
 

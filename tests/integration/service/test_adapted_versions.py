@@ -148,6 +148,7 @@ def test_the_gate_refuses_with_its_checks(place: Place) -> None:
     refused = place.assign(place.candidate(2), 0)
     problem = refused.json()
     assert (refused.status_code, problem["type"]) == (409, "urn:locum:problem:gate-refused")
+    assert f"/jobs/{place.job_of[2]}/card" in problem["detail"]
     assert "fragments" in problem["detail"]
     assert "agreement" not in problem["detail"]
     assert (problem["gate"], problem["job"]) == (REFUSED, place.job_of[2])
@@ -222,8 +223,11 @@ def test_a_digest_finds_an_adapted_version_too(place: Place) -> None:
 
 def test_what_may_not_serve_this_hospital_for_this_model(place: Place, publish_bright: Publish) -> None:
     name, second = f"bright.at-{place.hospital}", place.candidate(2)
+    number = place.assign(2, 0, override=True)
+    assert f"named in full: '{second}'" in number.json()["detail"]
     place.store.withdraw(place.candidate(1), actor="ada", reason="wrong")
     answers = {
+        "a candidate's number": number,
         "another hospital's": place.assign(Place(place.api, publish_bright).candidate(1), 0),
         "another model's": place.assign("dark@1", 0),
         "under its own name": place.assign(2, 0, model=name, override=True),
@@ -235,6 +239,7 @@ def test_what_may_not_serve_this_hospital_for_this_model(place: Place, publish_b
         "without a version": place.assign(name, 0),
     }
     assert {what: (a.status_code, a.json()["type"].split(":")[-1]) for what, a in answers.items()} == {
+        "a candidate's number": (404, "artefact-not-found"),
         "another hospital's": (409, "adapted-to-another"),
         "another model's": (409, "another-model"),
         "under its own name": (409, "another-model"),

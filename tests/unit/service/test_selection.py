@@ -173,3 +173,11 @@ def test_a_withdrawn_part_is_refused(context: Context) -> None:
     with pytest.raises(ArtefactWithdrawn):
         resolve(context, None, "member")
     assert told(resolve(context))[1] == "brain.global@2"
+
+
+def test_a_site_that_no_model_has_is_not_passed_over_in_silence(context: Context) -> None:
+    assert (
+        "hospital 'lost' is registered as site 'XX', which has no model here"
+        in resolve(context, hospital="lost").why
+    )
+    assert resolve(context, hospital="outside").why.endswith("no member model applies")
