@@ -17,6 +17,7 @@ from service.jobs import cohorts, records, submission
 from service.kinds import AdaptableKind, kind_of
 from service.offered import resolve_parent
 from service.problems import Problem
+from service.routes.parameters import COHORT_ID
 from service.spool import Upload
 from service.valid import valid
 
@@ -39,9 +40,7 @@ class AdaptationRequest(BaseModel):
 class CohortAdaptation(AdaptationRequest):
     """The same, on the scans of a cohort."""
 
-    cohort: str = Field(
-        pattern=r"^[0-9a-f]{32}$", description="Its scans are all used, and stay as they are."
-    )
+    cohort: str = Field(pattern=COHORT_ID, description="Its scans are all used, and stay as they are.")
 
 
 @dataclass(frozen=True)

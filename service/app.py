@@ -15,7 +15,7 @@ from functools import partial
 from importlib.metadata import version
 
 from anyio import CapacityLimiter
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI
 
 from model_store.store import Store
 from service import logs, problems
@@ -46,6 +46,7 @@ from service.routes import (
     segment,
     serving,
 )
+from service.routes.query import known_parameters
 from service.settings import Settings
 from service.spool import prepare_spool
 from service.verification import Verifier
@@ -84,6 +85,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         description=DESCRIPTION,
         license_info={"name": "Apache-2.0", "identifier": "Apache-2.0"},
         lifespan=lifespan,
+        # A redirect answers a form with nothing, which a client that does not follow takes for its mask.
+        redirect_slashes=False,
     )
     # Set by whoever runs the server, before it waits for the last answers.
     app.state.closing = threading.Event()
@@ -98,10 +101,10 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         adaptations,
         jobs,
         cards,
-        health,
-        metrics,
     ):
-        app.include_router(routes.router)
+        app.include_router(routes.router, dependencies=[Depends(known_parameters)])
+    for watched in (health, metrics):
+        app.include_router(watched.router)
     refusals.install(app)
     app.add_middleware(Observe, metrics=measured)
     # Last, and so outermost: the request's id is there for everything else.
@@ -114,6 +117,8 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     prepare_spool(settings.spool)
     store = Store(settings.store)
+    if not await asyncio.to_thread(store.names):
+        _log.warning("no artefact in the store %s: publish one, or name another folder", store.root)
     database = Database(settings.resolved_database_url)
     stack.callback(database.dispose)
     broker = Broker(settings)

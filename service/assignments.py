@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
@@ -31,9 +31,15 @@ def registered(session: Session, hospital: str) -> Hospital:
     """
     found = session.get(Hospital, hospital)
     if found is None:
-        raise HospitalUnknown(
-            f"no hospital {hospital!r} is registered: PUT /hospitals/{hospital} registers it"
+        alike = session.scalars(
+            select(Hospital.id).where(func.lower(Hospital.id) == hospital.lower()).order_by(Hospital.id)
+        ).all()
+        hint = (
+            f", but {' and '.join(map(repr, alike))} is: ids tell capitals from small letters"
+            if alike
+            else f": PUT /hospitals/{hospital} registers it"
         )
+        raise HospitalUnknown(f"no hospital {hospital!r} is registered{hint}")
     return found
 
 

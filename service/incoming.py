@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from anyio import to_thread
 
+from model_store.errors import ScanError
 from model_store.scan import decode
 from service.context import Context
 from service.problems import Problem
@@ -17,17 +18,37 @@ from service.spool import Upload
 _SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:,|$)")
 
 
+def refuse_form(content_type: str | None) -> None:
+    """Raises Problem 415 for a form where the body is the file itself."""
+    if (content_type or "").lower().startswith("multipart/"):
+        raise Problem(
+            415,
+            "not-the-file-itself",
+            "Not the file itself",
+            "Expected the file itself as the body, found a multipart form; with curl: -T FILE in place of -F",
+        )
+
+
 async def formats_of(context: Context, uploads: Sequence[Upload]) -> list[str]:
     """Decode each scan, and forget it: what its format is. As many at once as may be segmented at once.
 
     Raises:
-        ScanError: one cannot be read.
+        ScanError: one cannot be read; of several the message says which.
     """
 
     def check(upload: Upload) -> str:
         return decode(upload.read(), scan_limits(context.settings)).format
 
-    return [await to_thread.run_sync(check, upload, limiter=context.decoding) for upload in uploads]
+    formats = []
+    for number, upload in enumerate(uploads, start=1):
+        try:
+            formats.append(await to_thread.run_sync(check, upload, limiter=context.decoding))
+        except ScanError as error:
+            if len(uploads) == 1:
+                raise
+            # By its place in the form: the names of files are not read.
+            raise type(error)(f"scan {number} of {len(uploads)}: {error}") from error
+    return formats
 
 
 def check_digest(header: str | None, upload: Upload) -> None:

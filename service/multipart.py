@@ -17,6 +17,7 @@ from service.problems import Problem
 
 MAX_FIELDS = 32
 MAX_FIELD_BYTES = 4096
+_EXPECTED = "expected multipart/form-data (RFC 7578)"
 
 
 class Sink(Protocol):
@@ -77,12 +78,12 @@ class FormReader:
         try:
             self._parser.write(chunk)
         except FormParserError:
-            raise malformed("the multipart framing is broken") from None
+            raise malformed(f"the multipart framing is broken; {_EXPECTED}") from None
 
     def finish(self) -> None:
         """The body has ended. Raises Problem 422 if the form has not."""
         if not self._ended:
-            raise malformed("the body ends before its last boundary")
+            raise malformed(f"the body ends before its last boundary; {_EXPECTED}")
 
     def take_pending(self) -> list[tuple[Sink, bytes]]:
         """The bytes that are waiting to be written, and to which file."""
@@ -110,16 +111,18 @@ class FormReader:
         name = options.get(b"name", b"").decode("utf-8", "replace")
         is_file = b"filename" in options or b"filename*" in options
         if not name:
-            raise malformed("a part has no field name in its Content-Disposition")
+            raise malformed(f"a part has no field name in its Content-Disposition; {_EXPECTED}")
         if self._seen[name] >= self._repeated.get(name, 1):
             often = "twice" if name not in self._repeated else f"more than {self._repeated[name]} times"
             raise malformed(f"field '{shown(name)}' is there {often}")
         if name not in self._seen and len(self._seen) >= MAX_FIELDS:
             raise malformed(f"more than {MAX_FIELDS} fields")
         if is_file != (name in self._file_fields):
+            expected = ", ".join(sorted(self._file_fields))
             raise malformed(
-                f"field '{shown(name)}' is sent as a {'file' if is_file else 'text field'}; "
-                f"files are expected in: {', '.join(sorted(self._file_fields))}"
+                f"field '{shown(name)}' is sent as a file; a file is expected in: {expected}"
+                if is_file
+                else f"field '{shown(name)}' is sent as a text field, and takes a file; {with_curl(name)}"
             )
         self._seen[name] += 1
         self._name = name
@@ -164,9 +167,17 @@ def too_large(max_bytes: int) -> Problem:
 
 def malformed(what: str) -> Problem:
     """422: the body is not the form it should be."""
-    return Problem(
-        422, "malformed-form", "The form cannot be read", f"{what}; expected multipart/form-data (RFC 7578)"
-    )
+    return Problem(422, "malformed-form", "The form cannot be read", what)
+
+
+def missing(name: str) -> Problem:
+    """422: the form came without the file that it is about."""
+    return malformed(f"the field '{name}' is missing, and takes a file; {with_curl(name)}")
+
+
+def with_curl(name: str) -> str:
+    """How a file is sent in this field."""
+    return f"with curl: -F {name}=@FILE"
 
 
 def shown(name: str) -> str:

@@ -3,7 +3,7 @@
     Problem                    raised by routes: status, type slug, title, detail, further members
     model_store errors         mapped by `_STORE_STATUS`: the message already says what to do
     request validation         422 `invalid-request`, naming the fields, never echoing their values
-    404, 405 and other HTTP    `not-found`, `method-not-allowed`, ...
+    404, 405 and other HTTP    `not-found`, `method-not-allowed` with every method of the path, ...
 
 `install(app)` puts the handlers and the request scope in place; `problem_responses(...)` documents problems
 on a route.
@@ -12,7 +12,7 @@ on a route.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -21,9 +21,11 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from model_store import errors as store_errors
 from service.request_scope import RequestScope
+from service.wording import of_body
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:locum:problem:"
@@ -108,31 +110,38 @@ def respond(request: Request, problem: Problem) -> Response:
     return Response(body, status_code=problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
 
 
-def _place(location: Sequence[Any]) -> str:
-    # Parts of a location can be keys that the client made up: kept short, and printable.
-    return ".".join(repr(part)[1:-1][:64] if isinstance(part, str) else str(part) for part in location)
-
-
-def from_validation_error(error: RequestValidationError) -> Problem:
+def from_validation_error(error: RequestValidationError, content_type: str | None) -> Problem:
     """422 with one entry per field. Values are not echoed: they can be large, and they can be a patient's."""
-    entries = [
-        {"field": _place(item["loc"]), "reason": str(item["msg"])[:500]} for item in error.errors()[:20]
-    ]
+    entries = [of_body(item, content_type) for item in error.errors()[:20]]
     detail = "; ".join(f"{entry['field']}: {entry['reason']}" for entry in entries)
     return Problem(422, "invalid-request", "The request is not valid", detail, errors=entries)
 
 
-def from_http_exception(error: HTTPException) -> Problem:
+def from_http_exception(error: HTTPException, request: Request) -> Problem:
     """The problem for an error of the framework: an unknown path, a wrong method, a broken body."""
     phrase = HTTPStatus(error.status_code).phrase
-    details = {
-        404: "Nothing is served at this path; /docs lists what is.",
-        405: "The path exists, but not with this method; the Allow header names those that do.",
-    }
+    headers = dict(error.headers or {})
+    details = {404: "Nothing is served at this path; /docs lists what is."}
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        # The framework's own header knows the first route of this path alone, and each method is a route.
+        headers["Allow"] = ", ".join(_methods(request))
+        details[405] = f"The path exists, but not with this method; it takes {headers['Allow']}."
     stated = str(error.detail or "")
     # The framework's own words for a status are just its name; anything else was said on purpose.
     detail = details.get(error.status_code, phrase) if stated in ("", phrase) else stated
-    return Problem(error.status_code, phrase.lower().replace(" ", "-"), phrase, detail, error.headers)
+    return Problem(error.status_code, phrase.lower().replace(" ", "-"), phrase, detail, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    """Every method with which something is served at the request's path."""
+    return [
+        method
+        for method in ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL
+            for route in request.app.routes
+        )
+    ]
 
 
 def install(app: FastAPI) -> None:
@@ -147,11 +156,11 @@ def install(app: FastAPI) -> None:
 
     async def on_validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return respond(request, from_validation_error(error))
+        return respond(request, from_validation_error(error, request.headers.get("content-type")))
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return respond(request, from_http_exception(error))
+        return respond(request, from_http_exception(error, request))
 
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(store_errors.LocumStoreError, on_store_error)

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from service.inference.picks import Routing
 from service.problems import Problem
 from service.routes.parameters import HOSPITAL_ID
+from service.wording import reason
 
 Options = TypeVar("Options", bound="ScanOptions")
 
@@ -46,17 +47,14 @@ def read_options(kind: type[Options], fields: dict[str, str]) -> Options:
     try:
         return kind.model_validate({name: value for name, value in fields.items() if value != ""})
     except ValidationError as error:
-        known = ", ".join(kind.model_fields)
-        entries = []
-        for item in error.errors(include_input=False, include_url=False):
-            unknown = item["type"] == "extra_forbidden"
-            entries.append(
-                {
-                    # The name of an unknown field is the client's own text: kept short and printable.
-                    "field": ascii(".".join(map(str, item["loc"])))[1:-1][:64],
-                    "reason": f"not a parameter; there are: {known}" if unknown else item["msg"],
-                }
-            )
+        entries = [
+            # The name of an unknown field is the client's own text: kept short and printable.
+            {
+                "field": ascii(".".join(map(str, item["loc"])))[1:-1][:64],
+                "reason": reason(item, kind.model_fields),
+            }
+            for item in error.errors(include_input=False, include_url=False)
+        ]
         detail = "; ".join(f"{entry['field']}: {entry['reason']}" for entry in entries)
         raise Problem(422, "invalid-request", "The request is not valid", detail, errors=entries) from None
 

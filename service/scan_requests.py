@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from service.context import Context
 from service.inference.pipeline import Stopwatch
-from service.multipart import malformed
+from service.multipart import missing
 from service.selection import Selection
 from service.spool import Upload
 from service.uploads import UploadForm, UploadLimits, receive
@@ -36,7 +36,7 @@ def scan_in(form: UploadForm) -> Upload:
     """The scan's file. Raises Problem 422 where it is missing."""
     scan = form.files.get("scan")
     if scan is None:
-        raise malformed("the field 'scan' with the scan's file is missing")
+        raise missing("scan")
     return scan
 
 

@@ -210,7 +210,10 @@ def named(session: Session, cohort_id: str, name: str) -> CohortScan:
     """The scan of this name. Raises CohortUnknown."""
     found = _named(session, cohort_id, name)
     if found is None:
-        raise CohortUnknown(f"cohort {cohort_id} has no scan of this name: GET its scans lists them")
+        raise CohortUnknown(
+            f"cohort {cohort_id} has no scan of this name: GET its scans lists them; a scan comes before its "
+            "mask"
+        )
     return found
 
 

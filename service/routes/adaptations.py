@@ -13,7 +13,7 @@ from service.context import Context, InContext
 from service.incoming import formats_of
 from service.jobs import records
 from service.kinds import ADAPTABLE
-from service.multipart import malformed
+from service.multipart import missing
 from service.problems import problem_responses
 from service.routes.job_views import JobView, view
 from service.routes.parameters import HospitalId
@@ -97,7 +97,7 @@ async def adapt(
         ) as form:
             uploads = form.repeated.get(_SCANS)
             if not uploads:
-                raise malformed(f"the field '{_SCANS}' with the scans' files is missing")
+                raise missing(_SCANS)
             asked = _read_form(form.fields)
             formats = await formats_of(context, uploads)
             accepting = Accepting(context, hospital, asked, idempotency_key, request_id, uploads, formats)

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.context import Context, InContext
 from service.database import Cohort, CohortMask, CohortScan
-from service.incoming import check_digest, formats_of
+from service.incoming import check_digest, formats_of, refuse_form
 from service.jobs import cohorts
 from service.jobs.masks import of_cohort
 from service.problems import problem_responses
@@ -145,6 +145,7 @@ async def put_scan(
     """
 
     async def admit() -> None:
+        refuse_form(request.headers.get("content-type"))
         await to_thread.run_sync(_check_room, context, hospital, cohort, name, declared_length(request) or 0)
 
     limits = UploadLimits(context.settings.max_upload_bytes)

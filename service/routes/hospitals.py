@@ -40,7 +40,7 @@ class HospitalList(BaseModel):
     hospitals: list[HospitalView]
 
 
-@router.get("/hospitals")
+@router.get("/hospitals", responses=problem_responses(422))
 def list_hospitals(context: InContext) -> HospitalList:
     """Every registered hospital."""
     with context.database.read() as session:

@@ -14,7 +14,7 @@ from model_store.scan import decode
 from model_store.task import Task
 from service.context import Context, InContext
 from service.database import CohortMask, CohortScan
-from service.incoming import check_digest
+from service.incoming import check_digest, refuse_form
 from service.jobs import cohorts, masks
 from service.offered import offered
 from service.problems import problem_responses
@@ -87,6 +87,7 @@ async def put_mask(
 
     async def admit() -> None:
         nonlocal scan, task
+        refuse_form(request.headers.get("content-type"))
         scan = await to_thread.run_sync(
             _check_room, context, hospital, cohort, name, declared_length(request) or 0
         )

@@ -84,7 +84,7 @@ class VersionDetail(VersionSummary):
     descendants: list[str] = Field(description="Artefacts made from this one, or composed of it.")
 
 
-@router.get("/models")
+@router.get("/models", responses=problem_responses(422))
 def list_models(context: InContext) -> ModelList:
     """What `model` may be in a request; of what was adapted to a hospital, with its version."""
     models: list[ModelSummary] = []

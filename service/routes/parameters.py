@@ -14,12 +14,22 @@ MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
 _NAME, _DIGEST = MODEL_NAME[1:-1], "sha256:[0-9a-f]{64}"
 VERSION = rf"^({_DIGEST}|{_NAME}@({_DIGEST}|[1-9][0-9]{{0,8}}))$"
 
+COHORT_ID = r"^[0-9a-f]{32}$"
+
+# What is said of a text that does not match, in place of the pattern.
+IN_WORDS = {
+    HOSPITAL_ID: "letters, digits, `-` and `_`, 64 at most, of which the first is a letter or a digit",
+    MODEL_NAME: "a model's name: letters, digits, `-`, `_` and `.`, 128 at most, without a version",
+    VERSION: "a number, sha256:… or name@3",
+    COHORT_ID: "the id that POST answered: 32 digits of 0-9 and a-f",
+}
+
 HospitalId = Annotated[str, Path(pattern=HOSPITAL_ID, description="Letters, digits, `-` and `_`.")]
 JobId = Annotated[str, Path(pattern=JOB_ID, description="Id of a job.")]
 ModelName = Annotated[str, Path(pattern=MODEL_NAME, description="Name in the store.")]
 VersionNumber = Annotated[int, Path(ge=1, le=999_999_999, description="Version number, from 1.")]
 
-CohortId = Annotated[str, Path(pattern=r"^[0-9a-f]{32}$", description="As POST answered it.")]
+CohortId = Annotated[str, Path(pattern=COHORT_ID, description="As POST answered it.")]
 
 ScanName = Annotated[
     str,
