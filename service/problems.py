@@ -112,7 +112,11 @@ def respond(request: Request, problem: Problem) -> Response:
 
 def from_validation_error(error: RequestValidationError, content_type: str | None) -> Problem:
     """422 with one entry per field. Values are not echoed: they can be large, and they can be a patient's."""
-    entries = [of_body(item, content_type) for item in error.errors()[:20]]
+    return invalid([of_body(item, content_type) for item in error.errors()[:20]])
+
+
+def invalid(entries: list[dict[str, str]]) -> Problem:
+    """422 with the `field` and `reason` of each that does not fit."""
     detail = "; ".join(f"{entry['field']}: {entry['reason']}" for entry in entries)
     return Problem(422, "invalid-request", "The request is not valid", detail, errors=entries)
 

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from service.inference.picks import Routing
-from service.problems import Problem
+from service.problems import invalid
 from service.routes.parameters import HOSPITAL_ID
 from service.wording import reason
 
@@ -55,8 +55,7 @@ def read_options(kind: type[Options], fields: dict[str, str]) -> Options:
             }
             for item in error.errors(include_input=False, include_url=False)
         ]
-        detail = "; ".join(f"{entry['field']}: {entry['reason']}" for entry in entries)
-        raise Problem(422, "invalid-request", "The request is not valid", detail, errors=entries) from None
+        raise invalid(entries) from None
 
 
 def request_body(kind: type[ScanOptions]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
 
-from service.problems import Problem
+from service.problems import invalid
 from service.wording import place
 
 
@@ -23,11 +23,9 @@ async def known_parameters(request: Request) -> None:
     if not unknown:
         return
     there = f"there are: {', '.join(known)}" if known else "this path takes none"
-    entries = [
-        {"field": place(("query", name)), "reason": f"not a parameter; {there}"} for name in unknown[:20]
-    ]
-    detail = "; ".join(f"{entry['field']}: {entry['reason']}" for entry in entries)
-    raise Problem(422, "invalid-request", "The request is not valid", detail, errors=entries)
+    raise invalid(
+        [{"field": place(("query", name)), "reason": f"not a parameter; {there}"} for name in unknown[:20]]
+    )
 
 
 def _taken(dependant: Dependant) -> set[str]:
