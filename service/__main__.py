@@ -10,14 +10,13 @@ from typing import Annotated, Any
 
 import typer
 import uvicorn
-from pydantic import ValidationError
 
 from service import logs
 from service.app import create_app
 from service.broker import Broker
 from service.embedded import EmbeddedWorker
-from service.errors import ServiceError
-from service.settings import Settings
+from service.errors import ServiceError, SettingsInvalid
+from service.settings import Settings, read_settings
 
 app = typer.Typer(add_completion=False)
 
@@ -41,11 +40,9 @@ def serve(
         "embedded_worker": worker,
     }
     try:
-        settings = Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        wrong = [f"LOCUM_{'_'.join(map(str, each['loc'])).upper()}: {each['msg']}" for each in error.errors()]
-        # Without what was found: an address may have a password in it.
-        raise typer.BadParameter("; ".join(wrong)) from None
+        settings = read_settings(**{name: value for name, value in given.items() if value is not None})
+    except SettingsInvalid as error:
+        raise typer.BadParameter(str(error)) from None
     logs.configure(settings, whole_process=True)
     signal.signal(signal.SIGTERM, _end)
     server = _server(settings)

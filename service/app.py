@@ -47,7 +47,7 @@ from service.routes import (
     serving,
 )
 from service.routes.query import known_parameters
-from service.settings import Settings
+from service.settings import Settings, ignored_variables, settings_or_exit
 from service.spool import prepare_spool
 from service.verification import Verifier
 
@@ -66,15 +66,17 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     """Build the application. Nothing is opened or started before its lifespan begins.
 
     Args:
-        settings: from the environment when None.
+        settings: from the environment when None; the process ends where it has a wrong one.
     """
-    chosen = Settings() if settings is None else settings
+    chosen = settings_or_exit() if settings is None else settings
     measured = Metrics()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         logs.configure(chosen)
         async with AsyncExitStack() as stack:
+            for line in ignored_variables():
+                _log.warning(line)
             app.state.locum = await _open(chosen, measured, stack)
             _log.info("ready on store %s", chosen.store)
             yield

@@ -1,6 +1,7 @@
 """Everything of the service's own that can go wrong; the errors of the store and of scans are the store's.
 
     ServiceError
+    ├── SettingsInvalid          a variable of the environment has a value that makes no sense
     ├── DatabaseNotMigrated      the database is of another version than this code
     ├── BrokerError              no Redis, where one was promised
     ├── AssignmentError
@@ -32,6 +33,10 @@ from __future__ import annotations
 
 class ServiceError(Exception):
     """Base of every error that the service raises on purpose, HTTP problems apart."""
+
+
+class SettingsInvalid(ServiceError):
+    """A setting has a value that makes no sense."""
 
 
 class DatabaseNotMigrated(ServiceError):

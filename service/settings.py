@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from service.errors import SettingsInvalid
 
 
 def _absolute(path: Path) -> Path:
@@ -18,12 +22,13 @@ def _absolute(path: Path) -> Path:
 Folder = Annotated[Path, AfterValidator(_absolute)]
 
 MEBIBYTE = 1024 * 1024
+PREFIX = "LOCUM_"
 
 
 class Settings(BaseSettings):
     """What the API and the worker are told from outside; frozen, so that neither changes under a request."""
 
-    model_config = SettingsConfigDict(env_prefix="LOCUM_", frozen=True, validate_default=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, validate_default=True)
 
     # where things are
     store: Folder = Field(Path(".locum/store"), description="folder of the published artefacts")
@@ -115,3 +120,36 @@ class Settings(BaseSettings):
     def jobs(self) -> Path:
         """Where the files of jobs lie until they expire."""
         return self.state_dir / "jobs"
+
+
+def read_settings(**given: Any) -> Settings:
+    """From the environment; what is given comes first.
+
+    Raises:
+        SettingsInvalid: names every wrong one as it is set, without its value: an address may have a
+            password in it.
+    """
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        wrong = [f"{PREFIX}{str(each['loc'][0]).upper()}: {each['msg']}" for each in error.errors()]
+    raise SettingsInvalid("; ".join(wrong))
+
+
+def settings_or_exit() -> Settings:
+    """For a process that uvicorn or celery start: a wrong setting ends it with a line, no traceback."""
+    try:
+        return read_settings()
+    except SettingsInvalid as error:
+        raise SystemExit(f"locum: {error}") from None
+
+
+def ignored_variables() -> list[str]:
+    """A line on each variable `LOCUM_...` that is no setting, with the one that is alike."""
+    known = [f"{PREFIX}{name.upper()}" for name in Settings.model_fields]
+    lines = []
+    for name in sorted(os.environ):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            alike = get_close_matches(name.upper(), known, n=1, cutoff=0.8)
+            lines.append(f"{name} is ignored: no such setting" + (f", but {alike[0]}" if alike else ""))
+    return lines

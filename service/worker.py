@@ -18,12 +18,12 @@ from service import logs
 from service.broker import Broker
 from service.database import Database, upgrade
 from service.queue import RUN_JOB, VERIFY_STORE, celery_app
-from service.settings import Settings
+from service.settings import settings_or_exit
 from service.verification import verify_store
 
 _log = logging.getLogger("locum.worker")
 
-settings = Settings()
+settings = settings_or_exit()
 broker = Broker(settings)
 worker = celery_app(settings, broker.celery_url)
 

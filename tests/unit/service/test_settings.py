@@ -7,7 +7,8 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from service.__main__ import app
-from service.settings import Settings
+from service.app import create_app
+from service.settings import Settings, ignored_variables
 
 
 def test_a_laptop_needs_no_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,3 +62,25 @@ def test_a_wrong_setting_is_named_as_it_is_set_and_its_value_is_not_shown() -> N
     assert "LOCUM_DEVICE: Input should be 'auto', 'cpu' or 'cuda'" in ended.output
     assert "LOCUM_INFERENCE_SLOTS: Input should be greater than 0" in ended.output
     assert "open-sesame" not in ended.output
+
+
+def test_an_app_made_by_a_process_manager_ends_with_a_line_on_a_wrong_setting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("LOCUM_PORT", "tcp://10.0.0.1:8000")
+    with pytest.raises(SystemExit, match=r"^locum: LOCUM_PORT: Input should be a valid integer") as ended:
+        create_app()
+    assert "10.0.0.1" not in str(ended.value)
+
+
+def test_a_variable_that_is_no_setting_is_named_with_the_one_that_is_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("LOCUM_INFERENCE_SLOT", "LOCUM_WHATEVER", "LOCUM_PORT", "locum_host"):
+        monkeypatch.setenv(name, "1")
+    lines = [line for line in ignored_variables() if "SLOT" in line or "WHATEVER" in line]
+    assert lines == [
+        "LOCUM_INFERENCE_SLOT is ignored: no such setting, but LOCUM_INFERENCE_SLOTS",
+        "LOCUM_WHATEVER is ignored: no such setting",
+    ]
+    assert not any("LOCUM_PORT" in line or "locum_host" in line for line in ignored_variables())
