@@ -257,14 +257,20 @@ class Service:
             ]
         return [one for one in found if stage is None or one.stage == stage]
 
-    def held_in(self, stage: str, job: str, token: int = 1) -> Held:
-        """Wait until a worker has the job in this stage, under this fencing token or a later one.
+    def held_in(self, stage: str, job: str | None = None, *, after: int = 0) -> Held:
+        """Wait until a worker has a job in this stage: this job or a new one, under a token beyond `after`.
 
-        A worker that was just killed still seems to hold its job until its lease runs out.
+        A worker that was just killed still seems to hold its job until its lease runs out, hence `after`. A
+        stage can be over before anybody looked: a job that went by unseen is followed by a new one.
         """
-        return self.until(
-            lambda: [held for held in self.held(stage) if held.job == job and held.token >= token]
-        )[0]
+        awaited = job or self.submit()
+
+        def seen() -> Held | bool:
+            found = [held for held in self.held(stage) if held.job == awaited and held.token > after]
+            return found[0] if found else self.over(awaited)
+
+        held = self.until(seen)
+        return held if isinstance(held, Held) else self.held_in(stage)
 
     def states(self, job_id: str) -> list[str]:
         """Every state that the job came to, as its events say."""
