@@ -81,7 +81,8 @@ def routing_arms(
 ) -> dict[str, Any]:
     """A cell's result for one preset and router: Dice, the epochs, and the gate's verdict on each candidate.
 
-    The transductive candidate's rivals are those of the halves; the inductive ones are judged without any.
+    The transductive candidate's rivals are those of the halves. The inductive ones get theirs, which cost
+    three adaptations each, only where no other check refuses them: the verdict is the same.
     """
     space, whole = space_for(config, models.space()), hospital.whole()
     name = f"routing {config.preset}" + (" pooled" if config.router == "pooled" else "")
@@ -94,7 +95,11 @@ def routing_arms(
         parts.append(part)
         for arm, dice in arms_of(space, part, turn).items():
             inductive.setdefault(f"{name} ({arm})", {}).update(dice)
-        candidates.append(judge.record(f"{name}, inductive", part.merged, [], turn))
+        record = judge.record(f"{name}, inductive", part.merged, [], turn)
+        if record["verdict"]["passed"]:
+            rivals = rivals_of(space, turn.learned, config)
+            record = judge.record(f"{name}, inductive", part.merged, rivals, turn)
+        candidates.append(record)
     rivals = [part.merged for part in parts]
     candidates.append(judge.record(f"{name}, transductive", candidate.merged, rivals, whole))
     return {
