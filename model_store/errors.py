@@ -14,6 +14,7 @@
         ├── DamagedScan           truncated, lying header, NaN
         ├── ScanTooLarge          beyond the limits, before anything large is allocated
         └── ScanMismatch          a good scan that is not one of this task
+            └── MaskMismatch      a picture that is not a mask of its scan
 
 A message names the thing, what was expected, what was found, and what to do.
 """
@@ -75,3 +76,7 @@ class ScanTooLarge(ScanError):
 
 class ScanMismatch(ScanError):
     """A readable scan that does not fit the task."""
+
+
+class MaskMismatch(ScanMismatch):
+    """A readable picture that is no mask, or not one of its scan."""

@@ -82,6 +82,7 @@ _STORE_STATUS: dict[type[Exception], tuple[int, str, str]] = {
     store_errors.DamagedScan: (422, "damaged-scan", "The scan is damaged"),
     store_errors.ScanTooLarge: (413, "scan-too-large", "The scan is too large"),
     store_errors.ScanMismatch: (422, "scan-mismatch", "The scan does not fit the model"),
+    store_errors.MaskMismatch: (422, "mask-mismatch", "The mask does not fit its scan"),
     store_errors.ScanError: (422, "scan-error", "The scan was refused"),
     store_errors.LocumStoreError: (422, "refused", "Refused"),
 }

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from model_store.errors import ScanMismatch, TaskError
+from model_store.errors import MaskMismatch, TaskError
 from model_store.preprocessing.geometry import Geometry
 from model_store.preprocessing.intensity import is_grey
 from model_store.preprocessing.resample import sample
@@ -23,7 +23,7 @@ _WHOLE = 1e-3
 def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
     """Class indices on the mask's own grid, [H, W] or [I, J, K].
 
-    Raises TaskError naming the values that are not in the task, ScanMismatch for a mask in colour.
+    Raises TaskError naming the values that are not in the task, MaskMismatch for a mask in colour.
     """
     values = _label_voxels(mask)
     table = task.lookup()
@@ -38,11 +38,11 @@ def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
 def label_values(mask: Scan, most: int = 256) -> list[int]:
     """The label values that occur in a mask, ascending.
 
-    Raises ScanMismatch for what is no mask, colours or more than `most` values, and TaskError for fractions.
+    Raises MaskMismatch for what is no mask, colours or more than `most` values, and TaskError for fractions.
     """
     found = np.unique(_label_voxels(mask))
     if len(found) > most:
-        raise ScanMismatch(
+        raise MaskMismatch(
             f"expected a mask, found a picture with {len(found)} values; a mask holds a few label values"
         )
     return [int(value) for value in found]
@@ -64,7 +64,7 @@ def check_values(values: Iterable[int], task: Task) -> None:
 def prepare_mask(mask: Scan, task: Task, geometry: Geometry) -> NDArray[np.uint8]:
     """Class indices [S, H, W] of the slices that `prepare` made of the scan, by nearest neighbour.
 
-    `geometry` is the scan's. Raises ScanMismatch if the mask is not on the scan's grid, and TaskError as
+    `geometry` is the scan's. Raises MaskMismatch if the mask is not on the scan's grid, and TaskError as
     `class_map` does.
     """
     check_grid(mask, geometry.grid, geometry.affine)
@@ -97,9 +97,9 @@ def _resized(stack: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 
 def check_grid(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> None:
-    """Raise ScanMismatch unless the mask lies on this grid, its scan's."""
+    """Raise MaskMismatch unless the mask lies on this grid, its scan's."""
     if mask.grid != grid:
-        raise ScanMismatch(
+        raise MaskMismatch(
             f"the mask has {' x '.join(map(str, mask.grid))} voxels, its scan "
             f"{' x '.join(map(str, grid))}; draw the mask on the scan's own grid"
         )
@@ -110,7 +110,7 @@ def check_grid(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> N
     shift = float(np.linalg.norm(((mask.affine - own) @ corners)[:3], axis=0).max())
     # Programs round affines on the way; half a voxel is where a label would belong to the neighbour.
     if shift > 0.5 * float(np.linalg.norm(own[:3, :3], axis=0).min()):
-        raise ScanMismatch(
+        raise MaskMismatch(
             f"the mask lies up to {shift:.3g} mm beside its scan (their affines differ); "
             "resample the mask onto the scan's grid"
         )
@@ -119,7 +119,7 @@ def check_grid(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> N
 def _label_voxels(mask: Scan) -> NDArray[Any]:
     """Its one channel as whole numbers. Scaled masks (scl_slope) come as floats next to them."""
     if not is_grey(mask.voxels):
-        raise ScanMismatch(
+        raise MaskMismatch(
             "expected a mask of one channel of label values, found colours; save the label values "
             "themselves as grey"
         )

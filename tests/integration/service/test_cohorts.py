@@ -253,8 +253,8 @@ def test_what_is_no_mask_of_this_scan_is_refused_at_once(
     colours[3, 3, 0] = 255
     for content, expected in (
         (b"no picture", (415, "unsupported-scan")),
-        (make_png(np.zeros((height + 1, width), np.uint8)), (422, "scan-mismatch")),
-        (make_png(colours), (422, "scan-mismatch")),
+        (make_png(np.zeros((height + 1, width), np.uint8)), (422, "mask-mismatch")),
+        (make_png(colours), (422, "mask-mismatch")),
         (b"x" * (MAX_BYTES + 1), (413, "upload-too-large")),
     ):
         assert problem(api.client.put(where, content=content)) == expected

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from model_store.errors import ScanMismatch, TaskError
+from model_store.errors import MaskMismatch, TaskError
 from model_store.preprocessing import (
     class_map,
     display_slices,
@@ -74,7 +74,7 @@ def test_interpolated_and_coloured_masks_are_refused() -> None:
         class_map(image(np.array([[0, 0.5, 1]], np.float32)), FUNDUS)
     colours = np.zeros((8, 8, 3), np.uint8)
     colours[0, 0, 0] = 1
-    with pytest.raises(ScanMismatch, match="colours"):
+    with pytest.raises(MaskMismatch, match="colours"):
         class_map(image(colours), FUNDUS)
     np.testing.assert_array_equal(class_map(image(np.ones((8, 8, 3), np.uint8)), FUNDUS), 1)
 
@@ -87,7 +87,7 @@ def test_the_values_of_a_mask_are_listed_and_a_picture_is_none() -> None:
     assert len(label_values(image(wide))) == 256
     wide[0, 0] = 999
     wide = np.vstack([wide, np.zeros_like(wide)])
-    with pytest.raises(ScanMismatch, match="a picture with 257 values"):
+    with pytest.raises(MaskMismatch, match="a picture with 257 values"):
         label_values(image(wide))
     with pytest.raises(TaskError, match="not whole numbers"):
         label_values(image(drawn + np.float32(0.5)))
@@ -107,13 +107,13 @@ def test_a_mask_beside_its_scan_is_refused() -> None:
     affine = np.diag([2.0, 2.0, 2.0, 1.0])
     scan = Scan(np.zeros((16, 18, 20, 1), np.int16), affine, "nifti")
     geometry = geometry_of(scan, BINARY)
-    with pytest.raises(ScanMismatch, match="16 x 18 x 19"):
+    with pytest.raises(MaskMismatch, match="16 x 18 x 19"):
         prepare_mask(Scan(np.zeros((16, 18, 19, 1), np.uint8), affine, "nifti"), BINARY, geometry)
     moved, rounded = affine.copy(), affine.copy()
     moved[0, 3] += 1.5
     rounded[0, 3] += 1e-4
     voxels = np.zeros((16, 18, 20, 1), np.uint8)
-    with pytest.raises(ScanMismatch, match=r"1\.5 mm"):
+    with pytest.raises(MaskMismatch, match=r"1\.5 mm"):
         prepare_mask(Scan(voxels, moved, "nifti"), BINARY, geometry)
     assert prepare_mask(Scan(voxels, rounded, "nifti"), BINARY, geometry).shape == (20, 32, 16)
 
