@@ -95,6 +95,6 @@ def adaptable(store: Store, offered: Artefact) -> Artefact:
         422,
         "not-adaptable",
         "This kind of artefact cannot be adapted",
-        f"'{offered}' is a {offered.manifest.kind}, expected "
+        f"'{offered}' is of kind {offered.manifest.kind}, expected "
         f"{'; or '.join(f'a {kind.name}: {kind.what}' for kind in ADAPTABLE.values())}.",
     )

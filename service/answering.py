@@ -64,7 +64,8 @@ def check_routing(options: ScanOptions, offered: Artefact) -> None:
     """Raises Problem 422 for a request that says how to pick from a pool where there is none."""
     if options.routing is not None and not isinstance(offered.manifest, SsfPoolManifest):
         raise contradiction(
-            f"`routing` belongs to an ssf-pool, and '{offered}' is a {offered.manifest.kind}; leave it out."
+            f"`routing` belongs to an ssf-pool, and '{offered}' is of kind {offered.manifest.kind}; "
+            "leave it out."
         )
 
 

@@ -71,7 +71,7 @@ class ScanRequest:
                 422,
                 "not-adaptable",
                 "This kind of artefact cannot be adapted to one scan",
-                f"'{found}' is a {found.manifest.kind}: ask without personalization=scan, or name a "
+                f"'{found}' is of kind {found.manifest.kind}: ask without personalization=scan, or name a "
                 "routing-space.",
             )
         check_routing(options, found)

@@ -108,8 +108,8 @@ def resolve(
         return _by_itself(found, personalization)
     if personalization == "scan":
         raise contradiction(
-            f"'{artefact}' is a {artefact.manifest.kind}, which adapts to no scan by itself: expected an "
-            "ssf-pool with personalization=scan; leave it out, or ask for another model."
+            f"'{artefact}' is of kind {artefact.manifest.kind}, which adapts to no scan by itself: expected "
+            "an ssf-pool with personalization=scan; leave it out, or ask for another model."
         )
     if owner is not None and personalization in ("auto", "hospital"):
         return Selection(artefact, artefact, "hospital", None, f"{why}; adapted to hospital '{owner}'", owner)
@@ -129,7 +129,7 @@ def resolve(
             422,
             "unknown-kind",
             "Cannot be served",
-            f"'{network}' is a {network.manifest.kind}, expected a model; publish it again.",
+            f"'{network}' is of kind {network.manifest.kind}, expected a model; publish it again.",
         )
     return Selection(
         artefact,

@@ -70,7 +70,7 @@ def parts_of(artefact: Artefact) -> Parts:
         422,
         "unknown-kind",
         "Cannot be served",
-        f"'{artefact}' is a {manifest.kind}, expected a model, a routing-space, a cross-attention or "
+        f"'{artefact}' is of kind {manifest.kind}, expected a model, a routing-space, a cross-attention or "
         "clusters; ask for another model.",
     )
 

@@ -38,7 +38,7 @@ def run_adaptation(attempt: Attempt) -> Outcome:
     kind = parent.manifest.kind
     if kind not in BY_PARENT:
         raise AdaptationRefused(
-            f"'{parent}' is a {kind}; only these can be adapted to a hospital: {', '.join(BY_PARENT)}"
+            f"'{parent}' is of kind {kind}; only these can be adapted to a hospital: {', '.join(BY_PARENT)}"
         )
     work = BY_PARENT[kind]
     assert job.hospital is not None

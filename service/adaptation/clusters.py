@@ -52,7 +52,7 @@ def load_clusters(store: Store, digest: str) -> LoadedClusters:
     offered = store.by_digest(digest)
     if not isinstance(offered.manifest, ClustersManifest):
         raise AdaptationRefused(
-            f"'{offered}' is a {offered.manifest.kind}; expected clusters, as FedBiCross makes them"
+            f"'{offered}' is of kind {offered.manifest.kind}; expected clusters, as FedBiCross makes them"
         )
     found = offered.manifest.clusters
     # "10" after "9", where names are numbers.

@@ -39,7 +39,7 @@ def load_space(store: Store, digest: str) -> LoadedSpace:
     offered = store.by_digest(digest)
     if not isinstance(offered.manifest, RoutingSpaceManifest):
         raise AdaptationRefused(
-            f"'{offered}' is a {offered.manifest.kind}; only a routing-space can be adapted to a hospital"
+            f"'{offered}' is of kind {offered.manifest.kind}; only a routing-space can be adapted here"
         )
     global_model = store.by_digest(offered.manifest.global_model)
     manifest = global_model.manifest
