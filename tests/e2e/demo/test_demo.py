@@ -54,7 +54,7 @@ def test_the_demo_shows_what_it_says(tmp_path: Path) -> None:
     assert "assigned over the gate: phantom.at-dune@1, by ada" in said
     assert "phantom.at-dune@1" in good
     assert "phantom.at-dune@2 (succeeded) does not pass the gate" in said
-    assert re.search(r"✗ agreement +0\.\d{3}  \(at least 0\.7\)", said)
+    assert re.search(r"✗ agreement +0\.\d{3}  \(at least 0\.85\)", said)
     assert re.search(r"409 'phantom.at-dune@2' has not passed its gate \(it failed: agreement", said)
     assert "phantom.at-dune@2" in bad
     (served,), (still,) = (re.findall(SERVED.format(when), said) for when in ("is served", "is still served"))

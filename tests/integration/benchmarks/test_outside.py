@@ -9,11 +9,13 @@ import torch
 from benchmarks.evaluation import Scans, mean_dice, patient_dice, predict
 from benchmarks.harness import Rows
 from benchmarks.outside import PROFILES, Experiment, Federations, Profile, cells_of
-from benchmarks.outside_arms import Models, halves, tent, with_test_statistics
-from benchmarks.outside_gate import shuffled
+from benchmarks.outside_arms import Hospital, Models, halves, tent, with_test_statistics
+from benchmarks.outside_gate import Judge, shuffled
 from benchmarks.outside_report import page
+from benchmarks.outside_routing import routing_arms
 from benchmarks.outside_scores import scores_of
 from model_store.manifest import NetworkSpec
+from personalization.routing.config import AdaptationConfig
 from personalization.routing.losses import entropy
 from personalization.routing.network import route
 from training.algorithm import State
@@ -177,6 +179,28 @@ def test_the_gate_is_asked_about_every_candidate(results: dict[str, Any]) -> Non
     for line in planted:
         assert line["change"] == pytest.approx(line["dice"] - line["parent_dice"], abs=1e-5)
         assert line["verdict"]["passed"] == all(check["passed"] for check in line["verdict"]["checks"])
+
+
+@pytest.mark.parametrize(("lenient", "expected"), [(True, [0, 1, 0, 1, 2]), (False, [0, 0, 2])])
+def test_no_candidate_passes_without_rivals(
+    federation: Federation,
+    scans: Scans,
+    models: Models,
+    monkeypatch: pytest.MonkeyPatch,
+    lenient: bool,
+    expected: list[int],
+) -> None:
+    """Two patients: a half is one, whose only rival is another seed. The whole has both halves."""
+    held_against: list[int] = []
+
+    def record(_self: Judge, _kind: str, _candidate: Any, rivals: list[Any], _turn: Any) -> dict[str, Any]:
+        held_against.append(len(rivals))
+        return {"verdict": {"passed": lenient}}
+
+    monkeypatch.setattr(Judge, "record", record)
+    judge = Judge(models, None, federation.task)
+    routing_arms(models, judge, Hospital.of(scans, 0, 24), AdaptationConfig(preset="statistics", epochs=1))
+    assert held_against == expected
 
 
 def test_a_trained_federation_is_used_again(results: dict[str, Any], federation: Federation) -> None:

@@ -43,7 +43,7 @@ def failed(verdict: Verdict) -> set[str]:
 @pytest.mark.parametrize(
     ("name", "limit", "worse"),
     [
-        ("agreement", 0.7, 0.69),
+        ("agreement", 0.85, 0.84),
         ("stability", 0.8, 0.79),
         ("consensus_gain", 0.0, -0.001),
         ("size_factor", 2.0, 2.01),
@@ -81,7 +81,7 @@ def test_a_verdict_is_json() -> None:
     assert found["checks"][0] == {
         "name": "agreement",
         "value": 0.5,
-        "limit": 0.7,
+        "limit": 0.85,
         "passed": False,
         "meaning": "Dice with the parent's masks, mean over the scans in which either finds anything",
         "bound": "at least",
