@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Set by reasoning and on phantoms, never fitted to the labels of real scans from outside.
+    """Set by reasoning and on phantoms; one of them, agreement, was raised knowing labels from outside.
 
     - agreement 0.85: two people who outline the same tumours agree at a Dice of 0.74 to 0.85 (Menze et al.,
       IEEE TMI 2015); a change as large as from one person to another is more than can be vouched for
       without labels. On phantoms it costs nothing beside consensus_gain: what that lets through has 0.94 and
       more. It was 0.7 until six candidates for one real site passed at 0.76 to 0.84, of which two were more
-      than 2 points of Dice worse and four between 1 and 5 better.
+      than 2 points of Dice worse and four between 1 and 5 better: what it does for real scans is untested.
     - stability 0.8: the middle of that range, since a rival from half of the scans has also seen less. Where
       only chance differs and yet as much as between two people, chance decides. Phantoms: 0.93.
     - consensus_gain 0: that the candidate is nearer than its parent to what the federation says, by either
