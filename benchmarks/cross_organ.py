@@ -10,10 +10,11 @@ FedOAP. From outside come breast DCE-MRI, zero-shot alone, and contrast-enhanced
 after training on a few labelled images, that begins with FedOAP, with FedAvg, or from scratch. Test labels,
 and all labels of a site from outside but those of its few images, are for reporting alone.
 
-A cell is (seed, what is trained). Profile `cpu` trains until validation hardly rises; its page says whether
-that was a plateau. A seed (eleven cells) takes 29,040 steps inside, some 95 minutes of one idle core. Two
-more cells, of one seed, train for twice the rounds in some 40 minutes. `short` is a quarter of that; `full`
-is for a GPU.
+A cell is (seed, what is trained). A seed of profile `cpu` (eleven cells) takes 29,040 steps inside, some 95
+minutes of one idle core. Two more cells, of one seed, train for twice the rounds in some 30 minutes: they say
+whether that was a plateau, and it was none. Hence `longer`: twice the rounds, and a second stage of two
+passes over a large site, as the paper's, in about 2.2 times as long. `short` is a quarter of `cpu`; `full` is
+for a GPU.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ PROFILES = {
     "smoke": Profile(32, 1, 60, (12, 6), _SMOKE),
     "short": Profile(96, 3, 60, (200, 24), {**_CPU, "rounds": 4}),
     "cpu": Profile(96, 3, 60, (500, 48), _CPU),
+    "longer": Profile(96, 3, 60, (500, 48), {**_CPU, "rounds": 44, "fine_tune_steps": 120}),
     "full": Profile(
         128, 3, 240, (1000, 200), {"width": 64, "rounds": 50, "local_steps": 40, **_LAST}, device="cuda"
     ),
