@@ -12,9 +12,9 @@ and all labels of a site from outside but those of its few images, are for repor
 
 A cell is (seed, what is trained). A seed of profile `cpu` (eleven cells) takes 29,040 steps inside, some 95
 minutes of one idle core. Two more cells, of one seed, train for twice the rounds in some 30 minutes: they say
-whether that was a plateau, and it was none. Hence `longer`: twice the rounds, and a second stage of two
-passes over a large site, as the paper's, in about 2.2 times as long. `short` is a quarter of `cpu`; `full` is
-for a GPU.
+whether that was a plateau, and it was none. Hence `longer`, in about 2.2 times as long: twice the rounds, and
+a second stage of two passes over a large site, as the paper's, since validation fell over the short one (test
+Dice was known by then as well). `short` is a quarter of `cpu`; `full` is for a GPU.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 import time
@@ -164,7 +165,7 @@ def test_nothing_of_a_scan_is_left_once_it_is_answered(
         assert api.segment(broken, name="mueller_anna_1950.nii").status_code == 422
         # The line of an answer is written when it is out, and may be a moment behind it.
         answered = {"POST /segment 200", "POST /segment 422"}
-        wait_until(lambda: answered <= {record.getMessage() for record in caplog.records})
+        wait_until(lambda: answered <= {record.getMessage() for record in own_records(caplog)})
     assert open_spool_files(api) == []
     left = [
         path
@@ -173,8 +174,12 @@ def test_nothing_of_a_scan_is_left_once_it_is_answered(
     ]
     assert left == []
     assert list(api.settings.spool.iterdir()) == []
-    own = [record for record in caplog.records if not record.name.startswith("http")]
-    assert "mueller" not in "".join(str(vars(record)) for record in own)
+    assert "mueller" not in "".join(str(vars(record)) for record in own_records(caplog))
+
+
+def own_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What the service logged, and not the client that asks it."""
+    return [record for record in caplog.records if not record.name.startswith("http")]
 
 
 def upload_half(api: Any) -> socket.socket:
