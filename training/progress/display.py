@@ -102,9 +102,10 @@ class PlainProgress(_Display):
     """A line per round, for logs and pipes."""
 
     def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
-        """Say what is run."""
+        """Say what is run, and how many rounds of every phase."""
         super().run_started(title, plan, sites)
-        self._line(f"{title}: {len(sites)} sites ({', '.join(sites)}), {self.state.total} rounds")
+        lengths = ", ".join(f"{name} {length}" for name, length in self.state.lengths.items())
+        self._line(f"{title}: {len(sites)} sites ({', '.join(sites)}); rounds: {lengths}")
 
     def round_finished(self, entry: RoundEntry) -> None:
         """One line: the sites' means, each site's Dice, bytes, time."""

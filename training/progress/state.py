@@ -65,7 +65,7 @@ class RunState:
         self.phase = ""
         self.round = 0
         self.rounds = 0
-        self._lengths = {step.name: step.rounds if isinstance(step, Phase) else step.steps for step in plan}
+        self.lengths = {step.name: step.rounds if isinstance(step, Phase) else step.steps for step in plan}
         self._durations: dict[str, list[float]] = {}
         self._clock = clock
         self._started = clock()
@@ -75,13 +75,13 @@ class RunState:
     @property
     def total(self) -> int:
         """Rounds and steps of the whole plan."""
-        return sum(self._lengths.values())
+        return sum(self.lengths.values())
 
     @property
     def done(self) -> int:
         """Rounds and steps that are over, those of a run that was resumed included."""
         before = 0
-        for name, length in self._lengths.items():
+        for name, length in self.lengths.items():
             if name == self.phase:
                 return before + self.round + (1 if self._finished else 0)
             before += length
@@ -99,12 +99,12 @@ class RunState:
         A phase takes its own median time per round. One that was not seen yet counts for nothing: what comes
         before and after training is short beside it.
         """
-        longest = max(self._lengths, key=self._lengths.__getitem__, default="")
+        longest = max(self.lengths, key=self.lengths.__getitem__, default="")
         if longest not in self._durations:
             return None
-        seconds, names = 0.0, list(self._lengths)
+        seconds, names = 0.0, list(self.lengths)
         for name in names[names.index(self.phase) :]:
-            rounds = self._lengths[name]
+            rounds = self.lengths[name]
             if name == self.phase:
                 rounds -= self.round + (1 if self._finished else 0)
             seconds += rounds * statistics.median(self._durations.get(name, [0.0])[-9:])
@@ -126,7 +126,7 @@ class RunState:
     def round_started(self, phase: str, round: int, rounds: int, sites: Sequence[str]) -> None:
         """As the engine tells it."""
         self.phase, self.round, self.rounds, self._finished = phase, round, rounds, False
-        self._lengths.setdefault(phase, rounds)
+        self.lengths.setdefault(phase, rounds)
         self._round_started = self._clock()
         for name, site in self.sites.items():
             site.state = "working" if name in sites else "absent"

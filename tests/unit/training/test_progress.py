@@ -106,7 +106,7 @@ def test_plain_lines_say_all_of_a_round_in_one_line_each() -> None:
         progress.published("phantom@1", "sha256:" + "ab" * 32)
     lines = stream.getvalue().splitlines()
     assert lines == [
-        "iop-fl on phantom: 2 sites (aster, birch), 6 rounds",
+        "iop-fl on phantom: 2 sites (aster, birch); rounds: describe 1, train 4, validate 1",
         "describe 1/1  4.0 kB  0.1 s",
         "train 1/4  loss 0.625 (aster 0.500, birch 0.750)  Dice 0.250 (aster 0.250)  "
         "4.0 kB  2.0 s  0:06 left",
