@@ -7,7 +7,6 @@ trained on, and their true masks are known, so each answer comes with its Dice.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -45,8 +44,7 @@ def train(folder: Path, rounds: int | None) -> Path:
         *("--consent", "all", "--resume"),
         *(["--rounds", str(rounds)] if rounds else []),
     ]
-    environment = {**os.environ, "LOCUM_STATE_DIR": str(folder)}
-    if subprocess.run(command, check=False, env=environment).returncode:
+    if subprocess.run(command, check=False).returncode:
         raise typer.Exit(1)
     return store
 

@@ -120,4 +120,4 @@ class JobCancelled(JobError):
 
 
 class AdaptationRefused(JobError):
-    """The artefact is of a kind that cannot be adapted, or the cohort has no scan."""
+    """The artefact is of a kind that cannot be adapted, the cohort has no scan, or there is no GPU."""

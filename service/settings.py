@@ -32,7 +32,7 @@ class Settings(BaseSettings):
 
     # where things are
     store: Folder = Field(Path(".locum/store"), description="folder of the published artefacts")
-    state_dir: Folder = Field(Path(".locum/state"), description="database, embedded Redis, spooled uploads")
+    state_dir: Folder = Field(Path(".locum/state"), description="database, Redis, uploads, cohorts, jobs")
     database_url: SecretStr | None = Field(
         None,
         description="SQLAlchemy URL, such as postgresql+psycopg://...; SQLite in state_dir when unset",

@@ -32,6 +32,7 @@ from training.run import Result, Run, execute
 from training.tasks import resolve as resolve_task
 
 REPORT_FILE = "report.html"
+DEFAULT_STORE = Path(".locum/store")
 FAILED, INTERRUPTED = 2, 130
 
 
@@ -44,7 +45,7 @@ def federate(
         str | None,
         typer.Option(help="A task.yaml or a template's name (python -m training.tasks)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The store to publish to.")] = None,
+    out: Annotated[Path, typer.Option(envvar="LOCUM_STORE", help="The store to publish to.")] = DEFAULT_STORE,
     backbone: Annotated[
         str | None,
         typer.Option(help="fedins: NAME[@VERSION] in the store, or a ViT's weights (.npz, .safetensors)."),
@@ -106,7 +107,7 @@ def _federate(
     data: Path | None,
     task: str | None,
     shares: dict[str, Any],
-    out: Path | None,
+    out: Path,
     name: str | None,
     config: Path | None,
     method_options: dict[str, Any],
@@ -128,13 +129,12 @@ def _federate(
     where = str(config) if config else "the options"
     method_config: MethodConfig = parse(chosen.config, method_section, f"{where}, method {method}")
     run_config = parse(RunConfig, run_section, f"{where}, run")
-    state = Path(os.environ.get("LOCUM_STATE_DIR", ".locum"))
     given = {field: value for field, value in shares.items() if value is not None}
     partition = Partition(**given, seed=run_config.seed) if given or (data and data.is_file()) else None
+    store = Store(out)
     federation = load_federation(
-        data or _phantom(state, chosen.kinds[0]), resolve_task(task) if task else None, partition
+        data or _phantom(store.root.parent, chosen.kinds[0]), resolve_task(task) if task else None, partition
     )
-    store = Store(out or state / "store")
     if isinstance(method_config, FedInsConfig):
         if method_config.routing != "instance":
             found = f"routing: '{method_config.routing}' is a control for benchmarks, expected 'instance'"
@@ -201,10 +201,10 @@ def _consent(text: str | None) -> tuple[str, ...] | Literal["all"] | None:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _phantom(state: Path, kind: Kind) -> Path:
-    """The phantom federation for tasks of a kind, written once."""
+def _phantom(folder: Path, kind: Kind) -> Path:
+    """The phantom federation for tasks of a kind, written once, into a folder."""
     phantom = phantom_of(kind)
-    root = state / phantom.name
+    root = folder / phantom.name
     if not root.exists():
         staged = root.with_name(f"{root.name}-{os.getpid()}")
         phantom.write(staged)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from service.errors import AdaptationRefused
 from service.settings import Settings
 
 
@@ -16,5 +17,14 @@ def prepare_torch(settings: Settings) -> None:
 
 
 def device_of(settings: Settings) -> torch.device:
-    """A GPU where there is one and the settings allow it."""
-    return torch.device("cuda" if settings.device != "cpu" and torch.cuda.is_available() else "cpu")
+    """A GPU where there is one and it is allowed. Raises AdaptationRefused where it is demanded in vain."""
+    if settings.device == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if settings.device == "cuda":
+        raise AdaptationRefused(
+            "LOCUM_DEVICE=cuda, but the worker's torch finds no GPU: run the worker where there is one, or "
+            "set LOCUM_DEVICE=auto"
+        )
+    return torch.device("cpu")

@@ -129,6 +129,16 @@ def test_fedavg_with_another_name_twice_is_one_version(data, config, tmp_path):
     assert [str(version.artefact) for version in Store(tmp_path / "store").versions("organ")] == ["organ@1"]
 
 
+@pytest.mark.usefixtures("no_pages")
+def test_the_service_s_store_is_the_default_and_the_phantom_lies_beside_it(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("LOCUM_STORE", str(tmp_path / "served"))
+    fewer = [part for site in ("birch", "cedar", "dune") for part in ("--leave-out", site)]
+    done = invoke("--method", "fedavg", "--config", config, "--rounds", 1, "--workers", 0, *fewer)
+    assert done.exit_code == 0, done.output
+    assert Store(tmp_path / "served").names() == ["phantom"]
+    assert {"phantom", "runs", "served"} <= {entry.name for entry in tmp_path.iterdir()}
+
+
 def test_another_configuration_in_the_same_folder_is_refused_by_field(data, config, tmp_path):
     run = Run(load_federation(data), "fedavg", FedAvgConfig(width=2, rounds=1), RunConfig())
     execute(run, tmp_path / "run", workers=0)
