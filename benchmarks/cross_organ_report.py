@@ -10,6 +10,7 @@ from benchmarks import scores as tables
 from benchmarks.cross_organ_arms import (
     ARMS,
     FEDAVG,
+    FEDPER,
     LOCAL,
     NO_ADAPTER,
     NO_BANK,
@@ -38,6 +39,7 @@ from benchmarks.tables import table, write_page
 COMPARISONS = (
     *((WHOLE, arm) for arm in ARMS if arm != WHOLE),
     (FEDAVG, LOCAL),
+    (FEDPER, LOCAL),
     (TUNED, FEDAVG),
     (TUNED, LOCAL),
 )

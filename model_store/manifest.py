@@ -113,6 +113,12 @@ class ModelManifest(BaseManifest):
             )
         return self
 
+    @model_validator(mode="after")
+    def _told_apart(self) -> ModelManifest:
+        if self.sources is not None and len({*self.sources}) < len(self.sources):
+            raise ValueError(f"sources: expected names that differ, found {', '.join(self.sources)}")
+        return self
+
 
 class RoutingSpaceManifest(BaseManifest):
     """IOP-FL: a global model and the federation's inside-personalized models, by digest."""

@@ -40,6 +40,24 @@ def shows_target(label_values: Iterable[int], task: Task) -> bool:
     return not foreground.isdisjoint(label_values)
 
 
+def other_values(label_values: Mapping[str, Iterable[int]], task: Task) -> str | None:
+    """A sentence about masks that have values besides 0 and yet no target; None without any.
+
+    So they look if they hold the class indices of an answer, where the task's own values are expected.
+    """
+    found = {name: sorted({*values} - {0}) for name, values in label_values.items()}
+    found = {name: values for name, values in found.items() if values and not shows_target(values, task)}
+    if not found:
+        return None
+    name, values = next(iter(found.items()))
+    wanted = ", ".join(str(value) for task_class in task.classes[1:] for value in task_class.values)
+    return (
+        f"{len(found)} masks count as drawn and without a target, though they have values besides 0 (scan "
+        f"'{name}': {', '.join(map(str, values))}): the target's are {wanted}; what /segment answers has "
+        "class indices, to be replaced by these"
+    )
+
+
 def numbered(names: Sequence[str], task: Task) -> list[int]:
     """The number of each scan's patient, 0, 1, … by first appearance.
 

@@ -37,7 +37,7 @@ from service.whose import Asked, Personalization, choose
 __all__ = ["Personalization", "Selection", "adapts_itself", "resolve"]
 
 ZERO_SHOT = "zero-shot"
-_ZERO_SHOT_SAYS = (
+ZERO_SHOT_SAYS = (
     "zero-shot: not a hospital's own query stage and adapter answer here but shared ones, which is where "
     "joining starts from and no substitute for it (the method's authors report a Dice of 0.07 for such use, "
     "Locum's own benchmark 0.05 and 0.01). Do not rely on this mask; a hospital joins with masks of some of "
@@ -68,7 +68,7 @@ class Selection:
     def warnings(self) -> Mapping[str, str]:
         """What to beware of in this choice, whatever the scan: a sentence each, by a short name in ASCII."""
         zero_shot = self.offered.manifest.kind == "cross-attention" and self.personalization == "global"
-        return {ZERO_SHOT: _ZERO_SHOT_SAYS} if zero_shot else {}
+        return {ZERO_SHOT: ZERO_SHOT_SAYS} if zero_shot else {}
 
     @property
     def header(self) -> str:

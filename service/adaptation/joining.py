@@ -164,8 +164,8 @@ def _join(
 def _say_what_is_little(attempt: Attempt, cohort: LabelledImages, split: PatientSplit) -> None:
     if cohort.left_out:
         attempt.warn(
-            f"the cohort has {cohort.left_out} slices more than can be learned from at once: "
-            f"{len(cohort.images)}, evenly spaced, are used"
+            f"the cohort has {cohort.left_out} slices more than are taken at once: {len(cohort.images)}, "
+            "evenly spaced, are used, those of scans with masks first"
         )
     if split.deciding < _FEW_PATIENTS:
         attempt.warn(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +21,7 @@ from service.adaptation.attempt import Attempt
 from service.adaptation.cohort import MOST_IMAGES, evenly, merged
 from service.jobs import cohorts, masks
 from service.jobs.cohort_files import ScanFile
-from service.patients import PatientSplit, shows_target, split_by_patient
+from service.patients import PatientSplit, other_values, shows_target, split_by_patient
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,8 @@ def drawn_in(
     with attempt.database.read() as session:
         rows = masks.of_cohort(session, attempt.job.cohort)
     files = {name: cohorts.file_of(attempt.settings, row, name) for name, row in rows.items()}
+    if hint := other_values({name: row.label_values for name, row in rows.items()}, task):
+        attempt.warn(hint)
     drawn = {name: shows_target(row.label_values, task) for name, row in rows.items()}
     return files, split_by_patient(drawn, task, share, seed)
 
@@ -76,13 +78,15 @@ def load_labelled(
 ) -> LabelledImages:
     """Decode and prepare every scan, and its mask if it has one.
 
+    Of more than MOST_IMAGES slices, those of scans with masks are kept first: only they are learned from.
+
     Raises:
         ScanError, TaskError: a file cannot be read or does not fit; the message names it.
         CohortGone: a file is not there.
     """
-    budget = max(1, MOST_IMAGES // len(scans))
     images, targets, names, drawn_on, statistics, left_out = [], [], [], [], [], 0
-    for file in scans:
+    room = MOST_IMAGES
+    for file, after in _drawn_first(scans, drawn):
         tick()
         try:
             scan = decode(file.read(), limits)
@@ -93,9 +97,12 @@ def load_labelled(
                 target = prepare_mask(decode(mask.read(), limits), task, prepared.geometry)
         except LocumStoreError as error:
             raise type(error)(f"scan '{file.name}': {error}") from error
+        # An equal part of what those before it left.
+        budget = max(1, room // after)
         # Copies: slices with neighbours share memory, which torch must not be given.
         kept = evenly(torch.from_numpy(prepared.slices.copy()), budget)
         left_out += len(target) - len(kept)
+        room -= len(kept)
         images.append(kept)
         targets.append(evenly(torch.from_numpy(target.copy()), budget))
         names += [file.name] * len(kept)
@@ -104,3 +111,10 @@ def load_labelled(
     return LabelledImages(
         torch.cat(images), torch.cat(targets), tuple(names), np.array(drawn_on), merged(statistics), left_out
     )
+
+
+def _drawn_first(scans: Sequence[ScanFile], drawn: Mapping[str, ScanFile]) -> Iterator[tuple[ScanFile, int]]:
+    """Those with masks, then the others; with each how many of its kind are left, itself included."""
+    for kind in (True, False):
+        files = [file for file in scans if (file.name in drawn) is kind]
+        yield from zip(files, range(len(files), 0, -1), strict=True)

@@ -10,10 +10,12 @@ from sqlalchemy.orm import Session
 from model_store.artefact import Artefact
 from model_store.errors import TaskError
 from model_store.preprocessing import check_values
+from service.assignments import site_of
+from service.database import Cohort
 from service.errors import AdaptationRefused
 from service.jobs import masks
 from service.kinds.kind import AdaptableKind, Words
-from service.patients import shows_target, split_by_patient
+from service.patients import other_values, shows_target, split_by_patient
 from service.problems import Problem
 
 
@@ -50,11 +52,12 @@ class JoiningOptions(BaseModel):
 
 
 def check(session: Session, parent: Artefact, cohort: str) -> None:
-    """Refuse a cohort whose masks are none, of another task, or of too few patients.
+    """Refuse a member of the federation, and a cohort whose masks are none, of another task, or of too few.
 
     Raises:
         Problem: 422 with the reason.
     """
+    _check_outside(session, parent, cohort)
     task, drawn = parent.manifest.task, masks.of_cohort(session, cohort)
     for name, mask in drawn.items():
         try:
@@ -66,7 +69,24 @@ def check(session: Session, parent: Artefact, cohort: str) -> None:
             {name: shows_target(mask.label_values, task) for name, mask in drawn.items()}, task, 0.5, 0
         )
     except AdaptationRefused as error:
-        raise _refused("masks-missing", str(error)) from error
+        hint = other_values({name: mask.label_values for name, mask in drawn.items()}, task)
+        raise _refused("masks-missing", f"{error}. {hint}" if hint else str(error)) from error
+
+
+def _check_outside(session: Session, parent: Artefact, cohort: str) -> None:
+    """A member would attend to its own entry in the bank, and be held against less than its own model."""
+    found = session.get(Cohort, cohort)
+    assert found is not None
+    site = site_of(session, found.hospital)
+    if site in parent.manifest.lineage.sites:
+        raise Problem(
+            422,
+            "member-cannot-join",
+            "The hospital is a member already",
+            f"Hospital '{found.hospital}' is site '{site}' of the federation that trained '{parent}', with a "
+            "model of it if it agreed to the export (personalization=member): joining is for hospitals "
+            "from outside.",
+        )
 
 
 def _refused(slug: str, detail: str) -> Problem:

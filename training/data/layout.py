@@ -25,6 +25,9 @@ CASES = "cases.csv"
 
 # A site's name becomes a folder, a part of a URL and of an artefact's lineage.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+# Stand where sites' names do in what is published: the model of all, a scan's own tokens, models of clusters
+# and of hospitals from outside.
+_RESERVED = re.compile(r"global|own|(cluster|at)-.*")
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ def find_sites(root: Path, problems: list[str]) -> list[Path]:
                 f"site {folder.name!r}: a site's name becomes part of paths; rename the folder to at most 64 "
                 "letters, digits, '.', '_' and '-', beginning with a letter or digit"
             )
+        elif _RESERVED.fullmatch(folder.name):
+            problems.append(f"site {folder.name!r}: the name has a meaning of its own; rename the folder")
     return folders
 
 

@@ -1,6 +1,6 @@
 """A small cross-attention that was really trained: `tumour`, of two sites, and scans with masks from outside.
 
-Its task is the phantom's at 32x32, patients being told by their number. The network has width 2.
+Its task is the phantom's at 32x32, patients being told by their number. The network has width 8.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tests.integration.service.routing_federation import ORGAN, SITES, volume
 from training.phantom.federation import nifti_bytes
 
 TUMOUR = ORGAN.model_copy(update={"name": "tumour", "patient": r"^patient-(?P<patient>\d+)"})
-ARGUMENTS: dict[str, int] = {"in_channels": 1, "width": 2, "heads": 2, "groups": 4}
-_STEPS = 12
+ARGUMENTS: dict[str, int] = {"in_channels": 1, "width": 8, "heads": 2, "groups": 4}
+_STEPS = 40
 
 
 def drawn_scans(number: int, scanner: str = "dune", first: int = 500) -> dict[str, tuple[bytes, bytes]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -115,6 +116,37 @@ def test_the_perturbed_loss_is_another_loss() -> None:
     plain = replace(CONFIG, epochs=1, threshold=0.0, variance=4.0, loss="plain")
     found = {joined(config)[1].history[1].loss for config in (plain, replace(plain, loss="perturbed"))}
     assert len(found) == 2
+
+
+def test_the_configuration_reaches_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cosine runs over both epochs of two steps: 0.2 + 0.8 (1 + cos(pi s / 4)) / 2 at s = 0, 1, 2, 3."""
+    steps: Any = sys.modules[join.__module__]
+    rates: list[list[float]] = []
+    losses: list[dict[str, Any]] = []
+    augmented: list[bool] = []
+    train, loss, batches = steps.train_adamw, steps.second_stage_loss, Examples.batches
+
+    def train_adamw(*arguments: Any) -> Any:
+        rates.append(list(arguments[3]))
+        return train(*arguments)
+
+    def second_stage_loss(*arguments: Any, **named: Any) -> Tensor:
+        losses.append(named)
+        return loss(*arguments, **named)
+
+    def batches_of(self: Examples, size: int, seed: int, augment: bool) -> Any:
+        augmented.append(augment)
+        return batches(self, size, seed, augment)
+
+    monkeypatch.setattr(steps, "train_adamw", train_adamw)
+    monkeypatch.setattr(steps, "second_stage_loss", second_stage_loss)
+    monkeypatch.setattr(Examples, "batches", batches_of)
+    given = {"variance": 0.7, "threshold": 0.3, "trade_off": 0.4}
+    joined(replace(CONFIG, epochs=2, learning_rate=1.0, least_rate=0.2, augment=True, **given))
+    assert rates[0] == pytest.approx([1.0, 0.2 + 0.4 * (1 + 2**-0.5)])
+    assert rates[1] == pytest.approx([0.6, 0.2 + 0.4 * (1 - 2**-0.5)])
+    assert losses == [{"perturbed": True, **given}] * 4
+    assert augmented == [True, True]
 
 
 def test_what_was_killed_after_any_epoch_comes_to_the_same() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from model_store.task import Task
 from service.errors import AdaptationRefused
-from service.patients import numbered, shows_target, split_by_patient
+from service.patients import numbered, other_values, shows_target, split_by_patient
 
 TASK = Task(name="tumour", labels={"tumour": (2,)}, background=(0, 1), size=(32, 32))
 BY_NUMBER = TASK.model_copy(update={"patient": r"^case-(?P<patient>\d+)"})
@@ -21,6 +21,14 @@ def test_patients_are_numbered_as_they_come_and_a_name_that_tells_none_is_one() 
 def test_a_target_is_a_value_that_is_not_background() -> None:
     assert shows_target([0, 1, 2], TASK)
     assert not shows_target([0, 1], TASK)
+
+
+def test_masks_that_look_like_class_indices_are_told_of() -> None:
+    assert other_values({"empty": [0], "ill": [0, 1, 2]}, TASK) is None
+    said = other_values({"empty": [0], "a": [0, 1], "ill": [0, 2], "b": [1]}, TASK)
+    assert said is not None
+    assert said.startswith("2 masks count as drawn and without a target")
+    assert "(scan 'a': 1): the target's are 2;" in said
 
 
 def test_no_patient_is_on_both_sides_and_both_sides_have_a_target() -> None:

@@ -153,6 +153,12 @@ def test_a_site_name_that_is_unsafe_in_a_path(root: Path, name: str) -> None:
     assert problem.startswith(f"site {name!r}: a site's name becomes part of paths")
 
 
+@pytest.mark.parametrize("name", ["global", "own", "cluster-1", "at-dune"])
+def test_a_site_name_that_stands_for_something_else(root: Path, name: str) -> None:
+    (root / "north").rename(root / name)
+    assert [*problems(root)] == [f"site {name!r}: the name has a meaning of its own; rename the folder"]
+
+
 def test_nothing_there(tmp_path: Path) -> None:
     assert "expected a folder" in problems(tmp_path / "absent")[0]
     assert "no site" in problems(tmp_path)[0]

@@ -169,6 +169,17 @@ def network_of_a():
     return federation.algorithm._network(context("train", 0, site="A"), state, {})
 
 
+def test_tokens_are_those_of_what_the_site_has_after_its_steps():
+    federation = Federation(CONFIG.model_copy(update={"learning_rate": 0.1}))
+    federation.round("train", 0)
+    sent = federation.results["A"].uploads
+    after = {**sent["weights"], **part(federation.memories["A"].tensors, "personal")}
+    network = federation.algorithm._network(context("train", 0, site="A"), after, {})
+    expected = mean_tokens(network, DATA["A"].train, 4, FeatureBounds(), torch.Generator())
+    torch.testing.assert_close(sent["tokens"]["key"], expected["key"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(sent["tokens"]["value"], expected["value"], rtol=1e-5, atol=1e-6)
+
+
 def test_mean_tokens_are_means_and_bounded():
     network, slices = network_of_a(), DATA["A"].train
     generator = torch.Generator().manual_seed(0)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from personalization.personal import split
 from tests.unit.training.fedoap_federation import ALONE, CONFIG, Federation, export
 from training.errors import PublishError, SiteFailed
+from training.methods import fedoap_local
 from training.methods.local import Score
 from training.methods.trees import part
 
@@ -46,6 +49,68 @@ def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start(found, selection
     assert uploads["personal"].keys() == models[kept].keys()
     assert all(torch.equal(uploads["personal"][name], tensor) for name, tensor in models[kept].items())
     assert uploads["personal_score"]["score"].tolist() == [found[kept], 2]
+
+
+@pytest.mark.parametrize(
+    ("start", "round_", "kept"),
+    [
+        (
+            Score(0.8, 1),
+            Score(0.81, 5),
+            0,
+        ),  # a point more at the one who is ill, false alarms at four who are not
+        (Score(0.8, 5), Score(0.79, 1), 1),
+        (Score(0.0, 0), Score(0.0, 2), 0),  # nobody is ill
+        (Score(0.0, 2), Score(0.0, 0), 1),
+    ],
+)
+def test_false_alarms_count_against_a_round(start, round_, kept, monkeypatch):
+    """Who has no tumour counts where one is found, and not otherwise: sums over patients do not compare."""
+    for place in SCORING:
+        monkeypatch.setattr(place, lambda *_: next(scores))
+    scores = iter([Score(), Score(), start])
+    federation = Federation(CONFIG, ALONE).run("train", "validate")
+    scores = iter([round_])
+    federation.round("finetune", 0)
+    assert federation.memories["A"].facts["best"]["round"] == kept
+
+
+def test_fine_tuning_attends_to_the_bank():
+    tuned = []
+    for far in (0.0, 3.0):
+        federation = Federation().run("train", "validate")
+        memory = federation.memories["A"]
+        moved = {n: t + far if n.startswith("bank/") else t for n, t in memory.tensors.items()}
+        federation.memories["A"] = replace(memory, tensors=moved)
+        federation.round("finetune", 0, sites=("A",))
+        tuned.append(part(federation.memories["A"].tensors, "model"))
+    assert not torch.equal(tuned[0]["to_output.weight"], tuned[1]["to_output.weight"])
+
+
+def test_fine_tuning_takes_its_own_steps_rate_and_loss(monkeypatch):
+    """The cosine runs over both rounds: 0.2 + 0.8 (1 + cos(pi s / 4)) / 2 at s = 0, 1, 2, 3."""
+    rates, losses = [], []
+    monkeypatch.setattr(fedoap_local, "take_steps", _noting(fedoap_local.take_steps, rates, 6))
+    monkeypatch.setattr(fedoap_local, "second_stage_loss", _noting(fedoap_local.second_stage_loss, losses))
+    options = {"fine_tune_rate": 1.0, "least_rate": 0.2, "pbl_threshold": 0.3, "pbl_variance": 0.7}
+    config = CONFIG.model_copy(update={**options, "pbl_trade_off": 0.4, "fine_tune_steps": 2})
+    federation = Federation(config, ALONE).run("train", "validate")
+    rates.clear()
+    federation.run("finetune")
+    assert rates[0] == pytest.approx([1.0, 0.2 + 0.4 * (1 + 2**-0.5)])
+    assert rates[1] == pytest.approx([0.6, 0.2 + 0.4 * (1 - 2**-0.5)])
+    said = {"perturbed": True, "variance": 0.7, "threshold": 0.3, "trade_off": 0.4}
+    assert losses == [said] * 4
+
+
+def _noting(function, seen, position=None):
+    """The function, whose argument at a position, or whose named arguments, are noted."""
+
+    def noted(*arguments, **named):
+        seen.append(named if position is None else arguments[position])
+        return function(*arguments, **named)
+
+    return noted
 
 
 def test_fine_tuning_trains_every_weight_and_the_loss_is_an_option():

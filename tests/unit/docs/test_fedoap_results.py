@@ -1,0 +1,50 @@
+"""What the explanation of FedOAP and the service's warning say of real images is what the results say."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from service.selection import ZERO_SHOT_SAYS
+
+DOCS = Path(__file__).parents[3] / "docs"
+RESULTS = (DOCS / "results/cross_organ.cpu.md").read_text(encoding="utf-8")
+SAID = (DOCS / "explanation/fedoap.md").read_text(encoding="utf-8")
+# An arm as the explanation calls it.
+NAMES = {
+    "each site alone": "local-only",
+    "FedAvg, then fine-tuned": "FedAvg + fine-tuning",
+    "without query stage, attention and bank": "without query stage, attention and bank",
+    "without perturbed loss": "without PBL",
+}
+
+
+def tables(text: str) -> list[dict[str, list[str]]]:
+    """Every table as its first column -> the others' cells."""
+    found: list[dict[str, list[str]]] = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
+        lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines()]
+        found.append({line[0]: line[1:] for line in lines[2:]})
+    return found
+
+
+def means(cells: list[str]) -> list[str]:
+    return [cell.partition(" ")[0] for cell in cells]
+
+
+def test_every_row_of_the_explanation_is_the_results() -> None:
+    (said,) = (table for table in tables(SAID) if "each site alone" in table)
+    inside = tables(RESULTS.partition("## Inside")[2])[0]
+    assert {arm: cells for arm, cells in said.items() if means(inside[NAMES.get(arm, arm)]) != cells} == {}
+    assert len(said) == len(inside) == 11
+
+
+@pytest.mark.parametrize("section", ["### brain_mri_t1ce", "### breast_dce_mri"])
+def test_the_warning_has_the_zero_shot_dice_of_the_results(section: str) -> None:
+    zero_shot = tables(RESULTS.partition(section)[2])[0]["FedOAP"][0]
+    own = re.search(r"Locum's own benchmark ([\d.]+) and ([\d.]+)\)", ZERO_SHOT_SAYS)
+    assert own is not None
+    expected = own[1] if section.endswith("t1ce") else own[2]
+    assert f"{float(means([zero_shot])[0]):.2f}" == expected
