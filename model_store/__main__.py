@@ -11,7 +11,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from model_store.errors import LocumStoreError, StoreError
+from model_store.errors import ArtefactWithdrawn, LocumStoreError, StoreError
 from model_store.store import Store
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
@@ -79,12 +79,7 @@ def verify(
     references = (
         [reference]
         if reference
-        else [
-            f"{name}@{number}"
-            for name in opened.names()
-            for number in opened.numbers(name)
-            if opened.tombstone(name, number) is None
-        ]
+        else [f"{name}@{number}" for name in opened.names() for number in opened.numbers(name)]
     )
     damaged = 0
     for each in references:
@@ -92,6 +87,8 @@ def verify(
             opened.open(each)
             console.print(f"[green]whole[/]    {each}")
         except LocumStoreError as error:
+            if reference is None and isinstance(error, ArtefactWithdrawn):
+                continue
             damaged += 1
             console.print(f"[red]refused[/]  {escape(str(error))}", soft_wrap=True)
     if damaged:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -63,7 +65,8 @@ class Artefact:
                 f"{self}: has no file {file}, only {', '.join(sorted(self.manifest.files))}"
             )
         path = self.path / file
-        size = path.stat().st_size if path.is_file() else None
+        with self._reading(file):
+            size = path.stat().st_size if path.is_file() else None
         if size != entry.size:
             found = "no file" if size is None else f"{size} bytes"
             raise ArtefactDamaged(
@@ -73,14 +76,30 @@ class Artefact:
 
     def read(self, file: str) -> bytes:
         """The bytes of one of its files, checked against the manifest. Raises ArtefactDamaged."""
-        content = self.path_of(file).read_bytes()
+        path = self.path_of(file)
+        with self._reading(file):
+            content = path.read_bytes()
         self._check(file, sha256(content))
         return content
 
     def verify(self) -> None:
         """Hash every file. Raises ArtefactDamaged naming the first that is not what was published."""
         for file in self.manifest.files:
-            self._check(file, sha256_of_file(self.path_of(file)))
+            path = self.path_of(file)
+            with self._reading(file):
+                found = sha256_of_file(path)
+            self._check(file, found)
+
+    @contextmanager
+    def _reading(self, file: str) -> Iterator[None]:
+        """A file that the disk does not give out is as good as damaged."""
+        try:
+            yield
+        except OSError as error:
+            raise ArtefactDamaged(
+                f"{self}: {file}: cannot be read ({error.strerror}); make it readable, or publish the "
+                "artefact again"
+            ) from error
 
     def _check(self, file: str, found: str) -> None:
         expected = self.manifest.files[file].sha256

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact
 from model_store.digest import sha256
@@ -124,7 +124,7 @@ class Store:
                 )
             )
         if number is None and digest is None:
-            numbers = [n for n in numbers if self.tombstone(name, n) is None] or numbers
+            numbers = [n for n in numbers if not self._tombstone_path(name, n).exists()] or numbers
         artefact = self._refuse_withdrawn(self._artefact(name, numbers[-1]))
         if verify:
             artefact.verify()
@@ -161,9 +161,10 @@ class Store:
             raise ReferenceNotFound(
                 f"'{name}' is not in the store; names: {', '.join(self.names()) or 'none'}"
             )
-        artefacts = list(self._readable(name))
+        unreadable = self.unreadable(name)
+        artefacts = [a for a in self._readable(name) if a.version not in unreadable]
         if not artefacts:
-            raise next(iter(self.unreadable(name).values()))
+            raise next(iter(unreadable.values()))
         flags: dict[str, list[str]] = {}
         for ancestor in self._withdrawn():
             for child in self.descendants(ancestor.digest):
@@ -173,11 +174,12 @@ class Store:
         ]
 
     def unreadable(self, name: str) -> dict[int, StoreError]:
-        """Version numbers whose manifest cannot be read, and why; they are left out of every listing."""
+        """Version numbers whose manifest or tombstone cannot be read, and why; left out of every listing."""
         found: dict[int, StoreError] = {}
         for number in self.numbers(name):
             try:
                 self._artefact(name, number)
+                self.tombstone(name, number)
             except StoreError as error:
                 found[number] = error
         return found
@@ -198,9 +200,17 @@ class Store:
         return found
 
     def tombstone(self, name: str, version: int) -> Tombstone | None:
-        """The tombstone of a version, if it was withdrawn."""
+        """The tombstone of a version, if it was withdrawn. Raises ArtefactDamaged where it cannot be read."""
         path = self._tombstone_path(name, version)
-        return Tombstone.model_validate_json(path.read_bytes()) if path.exists() else None
+        try:
+            return Tombstone.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError) as error:
+            raise ArtefactDamaged(
+                f"{name}@{version}: its tombstone {path.name} cannot be read ({type(error).__name__}): "
+                "restore that file, or remove it and withdraw the version again"
+            ) from error
 
     # ------------------------------------------------------------------ withdraw, prune
 

@@ -43,6 +43,20 @@ class CohortAdaptation(AdaptationRequest):
     cohort: str = Field(pattern=COHORT_ID, description="Its scans are all used, and stay as they are.")
 
 
+def check_place(context: Context, hospital: str, key: str | None) -> None:
+    """Refuse what is known to be refused before a single scan was received.
+
+    A key that made a job passes: that job is the answer, however many wait.
+
+    Raises:
+        HospitalUnknown, QueueFull.
+    """
+    with context.database.read() as session:
+        registered(session, hospital)
+        if key is None or records.of_key(session, hospital, key) is None:
+            records.check_queue(session, context.settings)
+
+
 @dataclass(frozen=True)
 class Accepting:
     """One request. `uploads` and their `formats` are there when the scans came with it."""
@@ -55,6 +69,13 @@ class Accepting:
     uploads: list[Upload] = field(default_factory=list)
     formats: list[str] = field(default_factory=list)
 
+    def is_new(self) -> bool:
+        """Whether its scans are to be decoded: not where its key made a job before. Raises as `make`."""
+        new = self._before() is None
+        if new:
+            self._asked_of()
+        return new
+
     def make(self) -> tuple[str, bool]:
         """Make the job, or find the one that this idempotency key made: (id, whether it is new).
 
@@ -64,16 +85,10 @@ class Accepting:
             HospitalUnknown, CohortError, IdempotencyConflict, QueueFull, StoreError.
         """
         database = self.context.database
-        with database.read() as session:
-            registered(session, self.hospital)
-            if self.key is not None:
-                before = records.replayed(session, self.hospital, self.key, self._fingerprint())
-                if before is not None:
-                    return before.id, False
-        parent = resolve_parent(self.context, self.asked.model, self.hospital)
-        kind = kind_of(parent)
-        assert kind is not None
-        options = valid(kind.options, self.asked.options, "options").model_dump(mode="json")
+        before = self._before()
+        if before is not None:
+            return before, False
+        parent, kind, options = self._asked_of()
         if isinstance(self.asked, CohortAdaptation):
             return self._submit(parent, kind, options, self.asked.cohort)
         with database.write() as session:
@@ -89,6 +104,22 @@ class Accepting:
                 # Refused, or the same request came twice at once and the other one was first.
                 cohorts.remove(database, self.context.settings, self.hospital, cohort)
         return job, created
+
+    def _before(self) -> str | None:
+        """The job that this idempotency key made before."""
+        with self.context.database.read() as session:
+            registered(session, self.hospital)
+            if self.key is None:
+                return None
+            before = records.replayed(session, self.hospital, self.key, self._fingerprint())
+            return None if before is None else before.id
+
+    def _asked_of(self) -> tuple[Artefact, AdaptableKind, dict[str, Any]]:
+        """What is to be adapted, of which kind it is, and the options as that takes them."""
+        parent = resolve_parent(self.context, self.asked.model, self.hospital)
+        kind = kind_of(parent)
+        assert kind is not None
+        return parent, kind, valid(kind.options, self.asked.options, "options").model_dump(mode="json")
 
     def _fingerprint(self) -> str:
         scans = [upload.sha256 for upload in self.uploads]

@@ -19,6 +19,7 @@ from fastapi import Depends, FastAPI
 
 from model_store.store import Store
 from service import logs, problems
+from service.body_limit import BodyLimit
 from service.broker import Broker
 from service.context import Context
 from service.database import Database, is_current, upgrade
@@ -108,6 +109,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for watched in (health, metrics):
         app.include_router(watched.router)
     refusals.install(app)
+    app.add_middleware(BodyLimit)
     app.add_middleware(Observe, metrics=measured)
     # Last, and so outermost: the request's id is there for everything else.
     problems.install(app)

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 
@@ -15,8 +16,10 @@ from service.settings import Settings
 _log = logging.getLogger("locum.service")
 
 _LOOK_SECONDS = 1.0
-# A worker that dies at once would otherwise be started in a tight loop.
-_LONGEST_PAUSE_SECONDS = 60.0
+# A worker that dies at once would otherwise be started in a tight loop. "At once" is after its imports, which
+# take seconds on a busy machine.
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 60.0
+_SETTLED_SECONDS = 60.0
 
 
 class EmbeddedWorker:
@@ -45,17 +48,31 @@ class EmbeddedWorker:
         while not self._ready():
             if self._stopping.wait(0.05):
                 return
-        pause = _LOOK_SECONDS
+        pauses = Pauses()
         while not self._stopping.is_set():
+            started = time.monotonic()
             child = Child(worker_command(), environment=self._environment)
             while child.alive and not self._stopping.wait(_LOOK_SECONDS):
-                pause = _LOOK_SECONDS
-            returncode = child.returncode
+                continue
+            returncode, pause = child.returncode, pauses.after(time.monotonic() - started)
             child.stop()
             if not self._stopping.is_set():
                 _log.warning("the worker ended (%s); starting it again in %.0f s", returncode, pause)
                 self._stopping.wait(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+class Pauses:
+    """How long to wait before each new start: twice as long as before, while workers do not live for long."""
+
+    def __init__(self) -> None:
+        self._next = _SHORTEST_PAUSE_SECONDS
+
+    def after(self, age_seconds: float) -> float:
+        """The pause, in seconds, after a worker that lived for so long."""
+        if age_seconds >= _SETTLED_SECONDS:
+            self._next = _SHORTEST_PAUSE_SECONDS
+        pause, self._next = self._next, min(2 * self._next, _LONGEST_PAUSE_SECONDS)
+        return pause
 
 
 def worker_command() -> list[str]:

@@ -165,7 +165,10 @@ def install(app: FastAPI) -> None:
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return respond(request, from_http_exception(error, request))
+        # Whatever goes wrong while FastAPI reads a body it calls a 400; what was refused keeps its reason.
+        refused = error.__cause__
+        problem = refused if isinstance(refused, Problem) else from_http_exception(error, request)
+        return respond(request, problem)
 
     app.add_exception_handler(Problem, on_problem)
     app.add_exception_handler(store_errors.LocumStoreError, on_store_error)

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+from contextlib import suppress
 from dataclasses import dataclass
 
 from anyio import to_thread
+from sqlalchemy import select
+from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect, Request
 
 from model_store.artefact import Artefact
@@ -31,6 +34,7 @@ from service.offered import contradiction, resolve_parent
 from service.problems import Problem
 from service.scan_limits import scan_limits
 from service.segment_options import SegmentOptions
+from service.settings import Settings
 from service.spool import Upload
 
 # Often enough to be hardly noticed beside an adaptation, seldom enough to cost nothing.
@@ -92,6 +96,7 @@ class ScanRequest:
             # The file first: a job whose scan is not there could not be done.
             folder.write(folder.input, self.upload.read())
             with context.database.write() as session:
+                _check_room(session, context.settings, self.upload.size)
                 records.create(
                     session,
                     context.settings,
@@ -136,6 +141,25 @@ async def wait_for(request: Request, context: Context, job_id: str, seconds: flo
             raise ClientDisconnect
         await asyncio.sleep(min(pause, left))
         pause = min(2 * pause, _LOOK_SECONDS)
+
+
+def _check_room(session: Session, settings: Settings, size: int) -> None:
+    """Raise Problem 507 unless so many bytes more may wait: scans of jobs are bounded as cohorts' are."""
+    unfinished = select(Job.id).where(Job.kind == "scan", Job.state.not_in(records.TERMINAL))
+    waiting = 0
+    for job_id in session.scalars(unfinished):
+        # One that is over by now has none any more.
+        with suppress(FileNotFoundError):
+            waiting += JobFolder(settings.state_dir, job_id).input.stat().st_size
+    if waiting + size > settings.cohort_quota_bytes:
+        raise Problem(
+            507,
+            "no-room",
+            "No room for the scan",
+            f"The scans that wait for a worker have {waiting} bytes, and {size} more are beyond the "
+            f"{settings.cohort_quota_bytes} of LOCUM_COHORT_QUOTA_BYTES: send it again when GET "
+            "/jobs?state=queued names fewer.",
+        )
 
 
 def _look(context: Context, job_id: str) -> Job:

@@ -27,9 +27,13 @@ async def receive_scan(request: Request, context: Context, watch: Stopwatch) -> 
 
     Raises Problem, ClientDisconnect.
     """
+
+    async def admit() -> None:
+        context.admission.refuse_if_full()
+
     with watch.stage("receive"):
         limits = UploadLimits(context.settings.max_upload_bytes)
-        return await receive(request, context.settings.spool, limits, admit=context.admission.refuse_if_full)
+        return await receive(request, context.settings.spool, limits, admit=admit)
 
 
 def scan_in(form: UploadForm) -> Upload:

@@ -91,7 +91,9 @@ class Settings(BaseSettings):
         30, gt=0, description="a job's pictures, checkpoint and result are deleted so long after its end"
     )
     cohort_quota_bytes: int = Field(
-        20 * 1024 * MEBIBYTE, ge=0, description="what the scans of all cohorts may occupy together"
+        20 * 1024 * MEBIBYTE,
+        ge=0,
+        description="what the scans of all cohorts may occupy together, and those of all scan jobs",
     )
     max_cohort_scans: int = Field(2000, gt=0, description="scans in one cohort")
 

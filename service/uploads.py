@@ -21,6 +21,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from model_store.errors import LocumStoreError
+from service.body_limit import lift
 from service.errors import ServiceError
 from service.multipart import FormReader, Sink, too_large
 from service.problems import Problem
@@ -77,7 +78,7 @@ async def receive(
     *,
     file_fields: Collection[str] = ("scan",),
     repeated_fields: Collection[str] = (),
-    admit: Callable[[], None] = lambda: None,
+    admit: Callable[[], Awaitable[None]] | None = None,
 ) -> UploadForm:
     """Receive a `multipart/form-data` body.
 
@@ -89,20 +90,23 @@ async def receive(
         limits: what it may send.
         file_fields: fields that must hold a file; every other must not.
         repeated_fields: those of them that may be there `limits.max_files` times, together as large as one.
-        admit: called before the body is read; refuses by raising a Problem.
+        admit: awaited before the body is read, and may refuse.
 
     Raises:
         Problem: 413 too large, 415 not multipart, 422 malformed, 408 stalled, 507 no room on the disk.
+        ServiceError, LocumStoreError: what `admit` raises.
         ClientDisconnect: the client went away.
     """
+    lift(request)
     stream = request.stream()
     form = UploadForm()
     try:
-        admit()
+        if admit is not None:
+            await admit()
         await _receive_into(form, request, stream, spool, limits, file_fields, repeated_fields)
-    except Problem as problem:
+    except (Problem, ServiceError, LocumStoreError) as refusal:
         form.close()
-        await _refuse(problem, stream)
+        await _refuse(refusal, stream)
         raise
     except BaseException:
         form.close()
@@ -124,6 +128,7 @@ async def receive_body(
         ServiceError, LocumStoreError: what `admit` raises.
         ClientDisconnect: the client went away.
     """
+    lift(request)
     stream = request.stream()
     upload = Upload(spool)
     try:

@@ -81,6 +81,9 @@ class Verifier:
                 await asyncio.to_thread(self.look)
             except (SQLAlchemyError, RedisError, BrokerError) as error:
                 _log.debug("the store's verification has to wait: %s", type(error).__name__)
+            except Exception:
+                # A fault of ours: it is to be seen, and must not end the watch for good.
+                _log.exception("the store's verification: an unexpected error; it is tried again")
             await asyncio.sleep(_INTERVAL_SECONDS)
 
     def look(self) -> None:

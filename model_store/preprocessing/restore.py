@@ -40,7 +40,7 @@ class Restorer:
         self._geometry = geometry
         self._filled = 0
         # Across slices, oblique volumes need their neighbours' probabilities: decided only in `finish`.
-        self._kept: list[NDArray[np.float32]] = []
+        self._kept: NDArray[np.float32] | None = None
         self._labels = np.empty((0, 0, 0), np.uint8)
         if not geometry.resampled:
             self._labels = np.empty(geometry.slices, np.uint8)
@@ -62,7 +62,7 @@ class Restorer:
         if not np.isfinite(probabilities.sum()):
             raise ValueError("probabilities: expected finite numbers, found NaN or infinity: a broken graph")
         if self._geometry.resampled:
-            self._kept.append(np.array(probabilities, np.float32))
+            self._keep(probabilities)
         else:
             for index, stack in enumerate(probabilities, self._filled):
                 decide(stack, self._geometry.slices[1:], self._labels[index])
@@ -74,13 +74,25 @@ class Restorer:
             raise ValueError(
                 f"probabilities: expected {self._geometry.slices[0]} slices, found {self._filled}"
             )
-        if self._geometry.resampled:
-            return _onto_own_grid(np.concatenate(self._kept), self._geometry)
+        if self._kept is not None:
+            return _onto_own_grid(self._kept, self._geometry)
         if self._geometry.to_own is None:
             own: NDArray[np.uint8] = self._labels[0]
         else:
             own = unstacked(self._labels, self._geometry)
         return own
+
+    def _keep(self, probabilities: NDArray[np.float32]) -> None:
+        """Into one [S, K, H, W], made for the first: joining batches at the end would hold them all twice."""
+        if self._kept is None:
+            self._kept = np.empty((self._geometry.slices[0], *probabilities.shape[1:]), np.float32)
+        classes = self._kept.shape[1]
+        if probabilities.shape[1] != classes:
+            raise ValueError(
+                f"probabilities: expected {classes} classes as in the first slices, "
+                f"found {probabilities.shape[1]}"
+            )
+        self._kept[self._filled : self._filled + len(probabilities)] = probabilities
 
 
 def decide(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDArray[np.uint8]) -> None:

@@ -6,42 +6,51 @@ import zlib
 
 from model_store.errors import DamagedScan
 
-_CHUNK = 2**20
+_STEP = 2**20
+# zlib copies whatever it is handed beyond a member's end: what it is handed at a time is all that a tiny
+# member can cost.
+_SLICE = 2**14
+# BGZF ends in one member without data, and such files are concatenated. A long run of them is only work.
+_MOST_EMPTY = 1024
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 class BoundedGunzip:
     """A reader over gzip bytes (one member or several) that produces as many bytes as it is asked for.
 
-    zlib checks each member's CRC when its end is reached, so read to the end to know that it is whole.
+    Its work grows with the bytes and the members, never with their product. zlib checks each member's CRC
+    when its end is reached, so read to the end to know that it is whole.
     """
 
     def __init__(self, data: bytes) -> None:
         self._input = memoryview(data)
         self._position = 0
         self._member = zlib.decompressobj(_GZIP)
+        self._ended_since_data = 0
         self._ended = False
 
     def read_into(self, target: memoryview) -> int:
         """Fill `target` as far as the stream reaches; returns the bytes written. Raises DamagedScan."""
         written = 0
         while written < len(target) and not self._ended:
-            produced = self._produce(min(_CHUNK, len(target) - written))
+            produced = self._produce(min(_STEP, len(target) - written))
             target[written : written + len(produced)] = produced
             written += len(produced)
         return written
 
     def _produce(self, at_most: int) -> bytes:
-        source = self._member.unconsumed_tail
-        if not source:
-            source = bytes(self._input[self._position : self._position + _CHUNK])
-            self._position += len(source)
+        source = self._input[self._position : self._position + _SLICE]
         try:
             produced = self._member.decompress(source, at_most)
         except zlib.error as error:
             raise DamagedScan(
                 f"gzip: the compressed data are damaged ({error}); send the file again, unchanged"
             ) from error
+        # At its end a member may repeat in `unconsumed_tail` what is in `unused_data`.
+        unread = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
+        self._position += len(source) - len(unread)
+        if produced:
+            self._ended_since_data = 0
         if self._member.eof:
             self._next_member()
         elif not produced and not source:
@@ -49,9 +58,13 @@ class BoundedGunzip:
         return produced
 
     def _next_member(self) -> None:
-        self._position -= len(self._member.unused_data)
-        rest = bytes(self._input[self._position : self._position + 2])
-        if rest == b"\x1f\x8b":
+        self._ended_since_data += 1
+        if self._ended_since_data > _MOST_EMPTY:
+            raise DamagedScan(
+                f"gzip: expected members that hold data, found more than {_MOST_EMPTY} empty ones in a row; "
+                "compress the volume again"
+            )
+        if bytes(self._input[self._position : self._position + 2]) == b"\x1f\x8b":
             self._member = zlib.decompressobj(_GZIP)
         else:
             # What follows the last member is padding (tape blocks, zero fill) and no part of the data.

@@ -185,7 +185,7 @@ def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float6
     if not (has_sform or has_qform):
         notes.append(
             "the header says nothing about orientation (sform_code and qform_code are 0): "
-            "rows and slices are taken as stored, x from left to right as in ANALYZE"
+            "rows and slices are taken as stored, x from the patient's right to left, as in ANALYZE"
         )
     try:
         affine = np.array(header.get_best_affine(), np.float64)

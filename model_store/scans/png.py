@@ -27,6 +27,11 @@ _ADAM7 = (
     (0, 1, 1, 2),
 )
 _STEP = 2**20
+# zlib copies what it was handed and could not use yet: so it is handed little at a time.
+_SLICE = 2**16
+# An image of 4096 x 4096 in colour, in the small chunks that encoders write, has a fifth of this. Each chunk
+# costs some hundred bytes of memory, however empty it is.
+_MOST_CHUNKS = 65536
 
 
 @dataclass(frozen=True)
@@ -76,7 +81,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview, memoryview]]:
     """(type, body, whole chunk) up to IEND, each with its CRC checked: Pillow does not check that of IDAT."""
     view = memoryview(data)
     position = len(SIGNATURE)
-    while True:
+    for _ in range(_MOST_CHUNKS):
         if position + 12 > len(view):
             raise DamagedScan("PNG: the file ends before its last chunk (IEND); send the whole file")
         length, kind = struct.unpack(">I4s", view[position : position + 8])
@@ -94,6 +99,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview, memoryview]]:
         if kind == b"IEND":
             return
         position = end
+    raise DamagedScan(f"PNG: expected at most {_MOST_CHUNKS} chunks, found more; save the image again")
 
 
 def _header(kind: bytes, body: memoryview) -> _Header:
@@ -118,9 +124,10 @@ def _check_amount(header: _Header, packed: list[memoryview]) -> None:
     expected, found = header.data_bytes, 0
     stream = zlib.decompressobj()
     try:
-        for part in packed:
+        for part in _slices(packed):
             rest: bytes | memoryview = part
-            while rest and found <= expected:
+            # Past its end zlib decodes nothing and only piles up what it is handed: refused below.
+            while rest and found <= expected and not stream.unused_data:
                 found += len(stream.decompress(rest, _STEP))
                 rest = stream.unconsumed_tail
     except zlib.error as error:
@@ -130,6 +137,12 @@ def _check_amount(header: _Header, packed: list[memoryview]) -> None:
             f"PNG: the header announces {header.width} x {header.height} pixels ({expected} bytes), "
             f"found {'more' if found >= expected else f'{found} bytes'}; send the whole file"
         )
+
+
+def _slices(packed: list[memoryview]) -> Iterator[memoryview]:
+    for part in packed:
+        for start in range(0, len(part), _SLICE):
+            yield part[start : start + _SLICE]
 
 
 def _printable(kind: bytes) -> str:

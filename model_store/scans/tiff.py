@@ -134,6 +134,10 @@ def _check(entries: dict[int, _Entry], limits: Limits) -> None:
 def _check_amount(entries: dict[int, _Entry], length: int) -> None:
     """Refuse strips or tiles that are too few, too short or elsewhere: a decoder may leave them black."""
     width, height = _first(entries, _WIDTH, 0), _first(entries, _HEIGHT, 0)
+    strips, tiles = entries.keys() & {_OFFSETS, _COUNTS}, entries.keys() & {_TILE_OFFSETS, _TILE_COUNTS}
+    if strips and tiles:
+        # A decoder takes those it meets last, whatever they are called: not the ones that are checked here.
+        raise DamagedScan("TIFF: expected strips or tiles, found both; save it again")
     tiled = _TILE_WIDTH in entries
     columns = max(1, _first(entries, _TILE_WIDTH, width))
     rows = _first(entries, _TILE_HEIGHT, height) if tiled else min(_first(entries, _ROWS, height), height)
@@ -151,6 +155,13 @@ def _check_amount(entries: dict[int, _Entry], length: int) -> None:
         )
     if any(o + c > length for o, c in zip(offsets.values, counts.values, strict=True)):
         raise DamagedScan("TIFF: a strip lies beyond the end of the file; send the whole file")
+    # A decoder copies each strip whole where its bits run backwards (FillOrder 2): strips that share their
+    # bytes would cost their number times their size.
+    if sum(counts.values) > length:
+        raise DamagedScan(
+            f"TIFF: expected strips or tiles that do not overlap, found {sum(counts.values)} bytes of them "
+            f"in a file of {length}; save it again"
+        )
     if _first(entries, _COMPRESSION, 1) == 1:
         per_row = -(-columns * _first(entries, _BITS, 1) * (1 if separate else samples) // 8)
         # The last strip may be shorter than the others; a last tile may not.

@@ -14,6 +14,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 BUSY_SECONDS = 30.0
 _BEGIN = "locum_begin"
+# A scan's name may be a patient's: no error says, to whatever log, what a statement was to write.
+_PRIVATE = {"hide_parameters": True}
 
 
 class Database:
@@ -26,7 +28,7 @@ class Database:
             self.engine = _sqlite_engine(url)
         else:
             # A connection that the server closed while it idled is replaced instead of failing a request.
-            self.engine = create_engine(url, pool_pre_ping=True)
+            self.engine = create_engine(url, pool_pre_ping=True, **_PRIVATE)
         writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         self._readers = sessionmaker(self.engine, expire_on_commit=False)
         self._writers = sessionmaker(writer, expire_on_commit=False)
@@ -58,7 +60,9 @@ class Database:
 
 
 def _sqlite_engine(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False})
+    engine = create_engine(
+        url, connect_args={"timeout": BUSY_SECONDS, "check_same_thread": False}, **_PRIVATE
+    )
 
     @event.listens_for(engine, "connect")
     def _configure(connection: DBAPIConnection, _: ConnectionPoolEntry) -> None:

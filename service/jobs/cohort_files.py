@@ -8,7 +8,6 @@ no row is swept.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 import uuid
 from collections.abc import Collection, Iterable
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_store.digest import sha256
-from model_store.durable import sync_folder
+from model_store.durable import remove_folder, sync_folder
 from service.errors import CohortGone
 
 # An upload is written within seconds once it was received; what is older was left by a killed process.
@@ -76,9 +75,7 @@ class CohortFolder:
 
     def delete(self) -> None:
         """Remove every scan. Nothing there is no error."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self.path)
-            sync_folder(self.path.parent)
+        remove_folder(self.path)
 
     def sweep(self, known: Collection[str]) -> int:
         """Remove the files that no row names; how many there were."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,9 +26,11 @@ def expire(database: Database, settings: Settings) -> None:
     """Delete the scans of cohorts and the files of jobs whose time has come, and whatever no row knows of."""
     _expire_cohorts(database, settings)
     _expire_jobs(database, settings)
-    sweep_aside(settings.cohorts)
+    with going_on("what was left half written"):
+        sweep_aside(settings.cohorts)
     for folder in _folders(settings.cohorts):
-        _sweep(database, settings, folder.name)
+        with going_on(f"the files of cohort {folder.name}"):
+            _sweep(database, settings, folder.name)
 
 
 def _expire_cohorts(database: Database, settings: Settings) -> None:
@@ -36,31 +40,34 @@ def _expire_cohorts(database: Database, settings: Settings) -> None:
     with database.read() as session:
         found = [(row.hospital, row.id) for row in session.execute(due)]
     for hospital, cohort_id in found:
-        try:
+        # Its job was promised the scans; they go when it is over.
+        with suppress(CohortInUse), going_on(f"the scans of cohort {cohort_id}"):
             cohorts.remove(database, settings, hospital, cohort_id)
-        except CohortInUse:
-            # Its job was promised the scans; they go when it is over.
-            continue
-        _log.info("cohort %s has expired; its scans are deleted", cohort_id)
+            _log.info("cohort %s has expired; its scans are deleted", cohort_id)
 
 
 def _expire_jobs(database: Database, settings: Settings) -> None:
-    now = datetime.now(UTC)
     for folder in _folders(settings.jobs):
-        with database.read() as session:
-            job = session.get(Job, folder.name)
-        # A folder without a row is a request's that was cut off, or one that is only just being made.
-        if job is None:
-            due = now.timestamp() - folder.stat().st_mtime > 3600
-        else:
-            due = job.state in TERMINAL and job.expires_at < now
-        files = JobFolder(settings.state_dir, folder.name)
-        if due:
-            files.delete()
-            _log.info("the files of job %s are deleted", folder.name)
-        elif job is not None and job.state in TERMINAL:
-            # Its worker deletes them, unless it was killed in that very moment.
-            files.delete_unfinished()
+        with going_on(f"the files of job {folder.name}"):
+            _expire_job(database, settings, folder)
+
+
+def _expire_job(database: Database, settings: Settings, folder: Path) -> None:
+    now = datetime.now(UTC)
+    with database.read() as session:
+        job = session.get(Job, folder.name)
+    # A folder without a row is a request's that was cut off, or one that is only just being made.
+    if job is None:
+        due = now.timestamp() - folder.stat().st_mtime > 3600
+    else:
+        due = job.state in TERMINAL and job.expires_at < now
+    files = JobFolder(settings.state_dir, folder.name)
+    if due:
+        files.delete()
+        _log.info("the files of job %s are deleted", folder.name)
+    elif job is not None and job.state in TERMINAL:
+        # Its worker deletes them, unless it was killed in that very moment.
+        files.delete_unfinished()
 
 
 def _sweep(database: Database, settings: Settings, cohort_id: str) -> None:
@@ -70,6 +77,18 @@ def _sweep(database: Database, settings: Settings, cohort_id: str) -> None:
         removed = CohortFolder(settings.cohorts, cohort_id).sweep(cohorts.digests(session, cohort_id))
     if removed:
         _log.warning("%d files of cohort %s belonged to no scan and are deleted", removed, cohort_id)
+
+
+@contextmanager
+def going_on(what: str) -> Iterator[None]:
+    """What cannot be deleted now is logged, and keeps nothing else; it is tried again the next time."""
+    try:
+        yield
+    except FileNotFoundError:
+        # Somebody else deleted it meanwhile.
+        return
+    except OSError as error:
+        _log.warning("%s cannot be deleted: %s", what, type(error).__name__)
 
 
 def _folders(root: Path) -> list[Path]:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from model_store.durable import sync_folder, write_durably
+from model_store.durable import remove_folder, sync_folder, write_durably
 
 JOB_ID = r"^[0-9a-f]{32}$"
 
@@ -89,12 +87,10 @@ class JobFolder:
         return StoredResult(body, said["media_type"], said["headers"])
 
     def delete_unfinished(self) -> None:
-        """Remove what only a job that is not over needs."""
-        for path in (self.checkpoint, self.input):
+        """Remove what only a job that is not over needs, and what a killed worker had half written."""
+        for path in (self.checkpoint, self.input, *self.path.rglob(".*")):
             path.unlink(missing_ok=True)
 
     def delete(self) -> None:
         """Remove every file of the job. Nothing there is no error."""
-        with suppress(FileNotFoundError):
-            shutil.rmtree(self.path)
-            sync_folder(self.path.parent)
+        remove_folder(self.path)

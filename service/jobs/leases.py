@@ -148,3 +148,6 @@ def finish(
         if candidate is not None:
             job.candidate_name, job.candidate_version, job.candidate_digest = candidate
         records.transition(session, job, state, reason)
+        if job.kind == "scan" and job.cancel_requested:
+            # Whoever asked for it to stop, or left, does not come for a mask that was made all the same.
+            records.keep_no_files(job)

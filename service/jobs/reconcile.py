@@ -22,7 +22,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database import Database, Job
 from service.errors import BrokerError
 from service.jobs import records
-from service.jobs.expiry import expire
+from service.jobs.expiry import expire, going_on
 from service.jobs.folder import JobFolder
 from service.jobs.statistics import JobStatistics
 from service.jobs.submission import send
@@ -52,6 +52,9 @@ class Reconciler:
                 await asyncio.to_thread(self.look)
             except (SQLAlchemyError, RedisError, BrokerError, OSError) as error:
                 _log.debug("jobs could not be looked after: %s", type(error).__name__)
+            except Exception:
+                # A fault of ours: it is to be seen, and must not end the watch for good.
+                _log.exception("looking after jobs: an unexpected error; it is tried again")
             await asyncio.sleep(self._settings.reconcile_every_seconds)
 
     def look(self) -> None:
@@ -81,7 +84,8 @@ class Reconciler:
                 _log.warning("job %s lost its worker: %s", job.id, over[0])
                 if job.state in records.TERMINAL:
                     records.keep_no_files(job)
-                    JobFolder(self._settings.state_dir, job.id).delete()
+                    with going_on(f"the files of job {job.id}"):
+                        JobFolder(self._settings.state_dir, job.id).delete()
 
     def _take_from_worker(self, job: Job) -> tuple[records.State, str | None]:
         if job.state == "cancelling":

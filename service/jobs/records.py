@@ -78,12 +78,7 @@ def create(
     Raises:
         QueueFull: as many wait as may.
     """
-    waiting = session.scalar(select(func.count()).where(Job.state == "queued")) or 0
-    if waiting >= settings.max_waiting_jobs:
-        raise QueueFull(
-            f"{waiting} jobs wait for a worker, which is the limit here (LOCUM_MAX_WAITING_JOBS): send it "
-            "again when GET /jobs?state=queued names fewer; a job that is not needed can be deleted"
-        )
+    check_queue(session, settings)
     now = datetime.now(UTC)
     job = Job(
         id=job_id or new_id(),
@@ -110,6 +105,16 @@ def create(
     return job
 
 
+def check_queue(session: Session, settings: Settings) -> None:
+    """Raise QueueFull unless one more job may wait."""
+    waiting = session.scalar(select(func.count()).where(Job.state == "queued")) or 0
+    if waiting >= settings.max_waiting_jobs:
+        raise QueueFull(
+            f"{waiting} jobs wait for a worker, which is the limit here (LOCUM_MAX_WAITING_JOBS): send it "
+            "again when GET /jobs?state=queued names fewer; a job that is not needed can be deleted"
+        )
+
+
 def get(session: Session, job_id: str, *, lock: bool = False) -> Job:
     """The job; with `lock`, nobody else changes it until the transaction ends.
 
@@ -122,13 +127,18 @@ def get(session: Session, job_id: str, *, lock: bool = False) -> Job:
     return found
 
 
+def of_key(session: Session, hospital: str, key: str) -> Job | None:
+    """The job that this idempotency key made, of whatever request."""
+    return session.scalars(select(Job).where(Job.hospital == hospital, Job.idempotency_key == key)).first()
+
+
 def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job | None:
     """The job that this idempotency key made before; None for a new key.
 
     Raises:
         IdempotencyConflict: the key made a job of another request.
     """
-    found = session.scalars(select(Job).where(Job.hospital == hospital, Job.idempotency_key == key)).first()
+    found = of_key(session, hospital, key)
     if found is not None and found.fingerprint != fingerprint:
         raise IdempotencyConflict(
             f"the Idempotency-Key was used for job {found.id}, whose request was another one: "

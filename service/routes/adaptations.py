@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import JsonValue, RootModel
 
-from service.accepting import Accepting, AdaptationRequest, CohortAdaptation
+from service.accepting import Accepting, AdaptationRequest, CohortAdaptation, check_place
 from service.context import Context, InContext
 from service.incoming import formats_of
 from service.jobs import records
@@ -17,12 +18,11 @@ from service.multipart import missing
 from service.problems import problem_responses
 from service.routes.job_views import JobView, view
 from service.routes.parameters import HospitalId
-from service.uploads import UploadLimits, receive, receive_body
+from service.uploads import UploadLimits, receive
 from service.valid import valid
 
 router = APIRouter(tags=["jobs"])
 
-_MAX_JSON_BYTES = 64 * 1024
 _SCANS = "scans"
 
 
@@ -89,22 +89,26 @@ async def adapt(
     The scans are those of a cohort, or are sent along.
     """
     request_id = request.state.request_id
+
+    async def admit() -> None:
+        await to_thread.run_sync(check_place, context, hospital, idempotency_key)
+
     if request.headers.get("content-type", "").lower().startswith("multipart/"):
         settings = context.settings
         limits = UploadLimits(settings.max_upload_bytes, settings.max_cohort_scans)
         with await receive(
-            request, settings.spool, limits, file_fields=(_SCANS,), repeated_fields=(_SCANS,)
+            request, settings.spool, limits, file_fields=(_SCANS,), repeated_fields=(_SCANS,), admit=admit
         ) as form:
             uploads = form.repeated.get(_SCANS)
             if not uploads:
                 raise missing(_SCANS)
             asked = _read_form(form.fields)
-            formats = await formats_of(context, uploads)
-            accepting = Accepting(context, hospital, asked, idempotency_key, request_id, uploads, formats)
+            accepting = Accepting(context, hospital, asked, idempotency_key, request_id, uploads)
+            if await to_thread.run_sync(accepting.is_new):
+                accepting = replace(accepting, formats=await formats_of(context, uploads))
             job, created = await to_thread.run_sync(accepting.make)
     else:
-        with await receive_body(request, context.settings.spool, UploadLimits(_MAX_JSON_BYTES)) as body:
-            named = valid(CohortAdaptation, body.read())
+        named = valid(CohortAdaptation, await request.body())
         accepting = Accepting(context, hospital, named, idempotency_key, request_id)
         job, created = await to_thread.run_sync(accepting.make)
     response.headers["Location"] = f"/jobs/{job}"

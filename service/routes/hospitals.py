@@ -7,10 +7,11 @@ from datetime import UTC, datetime
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
+from sqlalchemy.exc import IntegrityError
 
 from service.assignments import registered
 from service.context import InContext
-from service.database import Hospital
+from service.database import Database, Hospital
 from service.problems import problem_responses
 from service.routes.parameters import HospitalId, Text
 
@@ -26,9 +27,11 @@ class HospitalBody(BaseModel):
     site: Text | None = Field(None, description="A member hospital names its site in the federation.")
 
 
-class HospitalView(HospitalBody):
-    """A registered hospital."""
+class HospitalView(BaseModel):
+    """A registered hospital: as it is on record, which may be older than what may be put there now."""
 
+    name: str
+    site: str | None
     id: str
     created_at: datetime
     updated_at: datetime
@@ -57,22 +60,31 @@ def get_hospital(context: InContext, hospital: HospitalId) -> HospitalView:
 
 @router.put(
     "/hospitals/{hospital}",
-    responses={201: {"model": HospitalView, "description": "Registered"}, **problem_responses(422)},
+    responses={201: {"model": HospitalView, "description": "Registered"}, **problem_responses(413, 422)},
 )
 def put_hospital(
     context: InContext, hospital: HospitalId, body: HospitalBody, response: Response
 ) -> HospitalView:
     """Register a hospital, or change its name or site."""
-    now = datetime.now(UTC)
-    with context.database.write() as session:
-        row = session.get(Hospital, hospital)
-        if row is None:
-            row = Hospital(id=hospital, name=body.name, site=body.site, created_at=now, updated_at=now)
-            session.add(row)
-            response.status_code = 201
-        else:
-            row.name, row.site, row.updated_at = body.name, body.site, now
+    try:
+        row, created = _put(context.database, hospital, body)
+    except IntegrityError:
+        # Another request was the first to register it, so that now there is a row to change.
+        row, created = _put(context.database, hospital, body)
+    response.status_code = 201 if created else 200
     return _view(row)
+
+
+def _put(database: Database, hospital: str, body: HospitalBody) -> tuple[Hospital, bool]:
+    now = datetime.now(UTC)
+    with database.write() as session:
+        row = session.get(Hospital, hospital)
+        if row is not None:
+            row.name, row.site, row.updated_at = body.name, body.site, now
+            return row, False
+        row = Hospital(id=hospital, name=body.name, site=body.site, created_at=now, updated_at=now)
+        session.add(row)
+        return row, True
 
 
 def _view(row: Hospital) -> HospitalView:

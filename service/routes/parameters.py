@@ -16,11 +16,17 @@ VERSION = rf"^({_DIGEST}|{_NAME}@({_DIGEST}|[1-9][0-9]{{0,8}}))$"
 
 COHORT_ID = r"^[0-9a-f]{32}$"
 
+# PostgreSQL keeps no NUL, and a log no other control character; a reason may have lines and tabs.
+PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
+PRINTABLE_LINES = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+$"
+
 # What is said of a text that does not match, in place of the pattern.
 IN_WORDS = {
     HOSPITAL_ID: "letters, digits, `-` and `_`, 64 at most, of which the first is a letter or a digit",
     MODEL_NAME: "a model's name: letters, digits, `-`, `_` and `.`, 128 at most, without a version",
     VERSION: "a number, sha256:… or name@3",
+    PRINTABLE: "a text without control characters",
+    PRINTABLE_LINES: "a text without control characters other than line breaks and tabs",
     COHORT_ID: "the id that POST answered: 32 digits of 0-9 and a-f",
 }
 
@@ -36,10 +42,14 @@ ScanName = Annotated[
     Path(
         min_length=1,
         max_length=200,
-        pattern=r"^[^\x00-\x1f\x7f]+$",
+        pattern=PRINTABLE,
         description="Yours to choose, and to find the scan by; nothing is stored under it.",
     ),
 ]
 
-Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200)]
-Reason = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
+Text = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=200, pattern=PRINTABLE)
+]
+Reason = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000, pattern=PRINTABLE_LINES)
+]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
 from anyio import to_thread
 from fastapi import APIRouter, Header, Request
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from service.answering import answer_upload
@@ -14,6 +16,7 @@ from service.answers import SegmentationReport
 from service.context import Context, InContext
 from service.inference.pipeline import Stopwatch
 from service.jobs import records
+from service.jobs.expiry import going_on
 from service.jobs.folder import JobFolder
 from service.offered import contradiction
 from service.preferences import preferred_wait
@@ -111,10 +114,15 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
 
 
 def _collected(context: Context, job_id: str) -> Response:
-    response = get_result(context, job_id)
-    # Nobody was told of the job, so that nobody else would ever ask for its result, or delete it.
-    JobFolder(context.settings.state_dir, job_id).delete()
-    return response
+    try:
+        return get_result(context, job_id)
+    finally:
+        # Nobody was told of the job, so that nobody else would ever ask for its result, or delete it. What
+        # cannot be deleted now has expired; an answer that is there is not withheld for it.
+        with suppress(SQLAlchemyError), context.database.write() as session:
+            records.keep_no_files(records.get(session, job_id))
+        with going_on(f"the files of job {job_id}"):
+            JobFolder(context.settings.state_dir, job_id).delete()
 
 
 def _accepted(context: Context, job_id: str) -> Response:

@@ -16,7 +16,7 @@ from service.context import InContext
 from service.database import Assignment
 from service.offered import require_name
 from service.preconditions import entity_tag, expected_sequence
-from service.problems import Problem, problem_responses
+from service.problems import Problem, invalid, problem_responses
 from service.routes.parameters import VERSION, HospitalId, ModelName, Reason, Text
 from service.serving import serving
 
@@ -108,6 +108,7 @@ def get_serving(
     at: Annotated[AwareDatetime | None, Query(description="An instant in the past, with its zone.")] = None,
 ) -> ServingView:
     """Which version serves now (with the `ETag` that a change must carry), or served at an instant."""
+    at = None if at is None else _in_utc(at)
     if at is not None and at > datetime.now(UTC):
         raise Problem(422, "instant-in-the-future", "Not yet known", f"{at.isoformat()} has not come yet.")
     with context.database.read() as session:
@@ -117,7 +118,7 @@ def get_serving(
     return ServingView(
         hospital=hospital,
         model=model,
-        at=None if at is None else at.astimezone(UTC),
+        at=at,
         artefact=None if found.version is None else f"{found.artefact}@{found.version}",
         version=found.version,
         digest=found.digest,
@@ -128,7 +129,8 @@ def get_serving(
 
 
 @router.put(
-    "/hospitals/{hospital}/serving/{model}", responses=problem_responses(400, 404, 409, 410, 412, 422, 428)
+    "/hospitals/{hospital}/serving/{model}",
+    responses=problem_responses(400, 404, 409, 410, 412, 413, 422, 428),
 )
 def put_serving(
     context: InContext,
@@ -165,7 +167,7 @@ def put_serving(
 
 @router.post(
     "/hospitals/{hospital}/serving/{model}/rollback",
-    responses=problem_responses(400, 404, 409, 410, 412, 422, 428),
+    responses=problem_responses(400, 404, 409, 410, 412, 413, 422, 428),
 )
 def roll_back(
     context: InContext,
@@ -201,6 +203,14 @@ def get_history(context: InContext, hospital: HospitalId, model: ModelName) -> H
     if not entries:
         require_name(context.store, model)
     return History(hospital=hospital, model=model, entries=[Entry.of(entry) for entry in entries])
+
+
+def _in_utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        reason = f"expected an instant of the years 1 to 9999 in UTC, found {at.isoformat()}"
+        raise invalid([{"field": "query.at", "reason": reason}]) from None
 
 
 def _sequence(session: Session, hospital: str, model: str) -> int:

@@ -11,10 +11,13 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy.exc import IntegrityError
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH
 from model_store.store import Store
+from service.database import Hospital
+from service.routes import hospitals
 
 Publish = Callable[..., Artefact]
 
@@ -94,6 +97,9 @@ def test_a_hospital_is_registered_changed_and_listed(client: httpx.Client) -> No
         ("/hospitals/n", {"name": " "}),
         ("/hospitals/n", {"name": "N", "sites": "CS"}),
         ("/hospitals/n", {"name": "N" * 201}),
+        ("/hospitals/n", {"name": "N\0"}),
+        ("/hospitals/n", {"name": "N\nM"}),
+        ("/hospitals/n", {"name": "N", "site": "C\x1bS"}),
     ],
 )
 def test_a_bad_registration_is_a_problem(client: httpx.Client, path: str, body: dict[str, str]) -> None:
@@ -101,6 +107,37 @@ def test_a_bad_registration_is_a_problem(client: httpx.Client, path: str, body: 
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
     assert client.get("/hospitals/n").status_code == 404
+
+
+def test_a_name_that_would_be_refused_now_is_shown_as_it_is_on_record(api: Any) -> None:
+    now = datetime.now(UTC)
+    with api.context.database.write() as session:
+        session.add(Hospital(id="older", name="O\nN", site=None, created_at=now, updated_at=now))
+    assert api.client.get("/hospitals/older").json()["name"] == "O\nN"
+    assert "O\nN" in [hospital["name"] for hospital in api.client.get("/hospitals").json()["hospitals"]]
+
+
+def test_of_two_who_register_it_first_at_once_both_are_answered(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, tried = hospitals._put, []
+
+    def second(*asked: Any) -> Any:
+        tried.append(asked)
+        if len(tried) == 1:
+            put(*asked)
+            raise IntegrityError("insert", None, Exception("duplicate key"))
+        return put(*asked)
+
+    monkeypatch.setattr(hospitals, "_put", second)
+    answer = client.put("/hospitals/at-once", json={"name": "At once"})
+    assert (answer.status_code, answer.json()["name"], len(tried)) == (200, "At once", 2)
+
+
+def test_a_reason_may_have_lines(client: httpx.Client, serving: str) -> None:
+    body = {"version": 1, "actor": "ada", "reason": "first\n\tsecond\r\nthird"}
+    answer = client.put(serving, json=body, headers={"If-Match": '"0"'})
+    assert (answer.status_code, answer.json()["reason"]) == (200, body["reason"])
 
 
 def test_assign_look_assign_roll_back(client: httpx.Client, serving: str) -> None:
@@ -138,7 +175,16 @@ def test_which_version_served_at_an_instant(client: httpx.Client, serving: str) 
     assert (long_ago["version"], long_ago["because"]) == (None, "nothing")
 
 
-@pytest.mark.parametrize("at", ["2001-01-01T00:00:00", "yesterday", "9999-01-01T00:00:00Z"])
+@pytest.mark.parametrize(
+    "at",
+    [
+        "2001-01-01T00:00:00",
+        "yesterday",
+        "9999-01-01T00:00:00Z",
+        "9999-12-31T23:59:59-14:00",
+        "0001-01-01T00:00:00+14:00",
+    ],
+)
 def test_an_instant_needs_a_zone_and_must_have_come(client: httpx.Client, serving: str, at: str) -> None:
     assert client.get(serving, params={"at": at}).status_code == 422
 
@@ -180,6 +226,8 @@ def test_a_change_must_say_what_it_replaces(client: httpx.Client, serving: str) 
         {"version": 1, "actor": "ada"},
         {"version": 1, "reason": "why"},
         {"version": 1, "actor": "  ", "reason": "why"},
+        {"version": 1, "actor": "a\0da", "reason": "why"},
+        {"version": 1, "actor": "ada", "reason": "why\0"},
         {"actor": "ada", "reason": "why"},
         {"version": "newest", "actor": "ada", "reason": "why"},
         {"version": 1, "actor": "ada", "reason": "why", "force": True},

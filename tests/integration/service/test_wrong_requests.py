@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from tests.integration.service.adapted_store import publish_space
+
 FORM = "application/x-www-form-urlencoded"
 COHORT = "0" * 32
 WHO = {"actor": "ada", "reason": "validated"}
@@ -149,7 +151,12 @@ def test_a_misspelt_model_is_told_which_may_be_asked_for(api: Any, scan: bytes) 
         assert detail(answer, 404) == "'brihgt' is not in the store, which offers: bright"
 
 
-def test_of_several_scans_the_one_that_cannot_be_read_is_named(api: Any, scan: bytes) -> None:
+def test_of_several_scans_the_one_that_cannot_be_read_is_named(
+    start: Callable[..., Any], tmp_path: Path, publish_bright: Callable[..., Any], scan: bytes
+) -> None:
+    publish_space(tmp_path, publish_bright)
+    api = start(tmp_path)
+    api.client.put("/hospitals/north", json={"name": "North"})
     for files, said in (
         ([scan, b"a letter", scan], "scan 2 of 3: the format is not known"),
         ([b"a letter"], "the format is not known"),

@@ -113,8 +113,14 @@ def test_qform_alone_and_units_in_metres() -> None:
 
 
 def test_without_any_orientation_the_scan_says_so() -> None:
-    scan = decode(nifti1(ramp("i2"), sform_code=0))
+    content = nifti1(ramp("i2"), sform_code=0)
+    scan = decode(content)
     assert "orientation" in scan.notes[0]
+    assert "x from the patient's right to left" in scan.notes[0]
+    np.testing.assert_array_equal(scan.affine, nib.Nifti1Image.from_bytes(content).affine)
+    # R is positive: x falls from one voxel to the next.
+    assert scan.affine is not None
+    assert scan.affine[0, 0] == -2
 
 
 def test_contradicting_voxel_sizes_are_noted() -> None:

@@ -215,3 +215,11 @@ def test_writers_that_read_first_wait_for_each_other(database: Database) -> None
     assert failures == []
     with database.read() as session:
         assert session.scalar(text("SELECT count(*) FROM hospital")) == 2 + 20
+
+
+def test_no_error_says_what_a_statement_was_to_write(database: Database) -> None:
+    """A scan's name may be a patient's, and errors reach logs."""
+    now = datetime.now(UTC)
+    with pytest.raises(IntegrityError) as refused, database.write() as session:
+        session.add(Hospital(id="north", name="mueller_anna", site=None, created_at=now, updated_at=now))
+    assert "mueller" not in str(refused.value)

@@ -98,3 +98,74 @@ def test_a_jobs_folder_is_private_and_its_result_whole_or_not_there(tmp_path: Pa
 def test_what_is_no_id_makes_no_folder(tmp_path: Path, job_id: str) -> None:
     with pytest.raises(ValueError, match="no id of a job"):
         JobFolder(tmp_path, job_id)
+
+
+def test_a_cohort_that_cannot_be_deleted_keeps_no_other(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.add("a", b"one")
+    with bench.database.write() as session:
+        stuck = cohorts.create(session, bench.settings, "north").id
+        session.execute(update(Cohort).values(expires_at=OLD))
+        session.execute(update(Cohort).where(Cohort.id == stuck).values(expires_at=OLD - timedelta(days=1)))
+    # No folder, so that removing it as one is an OSError, for root too.
+    (bench.settings.cohorts / stuck).write_bytes(b"")
+    expire(bench.database, bench.settings)
+    assert list(bench.files()) == [stuck]
+    assert f"the scans of cohort {stuck} cannot be deleted: NotADirectoryError" in caplog.text
+    with bench.database.read() as session:
+        assert cohorts.get(session, "north", bench.cohort).deleted_at is not None
+        assert cohorts.get(session, "north", stuck).deleted_at is None
+    (bench.settings.cohorts / stuck).unlink()
+    expire(bench.database, bench.settings)
+    with bench.database.read() as session:
+        assert cohorts.get(session, "north", stuck).deleted_at is not None
+
+
+def test_neither_does_a_job_nor_a_folder_of_nobody(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    stuck, due = bench.job("failed"), bench.job("failed")
+    JobFolder(bench.settings.state_dir, stuck).checkpoint.mkdir(parents=True)
+    folder = JobFolder(bench.settings.state_dir, due)
+    folder.write(folder.path / "result", b"of a patient")
+    with bench.database.write() as session:
+        session.execute(update(Job).where(Job.id == due).values(expires_at=OLD))
+    of_nobody, odd = (bench.settings.cohorts / (digit * 32) for digit in "01")
+    for path in (of_nobody / "scan", odd / "scan" / "no file"):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"of no cohort")
+    expire(bench.database, bench.settings)
+    assert not folder.exists
+    assert not (of_nobody / "scan").exists()
+    assert f"the files of job {stuck} cannot be deleted" in caplog.text
+    assert f"the files of cohort {odd.name} cannot be deleted" in caplog.text
+
+
+def test_what_a_killed_worker_had_half_written_goes_with_what_is_unfinished(bench: Bench) -> None:
+    folder = JobFolder(bench.settings.state_dir, bench.job("succeeded"))
+    for path in (folder.path / ".checkpoint.1f", folder.path / ".input.2f", folder.pictures / ".1.png.3f"):
+        folder.write(path, b"half")
+    folder.write(folder.pictures / "1.png", b"whole")
+    expire(bench.database, bench.settings)
+    assert [path.name for path in folder.path.rglob("*") if path.is_file()] == ["1.png"]
+
+
+def test_a_folder_is_deleted_whole_though_another_process_deletes_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = JobFolder(tmp_path, "a" * 32)
+    for name in ("input", "result", "result.json"):
+        folder.write(folder.path / name, b"of a patient")
+    unlink = os.unlink
+    faster = True
+
+    def second(path: str, *, dir_fd: int | None = None) -> None:
+        nonlocal faster
+        if faster:
+            faster = False
+            unlink(path, dir_fd=dir_fd)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", second)
+    folder.delete()
+    assert not faster
+    assert not folder.exists

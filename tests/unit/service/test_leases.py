@@ -261,3 +261,16 @@ def test_the_place_in_the_queue_counts_those_that_came_before_and_still_wait(dat
     assert places() == [0, 1, 2]
     claimed(database, first)
     assert places() == [None, 0, 1]
+
+
+@pytest.mark.parametrize("state", ["succeeded", "cancelled"])
+@pytest.mark.parametrize(("kind", "gone"), [("scan", True), ("adaptation", False)])
+def test_no_mask_is_kept_of_a_scan_whose_job_was_to_stop_however_it_ended(
+    database: Database, kind: str, gone: bool, state: records.Ending
+) -> None:
+    lease = claimed(database, submitted(database))
+    with database.write() as session:
+        records.get(session, lease.job_id).kind = kind
+        records.cancel(session, lease.job_id)
+    finish(database, lease, state, reason="too late, or not")
+    assert (job_of(database, lease.job_id).expires_at <= datetime.now(UTC)) is gone

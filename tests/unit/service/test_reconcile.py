@@ -244,3 +244,48 @@ def test_what_there_is_of_jobs_is_told_to_prometheus(bench: Bench) -> None:
         bench.reconciler.look()
     assert read("locum_job_seconds_count", {"kind": "scan", "state": "succeeded"}) == 1
     assert read("locum_jobs", {"kind": "scan", "state": "running"}) == 0
+
+
+def test_an_unexpected_error_is_logged_and_does_not_end_the_watch(
+    database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Faulty(Reconciler):
+        looks = 0
+
+        def look(self) -> None:
+            self.looks += 1
+            if self.looks == 1:
+                raise KeyError("a fault of ours")
+            watching.cancel()
+
+    settings = Settings(state_dir=tmp_path, reconcile_every_seconds=0.01)
+    queue = Queue(settings, Broker(settings))
+    reconciler = Faulty(settings, database, queue, Metrics())
+
+    async def watch() -> None:
+        nonlocal watching
+        watching = asyncio.ensure_future(reconciler.watch())
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+
+    watching: asyncio.Future[None]
+    asyncio.run(watch())
+    queue.close()
+    assert reconciler.looks == 2
+    assert "KeyError: 'a fault of ours'" in caplog.text
+
+
+def test_a_lost_jobs_files_that_cannot_be_deleted_keep_no_other_job(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    leases = [bench.take(bench.submit()) for _ in range(2)]
+    for lease in leases:
+        bench.set(lease.job_id, attempt=2)
+        bench.lose(lease)
+    path = JobFolder(bench.settings.state_dir, leases[0].job_id).path
+    path.parent.mkdir(parents=True)
+    # No folder, so that removing it as one is an OSError, for root too.
+    path.write_bytes(b"")
+    bench.reconciler.look()
+    assert [bench.job(lease.job_id).state for lease in leases] == ["failed", "failed"]
+    assert f"the files of job {leases[0].job_id} cannot be deleted" in caplog.text

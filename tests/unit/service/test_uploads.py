@@ -282,7 +282,7 @@ def test_a_bare_body_is_refused_at_the_door_and_its_client_may_go_away(
 
 
 def test_a_refusal_at_the_door_comes_before_the_body(spool: Path) -> None:
-    def refuse() -> None:
+    async def refuse() -> None:
         raise Problem(503, "busy", "Busy", "Come back.")
 
     body = body_of(('name="scan"; filename="a"', b"x" * IN_MEMORY_BYTES))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,12 +11,14 @@ from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
+from service import verification
 from service.broker import Broker
 from service.database import Database
 from service.metrics import Metrics
 from service.queue import VERIFY_STORE, Queue
 from service.settings import Settings
 from service.verification import Verifier, latest_verdict, verify_store
+from tests.unit.model_store.broken_files import unreadable
 
 TASK = Task(name="bright", labels={"bright": (1,)}, size=(32, 32))
 
@@ -140,3 +143,47 @@ def test_a_message_is_json_and_waits_where_the_worker_looks(queue: tuple[Setting
     content = json.loads(message)
     assert content["content-type"] == "application/json"
     assert content["headers"]["task"] == "locum.verify_store"
+
+
+def test_what_cannot_be_read_is_damaged_and_hides_no_other(
+    store: Store, publish: Callable[[str, bytes], Artefact], database: Database
+) -> None:
+    unreadable(publish("brain", b"").path / GRAPH)
+    publish("brain", b"2")
+    (store.root / "brain" / "2.withdrawn.json").write_text("{")
+    flip(publish("heart", b"3").path / GRAPH)
+    verdict = verify_store(store.root, database)
+    assert verdict.damaged.keys() == {"brain@1", "brain@2", "heart@1"}
+    assert "cannot be read (Input/output error)" in verdict.damaged["brain@1"]
+    assert "its tombstone 2.withdrawn.json cannot be read" in verdict.damaged["brain@2"]
+
+
+def test_an_unexpected_error_is_logged_and_does_not_end_the_watch(
+    queue: tuple[Settings, Broker, Queue],
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Faulty(Verifier):
+        looks = 0
+
+        def look(self) -> None:
+            self.looks += 1
+            if self.looks == 1:
+                raise KeyError("a fault of ours")
+            watching.cancel()
+
+    monkeypatch.setattr(verification, "_INTERVAL_SECONDS", 0.01)
+    settings, _, sending = queue
+    verifier = Faulty(settings, database, sending, Metrics())
+
+    async def watch() -> None:
+        nonlocal watching
+        watching = asyncio.ensure_future(verifier.watch())
+        with pytest.raises(asyncio.CancelledError):
+            await watching
+
+    watching: asyncio.Future[None]
+    asyncio.run(watch())
+    assert verifier.looks == 2
+    assert "KeyError: 'a fault of ours'" in caplog.text

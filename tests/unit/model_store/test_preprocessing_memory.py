@@ -1,0 +1,72 @@
+"""What a tilted volume keeps until its mask is made, and that it is counted before."""
+
+from __future__ import annotations
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model_store.errors import ScanTooLarge
+from model_store.preprocessing import Restorer, geometry_of, restore
+from model_store.scan import Scan
+from model_store.task import Task
+
+
+def tilted(shape: tuple[int, int, int], degrees: float = 30) -> Scan:
+    c, s = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+    affine = np.array([[c, 0, s, 0], [0, 1, 0, 0], [-s, 0, c, 0], [0, 0, 0, 1]])
+    return Scan(np.broadcast_to(np.int16(0), (*shape, 1)), affine, "nifti")
+
+
+def segmenting(classes: int, size: tuple[int, int]) -> Task:
+    return Task(name="organs", labels={f"organ {i}": (i,) for i in range(1, classes)}, size=size)
+
+
+def probable(slices: int, classes: int, size: tuple[int, int]) -> NDArray[np.float32]:
+    found = np.random.default_rng(0).random((slices, classes, *size), np.float32)
+    found /= found.sum(axis=1, keepdims=True)
+    return found
+
+
+def test_the_probabilities_of_a_tilted_volume_are_held_once() -> None:
+    size = (128, 128)
+    geometry = geometry_of(tilted((32, 32, 32)), segmenting(5, size))
+    assert geometry.resampled
+    probabilities = probable(geometry.slices[0], 5, size)
+    expected = restore(probabilities, geometry)
+    tracemalloc.start()
+    restorer = Restorer(geometry)
+    for start in range(0, len(probabilities), 4):
+        restorer.add(probabilities[start : start + 4])
+    mask = restorer.finish()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    np.testing.assert_array_equal(mask, expected)
+    assert len(np.unique(mask)) == 5
+    assert peak < 1.3 * probabilities.nbytes
+
+
+def test_batches_of_a_tilted_volume_have_the_same_classes() -> None:
+    size = (32, 32)
+    geometry = geometry_of(tilted((16, 16, 16)), segmenting(3, size))
+    restorer = Restorer(geometry)
+    restorer.add(probable(4, 3, size))
+    for classes in (1, 2, 4):
+        with pytest.raises(ValueError, match=f"expected 3 classes as in the first slices, found {classes}"):
+            restorer.add(probable(4, classes, size))
+
+
+def test_every_class_of_a_tilted_volume_counts() -> None:
+    shape, size = (64, 64, 128), (512, 512)
+    scan = tilted(shape)
+    slices = geometry_of(scan, segmenting(2, size)).slices[0]
+    fitting = 2**28 // (slices * 512 * 512)
+    assert geometry_of(scan, segmenting(fitting, size)).resampled
+    with pytest.raises(ScanTooLarge, match=f"{slices} axial slices"):
+        geometry_of(scan, segmenting(fitting + 1, size))
+    # Upright, each slice is decided as it comes; and a classification keeps no pixels.
+    assert not geometry_of(tilted(shape, 0), segmenting(fitting + 1, size)).resampled
+    names = tuple(f"finding {i}" for i in range(fitting + 1))
+    assert geometry_of(scan, Task(name="f", kind="classification", class_names=names, size=size)).resampled

@@ -1,0 +1,88 @@
+"""What the disk does not give out, and tombstones that are broken: damage, which hides nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from model_store.__main__ import app
+from model_store.artefact import Artefact
+from model_store.durable import remove_folder, write_durably
+from model_store.errors import ArtefactDamaged
+from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
+from model_store.store import Store
+from model_store.task import Task
+from tests.unit.model_store.broken_files import unreadable
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    """With brain@1, whose graph is empty, and brain@2."""
+    made = Store(tmp_path / "store")
+    publish(made, b"")
+    publish(made, b"2")
+    return made
+
+
+def publish(store: Store, graph: bytes) -> Artefact:
+    manifest = ModelManifest(
+        name="brain",
+        task=Task(name="t", labels={"a": (1,)}, size=(32, 32)),
+        network=NetworkSpec(name="unet", arguments={}),
+        lineage=Lineage(method="fedavg", run="r", sites=(), rounds=1, seed=0),
+    )
+    return store.publish(manifest, {WEIGHTS: b"w", GRAPH: graph})
+
+
+def test_a_file_that_cannot_be_read_is_damage(store: Store) -> None:
+    artefact = store.open("brain@1")
+    unreadable(artefact.path / GRAPH)
+    for use in (artefact.verify, lambda: artefact.read(GRAPH)):
+        with pytest.raises(
+            ArtefactDamaged, match=r"brain@1: graph\.onnx: cannot be read \(Input/output error\)"
+        ):
+            use()
+    assert artefact.read(WEIGHTS) == b"w"
+
+
+@pytest.mark.parametrize("content", ["", "{", '{"actor": "ada"}'])
+def test_a_broken_tombstone_is_damage_to_its_version_alone(store: Store, content: str) -> None:
+    (store.root / "brain" / "2.withdrawn.json").write_text(content)
+    with pytest.raises(ArtefactDamaged, match=r"brain@2: its tombstone 2\.withdrawn\.json cannot be read"):
+        store.open("brain@2")
+    # Withdrawn all the same.
+    assert store.open("brain").version == 1
+    assert [version.artefact.version for version in store.versions("brain")] == [1]
+    assert store.unreadable("brain").keys() == {2}
+
+
+def test_the_command_says_what_is_damaged_and_goes_on(store: Store) -> None:
+    publish(store, b"3")
+    publish(store, b"4")
+    store.withdraw("brain@4", actor="ada", reason="wrong")
+    unreadable(store.open("brain@1").path / GRAPH)
+    (store.root / "brain" / "2.withdrawn.json").write_text("{")
+    result = CliRunner().invoke(app, ["verify", "--store", str(store.root)])
+    assert result.exit_code == 1
+    said = [line.split()[:2] for line in result.output.splitlines() if line[:1] in "rw"]
+    assert said == [["refused", "brain@1:"], ["refused", "brain@2:"], ["whole", "brain@3"]]
+
+
+def test_what_cannot_be_written_leaves_nothing_aside(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    with pytest.raises(OSError, match="taken"):
+        write_durably(taken, b"content")
+    assert list(tmp_path.iterdir()) == [taken]
+
+
+def test_a_folder_is_removed_and_one_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    write = path / "deeper" / "file"
+    write.parent.mkdir(parents=True)
+    write.write_bytes(b"content")
+    remove_folder(path)
+    remove_folder(path)
+    assert list(tmp_path.iterdir()) == []
