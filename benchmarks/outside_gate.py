@@ -20,7 +20,7 @@ from benchmarks.evaluation import Scans, mean_dice, predict
 from benchmarks.outside_arms import Models, Turn
 from model_store.guard import ReferenceStatistics, check
 from model_store.task import Task
-from personalization.gate import THRESHOLDS, consensus, gather, judge, statistics_distance
+from personalization.gate import THRESHOLDS, consensus, gather, judge, shift_of_statistics
 from personalization.routing.space import GLOBAL
 
 
@@ -41,7 +41,7 @@ class Judge:
             torch.tensor(learned.patient_index),
             learned.classes,
             self._warned(learned),
-            statistics_distance(self.models.states[GLOBAL], candidate.state_dict()),
+            shift_of_statistics(self.models.states[GLOBAL], candidate, learned.images),
             references=consensus(self.models.space(), learned.images),
         )
         return judge(evidence, THRESHOLDS).to_json()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from personalization.gate.consensus import consensus
 from personalization.gate.evidence import Evidence, gather
-from personalization.gate.statistics import statistics_distance
+from personalization.gate.statistics import shift_of_statistics, statistics_distance
 from personalization.gate.thresholds import THRESHOLDS, Thresholds
 from personalization.gate.verdict import Check, Verdict, judge
 
@@ -25,5 +25,6 @@ __all__ = [
     "consensus",
     "gather",
     "judge",
+    "shift_of_statistics",
     "statistics_distance",
 ]

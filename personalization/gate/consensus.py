@@ -8,13 +8,16 @@ experts agree with each other did not tell. So a candidate is held against both.
 
 from __future__ import annotations
 
+from functools import reduce
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from personalization.networks import build
 from personalization.routing.layers import use_batch_statistics
 from personalization.routing.network import mixed_batches
 from personalization.routing.space import RoutingSpace
+from personalization.state import State
 from personalization.tick import Tick, no_tick
 
 
@@ -31,36 +34,34 @@ def consensus(
 
     The first by the statistics each expert was published with, the second by those of each batch. Batches
     are drawn from all over the images, so that their statistics are the hospital's and not one scan's.
-    Experts are taken one after another: one network more in memory, whatever K is. They work on `device`,
-    by default where the images are. `tick` is called before every batch, and may raise.
+    Of the probabilities only those of one batch are in memory at a time. The experts work on `device`, by
+    default where the images are. `tick` is called before every batch of an expert, and may raise.
     Raises RoutingError for no images.
     """
     device = device or images_NCHW.device
     mixed = mixed_batches(images_NCHW, batch_size)
     order = torch.cat([torch.arange(first, len(images_NCHW), len(mixed)) for first in range(len(mixed))])
-    running: list[Tensor] = []
-    batchwise: list[Tensor] = []
-    for state in space.experts.values():
-        with torch.device("meta"):
-            network = build(space.network, **space.arguments)
-        # Copied: the space's own tensors belong to every network that is routed over it
-        network.load_state_dict({name: tensor.clone() for name, tensor in state.items()}, assign=True)
-        network.to(device).eval()
-        for sums in (running, batchwise):
-            for number, batch in enumerate(mixed):
-                tick()
-                found = torch.softmax(network(batch.to(device)), dim=1).cpu()
-                if number < len(sums):
-                    sums[number] += found
-                else:
-                    sums.append(found)
-            use_batch_statistics(network)
-    return _maps(running, order), _maps(batchwise, order)
+    networks = [_network(space, state).to(device) for state in space.experts.values()]
+
+    def probabilities(network: nn.Module, batch: Tensor) -> Tensor:
+        tick()
+        return torch.softmax(network(batch.to(device)), dim=1)
+
+    def maps() -> Tensor:
+        sums = (reduce(torch.add, (probabilities(one, batch) for one in networks)) for batch in mixed)
+        found = torch.cat([total.argmax(dim=1).to(torch.uint8).cpu() for total in sums])
+        # Back in the order of the images.
+        return torch.empty_like(found).index_copy_(0, order, found)
+
+    running = maps()
+    for network in networks:
+        use_batch_statistics(network)
+    return running, maps()
 
 
-def _maps(sums: list[Tensor], order: Tensor) -> Tensor:
-    """The likeliest classes, back in the order of the images."""
-    found = torch.cat([total.argmax(dim=1).to(torch.uint8) for total in sums])
-    maps = torch.empty_like(found)
-    maps[order] = found
-    return maps
+def _network(space: RoutingSpace, state: State) -> nn.Module:
+    with torch.device("meta"):
+        network = build(space.network, **space.arguments)
+    # The space's own tensors: nothing here writes to them.
+    network.load_state_dict(state, assign=True)
+    return network.eval()

@@ -58,11 +58,12 @@ def gather(
 ) -> Evidence:
     """Measure the class maps [N, H, W] of a candidate on the hospital's scans.
 
-    `parent` is what the hospital is served now, on the same slices. `rivals` are what the same adaptation
-    gives with another seed, or from half of the scans. `scan_index` [N] says which slices are of one scan;
-    the slices of one patient count as one scan where patients can be told. `source_warnings` is the
-    share of scans that do not look like training's, `statistics_distance` what the function of that name
-    says. `references` are what the federation says of the same slices (`consensus`); none: not measured.
+    `parent` is what the global model gives on the same slices, whatever serves the hospital now. `rivals`
+    are what the same adaptation gives with another seed, or from half of the scans. `scan_index` [N] says
+    which slices are of one scan; those of one patient count as one where patients can be told.
+    `source_warnings` is the share of scans that do not look like training's, `statistics_distance` what the
+    function of that name says. `references` are what the federation says of the same slices (`consensus`);
+    none: not measured.
 
     Raises LabelError for maps of unlike shapes, or with values that are no classes.
     """
@@ -74,19 +75,18 @@ def gather(
     comparison = Comparison.of(ours, theirs, index, classes)
     own, before = comparison.first[:, 1:].sum(axis=1), comparison.second[:, 1:].sum(axis=1)
     slices = comparison.first.sum(axis=1)
+    gains = [agreement_gain(ours, theirs, maps, index, classes, SPECK) for maps in said]
     return Evidence(
         scans=len(own),
         agreement=mean_agreement(ours, theirs, index, classes, SPECK),
         stability=min((mean_agreement(ours, other, index, classes, SPECK) for other in others), default=None),
         size_factor=_size_factor(comparison),
         emptied=float(np.mean((before >= SPECK) & (own < SPECK))),
-        giant=float(np.mean(own / slices > _largest(float((before / slices).max())))),
+        giant=float(np.mean(own / slices > largest_sound(float((before / slices).max())))),
         fragments=(mean_fragments(ours, classes) + 1) / (mean_fragments(theirs, classes) + 1),
         source_warnings=source_warnings,
         statistics_distance=statistics_distance,
-        consensus_gain=min(
-            (agreement_gain(ours, theirs, maps, index, classes, SPECK) for maps in said), default=None
-        ),
+        consensus_gain=min((gain for gain in gains if gain is not None), default=None),
     )
 
 
@@ -98,7 +98,7 @@ def _size_factor(comparison: Comparison) -> float:
     return float(np.maximum(now / before, before / now).max())
 
 
-def _largest(before: float) -> float:
+def largest_sound(before: float) -> float:
     """The share of a scan beyond which a mask is a giant, where the parent's largest one has `before`.
 
     Twice as large, but where that is most of the image, half of what is left of it.

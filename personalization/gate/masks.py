@@ -104,21 +104,21 @@ def mean_agreement(first: Maps, second: Maps, scan_index: Index, classes: int, s
 
 def agreement_gain(
     candidate: Maps, parent: Maps, reference: Maps, scan_index: Index, classes: int, speck: float
-) -> float:
+) -> float | None:
     """At least how much better the candidate agrees with the reference than its parent does, 95 % sure.
 
     The one-sided lower bound of Student's t for the mean over the scans of the difference of two Dice; scans
-    that all three find empty are left out. 0 where that leaves none, and -1, the least there is, where it
-    leaves one, which bounds nothing.
+    that all three find empty are left out. None where that leaves none of several, and -1, the least there
+    is, for one scan, or where it leaves one, which bounds nothing.
     """
     ours, theirs = (
         Comparison.of(maps, reference, scan_index, classes).agreement(speck) for maps in (candidate, parent)
     )
     seen = ~(np.isnan(ours) & np.isnan(theirs))
-    if not seen.any():
-        return 0.0
+    if not seen.any() and len(seen) > 1:
+        return None
     gains = (np.nan_to_num(ours, nan=1.0) - np.nan_to_num(theirs, nan=1.0))[seen]
-    if len(gains) == 1:
+    if len(gains) < 2:
         return -1.0
     error = gains.std(ddof=1) / np.sqrt(len(gains))
     return float(gains.mean() - special.stdtrit(len(gains) - 1, 0.95) * error)

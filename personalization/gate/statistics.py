@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from personalization.errors import StateError
+from personalization.routing.bake import bake_statistics
+from personalization.tick import Tick, no_tick
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
 # Of batch norm: what it adds to a variance before it divides by it
 _EPSILON = 1e-5
+
+
+def shift_of_statistics(
+    parent: Mapping[str, Tensor], candidate: nn.Module, images_NCHW: Tensor, tick: Tick = no_tick
+) -> float:
+    """`statistics_distance` of a parent's state and a candidate, measured anew on these images alone.
+
+    The candidate's own are drawn towards the parent's, the more the fewer images there are: two images would
+    always be near. Costs what `bake_statistics` does; the candidate is left as it was.
+    """
+    measured = bake_statistics(copy.deepcopy(candidate), images_NCHW, tick=tick)
+    return statistics_distance(parent, measured.state_dict())
 
 
 def statistics_distance(parent: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> float:

@@ -16,11 +16,12 @@ class Thresholds:
       than 2 points of Dice worse and four between 1 and 5 better: what it does for real scans is untested.
     - stability 0.8: the middle of that range, since a rival from half of the scans has also seen less. Where
       only chance differs and yet as much as between two people, chance decides. Phantoms: 0.93.
-    - consensus_gain 0: that the candidate is nearer than its parent to what the federation says, by either
-      statistics, is to be shown and not to be assumed. Of 124 phantom candidates that lost more than a
-      point of Dice the other checks, with an agreement of 0.7, let 91 through, with this one none; with
-      -0.01 it would be 5, the worst of which lost 2.0. The price: 95 of 114 that gained are refused, with
-      -0.01 81. Chosen on these; of 15 and 7 others, it let none through and refused 5.
+    - consensus_gain above 0: that the candidate is nearer than its parent to what the federation says, by
+      either statistics, is to be shown and not to be assumed; no change shows nothing. Of 124 phantom
+      candidates that lost more than a point of Dice the other checks, with an agreement of 0.7, let 91
+      through, with this one none; with -0.01 it would be 5, the worst of which lost 2.0. The price: 95 of
+      114 that gained are refused, with -0.01 81. Chosen on these; of 15 and 7 others, it let none through
+      and refused 5.
     - size_factor 2: a mask half or twice as large has a Dice of 0.67 at most, so agreement would refuse it as
       well. This names the cause, and asks it of each class over all scans together.
     - emptied 0.2: a parent's false alarms may go; a target lost in one scan of five is a target lost.

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from personalization.gate.evidence import Evidence
 from personalization.gate.thresholds import THRESHOLDS, Thresholds
 
-Bound = Literal["at least", "at most"]
+Bound = Literal["at least", "above", "at most"]
 
 
 @dataclass(frozen=True)
 class Check:
-    """One question: `value` must be at least, or at most (`bound`), `limit`.
+    """One question: `value` must be at least, above, or at most (`bound`), `limit`.
 
-    A value of None was not measured, and does not count against the candidate.
+    A value of None was not measured, and does not count against the candidate. What is no number fails; JSON
+    has None for it too, with `passed` False.
     """
 
     name: str
@@ -49,7 +51,7 @@ _MEANINGS: dict[str, tuple[Bound, str]] = {
         "Dice with the masks of the same adaptation from another seed, or from half of the scans; the lowest",
     ),
     "consensus_gain": (
-        "at least",
+        "above",
         "how much more than the parent's the masks agree with those of the federation's models together: "
         "the lower bound (95 %) over scans, with training's statistics or these scans', the lower",
     ),
@@ -68,6 +70,13 @@ _MEANINGS: dict[str, tuple[Bound, str]] = {
 }
 
 
+_HOLDS: Mapping[Bound, Callable[[float, float], bool]] = {
+    "at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+}
+
+
 def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> Verdict:
     """Hold the evidence against the thresholds."""
     return held_against(vars(evidence), vars(thresholds), _MEANINGS)
@@ -82,6 +91,6 @@ def held_against(
     checks = []
     for name, (bound, meaning) in meanings.items():
         value, limit = values[name], limits[name]
-        passed = value is None or (value >= limit if bound == "at least" else value <= limit)
+        passed = value is None or _HOLDS[bound](value, limit)
         checks.append(Check(name, value, limit, passed, meaning, bound))
     return Verdict(all(check.passed for check in checks), tuple(checks))

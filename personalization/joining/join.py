@@ -69,7 +69,8 @@ def join(
             earliest of equals.
         config: see there.
         resume: of an earlier process; everything else must be as it was then.
-        after_epoch: called with a checkpoint after step 0 and after every epoch.
+        after_epoch: called with a checkpoint after step 0 and after every epoch; on a resume with that one
+            again, since whoever was killed may not have told of it.
         tick: called before every step; it may raise, to stop.
 
     Raises:
@@ -78,8 +79,7 @@ def join(
     """
     run = _Run(network, train, validation, config, tick)
     run.begin(resume)
-    if resume is None:
-        after_epoch(run.checkpoint())
+    after_epoch(run.checkpoint())
     while not run.over:
         run.epoch()
         after_epoch(run.checkpoint())

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from personalization.errors import LabelError
 from personalization.gate import Verdict
-from personalization.gate.evidence import ROOM, SPECK
+from personalization.gate.evidence import SPECK, largest_sound
 from personalization.gate.masks import checked_index, checked_maps, mean_fragments
 from personalization.gate.verdict import Bound, held_against
 from personalization.joining.join import Joining
@@ -99,13 +99,12 @@ def judge_joining(
     labelled = np.bincount(scans, known) > 0
     target = np.bincount(scans, drawn.mean(axis=(1, 2)) * known)
     largest = float((target / slices)[labelled].max())
-    limit = max(min(2 * largest, (1 + largest) / 2), ROOM)
     best, start = joining.best.dice, joining.start.dice
     values = {
         "validation_dice": best,
         "dice_gain": None if best is None or start is None else best - start,
         "false_positives": joining.best.false_positives,
-        "giant": float(np.mean(size / slices > limit)),
+        "giant": float(np.mean(size / slices > largest_sound(largest))),
         "emptied": _emptied(size, target, labelled),
         "fragments": (mean_fragments(found, _CLASSES) + 1) / (mean_fragments(drawn[known], _CLASSES) + 1),
     }

@@ -69,7 +69,8 @@ def adapt(
     """Adapt a routed network (`route`) in place to one hospital's images; it is left at its best safe state.
 
     `after_epoch` gets a checkpoint after every epoch, step 0 included, with the network as it then is; from
-    any of them `resume` goes on bit for bit, in another process if need be. `tick` is called before every
+    any of them `resume` goes on bit for bit, in another process if need be, and gives it once more: whoever
+    was killed may not have told of it. `tick` is called before every
     step and every batch that is measured. Whatever either raises ends the adaptation at once and is passed
     on, with the network at the best safe state so far. Nothing is drawn from torch's global generator.
 
@@ -82,7 +83,7 @@ def adapt(
         run.check(resume)
     try:
         run.begin(resume)
-        if resume is None and after_epoch is not None:
+        if after_epoch is not None:
             after_epoch(run.checkpoint())
         while not run.over:
             run.epoch()

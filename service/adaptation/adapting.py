@@ -18,7 +18,8 @@ from personalization.routing.network import batches, route
 from personalization.routing.space import RoutingSpace
 from personalization.tick import Tick
 
-# Images per forward where nothing is learned: bounds the memory, and changes no result.
+# Images per forward where nothing is learned: bounds the memory. It changes no result but the coefficients of
+# pooled routers, which see the statistics of their batch.
 _BATCH = 16
 
 

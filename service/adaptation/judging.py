@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from personalization.gate import Verdict, consensus, gather, judge, statistics_distance
+from personalization.gate import Verdict, consensus, gather, judge, shift_of_statistics
 from personalization.routing.config import AdaptationConfig
 from service.adaptation.adapting import Adapted, adapt_and_merge, class_maps
 from service.adaptation.attempt import Attempt
@@ -33,7 +33,8 @@ def verdict_on(
 ) -> Verdict:
     """Gather the evidence and judge it.
 
-    Costs as much again as the adaptation twice, and two forwards of each of the federation's models.
+    Costs as much again as the adaptation twice, two forwards of each of the federation's models, and half a
+    forward of the candidate for each of its batch norms.
     """
     tick, images = attempt.tick, cohort.images
     parent = loaded.space.plain()
@@ -54,7 +55,7 @@ def verdict_on(
         scan_index=cohort.patient_of_image,
         classes=len(loaded.task.classes),
         source_warnings=cohort.warned,
-        statistics_distance=statistics_distance(parent.state_dict(), adapted.merged.state_dict()),
+        statistics_distance=shift_of_statistics(parent.state_dict(), adapted.merged, images.to(device), tick),
         references=references,
     )
     return judge(evidence)
@@ -63,7 +64,9 @@ def verdict_on(
 def _rivals(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
     """(what it is, its seed, the indices of its images)."""
     patients = cohort.patient_of_image
-    yield "another seed", config.seed + 1, np.arange(len(patients))
+    if config.passes:
+        # Where nothing is learned nothing is drawn: another seed is the same candidate once more.
+        yield "another seed", config.seed + 1, np.arange(len(patients))
     if patients.max() + 1 >= _FEWEST_PATIENTS:
         for half in (0, 1):
             # Every other patient: uploads are often sorted by date.

@@ -25,7 +25,7 @@ from service.jobs.folder import JobFolder
 from service.kinds import kind_of
 from service.kinds.routing_space import ROUTING_SPACE
 
-_BOUNDS = {"at least": "≥", "at most": "≤"}
+_BOUNDS = {"at least": "≥", "above": ">", "at most": "≤"}
 _LINEAGE = ("method", "sites", "rounds", "seed")
 
 

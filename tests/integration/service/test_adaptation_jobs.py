@@ -136,7 +136,8 @@ def test_a_hospitals_statistics_alone_are_a_candidate_too(place: Workplace) -> N
         {"running_mean", "running_var"} <= changed <= {"running_mean", "running_var", "num_batches_tracked"}
     )
     assert job.gate is not None
-    assert all(check["value"] is not None for check in job.gate["checks"])
+    # Nothing is drawn, and three patients have no halves: there is nothing to be stable against.
+    assert [check["name"] for check in job.gate["checks"] if check["value"] is None] == ["stability"]
 
 
 def test_everybody_can_follow_it(finished: Workplace) -> None:

@@ -249,7 +249,10 @@ def test_the_card_shows_curves_gate_attention_and_pictures(joined: Joined) -> No
     assert "this hospital sent none" not in page
 
 
-def test_what_was_killed_goes_on_to_the_same_weights(joined: Joined, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("checkpoint", [2, 9], ids=["of the first epoch", "of the last"])
+def test_what_was_killed_goes_on_to_the_same_weights(
+    joined: Joined, checkpoint: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     api, dead = joined.api, []
     job = ask(api, joined.cohort, options=OPTIONS).json()["id"]
     write = JobFolder.write
@@ -257,8 +260,8 @@ def test_what_was_killed_goes_on_to_the_same_weights(joined: Joined, monkeypatch
     def dies(self: JobFolder, path: Path, content: bytes) -> None:
         write(self, path, content)
         dead.append(path)
-        # After the second checkpoint, which is of the first epoch.
-        if len(dead) == 2:
+        # Before anybody is told of the epoch.
+        if len(dead) == checkpoint:
             raise LeaseLost("as if the process were gone")
 
     with monkeypatch.context() as patched:
@@ -271,7 +274,8 @@ def test_what_was_killed_goes_on_to_the_same_weights(joined: Joined, monkeypatch
     found = api.client.get(f"/jobs/{job}").json()
     assert (found["attempt"], found["result"]) == (2, joined.job["result"])
     assert [epoch["epoch"] for epoch in found["epochs"]] == list(range(9))
-    first, second = (api.store.open(f"tumour.at-dune@{number}") for number in (1, 2))
+    first, second = api.store.open("tumour.at-dune@1"), api.store.open("tumour.at-dune")
+    assert second.version > first.version
     assert first.read(WEIGHTS) == second.read(WEIGHTS)
     assert first.read(GRAPH) == second.read(GRAPH)
 

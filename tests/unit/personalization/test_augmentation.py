@@ -81,6 +81,7 @@ def test_draws_stay_within_their_range_and_depend_on_the_generator_alone() -> No
     assert not torch.equal(first[0], other[0])
     limit = math.radians(15)
     assert first[0].abs().max() <= limit
-    assert first[0].abs().max() > 0.9 * limit
+    assert first[0].max() > 0.9 * limit
+    assert first[0].min() < -0.9 * limit
     assert set(first[1].flatten().tolist()) == {-1.0, 1.0}
     assert set(Augmentation(flip=False).draw(50, torch.Generator())[1].flatten().tolist()) == {1.0}

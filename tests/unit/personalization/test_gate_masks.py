@@ -128,7 +128,11 @@ def test_the_same_gain_in_every_scan_is_certain_and_in_one_scan_is_not() -> None
 def test_a_false_alarm_that_goes_is_a_gain_and_nothing_anywhere_is_none() -> None:
     assert gain(maps(2), bar(0, 4).repeat(2, axis=0), maps(2)) == 1
     assert gain(bar(0, 4).repeat(2, axis=0), maps(2), maps(2)) == -1
-    assert gain(maps(2), maps(2), maps(2)) == 0
+    assert gather(maps(2), maps(2), [], range(2), 2, 0.0, 0.0, [maps(2)]).consensus_gain is None
+    # Of one patient nothing is known for certain, not even nothing.
+    assert gain(maps(2), maps(2), maps(2), scans=[3, 3]) == -1
+    # One reference sees something, and the other does not: what can be measured counts.
+    assert gain(maps(2), maps(2), maps(2), bar(0, 4).repeat(2, axis=0)) == 0
 
 
 def test_the_size_factor_is_that_of_the_class_that_changed_most() -> None:

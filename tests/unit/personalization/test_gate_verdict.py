@@ -45,7 +45,7 @@ def failed(verdict: Verdict) -> set[str]:
     [
         ("agreement", 0.85, 0.84),
         ("stability", 0.8, 0.79),
-        ("consensus_gain", 0.0, -0.001),
+        ("consensus_gain", 0.0, 0.0),
         ("size_factor", 2.0, 2.01),
         ("emptied", 0.2, 0.21),
         ("giant", 0.1, 0.11),
@@ -56,7 +56,9 @@ def failed(verdict: Verdict) -> set[str]:
 )
 def test_each_check_alone_decides_at_its_limit(name: str, limit: float, worse: float) -> None:
     assert getattr(THRESHOLDS, name) == limit
-    assert failed(judge(replace(GOOD, **{name: limit}))) == set()
+    # A gain is to be shown: none is not enough.
+    within = 1e-9 if name == "consensus_gain" else limit
+    assert failed(judge(replace(GOOD, **{name: within}))) == set()
     for value in (worse, math.nan):
         verdict = judge(replace(GOOD, **{name: value}))
         assert not verdict.passed
@@ -165,9 +167,19 @@ def test_planted_masks_fail_for_what_they_are() -> None:
     assert failed(verdict_of(good, np.roll(good, 5, axis=2))) == {"stability"}
 
 
+def test_a_candidate_that_finds_nothing_where_the_federation_finds_something_fails() -> None:
+    empty = np.zeros((6, 32, 32), dtype=np.uint8)
+    target = empty.copy()
+    target[:, 8:24, 8:24] = 1
+    assert failed(judge(gather(empty, empty, [empty], range(6), 2, 0.0, 0.0, [target, target]))) == {
+        "consensus_gain"
+    }
+
+
 def test_a_cohort_of_truly_empty_scans_passes_if_it_stays_empty() -> None:
     empty = np.zeros((6, 32, 32), dtype=np.uint8)
     assert judge(gather(empty, empty, [empty], range(6), 2, 0.0, 0.0)).passed
+    assert judge(gather(empty, empty, [empty], range(6), 2, 0.0, 0.0, [empty, empty])).passed
     seen = empty.copy()
     seen[:, 8:24, 8:24] = 1
     found = failed(judge(gather(seen, empty, [seen], range(6), 2, 0.0, 0.0)))
