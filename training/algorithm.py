@@ -76,8 +76,9 @@ class Group:
     """A named set of tensors that travels together.
 
     `essential` says whether a site that does not let this kind out can take part at all. When it is False,
-    such a site takes part without the group. `bounded` says of features that the method keeps the site's own
-    bounds on them (`Context.bounds`); without it they do not leave a site that has some.
+    such a site takes part without the group, and so does one that has no tensor to send. `bounded` says of
+    features that the method keeps the site's own bounds on them (`Context.bounds`); without it they do not
+    leave a site that has some.
     """
 
     name: str

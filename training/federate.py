@@ -27,6 +27,7 @@ from training.methods import FedInsConfig, methods
 from training.methods import method as find_method
 from training.phantom import phantom_of
 from training.progress import open_progress
+from training.publish import check_names, parts_of
 from training.record import RECORD_FILE, RunRecord
 from training.run import Result, Run, execute
 from training.tasks import resolve as resolve_task
@@ -135,21 +136,23 @@ def _federate(
     federation = load_federation(
         data or _phantom(store.root.parent, chosen.kinds[0]), resolve_task(task) if task else None, partition
     )
+    published = name or federation.task.name
     if isinstance(method_config, FedInsConfig):
         if method_config.routing != "instance":
             found = f"routing: '{method_config.routing}' is a control for benchmarks, expected 'instance'"
             raise ConfigurationError("what is trained here is published, and a control is not", [found])
-        method_config = method_config.pinned(store, federation.task, name or federation.task.name)
+        check_names(published, ("backbone",))
+        method_config = method_config.pinned(store, federation.task, published)
     job = Run(federation, method, method_config, run_config)
     folder = folder or store.root.parent / "runs" / job.id
     plan, sites = job.algorithm().plan(), [site.name for site in job.sites()]
-    # A store that cannot be written to is better known before the training than after it.
+    # What cannot be published, or a store that cannot be written to, is better known now than after training.
+    check_names(published, parts_of(plan, sites))
     for place in (store.root, folder):
         place.mkdir(parents=True, exist_ok=True)
     warnings: list[str] = []
     with open_progress() as progress:
-        title = f"{method} on {name or federation.task.name}"
-        progress.run_started(title, plan, sites)
+        progress.run_started(f"{method} on {published}", plan, sites)
         if federation.inferred:
             federation.task.dump(folder / TASK_FILE)
             warnings.append(
@@ -158,7 +161,7 @@ def _federate(
             )
             progress.warning(warnings[-1])
         result = execute(
-            job, folder, workers=workers, resume=resume, observer=progress, store=store, name=name
+            job, folder, workers=workers, resume=resume, observer=progress, store=store, name=published
         )
         for artefact in result.artefacts:
             progress.published(str(artefact), artefact.digest)

@@ -7,7 +7,7 @@ Publishing the same run again publishes nothing new: equal content is one versio
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 
@@ -23,6 +23,7 @@ from model_store.manifest import (
     RoutingSpaceManifest,
     SsfPoolManifest,
 )
+from model_store.reference import NAME
 from model_store.store import Store
 from model_store.task import Task
 from personalization.errors import PersonalizationError
@@ -30,8 +31,8 @@ from personalization.export import to_onnx
 from personalization.instance import InstanceAdaptive
 from personalization.networks import build, build_backbone
 from personalization.state import from_safetensors, to_safetensors
-from training.algorithm import ModelDraft, Publication
-from training.errors import PublishError
+from training.algorithm import ModelDraft, Phase, Publication, ServerStage
+from training.errors import ConfigurationError, PublishError
 
 _SOFTWARE = ("locum", "torch", "onnx", "numpy")
 
@@ -48,6 +49,31 @@ class Origin:
 def software() -> dict[str, str]:
     """The versions that an artefact's bytes may depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in _SOFTWARE}}
+
+
+def check_names(name: str, parts: Sequence[str] = ()) -> None:
+    """Know before the training what the store would refuse after it: `name`, and NAME.PART of each part.
+
+    Raises ConfigurationError.
+    """
+    names = (name, *(f"{name}.{part}" for part in parts)) if NAME.fullmatch(name) else (name,)
+    problems = [
+        f"'{found}', of {len(found)} characters: expected at most 128 letters, digits, '.', '_' and '-', "
+        "beginning with a letter or digit; take another --name"
+        for found in names
+        if not NAME.fullmatch(found)
+    ]
+    if problems:
+        raise ConfigurationError("what is trained cannot be published under this name", problems)
+
+
+def parts_of(plan: Sequence[Phase | ServerStage], sites: Sequence[str]) -> tuple[str, ...]:
+    """What a run may publish beside the artefact that is asked for by name: parts of sites, of all, and of
+    clusters, which are as many as the sites at most. Only what hospitals consent to export comes in parts.
+    """
+    if not any(isinstance(step, Phase) and step.consent for step in plan):
+        return ()
+    return (*sites, "global", f"cluster-{len(sites)}")
 
 
 def publish(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:

@@ -22,7 +22,7 @@ from training.config import MethodConfig, RunConfig
 from training.data.cases import Federation, Site
 from training.data.classified import LabelledData
 from training.data.dataset import SiteData
-from training.data.splits import split_by_patient
+from training.data.splits import check_trains, split_by_patient
 from training.engine.client import Surroundings
 from training.engine.egress import ALL_KINDS, SiteSpec
 from training.engine.folder import RunFolder
@@ -30,7 +30,7 @@ from training.engine.history import Observer, RoundEntry
 from training.engine.in_process import InProcessEngine
 from training.errors import ConfigurationError
 from training.methods import method, methods
-from training.publish import Origin, publish
+from training.publish import Origin, check_names, parts_of, publish
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,10 @@ class Run:
         return _digest(self.identity())[:16]
 
     def sites(self) -> tuple[Site[Any], ...]:
-        """The sites that take part, every case with its split. Raises ConfigurationError."""
+        """The sites that take part, every case with its split.
+
+        Raises ConfigurationError, and FederationError where a site has nobody to train on.
+        """
         known = [site.name for site in self.federation.sites]
         named = {
             "leave_out": self.settings.leave_out,
@@ -88,12 +91,14 @@ class Run:
             problems = ["leave_out: no site is left"]
         if problems:
             raise ConfigurationError("the run does not fit the federation", problems)
-        return tuple(
-            site
-            if all(case.split for case in site.cases)
-            else split_by_patient(site, self.settings.seed, test=self.settings.test, val=self.settings.val)
-            for site in kept
-        )
+        return tuple(self._split(site) for site in kept)
+
+    def _split(self, site: Site[Any]) -> Site[Any]:
+        if not all(case.split for case in site.cases):
+            return split_by_patient(site, self.settings.seed, test=self.settings.test, val=self.settings.val)
+        # Nobody there: better known now than from every round that the site would be dropped from.
+        check_trains(site)
+        return site
 
     def algorithm(self) -> Algorithm[Any]:
         """The method, made for this federation's task. Raises ConfigurationError for an unknown one, or one
@@ -143,6 +148,9 @@ def execute(
     algorithm = run.algorithm()
     if run.settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("the run cannot start", ["device: no CUDA device is available; use cpu"])
+    name = name or run.federation.task.name
+    if store is not None:
+        check_names(name, parts_of(algorithm.plan(), [site.name for site in sites]))
     run_folder = RunFolder(folder)
     with run_folder.held():
         run_folder.claim(run.identity(), resume=resume)
@@ -159,8 +167,7 @@ def execute(
         publication = algorithm.publication(outcome.server)
         artefacts: tuple[Artefact, ...] = ()
         if store is not None:
-            origin = _origin(run, sites, name or run.federation.task.name)
-            artefacts = publish(store, origin, publication)
+            artefacts = publish(store, _origin(run, sites, name), publication)
     return Result(run, publication, outcome.history, artefacts)
 
 

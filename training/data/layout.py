@@ -114,7 +114,7 @@ def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
         with path.open(newline="", encoding="utf-8-sig") as stream:
             reader = csv.DictReader(stream, skipinitialspace=True)
             columns = reader.fieldnames or []
-            lines = list(reader)
+            lines = [(reader.line_num, line) for line in reader]
     except (UnicodeDecodeError, csv.Error) as error:
         problems.append(f"{site}/{CASES}: cannot be read as CSV: {error}")
         return {}
@@ -124,8 +124,21 @@ def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
             f"found {', '.join(columns) or 'none'}"
         )
         return {}
+    twice = sorted({column for column in columns if columns.count(column) > 1})
+    if twice:
+        problems.append(
+            f"{site}/{CASES}: expected every column once, found {', '.join(twice)} more than once; "
+            "keep one of each"
+        )
+        return {}
     rows: dict[str, Row] = {}
-    for number, line in enumerate(lines, start=2):
+    for number, line in lines:
+        if None in line:  # where DictReader puts what no column is for
+            problems.append(
+                f"{site}/{CASES} line {number}: expected {len(columns)} fields, found more; "
+                "quote a field that has a comma, or name the column"
+            )
+            continue
         name, patient, split = ((line.get(c) or "").strip() for c in ("file", "patient", "split"))
         if name in rows:
             problems.append(f"{site}/{CASES} line {number}: '{name}' is named twice")

@@ -31,7 +31,14 @@ def split_by_patient(site: Site[AnyCase], seed: int, test: float = 0.2, val: flo
         count = _share(shares[split], len(open_), keep=before) if before else len(open_)
         splits |= dict.fromkeys(open_[:count], split)
         open_ = open_[count:]
-    if "train" not in splits.values():
+    assigned = site.assigned(splits)
+    check_trains(assigned)
+    return assigned
+
+
+def check_trains(site: Site[AnyCase]) -> None:
+    """Raise FederationError where none of a site's patients is in the split 'train'."""
+    if not site.of_split("train"):
         raise FederationError(
             f"site '{site.name}' has nobody to train on:",
             [
@@ -39,7 +46,6 @@ def split_by_patient(site: Site[AnyCase], seed: int, test: float = 0.2, val: flo
                 "change its cases.csv"
             ],
         )
-    return site.assigned(splits)
 
 
 def all_for_testing(site: Site[AnyCase]) -> Site[AnyCase]:

@@ -5,7 +5,8 @@ RUN/checkpoint.json          the last committed round; points at the server's sl
 RUN/history.jsonl            one line per committed round; what lies beyond the checkpoint's length is not
 RUN/server-{a,b}.safetensors the server's memory
 RUN/sites/SITE/memory-{a,b}.safetensors   the site's own memory; stays at the site
-RUN/exchange/                tensors on their way between processes; worthless after a round
+RUN/sites/SITE/failures.log  why steps of the site failed, in full; stays at the site
+RUN/exchange/                tensors on their way between processes; emptied when the run ends, or is ended
 
 Memories alternate between two slots: a step writes the slot that the last committed round does *not* point
 at, so whatever is half-written when the power goes is not referred to. Replacing checkpoint.json, by one
@@ -18,16 +19,18 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from model_store.durable import sync_folder, write_durably
 from training.algorithm import Memory
 from training.engine.tensorfile import read_tensors, write_tensors
 from training.errors import RunMismatch, TrainingError
 
 Slot = Literal["a", "b"]
+FAILURES = "failures.log"
 
 
 def other(slot: Slot | None) -> Slot:
@@ -59,6 +62,15 @@ class SiteFolder:
     def load(self, slot: Slot | None) -> Memory:
         """The memory in a slot; an empty one when the site never had any."""
         return Memory() if slot is None else Memory(*read_tensors(self._file(slot)))
+
+    def note_failure(self, text: str) -> None:
+        """Add to the site's own account of what went wrong; where that cannot be written, it is lost."""
+        with suppress(OSError):
+            self._path.mkdir(parents=True, exist_ok=True)
+            path = self._path / FAILURES
+            path.touch(mode=0o600)
+            with path.open("a", encoding="utf-8") as log:
+                log.write(f"{text}\n")
 
     def _file(self, slot: Slot) -> Path:
         return self._path / f"memory-{slot}.safetensors"
@@ -136,15 +148,23 @@ class RunFolder:
         write_tensors(self._server_file(checkpoint.server_slot), server.tensors, server.facts, durable=True)
         line = json.dumps(note).encode() + b"\n"
         path = self.root / "history.jsonl"
-        with path.open("r+b" if path.exists() else "wb") as file:
+        new = not path.exists()
+        with path.open("wb" if new else "r+b") as file:
             file.truncate(checkpoint.history_bytes)
             file.seek(checkpoint.history_bytes)
             file.write(line)
             file.flush()
             os.fsync(file.fileno())
+        if new:
+            sync_folder(self.root)
         committed = replace(checkpoint, history_bytes=checkpoint.history_bytes + len(line))
         _replace(self.root / "checkpoint.json", committed.__dict__)
         return committed
+
+    def empty_exchange(self) -> None:
+        """Remove what travelled: nothing of a site lies about for longer than its run."""
+        for path in self.exchange.glob("*"):
+            path.unlink()
 
     def take_back(self, checkpoint: Checkpoint, step: int) -> Checkpoint:
         """Undo the last committed round, which was all of plan step `step` and changed no site's memory.
@@ -168,13 +188,8 @@ class RunFolder:
 
 
 def _replace(path: Path, content: Mapping[str, Any]) -> None:
-    staged = path.with_suffix(".staged")
     try:
-        with staged.open("w") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        staged.replace(path)
+        write_durably(path, json.dumps(content).encode())
     except OSError as error:
         raise TrainingError(f"{path}: cannot be written: {error}; free some space and resume") from error
 

@@ -88,20 +88,24 @@ class InProcessEngine:
         """
         check_plan(self._plan, self._sites)
         standing = self._standing()
-        if not self._done(standing):
-            with self._pool() as pool:
-                self._load(pool)
-                rounds = Rounds(
-                    self._algorithm,
-                    self._sites,
-                    self._surroundings,
-                    pool,
-                    self._folder.exchange,
-                    participation=self._participation,
-                    observer=self._observer,
-                )
-                while not self._done(standing):
-                    standing = self._advance(standing, rounds)
+        try:
+            if not self._done(standing):
+                with self._pool() as pool:
+                    self._load(pool)
+                    rounds = Rounds(
+                        self._algorithm,
+                        self._sites,
+                        self._surroundings,
+                        pool,
+                        self._folder.exchange,
+                        participation=self._participation,
+                        observer=self._observer,
+                    )
+                    while not self._done(standing):
+                        standing = self._advance(standing, rounds)
+        finally:
+            # Not after every round: writing over files that are there is several times as fast.
+            self._folder.empty_exchange()
         return Outcome(standing.server, standing.history)
 
     def _done(self, standing: _Standing) -> bool:
@@ -118,12 +122,12 @@ class InProcessEngine:
         return _Standing(found, self._folder.server(found.server_slot), history)
 
     def _asks_again(self, found: Checkpoint, history: Sequence[RoundEntry]) -> bool:
-        """Whether hospitals changed their minds after the run: then only its last phase is run again."""
+        """Whether hospitals changed their minds after the run, or one of them failed in its last phase: then
+        only that is run again."""
         last = self._plan[-1]
         if found.step < len(self._plan) or not isinstance(last, Phase) or not last.consent or last.rounds > 1:
             return False
-        asked = {*history[-1].sites, *history[-1].dropped}
-        return asked != {site.name for site in self._sites if may_take_part(last, site)}
+        return set(history[-1].sites) != {site.name for site in self._sites if may_take_part(last, site)}
 
     def _pool(self) -> AbstractContextManager[Pool]:
         arguments = (self._algorithm, self._sites, self._surroundings, self._folder.root)

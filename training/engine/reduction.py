@@ -36,9 +36,11 @@ class Reducer:
     ) -> None:
         """Take in one site's round. A site that cannot be taken in changes nothing.
 
+        Without tensors, a group that is not essential counts as one that was not let out.
         Raises SiteFailed for tensors unlike the other sites', values that are not finite, or a weight that is
         not positive.
         """
+        uploads = {name: state for name, state in uploads.items() if state or self._groups[name].essential}
         try:
             if not 0 < weight < float("inf"):
                 raise SiteFailed(f"site {site}: expected a positive weight, found {weight}")

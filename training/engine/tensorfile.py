@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from model_store.durable import sync_folder
 from training.algorithm import State
 from training.errors import TrainingError
 
@@ -175,6 +176,7 @@ def _parsed(content: bytes) -> _Header:
 
 def _write_over(path: Path, buffers: list[memoryview], durable: bool) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    new = durable and not path.exists()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         total = 0
@@ -191,3 +193,7 @@ def _write_over(path: Path, buffers: list[memoryview], durable: bool) -> None:
             _sync(descriptor)
     finally:
         os.close(descriptor)
+    if new:
+        # A file's bytes are on the disk before its name is, and the name of a folder that was made for it.
+        sync_folder(path.parent)
+        sync_folder(path.parent.parent)

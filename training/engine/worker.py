@@ -24,9 +24,9 @@ from training.algorithm import Algorithm, Memory, Phase, State
 from training.engine.allocation import keep_freed_memory
 from training.engine.client import Surroundings, run_step
 from training.engine.egress import SiteSpec
-from training.engine.folder import SiteFolder, Slot, other
+from training.engine.folder import FAILURES, SiteFolder, Slot, other
 from training.engine.tensorfile import read_tensors, size_of, write_tensors
-from training.errors import AlgorithmError, TrainingError
+from training.errors import AlgorithmError, EgressRefused, SiteFailed, TrainingError
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,10 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a site did not deliver. `fatal`: the method is at fault, and no other round would go better."""
+    """Why a site did not deliver. It crosses, so it names no patient, but where data could not be read.
+
+    `fatal`: the method is at fault, and no other round would go better.
+    """
 
     site: str
     reason: str
@@ -117,17 +120,29 @@ class Worker:
         self._downloads: dict[str, tuple[tuple[int, int, Path], State]] = {}
 
     def answer(self, task: Task) -> Delivery | Failure:
-        """Do a task; whatever goes wrong becomes a Failure."""
+        """Do a task; whatever goes wrong becomes a Failure.
+
+        A round's failures are kept and shown: only words that were written to cross do. Any other error's may
+        name a patient's file, and stay in the site's own folder.
+        """
         try:
             return self._do(task)
         except AlgorithmError as error:
             return Failure(task.site, str(error), fatal=True)
-        except TrainingError as error:
+        except (SiteFailed, EgressRefused) as error:
             return Failure(task.site, str(error))
         except Exception as error:
             where = traceback.extract_tb(error.__traceback__)[-1]
-            reason = f"{type(error).__name__}: {error} ({Path(where.filename).name}:{where.lineno})"
-            return Failure(task.site, reason)
+            place = f"{Path(where.filename).name}:{where.lineno}"
+            if task.step is None:
+                # Data that cannot be read, before the first round: who started the run is told which.
+                own = isinstance(error, TrainingError)
+                return Failure(task.site, str(error) if own else f"{type(error).__name__}: {error} ({place})")
+            head = f"phase '{self._plan[task.step].name}', round {task.round + 1}"
+            text = "".join(traceback.format_exception(error))
+            SiteFolder(self._root, task.site).note_failure(f"{head}\n{text}")
+            told = f"see sites/{task.site}/{FAILURES} in the run's folder"
+            return Failure(task.site, f"{type(error).__name__} at {place}; {told}")
 
     def _do(self, task: Task) -> Delivery:
         started = time.perf_counter()

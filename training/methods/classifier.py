@@ -106,11 +106,6 @@ class ClassCounts:
             torch.bincount(labels, minlength=classes).double(),
         )
 
-    @classmethod
-    def from_state(cls, state: dict[str, Tensor]) -> ClassCounts:
-        """The inverse of `state`."""
-        return cls(state["right"], state["images"])
-
     def state(self) -> dict[str, Tensor]:
         """As it travels."""
         return {"right": self.right, "images": self.images}

@@ -186,14 +186,15 @@ def note_scores(
     """The server's facts, with what the sites' scores of the model that was sent come to.
 
     A site that was not there this round counts with its last score: else rounds would be compared on
-    different patients.
+    different patients. For the same reason the best is forgotten when a site is scored for the first time.
     """
-    scores = dict(facts.get("scores", {}))
+    before = facts.get("scores", {})
+    scores = dict(before)
     for site, state in result.collected.get(SCORES.name, {}).items():
         scores[site] = state["score"].tolist()
     total = Score(math.fsum(s[0] for s in scores.values()), int(sum(s[1] for s in scores.values())))
     latest = {metric: total.mean if total.patients else None, "round": rounds_done}
-    best = facts.get("best")
+    best = facts.get("best") if scores.keys() == before.keys() else None
     if total.patients and (best is None or total.mean > best[metric]):
         best = latest
     return {**facts, "scores": scores, "latest": latest, "best": best if selection == "best" else None}

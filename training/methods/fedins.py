@@ -14,10 +14,11 @@ The backbone never travels: every site reads it from its own store, checked by d
 queries of its images, which nothing that is trained changes, and makes them once.
 
 Beyond the paper: the U-Net, and centring. Its pooled bottleneck is positive, so that all queries look alike;
-the federation's mean query, a statistic, is subtracted first.
+the federation's mean query is subtracted first.
 
 Shared:  pool, keys and heads; the number of training images; Dice or accuracy on validation patients; how
-         often each entry was picked; once, the sum of the queries, and summary statistics of the scans.
+         often each entry was picked; once, summary statistics of the scans and, where queries are centred,
+         their sum and number (kind `features`, within the site's bounds, not essential).
 Stays:   images, masks, classes, queries; the backbone.
 """
 
@@ -49,13 +50,21 @@ from training.errors import SiteFailed
 from training.methods.describe import STATISTICS, describe, described, merge_described
 from training.methods.fedavg import SCORES, WEIGHTS, note_scores, score_metrics, score_state
 from training.methods.fedins_config import FedInsConfig
-from training.methods.fedins_local import PoolTraining, queries_of, score_pool, train_pool, usage_by
+from training.methods.fedins_local import (
+    PoolTraining,
+    queries_of,
+    score_pool,
+    summed_queries,
+    train_pool,
+    usage_by,
+)
 from training.methods.local import AnySiteData
 from training.methods.registry import register
 from training.methods.trees import join, part
 
-QUERIES = Group("queries", "statistics", "sum", essential=False)
-CENTRE = Group("centre", "statistics")
+# A sum and a number are a mean of what a network makes of images.
+QUERIES = Group("queries", "features", "sum", essential=False, bounded=True)
+CENTRE = Group("centre", "features")
 USAGE = Group("usage", "statistics", "sum", essential=False)
 _CENTRED = ("unet",)
 _FLOAT_BYTES = 4
@@ -79,11 +88,13 @@ class FedIns(Algorithm[AnySiteData]):
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """Describe data and queries once, train, and validate the last pool, which no round has."""
-        down = (WEIGHTS, CENTRE, USAGE) if self.config.frequency_penalty else (WEIGHTS, CENTRE)
+        once = (STATISTICS, QUERIES) if self.centred else (STATISTICS,)
+        pool = (WEIGHTS, CENTRE) if self.centred else (WEIGHTS,)
+        down = (*pool, USAGE) if self.config.frequency_penalty else pool
         return (
-            Phase("describe", 1, (), (STATISTICS, QUERIES), everyone=True),
+            Phase("describe", 1, (), once, everyone=True),
             Phase("train", self.config.rounds, down, (WEIGHTS, SCORES, USAGE)),
-            Phase("validate", 1, (WEIGHTS, CENTRE), (SCORES, USAGE), everyone=True),
+            Phase("validate", 1, pool, (SCORES, USAGE), everyone=True),
         )
 
     def initial(self, context: Context) -> Memory:
@@ -115,12 +126,17 @@ class FedIns(Algorithm[AnySiteData]):
         network = self._on(context.device)
         queries = memory.tensors or self._queries(network, data)
         if context.phase == "describe":
-            total = {"sum": queries["train"].double().sum(0), "count": torch.tensor(float(len(data.train)))}
-            uploads = {**describe(data, weight).uploads, QUERIES.name: total}
+            uploads = dict(describe(data, weight).uploads)
+            if self.centred:
+                draw = context.generator("queries")
+                patients = data.train.patients
+                uploads[QUERIES.name] = summed_queries(queries["train"], patients, context.bounds, draw)
             return ClientResult(uploads, weight, Memory(queries))
         if not len(data.train):
             raise SiteFailed("it has no image to train on")
-        network.pool.load_state_dict({**received[WEIGHTS.name], **received[CENTRE.name]})
+        # Where there is no centre, the empty pool's zeros stay.
+        centre = received.get(CENTRE.name, _split(network)[1])
+        network.pool.load_state_dict({**received[WEIGHTS.name], **centre})
         score = score_pool(
             network,
             data.val,
@@ -199,8 +215,8 @@ class FedIns(Algorithm[AnySiteData]):
         return Memory(join(states), facts)
 
     def _centre(self, server: Memory, total: State | None) -> State:
-        """The mean query of the federation's training images; as it was (zero) where it is not wanted."""
-        if not self.centred or total is None or not total["count"]:
+        """The mean query of the training images; as it was (zero) where nobody sends any."""
+        if total is None:
             return part(server.tensors, "fixed")
         return {"centre": (total["sum"] / total["count"].double()).float()}
 

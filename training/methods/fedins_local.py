@@ -5,7 +5,7 @@ Legend: N images, B of a batch, M entries, Q width of a query.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +16,11 @@ from personalization.augmentation import Augmentation, transform, transform_imag
 from personalization.instance import Answer, Delta, InstanceAdaptive, fedins_loss, random_entries, usage_of
 from personalization.metrics import foreground_dice
 from personalization.precision import Precision, products_in, widened
+from training.algorithm import State
+from training.bounds import FeatureBounds
 from training.data.dataset import SliceSet
 from training.methods.local import Examples, Score, task_loss
+from training.methods.tokens import clipped
 
 Routing = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
@@ -47,6 +50,23 @@ def queries_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Te
         if len(part)
     ]
     return torch.cat(parts) if parts else torch.empty(0, network.backbone.query_width)
+
+
+def summed_queries(
+    queries_NQ: Tensor, patients: Sequence[str], bounds: FeatureBounds, generator: torch.Generator
+) -> State:
+    """{"sum": [Q] float64, "count": []}, of which a server makes a mean; {} for too few images or patients.
+
+    `bounds` are on the site's own mean: noise of its sum is `count` times that of the mean.
+    """
+    count = len(queries_NQ)
+    if count < bounds.minimum_images or len(set(patients)) < bounds.minimum_patients:
+        return {}
+    total = clipped(queries_NQ[:, None].double(), bounds.clip).squeeze(1).sum(0)
+    if bounds.noise and bounds.clip is not None:
+        noise = torch.randn(total.shape, generator=generator, dtype=total.dtype)
+        total += bounds.noise * bounds.clip * noise
+    return {"sum": total, "count": torch.tensor(float(count))}
 
 
 def routed(

@@ -84,20 +84,20 @@ def train_locally(
         raise ValueError("there is no slice to train on")
     device = next(network.parameters()).device
     optimiser = torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, amsgrad=schedule.amsgrad)
-    per_epoch = math.ceil(len(data) / schedule.batch_size)
-    steps = schedule.epochs * per_epoch if schedule.steps is None else schedule.steps
-    endless = (batch for _ in count() for batch in _epoch(data, schedule, generator))
+    epochs = range(schedule.epochs) if schedule.steps is None else count()
+    # An epoch may have fewer batches than images would fill, so epochs are counted as epochs.
+    passes = (batch for _ in epochs for batch in _epoch(data, schedule, generator))
     network.train()
-    total = 0.0
-    for images, targets in islice(endless, steps):
+    total, done = 0.0, 0
+    for images, targets in islice(passes, schedule.steps):
         optimiser.zero_grad(set_to_none=True)
         with products_in(schedule.precision, device):
             logits = network(images.to(device))
         loss = task_loss(widened(logits), targets.to(device))
         torch.autograd.backward(loss)
         optimiser.step()
-        total += loss.item()
-    return total / max(steps, 1)
+        total, done = total + loss.item(), done + 1
+    return total / max(done, 1)
 
 
 def _epoch(data: Examples, schedule: Schedule, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:

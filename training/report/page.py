@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import jinja2
@@ -32,6 +33,10 @@ _CAPTIONS = {
     "dead_keys": "Keys that no image of a site picks.",
     "personal_val_dice": "Validation Dice of each site's own model. A dot marks the best round.",
 }
+
+
+# Scores of one model at all sites, which one round gives all of them.
+_GLOBAL = ("val_dice", "val_accuracy")
 
 
 def environment() -> jinja2.Environment:
@@ -101,10 +106,10 @@ def _tiles(record: RunRecord) -> list[tuple[str, str]]:
         (str(sum(sum(site.patients.values()) for site in record.sites)), "patients"),
         (str(len(_main_phase(record))), "rounds"),
     ]
-    for metric in _metric_names(record):
-        best = [b for site in record.sites if (b := _best(record.rounds, site.name, metric)) is not None]
-        if _is_score(metric) and best:
-            tiles.append((number(sum(best) / len(best)), f"best {heading(metric)}, mean"))
+    for metric in filter(_is_score, _metric_names(record)):
+        best = _best_mean(record, metric)
+        if best is not None:
+            tiles.append((number(best), f"best {heading(metric)}, mean"))
     tiles.append((size(sum(traffic["sent"].values()) + sum(traffic["received"].values())), "exchanged"))
     tiles.append((duration(record.seconds), "in rounds"))
     return tiles
@@ -121,6 +126,22 @@ def _values(rounds: Sequence[RoundEntry], site: str, metric: str) -> list[tuple[
 def _best(rounds: Sequence[RoundEntry], site: str, metric: str) -> float | None:
     values = [value for _, value in _values(rounds, site, metric)]
     return max(values) if values else None
+
+
+def _best_mean(record: RunRecord, metric: str) -> float | None:
+    """Mean over the sites: of a global model's scores in its best round, else of each site's own best.
+
+    A round that fewer sites scored is of other patients, and is no better for that.
+    """
+    if metric not in _GLOBAL:
+        own = [b for site in record.sites if (b := _best(record.rounds, site.name, metric)) is not None]
+        return fmean(own) if own else None
+    found = [
+        [site.metrics[metric] for site in entry.sites.values() if metric in site.metrics]
+        for entry in record.rounds
+    ]
+    most = max(map(len, found), default=0)
+    return max(fmean(values) for values in found if len(values) == most) if most else None
 
 
 def _charts(record: RunRecord) -> list[dict[str, Any]]:

@@ -14,7 +14,7 @@ from training.data.classified import LabelledData
 from training.data.federation import load_federation
 from training.data.splits import split_by_patient
 from training.engine.client import Surroundings
-from training.errors import ConfigurationError
+from training.errors import ConfigurationError, SiteFailed
 from training.methods import FedAvgConfig, FedBiCross, FedBiCrossConfig, IopFlConfig
 from training.phantom import write_federation
 from training.phantom.shapes import write_shapes
@@ -99,14 +99,16 @@ def test_a_hospital_that_keeps_its_model_in_cannot_take_part(federation, tmp_pat
         run(federation, tmp_path, egress={"fir": ("statistics",)})
 
 
-def test_a_hospital_that_drops_out_is_left_out_to_the_end(federation, tmp_path):
-    # One image of another split only: there is nothing to train on, which is a failure of that site alone.
-    fir = federation.site("fir")
-    nobody = replace(fir, cases=fir.assigned(dict.fromkeys(fir.patients, "test")).cases)
-    sites = [
-        nobody if s.name == "fir" else s.assigned(dict.fromkeys(s.patients, "train"))
-        for s in federation.sites
-    ]
+def test_a_hospital_that_drops_out_is_left_out_to_the_end(federation, tmp_path, monkeypatch):
+    train = FedBiCross._train
+
+    def fail_at_fir(method, context, seed, data):
+        if context.site == "fir":
+            raise SiteFailed("its line is down")
+        return train(method, context, seed, data)
+
+    monkeypatch.setattr(FedBiCross, "_train", fail_at_fir)
+    sites = [s.assigned(dict.fromkeys(s.patients, "train")) for s in federation.sites]
     result = run(replace(federation, sites=tuple(sites)), tmp_path)
     assert [set(entry.dropped) for entry in result.history if entry.dropped] == [{"fir"}] * 3
     assert set(result.publication.composite["assignment"]) == {"elm", "hazel"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,17 @@ def test_partial_participation_draws_sites_and_says_so(tmp_path):
     assert all(len(entry.sites) == 2 for entry in train)
     assert all(list(entry.absent.values()) == ["not drawn"] for entry in train)
     assert len({tuple(entry.sites) for entry in train}) > 1  # not always the same two
+
+
+def test_a_phase_of_everyone_draws_nobody(tmp_path):
+    class ForEveryone(Toy):
+        def plan(self):
+            train, *rest = super().plan()
+            return (replace(train, everyone=True), *rest)
+
+    outcome = run(tmp_path, three_sites(), ForEveryone(), participation=0.34)
+    train = [entry for entry in outcome.history if entry.phase == "train"]
+    assert [list(entry.sites) for entry in train] == [["A", "B", "C"]] * 3
 
 
 @pytest.mark.parametrize(
@@ -193,16 +205,66 @@ def test_consent_that_comes_later_or_goes_changes_the_export_alone(tmp_path):
     assert [path.stat().st_mtime_ns for path in files] == before  # nobody trained again
 
 
+def test_a_site_that_failed_in_the_export_is_asked_again(tmp_path):
+    sites = [site("A", 1.0, faults={-2: "raise"}, consents=True), site("B", 5.0, consents=True)]
+    first = run(tmp_path, sites)
+    assert first.history[-1].dropped == {"A": "the line is down"}
+    assert first.server.facts["trails"].keys() == {"B"}
+    a, b = (site("A", 1.0, consents=True), site("B", 5.0, consents=True))
+    second = run(tmp_path, [a, b])
+    assert second.server.facts["trails"].keys() == {"A", "B"}
+    assert [entry.phase for entry in second.history] == ["train"] * 3 + ["double"] * 2 + ["export"]
+    assert second.history[:-1] == first.history[:-1]  # nobody trained again
+    undisturbed = run(tmp_path / "undisturbed", [a, b])
+    assert second.server.facts == undisturbed.server.facts
+    assert torch.equal(second.server.tensors["w"], undisturbed.server.tensors["w"])
+
+
+def test_an_error_that_may_name_a_patient_s_file_is_told_in_the_site_s_own_folder_alone(tmp_path):
+    sites = three_sites(B={1: "bug"})
+    outcome = run(tmp_path, sites)
+    (told,) = (entry.dropped["B"] for entry in outcome.history if entry.dropped)
+    assert told.startswith("KeyError at toy_federation.py:")
+    assert told.endswith("; see sites/B/failures.log in the run's folder")
+    naming = [path for path in tmp_path.rglob("*") if path.is_file() and b"jane-doe" in path.read_bytes()]
+    assert naming == [tmp_path / "sites" / "B" / "failures.log"]
+    assert naming[0].stat().st_mode & 0o777 == 0o600
+    assert naming[0].read_text().startswith("phase 'train', round 2\nTraceback")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nothing_lies_in_the_exchange_after_a_run(tmp_path, workers):
+    """Neither of one that came to its end, nor of one that failed, nor of one that was killed before."""
+    folder = RunFolder(tmp_path)
+    fine, broken = [site("A", 1.0), site("B", 2.0)], [site(s, 1.0, faults={1: "raise"}) for s in "AB"]
+    with pytest.raises(RoundFailed):
+        run(tmp_path, broken, workers=workers)
+    assert list(folder.exchange.iterdir()) == []
+    (folder.exchange / "up-7-weights").write_bytes(b"of a round that was killed")
+    run(tmp_path, fine, workers=workers)
+    assert list(folder.exchange.iterdir()) == []
+    (folder.exchange / "up-7-weights").write_bytes(b"of a kill just after the last commit")
+    run(tmp_path, fine, workers=workers)
+    assert list(folder.exchange.iterdir()) == []
+
+
 def test_one_site_alone(tmp_path):
     outcome = run(tmp_path, [site("A", 2.0)], workers=2)
     assert outcome.server.tensors["w"][0].item() == pytest.approx(3 * 2.0 * 4)
 
 
-def test_nothing_of_a_site_crosses_before_its_consent(tmp_path):
+def test_nothing_of_a_site_crosses_before_its_consent(tmp_path, monkeypatch):
     """The trail is never in a file of the exchange folder while nobody consented to export it."""
     trail = torch.tensor([1234.5, 2469.0, 3703.5])
+    crossed, empty = b"", RunFolder.empty_exchange
+
+    def watched(folder):
+        nonlocal crossed
+        crossed += b"".join(path.read_bytes() for path in folder.exchange.glob("*"))
+        empty(folder)
+
+    monkeypatch.setattr(RunFolder, "empty_exchange", watched)
     run(tmp_path, [site("A", 1234.5)])
-    crossed = b"".join(path.read_bytes() for path in (tmp_path / "exchange").iterdir())
     assert trail[:1].numpy().tobytes() in crossed  # the last round's w did cross
     assert trail.numpy().tobytes() not in crossed
     kept = b"".join(path.read_bytes() for path in (tmp_path / "sites" / "A").iterdir())

@@ -158,6 +158,10 @@ def test_another_configuration_in_the_same_folder_is_refused_by_field(data, conf
         (("--method", "fedavg", "--leave-out", "zinnia"), ["leave_out", "zinnia", "aster, birch, cedar"]),
         (("--method", "iop-fl", "--consent", "aster,oak"), ["consent", "oak"]),
         (("--method", "fedavg", "--rounds", "0"), ["rounds", "greater than or equal to 1"]),
+        (("--method", "fedavg", "--name", "Brain MRI"), ["'Brain MRI', of 9 characters", "another --name"]),
+        (("--method", "iop-fl", "--name", "b@3"), ["'b@3'", "beginning with a letter or digit"]),
+        (("--method", "iop-fl", "--name", "b" * 120), [f"'{'b' * 120}.cluster-3', of 130 characters"]),
+        (("--method", "iop-fl", "--name", "b" * 123), [f"'{'b' * 123}.birch', of 129 characters"]),
     ],
 )
 def test_options_that_do_not_fit_are_told_in_words(data, config, tmp_path, arguments, said):

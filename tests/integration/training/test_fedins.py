@@ -129,6 +129,9 @@ def test_a_pool_for_a_unet_from_the_command_line(data, tmp_path, monkeypatch):
     refused = invoke("fedins", data, tmp_path, "--name", "pool")
     assert refused.exit_code == 2
     assert "train one: --method fedavg" in refused.output
+    refused = invoke("fedins", data, tmp_path, "--name", "a pool")
+    assert refused.exit_code == 2
+    assert "'a pool', of 6 characters: expected at most 128 letters" in refused.output
     task = load_federation(data).task
     publish(tmp_path / "store", task, unet(task), "base")
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({"method": SMALL, "run": {"seed": 4}}))

@@ -58,6 +58,8 @@ class Toy(Algorithm[ToyData]):
 
     def client_step(self, context, received, memory, data):
         if context.phase == "export":
+            if data.faults.get(-2) == "raise":
+                raise SiteFailed("the line is down")
             return ClientResult({"trail": {"trail": memory.tensors["trail"]}}, 1.0)
         w = received["weights"]["w"] + sum(data.values) / len(data.values)
         if self.noise:
@@ -66,7 +68,7 @@ class Toy(Algorithm[ToyData]):
         if fault == "raise":
             raise SiteFailed("the scanner is on fire")
         if fault == "bug":
-            raise KeyError("nothing here")
+            raise KeyError("jane-doe.nii.gz")
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "nan":

@@ -10,14 +10,18 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import Tensor
 
 from model_store.preprocessing import prepare
 from model_store.scan import decode
 from model_store.task import Task
+from personalization.networks import build, initialise
 from training.data.classified import ImageSet, LabelledData, Partition, labelled_batches, share_out
 from training.data.federation import load_federation
 from training.data.splits import split_by_patient
 from training.errors import FederationError
+from training.methods.classifier import SgdSchedule, train_classifier
+from training.methods.local import Schedule, train_locally
 from training.phantom.shapes import CLASSES, make_shape, write_shapes
 from training.phantom.shapes import HOSPITALS as SITES
 
@@ -212,7 +216,9 @@ class TestShares:
             (49, Partition(5), "49 training images cannot be shared out among 5 clients with at least 10"),
             (50, Partition(5, 0.01), "in 1000 draws"),
             (50, Partition(0), "expected clients >= 1"),
-            (50, Partition(2, -1.0), "alpha > 0"),
+            (50, Partition(2, -1.0), r"alpha .* > 0"),
+            (50, Partition(2, float("nan")), "finite, found 2, nan"),
+            (50, Partition(2, float("inf")), "finite, found 2, inf"),
         ],
     )
     def test_what_cannot_be_is_said(self, count: int, partition: Partition, says: str) -> None:
@@ -230,6 +236,17 @@ def test_a_site_without_validation_images_validates_on_its_training(tmp_path: Pa
     assert data.test.images.shape == (0, 1, 16, 16)
     assert data.statistics.count == 10
     assert sorted(set(data.train.labels.tolist())) == [1, 2]
+
+
+def test_the_guard_s_statistics_are_of_training_images_alone(tmp_path: Path) -> None:
+    root = write_shapes(tmp_path / "s", ("larch",), images_per_site=10, size=16)
+    federation = load_federation(root)
+    site = federation.sites[0]
+    trains = dict.fromkeys(site.patients[:4], "train")
+    rest = dict.fromkeys(site.patients[4:7], "val") | dict.fromkeys(site.patients[7:], "test")
+    data = LabelledData.load(site.assigned(trains | rest), federation.task)
+    assert [len(part) for part in (data.train, data.val, data.test)] == [4, 3, 3]
+    assert data.statistics.count == 4
 
 
 def image_set(count: int) -> ImageSet:
@@ -251,6 +268,30 @@ def test_an_epoch_has_every_image_once_with_its_label() -> None:
     assert [len(b[1]) for b in labelled_batches(image_set(1), 3, torch.Generator(), augment=False)] == [1]
     turned, _, chosen = next(iter(labelled_batches(data, 7, torch.Generator().manual_seed(1), augment=True)))
     torch.testing.assert_close(turned[:, 0, 4, 4], chosen.float())
+
+
+@pytest.mark.parametrize(("count", "batches"), [(4, 2), (5, 2), (6, 4)])
+def test_as_many_epochs_are_trained_as_were_asked_for(count: int, batches: int) -> None:
+    """Two of them, in batches of four; batch norm counts. The fifth image would be alone in its batch."""
+    network = initialise(build("resnet18", in_channels=1, classes=3, width=1), torch.Generator())
+    loss = train_locally(network, image_set(count), Schedule(epochs=2, batch_size=4), torch.Generator())
+    assert network.state_dict()["bn1.num_batches_tracked"] == batches
+    assert np.isfinite(loss)
+
+
+def test_the_rate_falls_to_a_tenth_at_each_milestone() -> None:
+    """A loss whose slope is 1 for each class moves the bias by the rate."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
+    seen: list[float] = []
+
+    def slope_of_one(logits: Tensor, *_: Tensor) -> Tensor:
+        seen.append(network[1].bias[0].item())
+        return logits.sum(1).mean()
+
+    schedule = SgdSchedule(8, 4, 1.0, momentum=0.0, weight_decay=0.0, milestones=(0.5, 0.75))
+    train_classifier(network, image_set(4), schedule, torch.Generator(), slope_of_one)
+    seen.append(network[1].bias[0].item())
+    np.testing.assert_allclose(-np.diff(seen), [1.0] * 4 + [0.1] * 2 + [0.01] * 2, rtol=1e-4)
 
 
 def test_shapes_differ_by_class_and_site_and_by_nothing_random() -> None:

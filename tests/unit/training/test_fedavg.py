@@ -12,9 +12,11 @@ import torch
 
 from personalization.losses import soft_dice_loss
 from personalization.networks import build
+from training.algorithm import RoundResult
 from training.data.dataset import batches
 from training.engine.reduction import Reducer
 from training.methods import FedAvg, FedAvgConfig
+from training.methods.fedavg import note_scores
 from training.methods.local import (
     Precision,
     Schedule,
@@ -47,13 +49,13 @@ def steps(algorithm, server, round_=0, phase="train"):
     }
 
 
-def plain_training(state, data, generator, epochs=1, rate=1e-3):
+def plain_training(state, data, generator, epochs=1, rate=1e-3, amsgrad=False):
     """The plain loop: a fresh Adam over shuffled, augmented batches."""
     network = build("unet", in_channels=1, classes=2, width=2)
     network.load_state_dict(state)
     # The memory layout decides in which order a convolution adds up.
     network.to(memory_format=torch.channels_last).train()
-    optimiser = torch.optim.Adam(network.parameters(), lr=rate)
+    optimiser = torch.optim.Adam(network.parameters(), lr=rate, amsgrad=amsgrad)
     for _ in range(epochs):
         for images, targets in batches(data.train, 4, generator, True):
             loss = soft_dice_loss(network(images), targets)
@@ -82,6 +84,21 @@ def test_one_round_equals_the_naive_computation(aggregation):
             torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-7)
         else:
             assert tensor.item() == local["A"][name].item() == 2  # two batches at the first site
+
+
+def test_amsgrad_is_amsgrad():
+    algorithm, server = start(CONFIG.model_copy(update={"amsgrad": True, "local_epochs": 4}))
+    before = part(server.tensors, "global")
+
+    def draw():
+        return context("train", 0, site="A").generator("train")
+
+    network = network_of(algorithm.network, before, torch.device("cpu"))
+    train_locally(network, SITES["A"].train, algorithm.schedule(0), draw())
+    expected = plain_training(before, SITES["A"], draw(), epochs=4, amsgrad=True)
+    torch.testing.assert_close(state_of(network), dict(expected), rtol=1e-6, atol=1e-7)
+    plain = plain_training(before, SITES["A"], draw(), epochs=4)
+    assert any(not torch.allclose(plain[name], expected[name], rtol=1e-5, atol=1e-6) for name in plain)
 
 
 def test_a_step_leaves_what_it_received_alone():
@@ -128,6 +145,19 @@ def test_a_site_that_is_away_counts_with_its_last_score():
         context("train", 1), server, result_of(only, mean="weights", collect=("scores",))
     )
     assert server.facts["latest"]["val_dice"] == pytest.approx((1.0 + 0.9) / 3)
+
+
+def test_the_best_round_is_chosen_among_those_scored_on_the_same_patients():
+    """B's patients are harder: a round before they count is not better for that."""
+    facts, best = {}, []
+    told = [("A", [1.8, 2.0]), ("B", [0.5, 1.0]), ("A", [1.6, 2.0]), ("B", [0.8, 1.0]), ("A", [1.6, 3.0])]
+    for round_, (site, score) in enumerate(told):
+        state = {"score": torch.tensor(score, dtype=torch.float64)}
+        result = RoundResult({}, {"scores": {site: state}}, {site: 1.0}, {})
+        facts = note_scores(facts, result, "val_dice", round_, "best")
+        best.append((facts["best"]["round"], pytest.approx(facts["best"]["val_dice"])))
+    # A false alarm is one patient more at a site that counts already.
+    assert best == [(0, 0.9), (1, 2.3 / 3), (1, 2.3 / 3), (3, 0.8), (3, 0.8)]
 
 
 def test_without_any_score_the_last_model_is_published():

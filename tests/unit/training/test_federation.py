@@ -131,6 +131,9 @@ def test_cases_csv_gives_patients_and_whole_patients_their_split(root: Path) -> 
         ("name,patient\np1_0.png,a\n", "expected the columns file, patient, split"),
         ("file\np1_0.png\np1_0.png\n", "line 3: 'p1_0.png' is named twice"),
         ("", "found none"),
+        ("file,patient\n\np1_0.png,Doe, Jane\n", "line 3: expected 2 fields, found more; quote a field"),
+        ('file,patient\n"p1_0.png","Doe,\nJane"\np1_1.png,a,val\n', "line 4: expected 2 fields, found more"),
+        ("file,patient,split,patient\np1_0.png,a,val,b\n", "found patient more than once; keep one"),
     ],
 )
 def test_a_wrong_cases_csv(root: Path, content: str, fragment: str) -> None:

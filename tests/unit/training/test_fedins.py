@@ -17,10 +17,14 @@ from personalization.precision import Precision, products_in
 from tests.unit.training import sites
 from tests.unit.training.backbones import PICTURES, publish, unet, vit
 from training.algorithm import Memory, RoundResult
+from training.bounds import FeatureBounds
 from training.data.classified import ImageSet, LabelledData
+from training.engine.client import run_step
+from training.engine.egress import SiteSpec
 from training.engine.reduction import Reducer
 from training.errors import ConfigurationError, SiteFailed
 from training.methods import FedIns, FedInsConfig
+from training.methods.fedins_local import summed_queries
 from training.methods.trees import part
 
 ENTRIES = 4
@@ -120,6 +124,22 @@ def test_bfloat16_is_for_the_products_only_and_not_for_the_choice_of_entries(sto
     torch.testing.assert_close(vars(lowered), vars(look_up(queries, keys, 3)), rtol=0, atol=0)
 
 
+def test_every_image_is_trained_and_scored_with_its_own_query(store, monkeypatch):
+    data = {"a": sites.site_data("a", 4, 4, 0)}
+    method = method_of(store)
+    server, memories = started(method, data)
+    answer, seen = InstanceAdaptive.answer, []
+
+    def watched(self, images, query=None, penalty=None):
+        torch.testing.assert_close(query, self.query(images))
+        seen.append(len(images))
+        return answer(self, images, query, penalty)
+
+    monkeypatch.setattr(InstanceAdaptive, "answer", watched)
+    step(method, server, data, memories, "train", 0)
+    assert sum(seen) == 4 + method.config.local_epochs * 4
+
+
 @pytest.mark.parametrize("aggregation", ["sample", "uniform"])
 def test_the_server_averages_pools_by_images_or_uniformly(store, aggregation):
     data = {"a": sites.site_data("a", 6, 2, 0), "b": sites.site_data("b", 2, 2, 5)}
@@ -168,6 +188,52 @@ def test_the_centre_is_the_mean_query_of_all_training_images(store):
         mine = data if task == sites.TASK else {"a": labelled("a", [0, 1])}
         server, _ = started(method_of(store, task, centre=option), mine)
         assert bool(server.tensors["fixed/centre"].any()) == centred
+
+
+def test_a_site_s_queries_are_features_that_leave_within_its_bounds_and_only_for_a_centre(store):
+    queries, patients = torch.randn(5, 3), ("p0", "p0", "p1", "p1", "p2")
+    clip = float(queries.double().norm(dim=1).sort().values[2])
+
+    def sent(**bounds):
+        draw = torch.Generator().manual_seed(3)
+        return summed_queries(queries, patients, FeatureBounds(**bounds), draw)
+
+    assert sent()["count"] == 5
+    assert torch.equal(sent()["sum"], queries.double().sum(0))
+    short = sum(query * min(1.0, clip / float(query.norm())) for query in queries.double())
+    torch.testing.assert_close(sent(clip=clip)["sum"], short)
+    noise = torch.randn(3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    torch.testing.assert_close(sent(clip=clip, noise=2.0)["sum"] / 5, (short + 2 * clip * noise) / 5)
+    assert sent(minimum_images=5, minimum_patients=3)
+    assert sent(minimum_images=6) == sent(minimum_patients=4) == {}
+
+    for task, options, kinds in (
+        (sites.TASK, {}, {"queries": "features", "statistics": "statistics"}),
+        (sites.TASK, {"centre": "no"}, {"statistics": "statistics"}),
+        (PICTURES, {}, {"statistics": "statistics"}),
+    ):
+        plan = method_of(store, task, **options).plan()
+        assert {group.name: group.kind for group in plan[0].uploads} == kinds
+        down = {group.name: group.kind for phase in plan for group in phase.downloads}
+        assert down == {"weights": "weights"} | ({"centre": "features"} if "queries" in kinds else {})
+
+
+def test_a_site_below_its_minimum_is_left_out_of_the_centre_and_the_run_goes_on(store):
+    data = {"a": sites.site_data("a", 6, 2, 0), "b": sites.site_data("b", 2, 2, 5)}
+    method = method_of(store)
+    for minimum, heard in ((2, "ab"), (3, "a"), (7, "")):
+        server, reducer = method.initial(sites.context("initial", 0, 1)), Reducer(method.plan()[0])
+        memories = {}
+        for name in data:
+            context = sites.context("describe", 0, 1, name)
+            own = SiteSpec(name, dict, bounds=FeatureBounds(minimum_images=minimum))
+            out, memories[name] = run_step(method, method.plan()[0], context, own, {}, Memory(), data[name])
+            reducer.add(name, out.uploads, out.weight, out.metrics)
+        server = method.server_step(sites.context("describe", 0, 1), server, reducer.result())
+        means = [memories[name].tensors["train"] for name in heard]
+        expected = torch.cat(means).mean(0) if means else torch.zeros(32)
+        torch.testing.assert_close(server.tensors["fixed/centre"], expected)
+        step(method, server, data, memories, "train", 0)
 
 
 def test_where_no_site_lets_statistics_out_there_is_no_centre_and_no_usage(store):

@@ -93,10 +93,21 @@ class TestReport:
             "sha256:abababababababab…",
             "learning_rate | 0.001",
             "For research use only",
-            "0.688 | best Dice, mean",  # of north's 0.75 and south's 0.625
+            "0.562 | best Dice, mean",  # of the third round: north alone did better in the second
             "9.1 kB | exchanged",
         ):
             assert fragment in text, fragment
+
+    def test_own_models_have_each_their_own_best_round(self, tmp_path: Path) -> None:
+        def own(dice: float) -> SiteEntry:
+            return SiteEntry(1.0, {"personal_val_dice": dice}, {}, {}, (), 0.1)
+
+        rounds = tuple(
+            RoundEntry("train", round_, 2, 0.1, {"north": own(north), "south": own(south)})
+            for round_, (north, south) in enumerate([(0.75, 0.25), (0.5, 0.625)])
+        )
+        text = " | ".join(read(write_report(make_record(rounds=rounds), tmp_path / "report.html")).texts)
+        assert "0.688 | best own Dice, mean" in text
 
     def test_the_same_record_gives_the_same_bytes(self, tmp_path: Path) -> None:
         first = write_report(make_record(), tmp_path / "a.html").read_bytes()

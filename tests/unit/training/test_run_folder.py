@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -38,6 +40,29 @@ def test_a_commit_can_be_taken_back(tmp_path):
     first = folder.commit(Checkpoint(1, 0, "a"), memory(1.0), {"phase": "train"})
     second = folder.commit(Checkpoint(2, 0, "b", {}, first.history_bytes), memory(2.0), {"phase": "export"})
     assert folder.take_back(second, 1) == first == folder.checkpoint()
+
+
+def test_a_name_that_is_new_is_flushed_and_so_is_every_checkpoint_s(tmp_path, monkeypatch):
+    root, flushed, fsync = tmp_path / "run", [], os.fsync
+
+    def watched(descriptor):
+        flushed.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    def in_root(work):
+        flushed.clear()
+        work()
+        return flushed.count(root.stat().st_ino)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    folder, site = RunFolder(root), SiteFolder(root, "A")
+    # The server's slot where it is new, history.jsonl where it is new, and checkpoint.json.
+    found = [
+        in_root(lambda slot=slot: folder.commit(Checkpoint(0, 1, slot), memory(1.0), {})) for slot in "aba"
+    ]
+    assert found == [3, 2, 1]
+    in_root(lambda: site.save("a", memory(1.0)))
+    assert {(root / "sites").stat().st_ino, (root / "sites" / "A").stat().st_ino} <= set(flushed)
 
 
 def test_a_site_without_memory_has_an_empty_one(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -47,8 +48,11 @@ def share_out(labels: Mapping[str, NDArray[np.int64]], partition: Partition) -> 
         f"{len(train)} training images cannot be shared out among {partition.clients} clients with at least "
         f"{LEAST_IMAGES} each"
     )
-    if partition.clients < 1 or partition.alpha <= 0:
-        raise _refused(f"expected clients >= 1 and alpha > 0, found {partition.clients}, {partition.alpha}")
+    if partition.clients < 1 or not 0 < partition.alpha < math.inf:
+        raise _refused(
+            "expected clients >= 1 and alpha (--dirichlet) > 0 and finite, "
+            f"found {partition.clients}, {partition.alpha}"
+        )
     if len(train) < LEAST_IMAGES * partition.clients:
         raise _refused(f"{too_few}; take fewer clients")
     material = hashlib.sha256(

@@ -1,0 +1,40 @@
+"""What a run is: its sites' splits, and what its id depends on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.training.sites import TASK
+from training.config import RunConfig
+from training.data.cases import Case, Federation, Site, Split
+from training.errors import FederationError
+from training.methods import FedAvgConfig
+from training.run import Run
+
+
+def run_of(**splits: tuple[Split, ...]) -> Run:
+    """A run over sites of one case per split."""
+    sites = tuple(
+        Site(
+            name,
+            tuple(Case(Path(f"{i}.png"), Path(f"{i}.png"), f"p{i}", split) for i, split in enumerate(own)),
+        )
+        for name, own in splits.items()
+    )
+    return Run(Federation(Path(), TASK, sites, False, "sha256:0"), "fedavg", FedAvgConfig(), RunConfig())
+
+
+def test_splits_that_somebody_else_drew_are_part_of_the_run() -> None:
+    """A benchmark's folds: the same data, and another result."""
+    first, second = run_of(A=("train", "test")), run_of(A=("test", "train"))
+    assert first.federation.digest == second.federation.digest
+    assert first.id != second.id
+    assert first.id == run_of(A=("train", "test")).id
+
+
+def test_a_site_whose_given_splits_leave_nobody_to_train_on_is_refused() -> None:
+    run_of(A=("train", "val"), B=("train",)).sites()
+    with pytest.raises(FederationError, match="B: none of its 2 patients is in the split 'train'"):
+        run_of(A=("train", "val"), B=("val", "test")).sites()
