@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
 
 
@@ -27,6 +29,10 @@ class FeatureBounds(BaseModel):
         if value and info.data.get("clip") is None:
             raise ValueError("noise is measured in clip / images: set clip too")
         return value
+
+    def allow(self, patients: Sequence[str]) -> bool:
+        """Whether features may leave that are of one image of each of these, who may be there repeatedly."""
+        return len(patients) >= self.minimum_images and len({*patients}) >= self.minimum_patients
 
     def stricter(self, other: FeatureBounds) -> FeatureBounds:
         """Of each bound the stricter one: the larger minimum, the smaller clip, the larger noise."""

@@ -57,16 +57,16 @@ def summed_queries(
 ) -> State:
     """{"sum": [Q] float64, "count": []}, of which a server makes a mean; {} for too few images or patients.
 
-    `bounds` are on the site's own mean: noise of its sum is `count` times that of the mean.
+    `patients` has each image's. `bounds` are on the site's own mean: noise of its sum is `count` times that
+    of the mean.
     """
-    count = len(queries_NQ)
-    if count < bounds.minimum_images or len(set(patients)) < bounds.minimum_patients:
+    if not bounds.allow(patients):
         return {}
     total = clipped(queries_NQ[:, None].double(), bounds.clip).squeeze(1).sum(0)
     if bounds.noise and bounds.clip is not None:
         noise = torch.randn(total.shape, generator=generator, dtype=total.dtype)
         total += bounds.noise * bounds.clip * noise
-    return {"sum": total, "count": torch.tensor(float(count))}
+    return {"sum": total, "count": torch.tensor(float(len(queries_NQ)))}
 
 
 def routed(

@@ -24,7 +24,7 @@ def mean_tokens(
     The clip is of an image's keys, and of its values. Sums are float64, the mean is float32. Leaves the
     network in evaluation mode.
     """
-    if len(slices) < bounds.minimum_images or len(set(slices.patients)) < bounds.minimum_patients:
+    if not bounds.allow(slices.patients):
         return {}
     network.eval()
     device = next(network.parameters()).device

@@ -34,7 +34,6 @@ _CAPTIONS = {
     "personal_val_dice": "Validation Dice of each site's own model. A dot marks the best round.",
 }
 
-
 # Scores of one model at all sites, which one round gives all of them.
 _GLOBAL = ("val_dice", "val_accuracy")
 
