@@ -50,13 +50,15 @@ def controls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 gains[site] = float(np.mean([end(long[site][s]) - end(base[site][s]) for s in seeds]))
         if gains:
             word = "a plateau" if len(gains) == len(sites) and max(gains.values()) < GAIN else "no plateau"
-            body.append([longer, *(f"{gains[site]:+.3f}" if site in gains else "–" for site in sites), word])
+            mean = f"{np.mean(list(gains.values())):+.3f}" if len(gains) == len(sites) else "–"
+            shown = (f"{gains[site]:+.3f}" if site in gains else "–" for site in sites)
+            body.append([longer, *shown, mean, word])
     if not body:
         return ["What twice the rounds would gain is not computed yet: nothing here is called a plateau."]
     return [
         "What twice the rounds gained in validation, by one seed. *A plateau* is said where that is under "
         f"{GAIN} at every site; elsewhere arms are compared at equal steps, not at their best.",
-        table(["trained", *sites, ""], body),
+        table(["trained", *sites, "mean of sites", ""], body),
     ]
 
 

@@ -18,6 +18,7 @@ from benchmarks.cross_organ_arms import (
     NO_QUERY,
     SCRATCH,
     STARTS,
+    TRAINED,
     TUNED,
     WHOLE,
     WHOLE_PBL,
@@ -32,7 +33,7 @@ from benchmarks.cross_organ_scores import (
     dice_scores,
     difference,
 )
-from benchmarks.harness import Cell, Rows
+from benchmarks.harness import Cell, Rows, key
 from benchmarks.scores import Scores
 from benchmarks.tables import table, write_page
 
@@ -58,8 +59,23 @@ def page(path: Path, cells: Sequence[Cell], command: str) -> None:
     rows = Rows(path).of(cells)
     sections = ["No cell of the profile's configuration is finished yet."]
     if rows:
-        sections = [about(rows, len(cells)), *inside(rows), *plateau(rows), *outside(rows)]
+        shown = comparable(rows, cells)
+        sections = [about(rows, len(cells))]
+        if len(shown) < len(rows):
+            sections.append("What follows is of the seeds alone that every arm has finished.")
+        sections += [*inside(shown), *plateau(shown), *outside(shown)]
     write_page(path.with_suffix(".md"), "Across organs", command, path, sections)
+
+
+def comparable(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> list[Mapping[str, Any]]:
+    """The rows of seeds that all arms have finished, and all rows while there is no such seed.
+
+    Each seed tests other patients: where arms have other seeds their means are of other patients.
+    """
+    finished = {key(row["cell"]) for row in rows}
+    arms = [cell for cell in cells if cell["trained"] in TRAINED]
+    unfinished = {cell["seed"] for cell in arms if key(cell) not in finished}
+    return [row for row in rows if row["cell"]["seed"] not in unfinished] or list(rows)
 
 
 def about(rows: Sequence[Mapping[str, Any]], cells: int) -> str:

@@ -5,17 +5,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.cross_organ import PROFILES, cells_of
 from benchmarks.cross_organ_arms import (
     FEDAVG,
     LONG_FEDAVG,
     LONG_WHOLE,
     NO_BANK,
     SCRATCH,
+    TRAINED,
     WHOLE,
     WHOLE_PBL,
 )
 from benchmarks.cross_organ_plateau import controls, plateau
-from benchmarks.cross_organ_report import inside, keep, outside
+from benchmarks.cross_organ_report import comparable, inside, keep, outside
 from benchmarks.cross_organ_scores import alarm_scores, dice_scores, difference
 
 EIGHT = "abcdefgh"
@@ -169,5 +171,17 @@ def test_a_plateau_is_where_twice_the_rounds_gain_nothing_anywhere() -> None:
         lines = controls(rows)[1].splitlines()
         return [cell.strip() for cell in lines[2].split("|")[1:-1]]
 
-    assert said(0.009) == [LONG_WHOLE, "+0.009", "-0.200", "a plateau"]
-    assert said(0.011) == [LONG_WHOLE, "+0.011", "-0.200", "no plateau"]
+    assert said(0.009) == [LONG_WHOLE, "+0.009", "-0.200", "-0.096", "a plateau"]
+    assert said(0.011) == [LONG_WHOLE, "+0.011", "-0.200", "-0.095", "no plateau"]
+
+
+def test_seeds_that_some_arms_have_not_finished_are_not_counted() -> None:
+    cells = cells_of("smoke", PROFILES["smoke"], "these patients")
+    seconds = [{**cell, "seed": 1} for cell in cells if cell["trained"] in TRAINED]
+    rows = [{"cell": cell} for cell in cells]
+    assert comparable(rows, cells) == rows
+    assert comparable([*rows, {"cell": seconds[0]}], [*cells, *seconds]) == rows
+    # Controls are no arms: a seed is whole without them.
+    assert comparable(rows[: len(TRAINED)], cells) == rows[: len(TRAINED)]
+    # A try of one arm shows what there is.
+    assert comparable(rows[1:3], cells) == rows[1:3]
