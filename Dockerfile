@@ -28,8 +28,8 @@ RUN /opt/locum/bin/pip install --constraint constraints.txt '.[postgresql]'
 FROM python:${PYTHON}-slim
 # A user without a shell or a password; its number is fixed, so that volumes can be given to it beforehand.
 RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin locum \
-    && install --directory --owner=locum --mode=0700 /var/lib/locum/state \
-    && install --directory --owner=locum --mode=0755 /var/lib/locum/store
+    && install --directory --owner=locum --mode=0755 /var/lib/locum /var/lib/locum/store \
+    && install --directory --owner=locum --mode=0700 /var/lib/locum/state
 COPY --from=build /opt/locum /opt/locum
 ENV PATH=/opt/locum/bin:$PATH \
     PYTHONUNBUFFERED=1 \

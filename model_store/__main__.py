@@ -17,7 +17,10 @@ from model_store.store import Store
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 console = Console()
 
-StoreOption = Annotated[Path, typer.Option("--store", envvar="LOCUM_STORE", help="The store's folder.")]
+StoreOption = Annotated[
+    Path,
+    typer.Option("--store", envvar="LOCUM_STORE", callback=Path.expanduser, help="The store's folder."),
+]
 Reference = Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")]
 DEFAULT_STORE = Path(".locum/store")
 # Names and reasons are other people's: nothing in them is markup, and no line is broken.

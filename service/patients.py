@@ -51,8 +51,9 @@ def other_values(label_values: Mapping[str, Iterable[int]], task: Task) -> str |
         return None
     name, values = next(iter(found.items()))
     wanted = ", ".join(str(value) for task_class in task.classes[1:] for value in task_class.values)
+    count = "1 mask counts" if len(found) == 1 else f"{len(found)} masks count"
     return (
-        f"{len(found)} masks count as drawn and without a target, though they have values besides 0 (scan "
+        f"{count} as drawn and without a target, in spite of values besides 0 (scan "
         f"'{name}': {', '.join(map(str, values))}): the target's are {wanted}; what /segment answers has "
         "class indices, to be replaced by these"
     )

@@ -20,12 +20,12 @@ from starlette.requests import ClientDisconnect, Request
 from model_store.artefact import Artefact
 from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest, RoutingSpaceManifest
-from model_store.preprocessing import prepare
+from model_store.preprocessing import check_restorable, prepare
 from model_store.scan import decode
 from service.answering import check_routing, obey_guard
 from service.answers import choose_output
 from service.context import Context
-from service.database import Job
+from service.database import Job, in_turn
 from service.jobs import records
 from service.jobs.folder import JobFolder
 from service.jobs.submission import send
@@ -86,7 +86,9 @@ class ScanRequest:
         manifest = _global_manifest(self.context, space)
         scan = decode(self.upload.read(), scan_limits(self.context.settings))
         choose_output(self.options.output, scan)
-        warnings = check(summarise(scan, prepare(scan, manifest.task)), manifest.statistics, manifest.task)
+        prepared = prepare(scan, manifest.task)
+        check_restorable(prepared.geometry, manifest.task)
+        warnings = check(summarise(scan, prepared), manifest.statistics, manifest.task)
         obey_guard(self.options, warnings, manifest.task.name)
 
     def _keep(self, space: Artefact) -> str:
@@ -145,21 +147,26 @@ async def wait_for(request: Request, context: Context, job_id: str, seconds: flo
 
 def _check_room(session: Session, settings: Settings, size: int) -> None:
     """Raise Problem 507 unless so many bytes more may wait: scans of jobs are bounded as cohorts' are."""
+    in_turn(session, records.QUEUE)
     unfinished = select(Job.id).where(Job.kind == "scan", Job.state.not_in(records.TERMINAL))
     waiting = 0
     for job_id in session.scalars(unfinished):
         # One that is over by now has none any more.
         with suppress(FileNotFoundError):
             waiting += JobFolder(settings.state_dir, job_id).input.stat().st_size
-    if waiting + size > settings.cohort_quota_bytes:
-        raise Problem(
-            507,
-            "no-room",
-            "No room for the scan",
-            f"The scans that wait for a worker have {waiting} bytes, and {size} more are beyond the "
-            f"{settings.cohort_quota_bytes} of LOCUM_COHORT_QUOTA_BYTES: send it again when GET "
-            "/jobs?state=queued names fewer.",
-        )
+    quota = settings.cohort_quota_bytes
+    if waiting + size > quota:
+        if size > quota:
+            detail = (
+                f"The scan has {size} bytes, and all that wait for a worker may have {quota} together: a "
+                "larger one needs a larger LOCUM_COHORT_QUOTA_BYTES."
+            )
+        else:
+            detail = (
+                f"The scans that wait for a worker have {waiting} bytes, and {size} more are beyond the "
+                f"{quota} of LOCUM_COHORT_QUOTA_BYTES: send it again when GET /jobs?state=queued names fewer."
+            )
+        raise Problem(507, "no-room", "No room for the scan", detail)
 
 
 def _look(context: Context, job_id: str) -> Job:

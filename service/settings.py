@@ -28,7 +28,10 @@ PREFIX = "LOCUM_"
 class Settings(BaseSettings):
     """What the API and the worker are told from outside; frozen, so that neither changes under a request."""
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, validate_default=True)
+    # Empty is how a compose file says unset, and how typer reads it.
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, validate_default=True
+    )
 
     # where things are
     store: Folder = Field(Path(".locum/store"), description="folder of the published artefacts")

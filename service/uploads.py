@@ -21,7 +21,7 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from model_store.errors import LocumStoreError
-from service.body_limit import lift
+from service.body_limit import IDLE_SECONDS, lift, stalled
 from service.errors import ServiceError
 from service.multipart import FormReader, Sink, too_large
 from service.problems import Problem
@@ -43,7 +43,7 @@ class UploadLimits:
 
     max_bytes: int
     max_files: int = 1
-    idle_seconds: float = 60.0
+    idle_seconds: float = IDLE_SECONDS
 
 
 @dataclass
@@ -228,12 +228,7 @@ async def _next_chunk(stream: AsyncIterator[bytes], idle_seconds: float) -> byte
         async with asyncio.timeout(idle_seconds):
             return await anext(stream, None)
     except TimeoutError:
-        raise Problem(
-            408,
-            "upload-stalled",
-            "The upload stalled",
-            f"Nothing arrived for {idle_seconds:g} seconds; send the scan again.",
-        ) from None
+        raise stalled(idle_seconds) from None
 
 
 async def _write(pending: list[tuple[Sink, bytes]]) -> None:

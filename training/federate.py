@@ -46,7 +46,9 @@ def federate(
         str | None,
         typer.Option(help="A task.yaml or a template's name (python -m training.tasks)."),
     ] = None,
-    out: Annotated[Path, typer.Option(envvar="LOCUM_STORE", help="The store to publish to.")] = DEFAULT_STORE,
+    out: Annotated[
+        Path, typer.Option(envvar="LOCUM_STORE", callback=Path.expanduser, help="The store to publish to.")
+    ] = DEFAULT_STORE,
     backbone: Annotated[
         str | None,
         typer.Option(help="fedins: NAME[@VERSION] in the store, or a ViT's weights (.npz, .safetensors)."),

@@ -7,7 +7,7 @@ Training and serving both take it, so they cannot drift apart. NumPy, SciPy and 
     class_map      mask -> class indices on its own grid
     label_values   mask -> the values in it; check_values holds them against a task, check_grid its grid
     restore        probabilities [S, K, H, W] -> class indices on the scan's own grid
-    Restorer       the same, batch by batch
+    Restorer       the same, batch by batch; check_restorable refuses what would be too much to keep
     display_slices the slices as a person wants to see them, at the scan's own resolution
     to_slices      a mask on the scan's own grid -> the same slices
 """
@@ -16,7 +16,7 @@ from model_store.preprocessing.display import DisplaySlices, display_slices, to_
 from model_store.preprocessing.forward import Prepared, prepare
 from model_store.preprocessing.geometry import Geometry, geometry_of
 from model_store.preprocessing.masks import check_grid, check_values, class_map, label_values, prepare_mask
-from model_store.preprocessing.restore import Restorer, restore
+from model_store.preprocessing.restore import Restorer, check_restorable, restore
 
 __all__ = [
     "DisplaySlices",
@@ -24,6 +24,7 @@ __all__ = [
     "Prepared",
     "Restorer",
     "check_grid",
+    "check_restorable",
     "check_values",
     "class_map",
     "display_slices",

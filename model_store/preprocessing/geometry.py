@@ -39,10 +39,10 @@ _DIRECTIONS: dict[Plane, tuple[str, str, str]] = {
     "sagittal": ("L", "I", "P"),
 }
 
-# 1 GiB of float32 for the network's input, and as much each for an oblique volume set upright and for its
-# probabilities: a header can announce a thin rod of a million slices, each of which would be enlarged to the
-# network's size.
-_MOST_ELEMENTS = 2**28
+# 1 GiB of float32 for the network's input, and as much each for an oblique volume set upright and, where a
+# mask is made, for its probabilities: a header can announce a thin rod of a million slices, each of which
+# would be enlarged to the network's size.
+MOST_ELEMENTS = 2**28
 
 # nibabel carries no types.
 _orientations: Any = nib.orientations
@@ -161,10 +161,8 @@ def _check(geometry: Geometry, task: Task) -> None:
     height, width = geometry.size
     elements = (count + 2 * task.neighbours) * task.channels * height * width
     if geometry.resampled:
-        # Every class of every slice is kept until the mask is made (`Restorer`); a classification makes none.
-        classes = len(task.classes) if task.kind == "segmentation" else 0
-        elements = max(elements, count * rows * columns, count * classes * height * width)
-    if elements > _MOST_ELEMENTS:
+        elements = max(elements, count * rows * columns)
+    if elements > MOST_ELEMENTS:
         raise ScanTooLarge(
             f"{count} {task.plane} slices of {rows} x {columns} voxels are too many at once for task "
             f"'{task.name}'; send a part of the volume"

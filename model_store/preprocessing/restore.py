@@ -10,12 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from model_store.preprocessing.geometry import Geometry
+from model_store.errors import ScanTooLarge
+from model_store.preprocessing.geometry import MOST_ELEMENTS, Geometry
 from model_store.preprocessing.resample import sample
 from model_store.preprocessing.slices import network_to_slices, unstacked
+from model_store.task import Task
 
 # Closer than this, rounding could decide between two classes, and both are looked at (see `_two_classes`).
 _UNDECIDED = 2e-6
+
+
+def check_restorable(geometry: Geometry, task: Task) -> None:
+    """Raise ScanTooLarge for an oblique volume of which a `Restorer` would have to keep too much."""
+    count, (height, width), classes = geometry.slices[0], geometry.size, len(task.classes)
+    if geometry.resampled and count * classes * height * width > MOST_ELEMENTS:
+        raise ScanTooLarge(
+            f"the volume is tilted by {geometry.tilt_degrees:.0f} degrees, and {classes} classes in {count} "
+            f"{task.plane} slices are too many to put back at once for task '{task.name}'; send a part of "
+            "the volume, or resample it upright"
+        )
 
 
 def restore(probabilities: NDArray[np.float32], geometry: Geometry) -> NDArray[np.uint8]:

@@ -1,6 +1,6 @@
 """What the service must remember: hospitals, what served whom, cohorts, jobs, verifications of the store."""
 
-from service.database.engine import Database
+from service.database.engine import Database, in_turn
 from service.database.job_models import Cohort, CohortMask, CohortScan, Job, JobEvent
 from service.database.models import Assignment, Base, Hospital, KeyUsage, Verification
 from service.database.schema import is_current, upgrade
@@ -17,6 +17,7 @@ __all__ = [
     "JobEvent",
     "KeyUsage",
     "Verification",
+    "in_turn",
     "is_current",
     "upgrade",
 ]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
+from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
@@ -29,6 +31,7 @@ class Database:
         else:
             # A connection that the server closed while it idled is replaced instead of failing a request.
             self.engine = create_engine(url, pool_pre_ping=True, **_PRIVATE)
+        event.listen(self.engine, "handle_error", _first_lines)
         writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         self._readers = sessionmaker(self.engine, expire_on_commit=False)
         self._writers = sessionmaker(writer, expire_on_commit=False)
@@ -57,6 +60,22 @@ class Database:
     def dispose(self) -> None:
         """Close every connection."""
         self.engine.dispose()
+
+
+def in_turn(session: Session, what: str) -> None:
+    """Wait until no other transaction has its turn at `what`, and keep it until this one of `write()` ends.
+
+    So what is counted stays as it was counted until it is added to. SQLite has one writer at a time anyway.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(zlib.crc32(what.encode()))))
+
+
+def _first_lines(context: ExceptionContext) -> None:
+    """PostgreSQL says what is wrong in a line, and then quotes the row."""
+    for error in (context.original_exception, context.sqlalchemy_exception):
+        if error is not None:
+            error.args = tuple(a.partition("\n")[0] if isinstance(a, str) else a for a in error.args)
 
 
 def _sqlite_engine(url: str) -> Engine:

@@ -17,12 +17,15 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from service.assignments import registered
-from service.database import Cohort, CohortMask, CohortScan, Database, Job
+from service.database import Cohort, CohortMask, CohortScan, Database, Job, in_turn
 from service.errors import CohortFull, CohortGone, CohortInUse, CohortUnknown, ScanNameTaken
 from service.jobs.cohort_files import CohortFolder, ScanFile, write_aside
 from service.jobs.records import TERMINAL
 from service.settings import Settings
 from service.spool import Upload
+
+QUOTA = "the bytes of cohorts"
+"""Whose turn it is to count those, and to add to them: see `in_turn`."""
 
 
 def create(session: Session, settings: Settings, hospital: str, note: str | None = None) -> Cohort:
@@ -154,6 +157,7 @@ def add_scan(
             if known is not None:
                 return known, False
             check_idle(session, cohort_id)
+            in_turn(session, QUOTA)
             _check_room(session, settings, cohort_id, upload.size)
             row = CohortScan(
                 cohort=cohort_id,

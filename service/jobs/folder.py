@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,8 +89,10 @@ class JobFolder:
 
     def delete_unfinished(self) -> None:
         """Remove what only a job that is not over needs, and what a killed worker had half written."""
-        for path in (self.checkpoint, self.input, *self.path.rglob(".*")):
-            path.unlink(missing_ok=True)
+        # Somebody may delete the whole folder meanwhile.
+        with suppress(FileNotFoundError):
+            for path in (self.checkpoint, self.input, *self.path.rglob(".*")):
+                path.unlink(missing_ok=True)
 
     def delete(self) -> None:
         """Remove every file of the job. Nothing there is no error."""

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from sqlalchemy import select
 from sqlalchemy.orm import Session
 
-from service.database import CohortMask, CohortScan, Database
+from service.database import CohortMask, CohortScan, Database, in_turn
 from service.errors import CohortUnknown, MaskTaken
 from service.jobs import cohorts
 from service.jobs.cohort_files import CohortFolder
@@ -98,6 +98,7 @@ def add_mask(
                     )
                 return known, False
             cohorts.check_idle(session, cohort_id)
+            in_turn(session, cohorts.QUOTA)
             cohorts.check_quota(session, settings, upload.size)
             made = CohortMask(
                 scan=row.id,

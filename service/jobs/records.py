@@ -19,7 +19,7 @@ from typing import Any, Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.database import Job
+from service.database import Job, in_turn
 from service.errors import IdempotencyConflict, JobUnknown, QueueFull
 from service.jobs import events
 from service.settings import Settings
@@ -28,6 +28,8 @@ Kind = Literal["adaptation", "scan"]
 State = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
 Ending = Literal["succeeded", "fell_back", "failed", "cancelled"]
 
+QUEUE = "what waits for a worker"
+"""Whose turn it is to count that, and to add to it: see `in_turn`."""
 TERMINAL: frozenset[str] = frozenset({"succeeded", "fell_back", "failed", "cancelled"})
 HELD: frozenset[str] = frozenset({"running", "cancelling"})
 """The states in which a worker holds a lease, or held one when it was last heard of."""
@@ -78,6 +80,7 @@ def create(
     Raises:
         QueueFull: as many wait as may.
     """
+    in_turn(session, QUEUE)
     check_queue(session, settings)
     now = datetime.now(UTC)
     job = Job(

@@ -77,7 +77,9 @@ class ScanList(BaseModel):
     scans: list[ScanView]
 
 
-@router.post("/hospitals/{hospital}/cohorts", status_code=201, responses=problem_responses(404, 413, 422))
+@router.post(
+    "/hospitals/{hospital}/cohorts", status_code=201, responses=problem_responses(404, 408, 413, 422)
+)
 def create_cohort(
     context: InContext, hospital: HospitalId, response: Response, body: CohortBody | None = None
 ) -> CohortView:

@@ -60,7 +60,7 @@ def get_hospital(context: InContext, hospital: HospitalId) -> HospitalView:
 
 @router.put(
     "/hospitals/{hospital}",
-    responses={201: {"model": HospitalView, "description": "Registered"}, **problem_responses(413, 422)},
+    responses={201: {"model": HospitalView, "description": "Registered"}, **problem_responses(408, 413, 422)},
 )
 def put_hospital(
     context: InContext, hospital: HospitalId, body: HospitalBody, response: Response

@@ -131,11 +131,16 @@ def get_version(context: InContext, model: ModelName, version: VersionNumber) ->
 
 
 def find_version(store: Store, model: str, version: int | str) -> Version:
-    """A version by number or digest, withdrawn or not. Raises ReferenceNotFound."""
+    """A version by number or digest, withdrawn or not.
+
+    Raises ReferenceNotFound, and why a version of this number cannot be read.
+    """
     versions = store.versions(model)
     for candidate in versions:
         if version in (candidate.artefact.version, candidate.artefact.digest):
             return candidate
+    if isinstance(version, int) and (damage := store.unreadable(model).get(version)):
+        raise damage
     known = ", ".join(str(candidate.artefact.version) for candidate in versions)
     raise ReferenceNotFound(f"'{model}@{version}' is not in the store; '{model}' has the versions {known}")
 

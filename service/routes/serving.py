@@ -130,7 +130,7 @@ def get_serving(
 
 @router.put(
     "/hospitals/{hospital}/serving/{model}",
-    responses=problem_responses(400, 404, 409, 410, 412, 413, 422, 428),
+    responses=problem_responses(400, 404, 408, 409, 410, 412, 413, 422, 428),
 )
 def put_serving(
     context: InContext,
@@ -167,7 +167,7 @@ def put_serving(
 
 @router.post(
     "/hospitals/{hospital}/serving/{model}/rollback",
-    responses=problem_responses(400, 404, 409, 410, 412, 413, 422, 428),
+    responses=problem_responses(400, 404, 408, 409, 410, 412, 413, 422, 428),
 )
 def roll_back(
     context: InContext,

@@ -144,3 +144,17 @@ def test_a_model_published_later_is_listed(
     assert client.get("/models").json() == {"models": [], "unreadable": []}
     publish_bright(tmp_path / "not-there-yet")
     assert [model["name"] for model in client.get("/models").json()["models"]] == ["bright"]
+
+
+def test_a_version_that_cannot_be_read_says_why(
+    start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
+) -> None:
+    publish_bright(tmp_path, "bright")
+    publish_bright(tmp_path, "bright", at=80)
+    (tmp_path / "bright" / "2.withdrawn.json").write_text("{")
+    api = start(tmp_path)
+    assert api.client.get("/models/bright/versions/1").status_code == 200
+    answer = api.client.get("/models/bright/versions/2")
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:locum:problem:artefact-damaged")
+    assert "its tombstone 2.withdrawn.json cannot be read" in answer.json()["detail"]
+    assert api.client.get("/models/bright/versions/3").status_code == 404

@@ -6,10 +6,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from importlib import import_module
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from model_store.artefact import Artefact
 from service.database import Job
@@ -20,6 +23,8 @@ from tests.integration.waiting import wait_for
 
 # Far longer than anything here takes, unless it hangs.
 LONG = "50"
+TILTED = np.eye(4)
+TILTED[:3, :3] = Rotation.from_euler("x", 30, degrees=True).as_matrix()
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +91,25 @@ def test_nothing_is_kept_of_what_was_waited_for(
     assert not JobFolder(api.settings.state_dir, job.id).exists
 
 
+def test_what_could_not_be_put_back_waits_for_no_worker(
+    api: Any, make_nifti: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("model_store.preprocessing.restore"), "MOST_ELEMENTS", 10_000)
+    refused = ask(api, make_nifti(np.zeros((40, 40, 8), np.uint8), TILTED))
+    assert (refused.status_code, refused.json()["type"]) == (413, "urn:locum:problem:scan-too-large")
+    assert "the volume is tilted by 30 degrees" in refused.json()["detail"]
+    assert queued(api) == []
+
+
 def test_scans_that_wait_have_the_room_of_all_cohorts_and_no_more(api: Any, scan: bytes) -> None:
     accepted = [ask(api, scan) for _ in range(2)]
     assert [answer.status_code for answer in accepted] == [202, 202]
     refused = ask(api, scan)
     assert (refused.status_code, refused.json()["type"]) == (507, "urn:locum:problem:no-room")
     assert f"have {2 * len(scan)} bytes" in refused.json()["detail"]
+    assert "names fewer" in refused.json()["detail"]
+    larger = scan + bytes(2 * len(scan))  # what follows an image is no part of it
+    assert f"may have {2 * len(scan)} together: a larger one needs" in ask(api, larger).json()["detail"]
     kept = {job.id for job in queued(api)}
     assert {folder.name for folder in api.settings.jobs.iterdir()} == kept
     api.client.delete(accepted[0].headers["location"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import itertools
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,18 @@ def test_an_oblique_volume_gives_the_true_mask(
         affine, shape, _ = stored_as(affine, shape, (2, 0, 1), (1, 0, 1))
     voxels, _ = make_volume(SCANNERS["aster"], PATIENT, affine, shape)
     assert_true(segment(api, voxels, affine), affine, least_dice=0.85)
+
+
+def test_an_oblique_volume_that_is_too_much_to_put_back_is_refused(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(import_module("model_store.preprocessing.restore"), "MOST_ELEMENTS", 10_000)
+    for degrees, status in ((8, 200), (20, 413)):
+        affine = affine_of(turned(degrees, (1, 0, 0)), (2.0, 2.0, 3.4), SHAPE)
+        voxels, _ = make_volume(SCANNERS["aster"], PATIENT, affine, SHAPE)
+        answer = api.segment(nib.Nifti1Image(voxels, affine).to_bytes())
+        assert answer.status_code == status, answer.text
+    assert "the volume is tilted by 20 degrees" in answer.json()["detail"]
 
 
 def test_another_resolution_gives_the_true_mask(api: Any) -> None:

@@ -131,7 +131,9 @@ def test_fedavg_with_another_name_twice_is_one_version(data, config, tmp_path):
 
 @pytest.mark.usefixtures("no_pages")
 def test_the_service_s_store_is_the_default_and_the_phantom_lies_beside_it(config, tmp_path, monkeypatch):
-    monkeypatch.setenv("LOCUM_STORE", str(tmp_path / "served"))
+    # As the service reads it.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("LOCUM_STORE", "~/served")
     fewer = [part for site in ("birch", "cedar", "dune") for part in ("--leave-out", site)]
     done = invoke("--method", "fedavg", "--config", config, "--rounds", 1, "--workers", 0, *fewer)
     assert done.exit_code == 0, done.output

@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.errors import ScanTooLarge
-from model_store.preprocessing import Restorer, geometry_of, restore
+from model_store.preprocessing import Restorer, check_restorable, geometry_of, restore
 from model_store.scan import Scan
 from model_store.task import Task
 
@@ -58,15 +58,20 @@ def test_batches_of_a_tilted_volume_have_the_same_classes() -> None:
             restorer.add(probable(4, classes, size))
 
 
-def test_every_class_of_a_tilted_volume_counts() -> None:
+def test_every_class_of_a_tilted_volume_counts_where_a_mask_is_made() -> None:
     shape, size = (64, 64, 128), (512, 512)
     scan = tilted(shape)
     slices = geometry_of(scan, segmenting(2, size)).slices[0]
     fitting = 2**28 // (slices * 512 * 512)
-    assert geometry_of(scan, segmenting(fitting, size)).resampled
-    with pytest.raises(ScanTooLarge, match=f"{slices} axial slices"):
-        geometry_of(scan, segmenting(fitting + 1, size))
-    # Upright, each slice is decided as it comes; and a classification keeps no pixels.
-    assert not geometry_of(tilted(shape, 0), segmenting(fitting + 1, size)).resampled
-    names = tuple(f"finding {i}" for i in range(fitting + 1))
-    assert geometry_of(scan, Task(name="f", kind="classification", class_names=names, size=size)).resampled
+    most = segmenting(fitting, size)
+    check_restorable(geometry_of(scan, most), most)
+    # Training, and adapting, make no mask of it.
+    more = segmenting(fitting + 1, size)
+    tilt = geometry_of(scan, more)
+    assert tilt.resampled
+    with pytest.raises(
+        ScanTooLarge, match=f"tilted by 30 degrees, and {fitting + 1} classes in {slices} axial"
+    ):
+        check_restorable(tilt, more)
+    # Upright, each slice is decided as it comes.
+    check_restorable(geometry_of(tilted(shape, 0), more), more)

@@ -251,3 +251,9 @@ def test_prune_deletes_only_what_nobody_can_open(store: Store) -> None:
         assert list(area.iterdir()) == [being_written]
     assert store.open("brain") == kept
     assert store.versions("brain")[1].withdrawn is not None
+
+
+def test_sources_of_attention_are_told_apart() -> None:
+    assert model(sources=("own", "A")).sources == ("own", "A")
+    with pytest.raises(ValidationError, match="sources: expected names that differ, found own, A, own"):
+        model(sources=("own", "A", "own"))

@@ -3,6 +3,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
+import traceback
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
@@ -13,9 +15,10 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
-from service.database import Assignment, Base, Database, Hospital, is_current, upgrade
+from service.database import Assignment, Base, CohortScan, Database, Hospital, in_turn, is_current, upgrade
 from service.database.schema import configuration
 from service.errors import DatabaseNotMigrated
+from tests.unit.service.cohort_bench import Bench
 
 
 def test_the_migrations_make_the_tables_that_the_models_describe(database: Database) -> None:
@@ -223,3 +226,55 @@ def test_no_error_says_what_a_statement_was_to_write(database: Database) -> None
     with pytest.raises(IntegrityError) as refused, database.write() as session:
         session.add(Hospital(id="north", name="mueller_anna", site=None, created_at=now, updated_at=now))
     assert "mueller" not in str(refused.value)
+
+
+def test_nor_does_what_the_database_quotes_of_the_row(bench: Bench) -> None:
+    """PostgreSQL does so in lines of their own."""
+    scan = {
+        "cohort": bench.cohort,
+        "sha256": "0",
+        "size": 1,
+        "format": "png",
+        "created_at": datetime.now(UTC),
+    }
+    with pytest.raises(IntegrityError) as refused, bench.database.write() as session:
+        session.add_all([CohortScan(name="mueller_anna", **scan), CohortScan(name="mueller_anna", **scan)])
+    assert "mueller" not in str(refused.value)
+    assert "mueller" not in str(refused.value.orig)
+    assert "unique" in str(refused.value).lower()
+
+
+def test_of_a_databases_words_the_first_line_is_told(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/locum.db")
+    # SQLite's messages have one line, but for those of a trigger.
+    said = "first line\nDETAIL:  Key (name)=(mueller_anna)"
+    with database.write() as session:
+        session.execute(text("CREATE TABLE t (name TEXT)"))
+        trigger = f"CREATE TRIGGER no BEFORE INSERT ON t BEGIN SELECT RAISE(ABORT, '{said}'); END"
+        session.connection().exec_driver_sql(trigger)
+    with pytest.raises(IntegrityError) as refused, database.write() as session:
+        session.execute(text("INSERT INTO t VALUES ('a')"))
+    assert "first line" in str(refused.value)
+    assert "mueller" not in "".join(traceback.format_exception(refused.value))
+    database.dispose()
+
+
+def test_who_counts_and_adds_has_its_turn(database: Database) -> None:
+    def count_and_add(name: str) -> None:
+        with database.write() as session:
+            in_turn(session, "hospitals")
+            count = session.scalar(text("SELECT count(*) FROM hospital"))
+            # Long enough for the others to count the same, if they could.
+            time.sleep(0.02)
+            now = datetime.now(UTC)
+            fields = {"name": f"{count}", "site": None, "created_at": now, "updated_at": now}
+            session.add(Hospital(id=name, **fields))
+
+    threads = [threading.Thread(target=count_and_add, args=(f"h{n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with database.read() as session:
+        found = [row[0] for row in session.execute(text("SELECT name FROM hospital WHERE id LIKE 'h%'"))]
+    assert sorted(found, key=int) == [str(n) for n in range(2, 8)]

@@ -94,6 +94,19 @@ def test_a_jobs_folder_is_private_and_its_result_whole_or_not_there(tmp_path: Pa
     assert not folder.exists
 
 
+def test_a_folder_may_go_while_it_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = JobFolder(tmp_path, "a" * 32)
+    folder.write(folder.input, b"of a patient")
+
+    def gone(*_: object) -> list[Path]:
+        folder.delete()
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "rglob", gone)
+    folder.delete_unfinished()
+    assert not folder.exists
+
+
 @pytest.mark.parametrize("job_id", ["../../etc", "", "A" * 32, "a" * 33])
 def test_what_is_no_id_makes_no_folder(tmp_path: Path, job_id: str) -> None:
     with pytest.raises(ValueError, match="no id of a job"):
@@ -110,8 +123,15 @@ def test_a_cohort_that_cannot_be_deleted_keeps_no_other(
         session.execute(update(Cohort).where(Cohort.id == stuck).values(expires_at=OLD - timedelta(days=1)))
     # No folder, so that removing it as one is an OSError, for root too.
     (bench.settings.cohorts / stuck).write_bytes(b"")
+    odd = bench.settings.cohorts / ".incoming" / "odd"
+    odd.mkdir(parents=True, exist_ok=True)
+    os.utime(odd, (0, 0))
+    of_nobody = bench.settings.cohorts / ("0" * 32) / "scan"
+    of_nobody.parent.mkdir()
+    of_nobody.write_bytes(b"of no cohort")
     expire(bench.database, bench.settings)
     assert list(bench.files()) == [stuck]
+    assert "what was left half written cannot be deleted" in caplog.text
     assert f"the scans of cohort {stuck} cannot be deleted: NotADirectoryError" in caplog.text
     with bench.database.read() as session:
         assert cohorts.get(session, "north", bench.cohort).deleted_at is not None

@@ -29,6 +29,9 @@ def test_masks_that_look_like_class_indices_are_told_of() -> None:
     assert said is not None
     assert said.startswith("2 masks count as drawn and without a target")
     assert "(scan 'a': 1): the target's are 2;" in said
+    one = other_values({"a": [0, 1]}, TASK)
+    assert one is not None
+    assert one.startswith("1 mask counts as drawn and without a target")
 
 
 def test_no_patient_is_on_both_sides_and_both_sides_have_a_target() -> None:

@@ -30,6 +30,14 @@ def test_a_relative_path_is_fixed_when_it_is_read(monkeypatch: pytest.MonkeyPatc
     assert settings.store == tmp_path / "artefacts"
 
 
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("LOCUM_STORE", "LOCUM_REDIS_URL", "LOCUM_PORT"):
+        monkeypatch.setenv(name, "")
+    settings = Settings()
+    assert (settings.store, settings.redis_url, settings.port) == (tmp_path / ".locum/store", None, 8000)
+
+
 def test_what_is_given_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCUM_PORT", "9000")
     assert Settings().port == 9000

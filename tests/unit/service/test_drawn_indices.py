@@ -1,0 +1,56 @@
+"""Who draws class indices where a task's own values are expected is told so, before a job and in it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from model_store.task import Task
+from service.adaptation.labelled import drawn_in
+from service.jobs import masks
+from service.kinds.cross_attention import check
+from service.problems import Problem
+from service.spool import Upload
+from tests.unit.service.cohort_bench import Bench
+
+TASK = Task(name="tumour", labels={"tumour": (2,)}, background=(0, 1), size=(32, 32))
+SAID = "what /segment answers has class indices"
+
+
+def draw(bench: Bench, **values: list[int]) -> None:
+    """A scan of each name, with a mask that has these values."""
+    for name, found in values.items():
+        bench.add(name, name.encode())
+        where = (bench.database, bench.settings, "north", bench.cohort)
+        with bench.database.read() as session:
+            scan = masks.check_room(session, bench.settings, "north", bench.cohort, name, 1)
+        with Upload(bench.settings.spool) as upload:
+            upload.write(f"mask of {name}".encode())
+            masks.add_mask(*where, scan, upload, masks.DecodedMask("png", found))
+
+
+def test_where_nothing_can_be_learned_the_refusal_says_why(bench: Bench) -> None:
+    draw(bench, a=[0, 1], b=[0, 1])
+    parent: Any = SimpleNamespace(manifest=SimpleNamespace(task=TASK, lineage=SimpleNamespace(sites=())))
+    with bench.database.read() as session, pytest.raises(Problem, match=SAID) as refused:
+        check(session, parent, bench.cohort)
+    assert refused.value.status == 422
+
+
+def test_where_something_can_the_job_warns(bench: Bench) -> None:
+    draw(bench, a=[0, 1], b=[0, 2], c=[0, 2])
+    warnings: list[str] = []
+    attempt: Any = SimpleNamespace(
+        job=SimpleNamespace(cohort=bench.cohort),
+        database=bench.database,
+        settings=bench.settings,
+        warn=warnings.append,
+    )
+    files, split = drawn_in(attempt, TASK, 0.5, 0)
+    assert sorted(files) == ["a", "b", "c"]
+    assert {*split.train, *split.validation} == {"a", "b", "c"}
+    (warning,) = warnings
+    assert warning.startswith("1 mask counts")
+    assert SAID in warning
