@@ -43,6 +43,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+import numpy as np
 import torch
 
 from model_store.guard import ReferenceStatistics
@@ -120,13 +121,18 @@ class Memory:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+def _no_key(purpose: str) -> np.random.Generator:
+    raise TypeError(f"noise for '{purpose}': an engine gives it to the steps of a site, and to no other")
+
+
 @dataclass(frozen=True)
 class Context:
     """Where a step finds itself. `round` counts from 0 within its phase or stage.
 
     `generator(purpose)` gives a fresh CPU generator that depends on the run's seed, the phase, the round, the
     site and the purpose, and on nothing else: the same call gives the same numbers again. `bounds` are the
-    site's own, on features that leave it.
+    site's own, on features that leave it. `noise(purpose)` draws what is to hide something in them: from a
+    key of the site's too, since the seed is published, and whoever knows it could subtract the noise again.
     """
 
     phase: str
@@ -136,6 +142,7 @@ class Context:
     generator: Callable[[str], torch.Generator]
     site: str | None = None
     bounds: FeatureBounds = NO_BOUNDS
+    noise: Callable[[str], np.random.Generator] = _no_key
 
 
 @dataclass(frozen=True)

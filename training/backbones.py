@@ -36,7 +36,7 @@ from personalization.networks import Backbone, build_backbone
 from personalization.networks.vit_weights import vit_from_published
 from personalization.state import State, from_safetensors, to_safetensors
 from training.errors import ConfigurationError
-from training.publish import software
+from training.publish import check_names, software
 
 _NETWORK: Mapping[Kind, str] = {"segmentation": "unet", "classification": "vit"}
 _FILES = (".npz", ".safetensors")
@@ -100,7 +100,9 @@ def find_backbone(store: Store, asked: str | None, task: Task, name: str) -> Fro
 
 
 def publish_weights(store: Store, path: Path, task: Task, name: str) -> Artefact:
-    """Published weights of a ViT as the part `NAME.backbone`. Raises ConfigurationError naming the file."""
+    """Published weights of a ViT as the part `NAME.backbone`. Raises ConfigurationError naming the file, or
+    the part."""
+    check_names(name, ("backbone",))
     if task.kind != "classification":
         raise ConfigurationError(
             f"{path} cannot be the backbone", [f"a ViT classifies, and '{task.name}' is a {task.kind}"]

@@ -143,18 +143,17 @@ def _federate(
         if method_config.routing != "instance":
             found = f"routing: '{method_config.routing}' is a control for benchmarks, expected 'instance'"
             raise ConfigurationError("what is trained here is published, and a control is not", [found])
-        check_names(published, ("backbone",))
         method_config = method_config.pinned(store, federation.task, published)
     job = Run(federation, method, method_config, run_config)
     folder = folder or store.root.parent / "runs" / job.id
-    plan, sites = job.algorithm().plan(), [site.name for site in job.sites()]
+    plan, sites = job.algorithm().plan(), job.specs()
     # What cannot be published, or a store that cannot be written to, is better known now than after training.
     check_names(published, parts_of(plan, sites))
     for place in (store.root, folder):
         place.mkdir(parents=True, exist_ok=True)
     warnings: list[str] = []
     with open_progress() as progress:
-        progress.run_started(f"{method} on {published}", plan, sites)
+        progress.run_started(f"{method} on {published}", plan, [site.name for site in sites])
         if federation.inferred:
             federation.task.dump(folder / TASK_FILE)
             warnings.append(

@@ -32,6 +32,7 @@ from personalization.instance import InstanceAdaptive
 from personalization.networks import build, build_backbone
 from personalization.state import from_safetensors, to_safetensors
 from training.algorithm import ModelDraft, Phase, Publication, ServerStage
+from training.engine.egress import SiteSpec
 from training.errors import ConfigurationError, PublishError
 
 _SOFTWARE = ("locum", "torch", "onnx", "numpy")
@@ -67,13 +68,15 @@ def check_names(name: str, parts: Sequence[str] = ()) -> None:
         raise ConfigurationError("what is trained cannot be published under this name", problems)
 
 
-def parts_of(plan: Sequence[Phase | ServerStage], sites: Sequence[str]) -> tuple[str, ...]:
-    """What a run may publish beside the artefact that is asked for by name: parts of sites, of all, and of
-    clusters, which are as many as the sites at most. Only what hospitals consent to export comes in parts.
+def parts_of(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -> tuple[str, ...]:
+    """What a run may publish beside the artefact that is asked for by name: parts of the sites that consent,
+    of all, and of clusters, which are as many as the sites at most.
     """
     if not any(isinstance(step, Phase) and step.consent for step in plan):
         return ()
-    return (*sites, "global", f"cluster-{len(sites)}")
+    clusters = any(step.name == "cluster" for step in plan)
+    last = f"cluster-{len(sites)}" if clusters else "global"
+    return (*(site.name for site in sites if site.consents), last)
 
 
 def publish(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:

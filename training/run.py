@@ -93,6 +93,21 @@ class Run:
             raise ConfigurationError("the run does not fit the federation", problems)
         return tuple(self._split(site) for site in kept)
 
+    def specs(self) -> tuple[SiteSpec, ...]:
+        """The same sites, as an engine knows them. Raises as `sites`."""
+        settings = self.settings
+        return tuple(
+            SiteSpec(
+                site.name,
+                loader(self, site),
+                frozenset(settings.egress.get(site.name, ALL_KINDS)),
+                settings.consent == "all" or site.name in settings.consent,
+                len(site.cases),
+                settings.feature_bounds.get(site.name, NO_BOUNDS),
+            )
+            for site in self.sites()
+        )
+
     def _split(self, site: Site[Any]) -> Site[Any]:
         if not all(case.split for case in site.cases):
             return split_by_patient(site, self.settings.seed, test=self.settings.test, val=self.settings.val)
@@ -144,19 +159,19 @@ def execute(
     Raises:
         TrainingError: see `training.errors`; RunMismatch when the folder holds another run.
     """
-    sites = run.sites()
+    specs = run.specs()
     algorithm = run.algorithm()
     if run.settings.device == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("the run cannot start", ["device: no CUDA device is available; use cpu"])
     name = name or run.federation.task.name
     if store is not None:
-        check_names(name, parts_of(algorithm.plan(), [site.name for site in sites]))
+        check_names(name, parts_of(algorithm.plan(), specs))
     run_folder = RunFolder(folder)
     with run_folder.held():
         run_folder.claim(run.identity(), resume=resume)
         engine = InProcessEngine(
             algorithm,
-            _specs(run, sites),
+            specs,
             Surroundings(run.settings.seed, run.settings.device, run.settings.threads),
             run_folder,
             workers=(os.cpu_count() or 1) if workers is None else workers,
@@ -167,7 +182,7 @@ def execute(
         publication = algorithm.publication(outcome.server)
         artefacts: tuple[Artefact, ...] = ()
         if store is not None:
-            artefacts = publish(store, _origin(run, sites, name), publication)
+            artefacts = publish(store, _origin(run, specs, name), publication)
     return Result(run, publication, outcome.history, artefacts)
 
 
@@ -179,22 +194,7 @@ def loader(run: Run, site: Site[Any]) -> Callable[[], Any]:
     return partial(SiteData.load, site, task, keep_empty=run.settings.keep_empty)
 
 
-def _specs(run: Run, sites: Sequence[Site[Any]]) -> list[SiteSpec]:
-    consent = run.settings.consent
-    return [
-        SiteSpec(
-            site.name,
-            loader(run, site),
-            frozenset(run.settings.egress.get(site.name, ALL_KINDS)),
-            consent == "all" or site.name in consent,
-            len(site.cases),
-            run.settings.feature_bounds.get(site.name, NO_BOUNDS),
-        )
-        for site in sites
-    ]
-
-
-def _origin(run: Run, sites: Sequence[Site[Any]], name: str) -> Origin:
+def _origin(run: Run, sites: Sequence[SiteSpec], name: str) -> Origin:
     return Origin(
         name,
         run.federation.task,

@@ -133,7 +133,8 @@ def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
         return {}
     rows: dict[str, Row] = {}
     for number, line in lines:
-        if None in line:  # where DictReader puts what no column is for
+        # None is where DictReader puts what no column is for.
+        if any(field.strip() for field in line.get(None) or ()):
             problems.append(
                 f"{site}/{CASES} line {number}: expected {len(columns)} fields, found more; "
                 "quote a field that has a comma, or name the column"

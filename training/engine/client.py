@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from training.algorithm import Algorithm, Context, Memory, Phase, State
 from training.engine.egress import Outgoing, SiteSpec, let_out
-from training.engine.seeds import generator
+from training.engine.seeds import generator, keyed
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,14 @@ def run_step(
     received: Mapping[str, State],
     memory: Memory,
     data: Any,
+    key: Callable[[], bytes],
 ) -> tuple[Outgoing, Memory | None]:
     """One client step within the site's own bounds, and its egress policy over what it sends. Raises as they
-    do."""
-    result = algorithm.client_step(replace(context, bounds=site.bounds), received, memory, data)
+    do. `key` gives the site's own, if there is noise to draw from it."""
+
+    def noise(purpose: str) -> np.random.Generator:
+        return keyed(key(), phase.name, context.round, site.name, purpose)
+
+    context = replace(context, bounds=site.bounds, noise=noise)
+    result = algorithm.client_step(context, received, memory, data)
     return let_out(phase, site, result), result.memory

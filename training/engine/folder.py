@@ -6,6 +6,7 @@ RUN/history.jsonl            one line per committed round; what lies beyond the 
 RUN/server-{a,b}.safetensors the server's memory
 RUN/sites/SITE/memory-{a,b}.safetensors   the site's own memory; stays at the site
 RUN/sites/SITE/failures.log  why steps of the site failed, in full; stays at the site
+RUN/sites/SITE/key           what its noise is drawn from, where it adds some; stays at the site
 RUN/exchange/                tensors on their way between processes; emptied when the run ends, or is ended
 
 Memories alternate between two slots: a step writes the slot that the last committed round does *not* point
@@ -18,6 +19,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -63,13 +65,22 @@ class SiteFolder:
         """The memory in a slot; an empty one when the site never had any."""
         return Memory() if slot is None else Memory(*read_tensors(self._file(slot)))
 
+    def key(self) -> bytes:
+        """The site's own, which nobody else can guess; made when it is first asked for."""
+        path = self._path / "key"
+        if not path.exists():
+            self._path.mkdir(parents=True, exist_ok=True)
+            write_durably(path, secrets.token_bytes(32), mode=0o600)
+        return path.read_bytes()
+
     def note_failure(self, text: str) -> None:
         """Add to the site's own account of what went wrong; where that cannot be written, it is lost."""
         with suppress(OSError):
             self._path.mkdir(parents=True, exist_ok=True)
             path = self._path / FAILURES
             path.touch(mode=0o600)
-            with path.open("a", encoding="utf-8") as log:
+            # A file name need not be text.
+            with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
                 log.write(f"{text}\n")
 
     def _file(self, slot: Slot) -> Path:

@@ -1,7 +1,7 @@
 """The in-process engine: a federation on one machine, its sites in worker processes.
 
-The result depends on the algorithm, the sites and the seed; not on the number of workers, on which site is
-done first, or on how often the run was killed and resumed.
+The result depends on the algorithm, the sites and the seed, and on the sites' keys where they add noise; not
+on the number of workers, on which site is done first, or on how often the run was killed and resumed.
 """
 
 from __future__ import annotations

@@ -156,8 +156,9 @@ class Worker:
         context = self._surroundings.context(phase.name, task.round, phase.rounds, task.site)
         received = {name: self._download(task, name, path) for name, path in (task.received or {}).items()}
         memory = self._recall(task)
+        own = SiteFolder(self._root, task.site)
         outgoing, new = run_step(
-            self._algorithm, phase, context, site, received, memory, self._data[task.site]
+            self._algorithm, phase, context, site, received, memory, self._data[task.site], own.key
         )
         files = {name: task.upload.with_name(f"{task.upload.name}-{name}") for name in outgoing.uploads}
         for name, state in outgoing.uploads.items():
@@ -165,7 +166,7 @@ class Worker:
         slot = task.slot
         if new is not None:
             slot = other(task.slot)
-            SiteFolder(self._root, task.site).save(slot, new)
+            own.save(slot, new)
             self._memories[task.site] = (slot, new)
         sent = {name: size_of(state) for name, state in outgoing.uploads.items()}
         return Delivery(

@@ -186,7 +186,7 @@ def note_scores(
     """The server's facts, with what the sites' scores of the model that was sent come to.
 
     A site that was not there this round counts with its last score: else rounds would be compared on
-    different patients. For the same reason the best is forgotten when a site is scored for the first time.
+    different patients. For the same reason the best is forgotten when patients are scored for the first time.
     """
     before = facts.get("scores", {})
     scores = dict(before)
@@ -194,7 +194,8 @@ def note_scores(
         scores[site] = state["score"].tolist()
     total = Score(math.fsum(s[0] for s in scores.values()), int(sum(s[1] for s in scores.values())))
     latest = {metric: total.mean if total.patients else None, "round": rounds_done}
-    best = facts.get("best") if scores.keys() == before.keys() else None
+    newly = any(patients for site, (_, patients) in scores.items() if site not in before)
+    best = None if newly else facts.get("best")
     if total.patients and (best is None or total.mean > best[metric]):
         best = latest
     return {**facts, "scores": scores, "latest": latest, "best": best if selection == "best" else None}

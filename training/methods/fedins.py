@@ -128,9 +128,8 @@ class FedIns(Algorithm[AnySiteData]):
         if context.phase == "describe":
             uploads = dict(describe(data, weight).uploads)
             if self.centred:
-                draw = context.generator("queries")
-                patients = data.train.patients
-                uploads[QUERIES.name] = summed_queries(queries["train"], patients, context.bounds, draw)
+                patients, bounds = data.train.patients, context.bounds
+                uploads[QUERIES.name] = summed_queries(queries["train"], patients, bounds, context.noise)
             return ClientResult(uploads, weight, Memory(queries))
         if not len(data.train):
             raise SiteFailed("it has no image to train on")

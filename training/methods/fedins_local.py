@@ -20,7 +20,7 @@ from training.algorithm import State
 from training.bounds import FeatureBounds
 from training.data.dataset import SliceSet
 from training.methods.local import Examples, Score, task_loss
-from training.methods.tokens import clipped
+from training.methods.tokens import Noise, clipped
 
 Routing = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
@@ -52,20 +52,17 @@ def queries_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Te
     return torch.cat(parts) if parts else torch.empty(0, network.backbone.query_width)
 
 
-def summed_queries(
-    queries_NQ: Tensor, patients: Sequence[str], bounds: FeatureBounds, generator: torch.Generator
-) -> State:
+def summed_queries(queries_NQ: Tensor, patients: Sequence[str], bounds: FeatureBounds, noise: Noise) -> State:
     """{"sum": [Q] float64, "count": []}, of which a server makes a mean; {} for too few images or patients.
 
     `patients` has each image's. `bounds` are on the site's own mean: noise of its sum is `count` times that
-    of the mean.
+    of the mean. `noise` is the context's.
     """
     if not bounds.allow(patients):
         return {}
     total = clipped(queries_NQ[:, None].double(), bounds.clip).squeeze(1).sum(0)
     if bounds.noise and bounds.clip is not None:
-        noise = torch.randn(total.shape, generator=generator, dtype=total.dtype)
-        total += bounds.noise * bounds.clip * noise
+        total += torch.from_numpy(noise("queries").normal(0, bounds.noise * bounds.clip, total.shape))
     return {"sum": total, "count": torch.tensor(float(len(queries_NQ)))}
 
 

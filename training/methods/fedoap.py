@@ -139,9 +139,7 @@ class FedOap(Algorithm[SiteData]):
         uploads = {WEIGHTS.name: shared, SCORES.name: score_state(score)}
         if config.bank:
             bounds = config.bounds.stricter(context.bounds)
-            uploads[TOKENS.name] = mean_tokens(
-                network, data.train, config.batch_size, bounds, context.generator("tokens")
-            )
+            uploads[TOKENS.name] = mean_tokens(network, data.train, config.batch_size, bounds, context.noise)
         kept = join({"personal": personal, "optimiser": optimiser.moments})
         return ClientResult(
             uploads,

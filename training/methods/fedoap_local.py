@@ -92,18 +92,13 @@ def fine_tune(
     latest = {"total": score.total, "patients": score.patients, "round": context.round + 1}
     best = memory.facts["best"]
     states = {"model": {**shared, **personal}, "bank": bank, "optimiser": optimiser.moments}
-    if config.selection == "last" or _better(score, Score(best["total"], best["patients"])):
+    if config.selection == "last" or score.beats(Score(best["total"], best["patients"])):
         best = latest
     else:
         states["best"] = part(memory.tensors, "best") or model
     facts = {"latest": latest, "best": best, "taken": optimiser.taken}
     metrics = {**score_metrics("personal_val_dice", score), "loss": mean}
     return ClientResult({}, 1.0, Memory(join(states), facts), metrics)
-
-
-def _better(new: Score, best: Score) -> bool:
-    """Whether its mean is higher. Nobody has a Dice where nobody has a tumour and none is found: no worse."""
-    return not new.patients or new.mean > (best.mean if best.patients else 0.0)
 
 
 def export(memory: Memory) -> ClientResult:

@@ -100,7 +100,7 @@ class IopFl(FedAvg):
         """The site's memory after a round: P_k, and the P_k worth exporting."""
         best = memory.facts.get("best")
         latest = {"total": score.total, "patients": score.patients, "round": round_}
-        improved = bool(score.patients) and (best is None or score.mean > best["total"] / best["patients"])
+        improved = best is None or score.beats(Score(best["total"], best["patients"]))
         if self.config.selection == "best" and improved:
             best, kept = latest, personal
         else:

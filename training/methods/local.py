@@ -174,6 +174,16 @@ class Score:
         """Mean Dice per patient; NaN of none."""
         return self.total / self.patients if self.patients else math.nan
 
+    def beats(self, best: Score) -> bool:
+        """Whether the mean is higher.
+
+        Where no patient has a target, nobody has a Dice while none is found, and 0 once one is: none is no worse
+        than 0.
+        """
+        if not self.patients:
+            return not best.total
+        return self.mean > (best.mean if best.patients else 0.0)
+
 
 def evaluate(network: nn.Module, data: Examples, classes: int, batch_size: int = 16) -> Score:
     """The network's foreground Dice on some slices, or its accuracy on some images."""

@@ -5,6 +5,9 @@ Legend: B batch, N tokens, D features.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,16 +16,18 @@ from training.algorithm import State
 from training.bounds import FeatureBounds
 from training.data.dataset import SliceSet
 
+Noise = Callable[[str], np.random.Generator]
+
 
 @torch.no_grad()
 def mean_tokens(
-    network: FedOapUNet, slices: SliceSet, batch_size: int, bounds: FeatureBounds, generator: torch.Generator
+    network: FedOapUNet, slices: SliceSet, batch_size: int, bounds: FeatureBounds, noise: Noise
 ) -> State:
     """{"key": [N, D], "value": [N, D]}: means over a site's training images, as they are; {} for too few
     images or patients.
 
-    The clip is of an image's keys, and of its values. Sums are float64, the mean is float32. Leaves the
-    network in evaluation mode.
+    The clip is of an image's keys, and of its values. Sums are float64, the mean is float32. `noise` is the
+    context's. Leaves the network in evaluation mode.
     """
     if not bounds.allow(slices.patients):
         return {}
@@ -37,9 +42,9 @@ def mean_tokens(
             sums[name] = sums[name] + added if name in sums else added
     mean = {name: total / len(slices) for name, total in sums.items()}
     if bounds.noise and bounds.clip is not None:
-        deviation = bounds.noise * bounds.clip / len(slices)
+        deviation, draws = bounds.noise * bounds.clip / len(slices), noise("tokens")
         for tensor in mean.values():
-            tensor += deviation * torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+            tensor += torch.from_numpy(draws.normal(0, deviation, tensor.shape))
     return {name: tensor.float() for name, tensor in mean.items()}
 
 

@@ -130,17 +130,19 @@ def _best(rounds: Sequence[RoundEntry], site: str, metric: str) -> float | None:
 def _best_mean(record: RunRecord, metric: str) -> float | None:
     """Mean over the sites: of a global model's scores in its best round, else of each site's own best.
 
-    A round that fewer sites scored is of other patients, and is no better for that.
+    A round in which fewer sites took part is of other patients, and is no better for that. One that was there
+    and has no score has no patient with a tumour, nor one in whom something was found: that is no worse.
     """
     if metric not in _GLOBAL:
         own = [b for site in record.sites if (b := _best(record.rounds, site.name, metric)) is not None]
         return fmean(own) if own else None
     found = [
-        [site.metrics[metric] for site in entry.sites.values() if metric in site.metrics]
+        (len(entry.sites), values)
         for entry in record.rounds
+        if (values := [site.metrics[metric] for site in entry.sites.values() if metric in site.metrics])
     ]
-    most = max(map(len, found), default=0)
-    return max(fmean(values) for values in found if len(values) == most) if most else None
+    most = max((sites for sites, _ in found), default=0)
+    return max((fmean(values) for sites, values in found if sites == most), default=None)
 
 
 def _charts(record: RunRecord) -> list[dict[str, Any]]:

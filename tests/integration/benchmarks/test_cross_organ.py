@@ -133,6 +133,17 @@ def test_every_arm_is_tested_at_every_site_and_the_page_says_so(
         assert said in text
     assert "6 of 13 cells" in text
     assert "The learning rate was tuned for none of them." in text
+    assert "every arm has finished" not in text
+
+    # With all arms of a first seed, a second one that has but begun is left out.
+    others = [{**CELLS[trained], "seed": 1} for trained in TRAINED]
+    for cell in (*(CELLS[trained] for trained in TRAINED if trained not in results), others[0]):
+        Rows(path).append({"cell": cell, "result": results[WHOLE], "seconds": 1.0, "made_with": {}})
+    page(path, [*CELLS.values(), *others], "python -m benchmarks.cross_organ")
+    text = path.with_suffix(".md").read_text()
+    assert "every arm has finished" in text
+    inside, _, _ = text.partition("## Was it a plateau?")
+    assert "±" not in inside.partition("## Inside")[2]
 
 
 def test_a_cell_that_was_killed_goes_on_to_the_same_result(

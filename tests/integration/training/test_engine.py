@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from training.engine.client import Surroundings
-from training.engine.folder import RunFolder
+from training.engine.folder import RunFolder, SiteFolder
 from training.engine.history import Silent
 from training.engine.in_process import InProcessEngine
 from training.errors import AlgorithmError, EgressRefused, FederationError, RoundFailed
@@ -230,6 +230,15 @@ def test_an_error_that_may_name_a_patient_s_file_is_told_in_the_site_s_own_folde
     assert naming == [tmp_path / "sites" / "B" / "failures.log"]
     assert naming[0].stat().st_mode & 0o777 == 0o600
     assert naming[0].read_text().startswith("phase 'train', round 2\nTraceback")
+
+
+def test_a_site_s_key_is_made_once_and_for_its_own_eyes(tmp_path):
+    folders = [SiteFolder(tmp_path, name) for name in "AB"]
+    keys = [folder.key() for folder in folders]
+    assert [len(key) for key in keys] == [32, 32]
+    assert keys[0] != keys[1]
+    assert [SiteFolder(tmp_path, name).key() for name in "AB"] == keys
+    assert (tmp_path / "sites" / "A" / "key").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("workers", [0, 1])

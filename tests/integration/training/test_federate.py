@@ -20,8 +20,9 @@ from personalization.networks import build
 from personalization.state import from_safetensors
 from training.config import RunConfig
 from training.data.federation import load_federation
+from training.errors import ConfigurationError
 from training.federate import federate
-from training.methods import FedAvgConfig
+from training.methods import FedAvgConfig, IopFlConfig
 from training.phantom import write_federation
 from training.run import Run, execute
 
@@ -141,6 +142,13 @@ def test_the_service_s_store_is_the_default_and_the_phantom_lies_beside_it(confi
     assert {"phantom", "runs", "served"} <= {entry.name for entry in tmp_path.iterdir()}
 
 
+def test_a_name_that_cannot_be_published_is_known_before_the_training(data, tmp_path):
+    run = Run(load_federation(data), "iop-fl", IopFlConfig(width=2, rounds=1), RunConfig(consent=("aster",)))
+    with pytest.raises(ConfigurationError, match=r"'b{123}\.global', of 130"):
+        execute(run, tmp_path / "run", workers=0, store=Store(tmp_path / "store"), name="b" * 123)
+    assert not (tmp_path / "run").exists()
+
+
 def test_another_configuration_in_the_same_folder_is_refused_by_field(data, config, tmp_path):
     run = Run(load_federation(data), "fedavg", FedAvgConfig(width=2, rounds=1), RunConfig())
     execute(run, tmp_path / "run", workers=0)
@@ -162,8 +170,11 @@ def test_another_configuration_in_the_same_folder_is_refused_by_field(data, conf
         (("--method", "fedavg", "--rounds", "0"), ["rounds", "greater than or equal to 1"]),
         (("--method", "fedavg", "--name", "Brain MRI"), ["'Brain MRI', of 9 characters", "another --name"]),
         (("--method", "iop-fl", "--name", "b@3"), ["'b@3'", "beginning with a letter or digit"]),
-        (("--method", "iop-fl", "--name", "b" * 120), [f"'{'b' * 120}.cluster-3', of 130 characters"]),
-        (("--method", "iop-fl", "--name", "b" * 123), [f"'{'b' * 123}.birch', of 129 characters"]),
+        (("--method", "iop-fl", "--name", "b" * 122), [f"'{'b' * 122}.global', of 129 characters"]),
+        (
+            ("--method", "iop-fl", "--consent", "birch", "--name", "b" * 123),
+            [f"'{'b' * 123}.birch', of 129 characters"],
+        ),
     ],
 )
 def test_options_that_do_not_fit_are_told_in_words(data, config, tmp_path, arguments, said):

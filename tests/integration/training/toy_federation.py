@@ -68,7 +68,8 @@ class Toy(Algorithm[ToyData]):
         if fault == "raise":
             raise SiteFailed("the scanner is on fire")
         if fault == "bug":
-            raise KeyError("jane-doe.nii.gz")
+            # A file's name need not be text.
+            raise KeyError("jane-doe.nii.gz", "\udcff")
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "nan":

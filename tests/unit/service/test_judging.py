@@ -124,7 +124,8 @@ def test_the_evidence_is_of_the_candidate_beside_what_it_is_to_be_held_against(
         np.testing.assert_array_equal(found, expected)
     assert seen["scan_index"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert (seen["classes"], seen["source_warnings"]) == (2, 0.25)
-    assert seen["statistics_distance"] > 0
+    shift = shift_of_statistics(over.plain().state_dict(), candidate.merged, images)
+    assert seen["statistics_distance"] == pytest.approx(shift)
     assert entered == ["another seed", "half 1 of the scans", "half 2 of the scans", "the federation"]
 
 

@@ -8,7 +8,7 @@ import torch
 from model_store.task import Task
 from training.algorithm import ClientResult, Context, Memory, RoundResult
 from training.data.dataset import SiteData, SliceSet
-from training.engine.seeds import generator
+from training.engine.seeds import generator, keyed
 
 TASK = Task(name="discs", labels={"disc": (1,)}, channels=1, size=(32, 32))
 
@@ -40,6 +40,11 @@ def context(phase: str, round_: int, rounds: int = 3, site: str | None = None) -
         return generator(0, phase, round_, site or "", purpose)
 
     return Context(phase, round_, rounds, torch.device("cpu"), draw, site)
+
+
+def noise(purpose: str) -> np.random.Generator:
+    """As a context has it."""
+    return keyed(b"a key", purpose)
 
 
 def collected(results: dict[str, ClientResult], group: str) -> dict[str, dict[str, torch.Tensor]]:

@@ -96,6 +96,9 @@ def test_files_that_are_no_vit_are_named(tmp_path):
             find_backbone(store, str(tmp_path / name), PICTURES, "pool")
     with pytest.raises(ConfigurationError, match="a ViT classifies, and 'discs' is a segmentation"):
         find_backbone(store, str(tmp_path / "other.npz"), TASK, "pool")
+    # What the store would refuse later.
+    with pytest.raises(ConfigurationError, match=r"'p{120}\.backbone', of 129"):
+        find_backbone(store, str(tmp_path / "other.npz"), PICTURES, "p" * 120)
 
 
 def _pool(backbone, spec, **fields):

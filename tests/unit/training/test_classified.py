@@ -276,7 +276,8 @@ def test_as_many_epochs_are_trained_as_were_asked_for(count: int, batches: int) 
     network = initialise(build("resnet18", in_channels=1, classes=3, width=1), torch.Generator())
     loss = train_locally(network, image_set(count), Schedule(epochs=2, batch_size=4), torch.Generator())
     assert network.state_dict()["bn1.num_batches_tracked"] == batches
-    assert np.isfinite(loss)
+    # A mean of its batches' losses: near that of a guess among three classes, and no sum.
+    assert 0.5 < loss < 1.9
 
 
 def test_the_rate_falls_to_a_tenth_at_each_milestone() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.unit.training.fedoap_federation import CONFIG, DATA, Federation
-from tests.unit.training.sites import EMPTY, TASK, context, slices
+from tests.unit.training.sites import EMPTY, TASK, context, noise, slices
 from training.algorithm import ClientResult, Group, Phase, State
 from training.bounds import NO_BOUNDS, FeatureBounds
 from training.config import RunConfig, parse, read_sections
@@ -60,7 +60,7 @@ def sent(bounds: FeatureBounds, patients: tuple[str, ...] | None = None) -> Stat
     train = DATA["A"].train
     if patients:
         train = replace(train, patients=patients)
-    return mean_tokens(network, train, 2, bounds, torch.Generator().manual_seed(3))
+    return mean_tokens(network, train, 2, bounds, noise)
 
 
 def test_the_minimum_counts_images_and_patients() -> None:
@@ -77,7 +77,7 @@ def test_the_minimum_counts_images_and_patients() -> None:
     network, _ = per_image(Federation())
     many = replace(slices(60, 0), patients=("p",) * 60)
     bounds = FeatureBounds(minimum_images=10, minimum_patients=10)
-    assert mean_tokens(network, many, 16, bounds, torch.Generator()) == {}
+    assert mean_tokens(network, many, 16, bounds, noise) == {}
 
 
 def test_clip_and_noise_are_what_they_say() -> None:
@@ -87,22 +87,22 @@ def test_clip_and_noise_are_what_they_say() -> None:
     scale = (clip / norms).clamp(max=1)
     assert [int((scale < 1).sum()), int((scale == 1).sum())] == [2, 3]
     found = sent(FeatureBounds(clip=clip, noise=3.0))
-    draw = torch.Generator().manual_seed(3)
+    draws = noise("tokens")
     for name in ("key", "value"):
         norms = tokens[name].double().flatten(1).norm(dim=1)
         mean = (tokens[name].double() * (clip / norms).clamp(max=1)[:, None, None]).sum(0) / 5
-        noise = 3.0 * clip / 5 * torch.randn(mean.shape, generator=draw, dtype=torch.float64)
-        torch.testing.assert_close(found[name], (mean + noise).float(), rtol=1e-4, atol=1e-6)
+        added = 3.0 * clip / 5 * torch.from_numpy(draws.standard_normal(mean.shape))
+        torch.testing.assert_close(found[name], (mean + added).float(), rtol=1e-4, atol=1e-6)
 
 
-def entry(federal: dict[str, float], own: FeatureBounds) -> State:
+def entry(federal: dict[str, float], own: FeatureBounds, key: bytes = b"A's") -> State:
     """What A sends after a round of training."""
     federation = Federation(CONFIG.model_copy(update=federal))
     phase = federation.phase("train")
     received = federation.algorithm.broadcast(phase, federation.server, "A")
     where = context("train", 0, site="A")
     site = SiteSpec("A", dict, bounds=own)
-    outgoing, _ = run_step(federation.algorithm, phase, where, site, received, EMPTY, DATA["A"])
+    outgoing, _ = run_step(federation.algorithm, phase, where, site, received, EMPTY, DATA["A"], lambda: key)
     return outgoing.uploads["tokens"]
 
 
@@ -123,6 +123,23 @@ def test_a_site_sends_within_its_own_bounds_and_the_federations() -> None:
     assert entry({}, FeatureBounds(minimum_patients=3))["key"].shape == plain["key"].shape
     assert entry({}, FeatureBounds(minimum_patients=4)) == {}
     assert entry({"bank_minimum": 6}, FeatureBounds(minimum_patients=3)) == {}
+
+
+def test_who_knows_the_seed_does_not_know_the_noise() -> None:
+    """The seed, and all settings, are in what is published."""
+    own = FeatureBounds(clip=0.25, noise=0.5)
+    mine, others = entry({}, own), entry({}, own, b"another site's")
+    exact = entry({}, FeatureBounds(clip=0.25))
+    hidden, guessed = mine["key"] - exact["key"], others["key"] - exact["key"]
+    assert torch.equal(entry({}, own)["key"], mine["key"])
+    together = torch.corrcoef(torch.stack([hidden.flatten(), guessed.flatten()]))[0, 1]
+    assert abs(float(together)) < 4 / hidden.numel() ** 0.5
+    assert float(hidden.std()) == pytest.approx(0.5 * 0.25 / 5, rel=0.2)
+
+
+def test_only_a_step_at_a_site_has_noise() -> None:
+    with pytest.raises(TypeError, match="noise for 'tokens'"):
+        context("train", 0, site="A").noise("tokens")
 
 
 FEATURES = Group("tokens", "features", "collect", essential=False)

@@ -160,6 +160,15 @@ def test_the_best_round_is_chosen_among_those_scored_on_the_same_patients():
     assert best == [(0, 0.9), (1, 2.3 / 3), (1, 2.3 / 3), (3, 0.8), (3, 0.8)]
 
 
+def test_a_late_site_without_a_scored_patient_changes_nothing():
+    facts = {}
+    for round_, told in enumerate([{"A": [1.8, 2.0]}, {"A": [1.0, 2.0]}, {"A": [1.0, 2.0], "B": [0.0, 0.0]}]):
+        sent = {site: {"score": torch.tensor(score, dtype=torch.float64)} for site, score in told.items()}
+        result = RoundResult({}, {"scores": sent}, dict.fromkeys(told, 1.0), {})
+        facts = note_scores(facts, result, "val_dice", round_, "best")
+    assert facts["best"] == {"val_dice": 0.9, "round": 0}
+
+
 def test_without_any_score_the_last_model_is_published():
     algorithm, server = start()
     results = steps(algorithm, server)

@@ -124,6 +124,12 @@ def test_cases_csv_gives_patients_and_whole_patients_their_split(root: Path) -> 
     assert (cases["p2_1.png"].patient, cases["p2_1.png"].split) == ("p2", "train")
 
 
+def test_empty_fields_at_the_end_of_a_row_lose_nothing(root: Path) -> None:
+    (root / "north" / "cases.csv").write_text("file,patient\np1_0.png,ann,\np1_1.png,ann, ,\n")
+    cases = {case.name: case.patient for case in load_federation(root).site("north").cases}
+    assert (cases["p1_0.png"], cases["p1_1.png"], cases["p2_0.png"]) == ("ann", "ann", "p2")
+
+
 @pytest.mark.parametrize(
     ("content", "fragment"),
     [

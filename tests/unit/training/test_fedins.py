@@ -195,14 +195,13 @@ def test_a_site_s_queries_are_features_that_leave_within_its_bounds_and_only_for
     clip = float(queries.double().norm(dim=1).sort().values[2])
 
     def sent(**bounds):
-        draw = torch.Generator().manual_seed(3)
-        return summed_queries(queries, patients, FeatureBounds(**bounds), draw)
+        return summed_queries(queries, patients, FeatureBounds(**bounds), sites.noise)
 
     assert sent()["count"] == 5
     assert torch.equal(sent()["sum"], queries.double().sum(0))
     short = sum(query * min(1.0, clip / float(query.norm())) for query in queries.double())
     torch.testing.assert_close(sent(clip=clip)["sum"], short)
-    noise = torch.randn(3, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    noise = torch.from_numpy(sites.noise("queries").standard_normal(3))
     torch.testing.assert_close(sent(clip=clip, noise=2.0)["sum"] / 5, (short + 2 * clip * noise) / 5)
     assert sent(minimum_images=5, minimum_patients=3)
     assert sent(minimum_images=6) == sent(minimum_patients=4) == {}
@@ -227,7 +226,8 @@ def test_a_site_below_its_minimum_is_left_out_of_the_centre_and_the_run_goes_on(
         for name in data:
             context = sites.context("describe", 0, 1, name)
             own = SiteSpec(name, dict, bounds=FeatureBounds(minimum_images=minimum))
-            out, memories[name] = run_step(method, method.plan()[0], context, own, {}, Memory(), data[name])
+            phase, key = method.plan()[0], bytes
+            out, memories[name] = run_step(method, phase, context, own, {}, Memory(), data[name], key)
             reducer.add(name, out.uploads, out.weight, out.metrics)
         server = method.server_step(sites.context("describe", 0, 1), server, reducer.result())
         means = [memories[name].tensors["train"] for name in heard]

@@ -11,7 +11,7 @@ import torch
 from model_store.task import Task
 from personalization.precision import Precision
 from tests.unit.training.fedoap_federation import CONFIG, DATA, Federation
-from tests.unit.training.sites import EMPTY, TASK, context, site_data
+from tests.unit.training.sites import EMPTY, TASK, context, noise, site_data
 from training.algorithm import Group
 from training.bounds import FeatureBounds
 from training.config import parse
@@ -175,25 +175,24 @@ def test_tokens_are_those_of_what_the_site_has_after_its_steps():
     sent = federation.results["A"].uploads
     after = {**sent["weights"], **part(federation.memories["A"].tensors, "personal")}
     network = federation.algorithm._network(context("train", 0, site="A"), after, {})
-    expected = mean_tokens(network, DATA["A"].train, 4, FeatureBounds(), torch.Generator())
+    expected = mean_tokens(network, DATA["A"].train, 4, FeatureBounds(), noise)
     torch.testing.assert_close(sent["tokens"]["key"], expected["key"], rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sent["tokens"]["value"], expected["value"], rtol=1e-5, atol=1e-6)
 
 
 def test_mean_tokens_are_means_and_bounded():
     network, slices = network_of_a(), DATA["A"].train
-    generator = torch.Generator().manual_seed(0)
-    found = mean_tokens(network, slices, 2, FeatureBounds(minimum_images=5), generator)
+    found = mean_tokens(network, slices, 2, FeatureBounds(minimum_images=5), noise)
     with torch.no_grad():
         expected = [
             [network.keys_and_values(torch.tensor(image)[None])[i] for image in slices.images] for i in (0, 1)
         ]
     torch.testing.assert_close(found["key"], torch.stack(expected[0]).mean((0, 1)), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found["value"], torch.stack(expected[1]).mean((0, 1)), rtol=1e-5, atol=1e-6)
-    assert mean_tokens(network, slices, 2, FeatureBounds(minimum_images=6), generator) == {}
-    tight = mean_tokens(network, slices, 2, FeatureBounds(clip=0.01), generator)
+    assert mean_tokens(network, slices, 2, FeatureBounds(minimum_images=6), noise) == {}
+    tight = mean_tokens(network, slices, 2, FeatureBounds(clip=0.01), noise)
     assert 0 < float(tight["key"].norm()) <= 0.01
-    noisy = mean_tokens(network, slices, 2, FeatureBounds(clip=0.01, noise=3.0), generator)
+    noisy = mean_tokens(network, slices, 2, FeatureBounds(clip=0.01, noise=3.0), noise)
     # 128 draws of standard deviation 3 x 0.01 / 5
     assert float((noisy["key"] - tight["key"]).std()) == pytest.approx(0.006, rel=0.3)
 

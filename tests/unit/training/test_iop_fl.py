@@ -92,6 +92,9 @@ def remember(algorithm, dices):
         ("best", [0.6, 0.6, 0.5], 1),  # the earlier of equals
         ("best", [None, None, None], 3),  # nothing to choose by: the last
         ("best", [None, 0.1, None], 2),
+        # Patients without a target: nothing is found in the last two rounds.
+        ("best", [0.0, 0.0, None, None], 4),
+        ("best", [None, None, 0.0], 2),
         ("last", [0.2, 0.6, 0.5], 3),
     ],
 )

@@ -109,6 +109,23 @@ class TestReport:
         text = " | ".join(read(write_report(make_record(rounds=rounds), tmp_path / "report.html")).texts)
         assert "0.688 | best own Dice, mean" in text
 
+    @pytest.mark.parametrize("metric", ["val_dice", "val_accuracy"])
+    def test_no_false_alarm_is_no_worse(self, tmp_path: Path, metric: str) -> None:
+        """The patients of south are healthy: they have a Dice, of 0, only where something is found."""
+
+        def site(score: float | None) -> SiteEntry:
+            return SiteEntry(1.0, {} if score is None else {metric: score}, {}, {}, (), 0.1)
+
+        told = [(0.3, 0.0), (0.85, None), (0.9, None)]
+        rounds = tuple(
+            RoundEntry("train", round_, 3, 0.1, {"north": site(north), "south": site(south)})
+            for round_, (north, south) in enumerate(told)
+        )
+        # A round without south is of other patients.
+        rounds += (RoundEntry("train", 3, 4, 0.1, {"north": site(1.0)}),)
+        text = " | ".join(read(write_report(make_record(rounds=rounds), tmp_path / "report.html")).texts)
+        assert "0.900 | best" in text
+
     def test_the_same_record_gives_the_same_bytes(self, tmp_path: Path) -> None:
         first = write_report(make_record(), tmp_path / "a.html").read_bytes()
         assert write_report(make_record(), tmp_path / "b.html").read_bytes() == first

@@ -4,7 +4,7 @@ import hashlib
 
 import torch
 
-from training.engine.seeds import derive, generator
+from training.engine.seeds import derive, generator, keyed
 
 
 def test_a_seed_is_the_sha256_of_what_it_is_for():
@@ -34,3 +34,10 @@ def test_generators_repeat_and_leave_the_global_one_alone():
     first = torch.rand(4, generator=generator(0, "train", 1, "A", "x"))
     assert torch.equal(torch.rand(3), expected)
     assert torch.equal(torch.rand(4, generator=generator(0, "train", 1, "A", "x")), first)
+
+
+def test_draws_from_a_key_repeat_with_it_and_with_nothing_else():
+    first = keyed(b"one", "train", 1, "A", "x").normal(size=4)
+    assert (keyed(b"one", "train", 1, "A", "x").normal(size=4) == first).all()
+    for key, *parts in ((b"two", "train", 1, "A", "x"), (b"one", "train", 2, "A", "x"), (b"one", "train", 1)):
+        assert not (keyed(key, *parts).normal(size=4) == first).any()
