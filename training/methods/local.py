@@ -177,8 +177,8 @@ class Score:
     def beats(self, best: Score) -> bool:
         """Whether the mean is higher.
 
-        Where no patient has a target, nobody has a Dice while none is found, and 0 once one is: none is no worse
-        than 0.
+        Where no patient has a target, nobody has a Dice while none is found, and 0 once one is: none is no
+        worse than 0.
         """
         if not self.patients:
             return not best.total
