@@ -139,6 +139,7 @@ def _federate(
         data or _phantom(store.root.parent, chosen.kinds[0]), resolve_task(task) if task else None, partition
     )
     published = name or federation.task.name
+    check_names(published)
     if isinstance(method_config, FedInsConfig):
         if method_config.routing != "instance":
             found = f"routing: '{method_config.routing}' is a control for benchmarks, expected 'instance'"

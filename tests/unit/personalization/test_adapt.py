@@ -20,6 +20,7 @@ from personalization.routing.network import route
 from personalization.routing.objective import seed_of
 from personalization.routing.space import GLOBAL
 from personalization.state import State, clone
+from tests.unit.personalization.choosing import EPOCHS, with_a_choice
 from tests.unit.personalization.discs import UNGUARDED, discs, space
 
 
@@ -55,10 +56,10 @@ def score_by_hand(
 
 def test_the_epoch_with_the_lowest_loss_measured_after_it_wins() -> None:
     images, _ = discs(5, 7, contrast=1.2)
-    config = AdaptationConfig(epochs=3, batch_size=3, bn_rate=10.0, shape_weight=0.0)
+    config = with_a_choice()
     network, seen = route(space()), list[Checkpoint]()
     result = adapt(network, images, config, after_epoch=seen.append, limits=UNGUARDED)
-    assert [checkpoint.epoch for checkpoint in seen] == [0, 1, 2, 3]
+    assert [checkpoint.epoch for checkpoint in seen] == [*range(EPOCHS + 1)]
     for record, checkpoint in zip(result.history, seen, strict=True):
         batches = images[::2], images[1::2]
         loss, consistency, entropy = score_by_hand(checkpoint.state, images, config, batches)
@@ -67,7 +68,7 @@ def test_the_epoch_with_the_lowest_loss_measured_after_it_wins() -> None:
         assert record.entropy == pytest.approx(entropy, rel=1e-4, abs=1e-6)
     losses = [record.loss for record in result.history if record.loss is not None]
     # Neither the first nor the last: the run must be one in which choosing matters
-    assert 0 < result.best_epoch == losses.index(min(losses)) < 3
+    assert 0 < result.best_epoch == losses.index(min(losses)) < EPOCHS
     assert same(learned(network), seen[result.best_epoch].state)
     assert not same(learned(network), seen[-1].state)
     assert (result.stopped, result.fell_back) == (None, False)
