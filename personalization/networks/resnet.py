@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from personalization.errors import NetworkError
 from personalization.networks.registry import check_arguments, register
@@ -17,6 +18,9 @@ from personalization.networks.registry import check_arguments, register
 BLOCKS = (2, 2, 2, 2)
 # Below this the three halvings leave nothing to pool.
 LEAST_SIDE = 8
+# Below it oneDNN's gradient of a 1x1 convolution with a stride writes past its memory on processors that have
+# AVX2 and no AVX-512 (github.com/uxlfoundation/oneDNN/issues/6035).
+_SAFE_CHANNELS = 8
 
 
 @register("resnet18")
@@ -62,6 +66,14 @@ class ResNet18(nn.Module):
         return logits
 
 
+class _Every(nn.Conv2d):
+    """A 1x1 convolution that takes every `stride`-th pixel first, and then all it has: the same answer."""
+
+    def forward(self, features_BCHW: Tensor) -> Tensor:
+        rows, columns = self.stride
+        return functional.conv2d(features_BCHW[:, :, ::rows, ::columns], self.weight)
+
+
 class _Block(nn.Module):
     """Two 3x3 convolutions with batch norm beside a shortcut."""
 
@@ -73,8 +85,9 @@ class _Block(nn.Module):
         self.bn2 = nn.BatchNorm2d(features)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels != features:
+            kind = nn.Conv2d if channels >= _SAFE_CHANNELS else _Every
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels, features, kernel_size=1, stride=stride, bias=False),
+                kind(channels, features, kernel_size=1, stride=stride, bias=False),
                 nn.BatchNorm2d(features),
             )
 

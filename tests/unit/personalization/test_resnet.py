@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 
 import onnxruntime
 import pytest
@@ -76,3 +79,21 @@ def test_what_does_not_fit_is_refused(shape: tuple[int, ...]) -> None:
         network()(torch.zeros(shape))
     with pytest.raises(NetworkError, match="width"):
         network(width=0)
+
+
+# Allocating beside it, so that what is written past an end is noticed: glibc aborts then.
+_LEARNING = """
+import torch
+from personalization.networks import build
+torch.set_num_threads(1)
+for width in (1, 2, 4, 8, 12):
+    network = build("resnet18", in_channels=1, classes=3, width=width).to(memory_format=torch.channels_last)
+    for _ in range(30):
+        network(torch.randn(4, 1, 20, 16)).sum().backward()
+        beside = [torch.randn(size) for size in range(1, 200, 10)]
+"""
+
+
+def test_narrow_ones_learn_on_processors_without_avx512() -> None:
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    subprocess.run([sys.executable, "-c", _LEARNING], env=environment, check=True)
