@@ -59,6 +59,7 @@ __all__ = [
     "Kind",
     "Memory",
     "ModelDraft",
+    "Noise",
     "Phase",
     "Publication",
     "Reduction",
@@ -70,6 +71,7 @@ __all__ = [
 Kind = Literal["weights", "features", "statistics", "images"]
 Reduction = Literal["mean", "sum", "concat", "collect"]
 Data = TypeVar("Data")
+Noise = Callable[[str], np.random.Generator]
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,7 @@ class Context:
     generator: Callable[[str], torch.Generator]
     site: str | None = None
     bounds: FeatureBounds = NO_BOUNDS
-    noise: Callable[[str], np.random.Generator] = _no_key
+    noise: Noise = _no_key
 
 
 @dataclass(frozen=True)

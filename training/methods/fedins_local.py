@@ -16,11 +16,11 @@ from personalization.augmentation import Augmentation, transform, transform_imag
 from personalization.instance import Answer, Delta, InstanceAdaptive, fedins_loss, random_entries, usage_of
 from personalization.metrics import foreground_dice
 from personalization.precision import Precision, products_in, widened
-from training.algorithm import State
+from training.algorithm import Noise, State
 from training.bounds import FeatureBounds
 from training.data.dataset import SliceSet
 from training.methods.local import Examples, Score, task_loss
-from training.methods.tokens import Noise, clipped
+from training.methods.tokens import clipped
 
 Routing = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]

@@ -5,18 +5,13 @@ Legend: B batch, N tokens, D features.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import numpy as np
 import torch
 from torch import Tensor
 
 from personalization.networks import FedOapUNet
-from training.algorithm import State
+from training.algorithm import Noise, State
 from training.bounds import FeatureBounds
 from training.data.dataset import SliceSet
-
-Noise = Callable[[str], np.random.Generator]
 
 
 @torch.no_grad()

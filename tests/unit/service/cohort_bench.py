@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from service.database import Database
-from service.jobs import cohorts, records
+from service.jobs import cohorts, masks, records
 from service.settings import Settings
 from service.spool import Upload, prepare_spool
 
@@ -24,6 +25,15 @@ class Bench:
             upload.write(content)
             where = (self.database, self.settings, "north", cohort or self.cohort)
             return cohorts.add_scan(*where, name, upload, "png")[1]
+
+    def draw(self, name: str, content: bytes, values: Sequence[int] = (0, 1)) -> bool:
+        """Give a scan its mask, which has these values; whether it is new."""
+        where = (self.database, self.settings, "north", self.cohort)
+        with self.database.read() as session:
+            scan = masks.check_room(session, *where[1:], name, len(content))
+        with Upload(self.settings.spool) as upload:
+            upload.write(content)
+            return masks.add_mask(*where, scan, upload, masks.DecodedMask("png", [*values]))[1]
 
     def files(self) -> dict[str, bytes]:
         """Whatever lies under the folder of cohorts, by its path there."""

@@ -9,10 +9,8 @@ import pytest
 
 from model_store.task import Task
 from service.adaptation.labelled import drawn_in
-from service.jobs import masks
 from service.kinds.cross_attention import check
 from service.problems import Problem
-from service.spool import Upload
 from tests.unit.service.cohort_bench import Bench
 
 TASK = Task(name="tumour", labels={"tumour": (2,)}, background=(0, 1), size=(32, 32))
@@ -23,12 +21,7 @@ def draw(bench: Bench, **values: list[int]) -> None:
     """A scan of each name, with a mask that has these values."""
     for name, found in values.items():
         bench.add(name, name.encode())
-        where = (bench.database, bench.settings, "north", bench.cohort)
-        with bench.database.read() as session:
-            scan = masks.check_room(session, bench.settings, "north", bench.cohort, name, 1)
-        with Upload(bench.settings.spool) as upload:
-            upload.write(f"mask of {name}".encode())
-            masks.add_mask(*where, scan, upload, masks.DecodedMask("png", found))
+        bench.draw(name, f"mask of {name}".encode(), found)
 
 
 def test_where_nothing_can_be_learned_the_refusal_says_why(bench: Bench) -> None:

@@ -10,28 +10,17 @@ from service.database import Database
 from service.errors import CohortFull, CohortGone, CohortInUse, CohortUnknown, MaskTaken
 from service.jobs import cohorts, masks
 from service.jobs.expiry import expire
-from service.spool import Upload
 from tests.unit.service.cohort_bench import Bench, digest
-
-
-def draw(bench: Bench, name: str, content: bytes) -> bool:
-    where = (bench.database, bench.settings, "north", bench.cohort)
-    with Upload(bench.settings.spool) as upload, bench.database.read() as session:
-        upload.write(content)
-        scan = masks.check_room(session, bench.settings, "north", bench.cohort, name, len(content))
-    with Upload(bench.settings.spool) as upload:
-        upload.write(content)
-        return masks.add_mask(*where, scan, upload, masks.DecodedMask("png", [0, 1]))[1]
 
 
 def test_a_mask_goes_with_its_scan_and_shared_bytes_when_nobody_names_them(bench: Bench) -> None:
     for name in ("a", "b"):
         bench.add(name, name.encode())
-        assert draw(bench, name, b"empty")
-    assert not draw(bench, "a", b"empty")
+        assert bench.draw(name, b"empty")
+    assert not bench.draw("a", b"empty")
     where = (bench.database, bench.settings, "north", bench.cohort)
     with pytest.raises(MaskTaken, match=digest(b"empty")[:12]):
-        draw(bench, "a", b"another")
+        bench.draw("a", b"another")
     with bench.database.read() as session:
         assert cohorts.totals(session, [bench.cohort]) == {bench.cohort: (2, 2 + 2 * len(b"empty"))}
         assert list(masks.of_cohort(session, bench.cohort)) == ["a", "b"]
@@ -43,7 +32,7 @@ def test_a_mask_goes_with_its_scan_and_shared_bytes_when_nobody_names_them(bench
     assert sorted(bench.files().values()) == [b"a", b"b", b"empty"]
     cohorts.remove_scan(*where, "b")
     assert list(bench.files().values()) == [b"a"]
-    draw(bench, "a", b"target")
+    bench.draw("a", b"target")
     with bench.database.read() as session:
         file = cohorts.file_of(bench.settings, masks.of_cohort(session, bench.cohort)["a"], "a")
     assert file.read() == b"target"
@@ -58,13 +47,13 @@ def test_masks_are_bounded_and_wait_for_jobs(database: Database, tmp_path: Path)
     bench = Bench(database, tmp_path / "state", cohort_quota_bytes=10)
     bench.add("a", b"1234567")
     with pytest.raises(CohortFull, match="LOCUM_COHORT_QUOTA_BYTES"):
-        draw(bench, "a", b"mask")
-    draw(bench, "a", b"123")
+        bench.draw("a", b"mask")
+    bench.draw("a", b"123")
     with pytest.raises(CohortFull):
         bench.add("b", b"1")
     with pytest.raises(CohortUnknown):
-        draw(bench, "b", b"")
+        bench.draw("b", b"")
     bench.job("running")
     with pytest.raises(CohortInUse):
         masks.remove_mask(bench.database, bench.settings, "north", bench.cohort, "a")
-    assert not draw(bench, "a", b"123")
+    assert not bench.draw("a", b"123")
