@@ -23,6 +23,7 @@ from training.engine.client import Surroundings
 from training.engine.in_process import Outcome
 from training.methods.fedoap import FedOap
 from training.methods.fedoap_config import FedOapConfig
+from training.methods.fedoap_local import JOINED
 from training.methods.local import network_of, new_network, state_of
 
 LOCAL, FEDAVG, FEDPER, FEDREP, FEDBN = "local-only", "FedAvg", "FedPer", "FedRep", "FedBN"
@@ -126,7 +127,7 @@ class _Study:
         for entry in outcome.history:
             # Stage 1 is validated before a round, and its end in a phase of its own; stage 2 after a round.
             number = {"train": entry.round, "validate": method.config.rounds, "finetune": entry.round + 1}
-            stage, name = ("2", "personal_val_dice") if entry.phase == "finetune" else ("1", "val_dice")
+            stage, name = ("2", "personal_val_dice") if entry.phase == "finetune" else ("1", JOINED)
             for site, note in entry.sites.items():
                 if entry.phase in number and name in note.metrics:
                     point = [number[entry.phase], round(note.metrics[name], 4)]

@@ -22,7 +22,6 @@ from model_store.errors import LocumStoreError, StoreError
 from model_store.manifest import (
     GRAPH,
     WEIGHTS,
-    CrossAttentionManifest,
     Lineage,
     ModelManifest,
     NetworkSpec,
@@ -178,7 +177,7 @@ def _newest(store: Store, task: Task) -> Artefact:
 def _global_of(store: Store, reference: str) -> Artefact:
     try:
         artefact = store.open(reference, verify=False)
-        if isinstance(artefact.manifest, RoutingSpaceManifest | CrossAttentionManifest):
+        if isinstance(artefact.manifest, RoutingSpaceManifest):
             artefact = store.by_digest(artefact.manifest.global_model)
     except LocumStoreError as error:
         files = f"; a file of weights ends in {' or '.join(_FILES)}"

@@ -30,7 +30,7 @@ class JoiningEpoch:
 
     epoch: int
     loss: float | None
-    dice: float | None
+    dice: float
     false_positives: float | None
     safe: bool = True
     reason: str | None = None

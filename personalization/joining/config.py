@@ -46,6 +46,8 @@ class JoiningConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
                 raise _refusal(name, "zero or a positive number", value)
+        if self.least_rate > self.learning_rate:
+            raise _refusal("least_rate", f"at most learning_rate, {self.learning_rate}", self.least_rate)
         for name in ("threshold", "trade_off"):
             if not 0 <= getattr(self, name) <= 1:
                 raise _refusal(name, "a number from 0 to 1", getattr(self, name))

@@ -47,6 +47,12 @@ class Examples:
     def __len__(self) -> int:
         return len(self.images)
 
+    @property
+    def ill(self) -> frozenset[str]:
+        """The patients in whom a tumour is drawn."""
+        drawn = self.targets.flatten(1).any(dim=1).tolist()
+        return frozenset(patient for patient, there in zip(self.patients, drawn, strict=True) if there)
+
     def batches(self, size: int, seed: int, augment: bool) -> Iterator[tuple[Tensor, Tensor]]:
         """One epoch: every slice once, shuffled, turned and flipped as `seed` says."""
         draw = torch.Generator().manual_seed(seed)

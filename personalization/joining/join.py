@@ -22,7 +22,7 @@ from personalization.joining.examples import Examples
 from personalization.metrics import foreground_dice
 from personalization.networks import FedOapUNet
 from personalization.personal import split
-from personalization.routing.objective import seed_of
+from personalization.seeds import seed_of
 from personalization.state import State
 from personalization.tick import Tick, no_tick
 
@@ -74,7 +74,7 @@ def join(
         tick: called before every step; it may raise, to stop.
 
     Raises:
-        AdaptationError: a patient on both sides, or a validation without a tumour.
+        AdaptationError: a patient on both sides, or a side without a tumour.
         CheckpointError: `resume` is of another joining.
     """
     run = _Run(network, train, validation, config, tick)
@@ -156,7 +156,7 @@ class _Run:
         if not math.isfinite(loss):
             reason = f"the loss of epoch {number} is not a finite number; lower learning_rate"
             record = replace(record, safe=False, reason=reason)
-        elif (record.dice or 0.0) > (self.history[self.best_epoch].dice or 0.0):
+        elif record.dice > self.history[self.best_epoch].dice:
             self.best_epoch, self._best = number, _clone(self._learned)
         self.history.append(record)
 
@@ -198,11 +198,10 @@ class _Run:
 
     def _measured(self, epoch: int, loss: float | None) -> JoiningEpoch:
         found, _ = predict(self._network, self._validation.images, self._tick)
-        truth = self._validation.targets
-        tumour = (truth > 0).flatten(1).any(1)
-        ill = {p for p, there in zip(self._validation.patients, tumour.tolist(), strict=True) if there}
+        truth, ill = self._validation.targets, self._validation.ill
         by_patient = foreground_dice(found, truth, self._validation.patients, _CLASSES)
         dice = math.fsum(by_patient[patient] for patient in sorted(ill)) / len(ill)
+        tumour = (truth > 0).flatten(1).any(1)
         alarms = ((found[~tumour] > 0).flatten(1).double().mean(1) >= SPECK).double()
         return JoiningEpoch(epoch, loss, dice, float(alarms.mean()) if len(alarms) else None)
 
@@ -233,7 +232,9 @@ def _check(train: Examples, validation: Examples) -> None:
         raise AdaptationError(
             f"joining: {len(both)} patients are both trained and validated on, first '{both[0]}'"
         )
-    if not bool(validation.targets.any()):
+    if not train.ill:
+        raise AdaptationError("joining: no training slice shows a tumour, so there is none to learn from")
+    if not validation.ill:
         raise AdaptationError("joining: no validation slice shows a tumour, so that no epoch can be chosen")
 
 

@@ -99,10 +99,9 @@ def judge_joining(
     labelled = np.bincount(scans, known) > 0
     target = np.bincount(scans, drawn.mean(axis=(1, 2)) * known)
     largest = float((target / slices)[labelled].max())
-    best, start = joining.best.dice, joining.start.dice
     values = {
-        "validation_dice": best,
-        "dice_gain": None if best is None or start is None else best - start,
+        "validation_dice": joining.best.dice,
+        "dice_gain": joining.best.dice - joining.start.dice,
         "false_positives": joining.best.false_positives,
         "giant": float(np.mean(size / slices > largest_sound(largest))),
         "emptied": _emptied(size, target, labelled),

@@ -13,7 +13,7 @@ N = (H/16)(W/16) tokens, D = 16 width features.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,8 @@ class FedOapUNet(nn.Module):
     ) -> None:
         super().__init__()
         features = width * 2**DEPTH
-        _check_arguments(in_channels, width, heads, groups, norm, convolutions, features)
+        divisors = {"heads": heads, "groups": groups} if attention else {}
+        _check_arguments(in_channels, width, divisors, norm, convolutions, features)
         self.in_channels = in_channels
         self.heads, self.residual, self.norm_at = heads, residual, norm
         self.extra_outputs = (ATTENTION,) if attention else ()
@@ -218,11 +219,11 @@ def _spread(mass: Tensor, present: Sequence[int], sites: int) -> Tensor:
 
 
 def _check_arguments(
-    in_channels: int, width: int, heads: int, groups: int, norm: str, convolutions: int, features: int
+    in_channels: int, width: int, divisors: Mapping[str, int], norm: str, convolutions: int, features: int
 ) -> None:
     if in_channels < 1 or width < 1:
         raise NetworkError(f"fedoap: in_channels and width must be positive, found {in_channels} and {width}")
-    for name, value in (("heads", heads), ("groups", groups)):
+    for name, value in divisors.items():
         if value < 1 or features % value:
             raise NetworkError(f"fedoap: {name} must divide {features} (16 x width), found {value}")
     if norm not in ("sum", "output") or convolutions not in (1, 2):

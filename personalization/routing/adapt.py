@@ -30,12 +30,12 @@ from personalization.routing.objective import (
     finite,
     like,
     score,
-    seed_of,
     terms_of,
 )
 from personalization.routing.routers import PooledRouter
 from personalization.routing.safety import SafetyLimits, danger
 from personalization.routing.space import RoutingSpace
+from personalization.seeds import seed_of
 from personalization.state import State, clone
 from personalization.tick import Tick, no_tick
 

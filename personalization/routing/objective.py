@@ -5,8 +5,6 @@ Legend: B batch, C channels, K classes, H and W height and width.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,9 +17,8 @@ from personalization.routing.config import AdaptationConfig, LossWeights
 from personalization.routing.perturb import RotFlip, add_noise
 from personalization.routing.routers import PooledRouter
 from personalization.routing.safety import Overlap, Reading
+from personalization.seeds import seed_of
 from personalization.tick import Tick
-
-_BITS = 63
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,6 @@ class Score:
     shape: float
     entropy: float
     reading: Reading
-
-
-def seed_of(seed: int, *parts: str | int) -> int:
-    """A seed for one purpose: what was drawn before has no say in it, so a resumed run draws the same."""
-    content = json.dumps([seed, *parts]).encode()
-    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> (64 - _BITS)
 
 
 def terms_of(

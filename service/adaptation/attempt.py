@@ -100,7 +100,7 @@ class Attempt:
     def warn(self, message: str) -> None:
         """Something a person should know, once however many attempts come to it."""
         with fenced(self.database, self.lease) as (session, job):
-            said = [event.data.get("message") for event in events.of_type(session, job.id, "warning")]
+            said = events.warnings(session, job.id)
             if message not in said:
                 events.append(session, job, "warning", {"message": message})
 

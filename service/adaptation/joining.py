@@ -3,7 +3,7 @@
 preparing   scans, masks and the shared model are read and checked; patients are split
 joining     a checkpoint per epoch; a later attempt goes on from it, bit for bit
 judging     Dice on the validation patients against zero-shot, and whether all masks are plausible
-drawing     before and after, of scans that were not learned from first
+drawing     before and after, of scans that were not learned from
 publishing  once, by whoever holds the lease at that moment
 """
 
@@ -33,13 +33,13 @@ from service.adaptation.attempt import Attempt, as_json
 from service.adaptation.candidate import Draft, publish
 from service.adaptation.cohort import cohort_files
 from service.adaptation.device import device_of
-from service.adaptation.labelled import LabelledImages, drawn_in, load_labelled
+from service.adaptation.labelled import LabelledImages, load_labelled, masks_of
 from service.adaptation.outcome import Published
 from service.adaptation.pictures import draw_pictures
 from service.errors import AdaptationRefused
 from service.jobs import events
 from service.kinds.cross_attention import JoiningOptions
-from service.patients import PatientSplit
+from service.patients import PatientSplit, split_by_patient
 from service.scan_limits import scan_limits
 
 METHOD = "fedoap-joining"
@@ -70,10 +70,13 @@ def run_joining(attempt: Attempt) -> Published:
     options = JoiningOptions.model_validate(attempt.job.options)
     config = JoiningConfig(**options.model_dump(exclude={"validation"}))
     task = parent.manifest.task
-    masks, split = drawn_in(attempt, task, options.validation, options.seed)
+    masks, ill = masks_of(attempt, task)
     files = cohort_files(attempt)
     cohort = load_labelled(files, masks, task, scan_limits(attempt.settings), attempt.tick)
-    _say_what_is_little(attempt, cohort, split)
+    _say_what_was_lost(attempt, cohort, ill)
+    # By what is left of the masks: who has no target any more can neither teach nor choose.
+    split = split_by_patient(cohort.drawn, task, options.validation, options.seed)
+    _say_what_is_little(attempt, split)
     parent.network.to(device_of(attempt.settings))
     joining = _join(attempt, parent, cohort, split, config)
     attempt.enter("judging")
@@ -101,7 +104,7 @@ def run_joining(attempt: Attempt) -> Published:
         details=result,
         # Scans of the hospital are no surprise to its own version.
         statistics=cohort.statistics if known is None else known.merge(cohort.statistics),
-        metrics={} if joining.best.dice is None else {"val_dice": joining.best.dice},
+        metrics={"val_dice": joining.best.dice},
         sources=parent.manifest.sources,
     )
     return publish(attempt, store, draft, gate=gate, result=result)
@@ -161,12 +164,23 @@ def _join(
         return go(None)
 
 
-def _say_what_is_little(attempt: Attempt, cohort: LabelledImages, split: PatientSplit) -> None:
+def _say_what_was_lost(attempt: Attempt, cohort: LabelledImages, ill: frozenset[str]) -> None:
     if cohort.left_out:
         attempt.warn(
             f"the cohort has {cohort.left_out} slices more than are taken at once: {len(cohort.images)}, "
             "evenly spaced, are used, those of scans with masks first"
         )
+    lost = sorted(name for name, there in cohort.drawn.items() if name in ill and not there)
+    if lost:
+        rows, columns = cohort.targets.shape[1:]
+        attempt.warn(
+            f"of the target of {len(lost)} mask{'s' if len(lost) > 1 else ''}, first scan '{lost[0]}', "
+            f"nothing is left in the slices of {rows}x{columns} pixels that the network sees: counted as "
+            "drawn and without a target"
+        )
+
+
+def _say_what_is_little(attempt: Attempt, split: PatientSplit) -> None:
     if split.deciding < _FEW_PATIENTS:
         attempt.warn(
             f"the epoch is chosen, and the gate decides, by {split.deciding} validation patient"

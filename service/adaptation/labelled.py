@@ -21,7 +21,7 @@ from service.adaptation.attempt import Attempt
 from service.adaptation.cohort import MOST_IMAGES, evenly, merged
 from service.jobs import cohorts, masks
 from service.jobs.cohort_files import ScanFile
-from service.patients import PatientSplit, other_values, shows_target, split_by_patient
+from service.patients import PatientSplit, other_values, shows_target
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,16 @@ class LabelledImages:
         """Which slices are of one scan [N]."""
         return np.unique(self.names, return_inverse=True)[1].astype(np.int64)
 
+    @property
+    def drawn(self) -> dict[str, bool]:
+        """The scans with masks, and whether a slice of theirs still shows a target."""
+        shows = self.targets.flatten(1).any(dim=1).tolist()
+        found: dict[str, bool] = {}
+        for name, drawn_on, there in zip(self.names, self.drawn_on, shows, strict=True):
+            if drawn_on:
+                found[name] = found.get(name, False) or there
+        return found
+
     def examples(self, scans: Sequence[str], split: PatientSplit) -> Examples:
         """Every slice of these scans."""
         wanted = set(scans)
@@ -52,12 +62,10 @@ class LabelledImages:
         return Examples(self.images[chosen], self.targets[chosen], patients)
 
 
-def drawn_in(
-    attempt: Attempt, task: Task, share: float, seed: int
-) -> tuple[dict[str, ScanFile], PatientSplit]:
-    """The masks of the job's cohort by their scans' names, and who is learned from.
+def masks_of(attempt: Attempt, task: Task) -> tuple[dict[str, ScanFile], frozenset[str]]:
+    """The masks of the job's cohort by their scans' names, and which scans' show a target.
 
-    Raises AdaptationRefused for none, or too few patients.
+    Warns of those that look like class indices.
     """
     assert attempt.job.cohort is not None
     with attempt.database.read() as session:
@@ -65,8 +73,7 @@ def drawn_in(
     files = {name: cohorts.file_of(attempt.settings, row, name) for name, row in rows.items()}
     if hint := other_values({name: row.label_values for name, row in rows.items()}, task):
         attempt.warn(hint)
-    drawn = {name: shows_target(row.label_values, task) for name, row in rows.items()}
-    return files, split_by_patient(drawn, task, share, seed)
+    return files, frozenset(name for name, row in rows.items() if shows_target(row.label_values, task))
 
 
 def load_labelled(

@@ -39,7 +39,7 @@ def read_card(context: Context, job_id: str) -> Card:
         job = records.get(session, job_id)
         epochs = [event.data for event in events.of_type(session, job_id, "epoch")]
         gates = [event.data for event in events.of_type(session, job_id, "gate")]
-        warnings = [str(e.data.get("message", "")) for e in events.of_type(session, job_id, "warning")]
+        warnings = events.warnings(session, job_id)
         decisions = _decisions(session, job)
     candidate, parent = _candidate(context.store, job), _parent(context.store, job)
     kind = None if parent is None else kind_of(parent)

@@ -30,6 +30,11 @@ def after(session: Session, job_id: str, last: int = 0, limit: int = 500) -> lis
     return list(session.scalars(query.order_by(JobEvent.id).limit(limit)))
 
 
+def warnings(session: Session, job_id: str) -> list[str]:
+    """What the job warned of, in order."""
+    return [str(event.data["message"]) for event in of_type(session, job_id, "warning")]
+
+
 def of_type(session: Session, job_id: str, event_type: EventType) -> list[JobEvent]:
     """Every event of one type, oldest first."""
     query = select(JobEvent).where(JobEvent.job == job_id, JobEvent.type == event_type)

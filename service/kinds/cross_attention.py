@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
@@ -37,7 +37,9 @@ class JoiningOptions(BaseModel):
     epochs: int = Field(30, ge=1, le=200, description="Passes over the scans with masks.")
     batch_size: int = Field(8, ge=1, le=128, description="Slices per step.")
     learning_rate: FiniteFloat = Field(1e-3, gt=0, le=1, description="Of AdamW, at first.")
-    least_rate: FiniteFloat = Field(1e-6, ge=0, le=1, description="Where its cosine ends.")
+    least_rate: FiniteFloat = Field(
+        1e-6, ge=0, le=1, validate_default=True, description="Where its cosine ends; at most `learning_rate`."
+    )
     weight_decay: FiniteFloat = Field(1e-5, ge=0, le=1)
     augment: bool = Field(True, description="Whether slices are turned and flipped at random.")
     threshold: FiniteFloat = Field(
@@ -49,6 +51,14 @@ class JoiningOptions(BaseModel):
         0.2, gt=0, le=0.5, description="Share of the patients with masks who choose the epoch; at least one."
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Everything random derives from it.")
+
+    @field_validator("least_rate")
+    @classmethod
+    def _falls(cls, value: float, info: ValidationInfo) -> float:
+        first = info.data.get("learning_rate", value)
+        if value > first:
+            raise ValueError(f"expected at most learning_rate, {first}: a rate falls to it")
+        return value
 
 
 def check(session: Session, parent: Artefact, cohort: str) -> None:

@@ -57,6 +57,7 @@ class JobView(JobSummary):
     candidate: CandidateView | None
     gate: dict[str, Any] | None = Field(description="The verdict on the candidate, check by check.")
     result: dict[str, Any] | None
+    warnings: list[str] = Field(description="What whoever relies on the candidate should know.")
     files_expire_at: datetime = Field(description="When its pictures, checkpoint and result are deleted.")
     request: str | None = Field(description="`Locum-Request` of the request that made it.")
     notice: str = NOTICE
@@ -88,6 +89,7 @@ def view(session: Session, job: Job) -> JobView:
         candidate=candidate,
         gate=job.gate,
         result=job.result,
+        warnings=events.warnings(session, job.id),
         files_expire_at=job.expires_at,
         request=job.request_id,
     )

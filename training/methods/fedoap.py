@@ -13,9 +13,9 @@ round 0 there are own tokens only.
 Stage 2: every site fine-tunes all its weights with the perturbed boundary loss, on the last gamma and bank,
 and keeps the best on its own validation patients.
 
-Shared:  gamma_k; mean tokens (kind `features`, bounded by federation and site, not essential); Dice on
-         validation patients; once, summary statistics. In the phase `export`, and only at sites that consent:
-         the site's whole model.
+Shared:  gamma_k; mean tokens (kind `features`, bounded by federation and site, not essential), the last of
+         which are published in every model, whoever consents; Dice on validation patients; once, summary
+         statistics. In the phase `export`, and only at sites that consent: the site's whole model.
 Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 """
 
@@ -47,7 +47,7 @@ from training.data.dataset import SiteData
 from training.methods import fedoap_local as local
 from training.methods import fedoap_models as models
 from training.methods.describe import DESCRIBE, describe, merge_described
-from training.methods.fedavg import SCORES, WEIGHTS, score_metrics, score_state
+from training.methods.fedavg import WEIGHTS, score_metrics
 from training.methods.fedoap_config import FedOapConfig
 from training.methods.iop_fl import PERSONAL, PERSONAL_SCORE
 from training.methods.local import Score, evaluate, new_network, state_of
@@ -77,12 +77,12 @@ class FedOap(Algorithm[SiteData]):
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """Describe, stage 1, join and validate the last of it, stage 2, and the consented export."""
         down = (WEIGHTS, BANK) if self.config.bank else (WEIGHTS,)
-        up = (WEIGHTS, SCORES, TOKENS) if self.config.bank else (WEIGHTS, SCORES)
+        up = (WEIGHTS, TOKENS) if self.config.bank else (WEIGHTS,)
         tune = Phase("finetune", self.config.fine_tune_rounds, (), (), everyone=True)
         return (
             DESCRIBE,
             Phase("train", self.config.rounds, down, up),
-            Phase("validate", 1, down, (SCORES,), everyone=True),
+            Phase("validate", 1, down, (), everyone=True),
             *((tune,) if tune.rounds else ()),
             Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True),
         )
@@ -91,7 +91,7 @@ class FedOap(Algorithm[SiteData]):
         """gamma of round 0, and a drawn personal part, which is no site's, for the global model."""
         state = state_of(new_network(self.network, context.generator("weights")))
         shared, personal = self._split(state)
-        return Memory(join({"global": shared, "drawn": personal}), {"scores": {}, "exported": {}})
+        return Memory(join({"global": shared, "drawn": personal}), {"exported": {}})
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
         """gamma, and the other sites' tokens."""
@@ -136,7 +136,7 @@ class FedOap(Algorithm[SiteData]):
             config, network, data, context, memory, loss, self.rates(context.round)
         )
         shared, personal = self._split(state_of(network))
-        uploads = {WEIGHTS.name: shared, SCORES.name: score_state(score)}
+        uploads = {WEIGHTS.name: shared}
         if config.bank:
             bounds = config.bounds.stricter(context.bounds)
             uploads[TOKENS.name] = mean_tokens(network, data.train, config.batch_size, bounds, context.noise)
@@ -145,7 +145,7 @@ class FedOap(Algorithm[SiteData]):
             uploads,
             float(len(data.train)) if config.aggregation == "sample" else 1.0,
             Memory(kept, {"taken": optimiser.taken}),
-            {**score_metrics("val_dice", score), "loss": mean},
+            {**score_metrics(local.JOINED, score), "loss": mean},
         )
 
     def rates(self, round_: int) -> list[float]:
@@ -172,24 +172,20 @@ class FedOap(Algorithm[SiteData]):
     # ------------------------------------------------------------------ at the server
 
     def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
-        """Average, replace the bank by the round's tokens, note the scores; keep what was exported."""
+        """Average, and replace the bank by the round's tokens; keep what was exported."""
         if context.phase == "describe":
             return Memory(server.tensors, {**server.facts, **merge_described(result)})
         if context.phase == "export":
             return models.exported(server, result)
-        scores = dict(server.facts["scores"])
-        for site, state in result.collected.get(SCORES.name, {}).items():
-            scores[site] = state["score"].tolist()
-        facts = {**server.facts, "scores": scores}
         if context.phase != "train":
-            return Memory(server.tensors, facts)
+            return server
         sent = result.collected.get(TOKENS.name, {})
         states: dict[str, State] = {
             "global": dict(result.reduced[WEIGHTS.name]),
             "drawn": part(server.tensors, "drawn"),
             "bank": join({site: dict(entry) for site, entry in sent.items() if entry}),
         }
-        return Memory(join(states), facts)
+        return Memory(join(states), server.facts)
 
     def publication(self, server: Memory) -> Publication:
         """A cross-attention artefact: the global model, and the exported ones. Raises PublishError."""

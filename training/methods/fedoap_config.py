@@ -32,7 +32,7 @@ class FedOapConfig(MethodConfig):
     local_steps: int = Field(20, ge=1, description="batches per round, at every site alike")
     batch_size: int = Field(16, ge=1)
     learning_rate: float = Field(1e-3, gt=0, description="of AdamW, at first")
-    least_rate: float = Field(1e-6, ge=0, description="where the cosine ends")
+    least_rate: float = Field(1e-6, ge=0, validate_default=True, description="where the cosine ends")
     cosine: Literal["run", "round"] = Field("run", description="one cosine over the run, or one per round")
     weight_decay: float = Field(1e-5, ge=0)
     augment: bool = Field(True, description="random rotation and flip in training")
@@ -68,8 +68,24 @@ class FedOapConfig(MethodConfig):
     @classmethod
     def _divides(cls, value: int, info: ValidationInfo) -> int:
         features = 16 * info.data.get("width", value)
-        if features % value:
+        if info.data.get("attention") and features % value:
             raise ValueError(f"expected a divisor of {features} (16 x width)")
+        return value
+
+    @field_validator("least_rate")
+    @classmethod
+    def _falls(cls, value: float, info: ValidationInfo) -> float:
+        first = info.data.get("learning_rate", value)
+        if value > first:
+            raise ValueError(f"expected at most learning_rate, {first}: a rate falls to it")
+        return value
+
+    @field_validator("fine_tune_rate")
+    @classmethod
+    def _falls_too(cls, value: float | None, info: ValidationInfo) -> float | None:
+        least = info.data.get("least_rate", 0.0)
+        if value is not None and value < least:
+            raise ValueError(f"expected at least least_rate, {least}, which it falls to")
         return value
 
     @field_validator("bank_noise")

@@ -22,13 +22,14 @@ from training.algorithm import ClientResult, Context, Memory, State
 from training.data.dataset import SiteData, batches
 from training.errors import SiteFailed
 from training.methods import fedoap_models as models
-from training.methods.fedavg import SCORES, score_metrics, score_state
+from training.methods.fedavg import score_metrics, score_state
 from training.methods.fedoap_config import FedOapConfig
 from training.methods.iop_fl import PERSONAL, PERSONAL_SCORE
 from training.methods.local import Score, evaluate, state_of
 from training.methods.trees import join, part
 
 CLASSES = 2
+JOINED = "joined_val_dice"  # of the weights that a site receives, joined to its own: no one's global model
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -69,7 +70,7 @@ def begin(model: State, bank: State, score: Score) -> ClientResult:
     """The end of stage 1: from here on the site's model is one, and its bank stands."""
     facts = {"total": score.total, "patients": score.patients, "round": 0}
     kept = Memory(join({"model": model, "bank": bank}), {"latest": facts, "best": facts})
-    return ClientResult({SCORES.name: score_state(score)}, 1.0, kept, score_metrics("val_dice", score))
+    return ClientResult({}, 1.0, kept, score_metrics(JOINED, score))
 
 
 def fine_tune(

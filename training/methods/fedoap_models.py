@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 
 import torch
@@ -88,15 +87,10 @@ def publication(config: FedOapConfig, spec: NetworkSpec, server: Memory) -> Publ
     """
     bank = entries(part(server.tensors, "bank"))
     sources = (OWN, *bank) if config.attention else None
-    scores = server.facts["scores"].values()
-    total = Score(math.fsum(score[0] for score in scores), int(sum(score[1] for score in scores)))
     model, began = _zero_shot(config, server)
     network, state = with_bank(spec, model, bank)
-    drafts = [
-        ModelDraft(
-            "global", network, state, metrics=score_metrics("members_val_dice", total), sources=sources
-        )
-    ]
+    # Without a metric: members validate it joined to their own parts, which it is published without.
+    drafts = [ModelDraft("global", network, state, sources=sources)]
     for site, (dice, patients) in server.facts["exported"].items():
         network, state = with_bank(spec, part(server.tensors, f"inside/{site}"), bank, absent=(site,))
         metrics = score_metrics("val_dice", Score(dice, int(patients)))

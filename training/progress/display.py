@@ -166,7 +166,7 @@ class RichProgress(_Display):
     @staticmethod
     def _sites(state: RunState) -> Table:
         metrics = state.metrics
-        trend = next((m for m in ("personal_val_dice", "val_dice") if m in metrics), None)
+        trend = next((m for m in ("personal_val_dice", "joined_val_dice", "val_dice") if m in metrics), None)
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), show_footer=len(state.sites) > 1)
         table.add_column("site", footer=Text("mean", style="dim"), min_width=8)
         for metric in metrics:

@@ -15,6 +15,7 @@ from training.engine.history import RoundEntry, SiteEntry
 METRICS = {
     "loss": "loss",
     "val_dice": "Dice",
+    "joined_val_dice": "joined Dice",
     "personal_val_dice": "own Dice",
     "val_accuracy": "accuracy",
     "local_val_accuracy": "local accuracy",

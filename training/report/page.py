@@ -28,14 +28,15 @@ from training.report.transmission import mebibytes, transmission_of
 _CAPTIONS = {
     "loss": "Training loss, mean over a round's batches.",
     "val_dice": "Validation Dice of the global model as each site receives it. A dot marks the best round.",
+    "joined_val_dice": "Validation Dice of shared weights joined to own ones. A dot marks the best round.",
     "val_accuracy": "Validation accuracy of the global model as each site receives it.",
     "key_entropy": "Entropy of the keys that a site's images pick, 1 being all alike.",
     "dead_keys": "Keys that no image of a site picks.",
     "personal_val_dice": "Validation Dice of each site's own model. A dot marks the best round.",
 }
 
-# Scores of one model at all sites, which one round gives all of them.
-_GLOBAL = ("val_dice", "val_accuracy")
+# Scores of what one round gives all sites.
+_FOR_ALL = ("val_dice", "joined_val_dice", "val_accuracy")
 
 
 def environment() -> jinja2.Environment:
@@ -128,12 +129,12 @@ def _best(rounds: Sequence[RoundEntry], site: str, metric: str) -> float | None:
 
 
 def _best_mean(record: RunRecord, metric: str) -> float | None:
-    """Mean over the sites: of a global model's scores in its best round, else of each site's own best.
+    """Mean over the sites: in the best round of what all of them have alike, else of each site's own best.
 
     A round in which fewer sites took part is of other patients, and is no better for that. One that was there
     and has no score has no patient with a tumour, nor one in whom something was found: that is no worse.
     """
-    if metric not in _GLOBAL:
+    if metric not in _FOR_ALL:
         own = [b for site in record.sites if (b := _best(record.rounds, site.name, metric)) is not None]
         return fmean(own) if own else None
     found = [
@@ -157,9 +158,9 @@ def _charts(record: RunRecord) -> list[dict[str, Any]]:
         if any(line.points for line in lines.values()):
             svg = line_chart(lines, share=score, best=score)
             charts.append(_chart(heading(metric), _CAPTIONS.get(metric, ""), svg))
-    charts.append(
-        _chart("traffic", "All that a site sent and received, added up.", _traffic_chart(record, rounds))
-    )
+    phase = f" in the phase '{rounds[0].phase}'" if rounds else ""
+    caption = f"All that a site sent and received{phase}, added up."
+    charts.append(_chart("traffic", caption, _traffic_chart(record, rounds)))
     seconds = {
         site.name: Line(
             [(e.round + 1, e.sites[site.name].seconds) for e in rounds if site.name in e.sites], colour_of(i)

@@ -17,6 +17,7 @@ import onnxruntime
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from model_store.manifest import GRAPH, WEIGHTS, CrossAttentionManifest, ModelManifest
 from model_store.preprocessing import prepare
@@ -73,6 +74,12 @@ def upload(api: Any, drawn: dict[str, tuple[bytes, bytes]], without: tuple[str, 
             answer = api.client.put(f"{place}/scans/{name}/mask?model=tumour", content=mask)
             assert answer.status_code == 201, answer.text
     return place.rpartition("/")[2]
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
 
 
 def ask(api: Any, cohort: str, **body: Any) -> httpx.Response:
@@ -312,14 +319,29 @@ def test_a_member_of_the_federation_does_not_join_it(api: Any) -> None:
 def test_the_options_decide_who_is_validated_on(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, int]] = []
 
-    def stops(_attempt: Any, _task: Any, share: float, seed: int) -> None:
+    def stops(_drawn: Any, _task: Any, share: float, seed: int) -> None:
         asked.append((share, seed))
         raise AdaptationRefused("seen enough")
 
-    monkeypatch.setattr(joining, "drawn_in", stops)
+    monkeypatch.setattr(joining, "split_by_patient", stops)
     options = {"validation": 0.4, "seed": 7}
     run_job(ask(api, upload(api, drawn_scans(2)), options=options).json()["id"], api.settings)
     assert asked == [(0.4, 7)]
+
+
+def test_a_target_too_small_for_the_network_teaches_nothing(api: Any) -> None:
+    """What is left of masks counts: two patients have a target, of which the network sees one."""
+    pixels = np.random.default_rng(0).integers(0, 255, (128, 128)).astype(np.uint8)
+    speck = np.zeros_like(pixels)
+    speck[64, 64] = 1  # between the 32x32 that are taken
+    small = {"patient-600.png": (png(pixels), png(speck))}
+    job = ask(api, upload(api, {**drawn_scans(1), **small})).json()["id"]
+    run_job(job, api.settings)
+    found = api.client.get(f"/jobs/{job}").json()
+    assert found["state"] == "refused"
+    assert "found 1 among 2 masks of 2 patients" in found["reason"]
+    (warning,) = found["warnings"]
+    assert warning.startswith("of the target of 1 mask, first scan 'patient-600.png', nothing is left")
 
 
 def test_a_mask_of_another_task_is_refused(api: Any) -> None:

@@ -126,7 +126,7 @@ def test_a_site_that_keeps_features_in_is_no_source_and_bytes_are_counted(data, 
     assert {model.sources for model in result.publication.models} == {("own", "aster", "birch")}
     assert [model.site for model in result.publication.models] == [None, "aster", "birch", "cedar"]
     first, second = (entry for entry in result.history if entry.phase == "train")
-    assert first.sites["cedar"].withheld == ("scores", "tokens", "metrics")
+    assert first.sites["cedar"].withheld == ("tokens", "metrics")
     entry = 2 * 4 * 32 * 4  # keys and values of 2x2 positions, 32 features, float32
     assert first.sites["aster"].sent["tokens"] == entry
     assert first.sites["aster"].received["bank"] == 0

@@ -17,8 +17,8 @@ from personalization.routing.checkpoint import Checkpoint
 from personalization.routing.config import AdaptationConfig
 from personalization.routing.merge import merge
 from personalization.routing.network import route
-from personalization.routing.objective import seed_of
 from personalization.routing.space import GLOBAL
+from personalization.seeds import seed_of
 from personalization.state import State, clone
 from tests.unit.personalization.choosing import EPOCHS, with_a_choice
 from tests.unit.personalization.discs import UNGUARDED, discs, space

@@ -16,8 +16,8 @@ from personalization.networks import build, initialise
 from personalization.routing.adapt import adapt
 from personalization.routing.config import AdaptationConfig
 from personalization.routing.network import route
-from personalization.routing.objective import seed_of
 from personalization.routing.space import RoutingSpace
+from personalization.seeds import seed_of
 from personalization.state import State, clone
 from tests.unit.personalization.discs import discs
 

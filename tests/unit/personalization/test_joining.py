@@ -53,11 +53,9 @@ def joined(config: JoiningConfig = CONFIG, **options: Any) -> tuple[FedOapUNet, 
 
 def test_it_learns_the_hospitals_masks_and_leaves_the_bank_alone() -> None:
     made, found = joined(replace(CONFIG, epochs=5, learning_rate=1e-2))
-    assert found.best.dice is not None
-    assert found.start.dice is not None
     assert found.best.dice > found.start.dice + 0.2
     assert [epoch.epoch for epoch in found.history] == list(range(6))
-    assert found.best.dice == max(epoch.dice or 0 for epoch in found.history)
+    assert found.best.dice == max(epoch.dice for epoch in found.history)
     for name in ("bank_key", "bank_value", "bank_present"):
         assert torch.equal(made.state_dict()[name], network().state_dict()[name])
     assert all(parameter.requires_grad for parameter in made.parameters())
@@ -220,12 +218,17 @@ def test_false_alarms_are_counted_on_slices_without_a_tumour() -> None:
             lambda: join(network(), TRAIN, replace(VALIDATION, targets=VALIDATION.targets * 0), CONFIG),
             "no validation slice",
         ),
+        (
+            lambda: join(network(), replace(TRAIN, targets=TRAIN.targets * 0), VALIDATION, CONFIG),
+            "no training slice",
+        ),
         (lambda: replace(TRAIN, targets=TRAIN.targets * 2), "up to 2"),
         (lambda: replace(TRAIN, patients=("p",)), "N patients"),
         (lambda: replace(TRAIN, images=TRAIN.images * math.nan), "not finite"),
         (lambda: JoiningConfig(epochs=0), "epochs"),
         (lambda: JoiningConfig(trade_off=1.5), "trade_off"),
         (lambda: JoiningConfig(learning_rate=math.nan), "learning_rate"),
+        (lambda: JoiningConfig(learning_rate=1e-4, least_rate=1e-3), "least_rate: expected at most"),
     ],
 )
 def test_what_does_not_fit_is_refused(make: Any, words: str) -> None:

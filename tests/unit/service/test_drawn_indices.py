@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from model_store.task import Task
-from service.adaptation.labelled import drawn_in
+from service.adaptation.labelled import masks_of
 from service.kinds.cross_attention import check
 from service.problems import Problem
 from tests.unit.service.cohort_bench import Bench
@@ -41,9 +41,9 @@ def test_where_something_can_the_job_warns(bench: Bench) -> None:
         settings=bench.settings,
         warn=warnings.append,
     )
-    files, split = drawn_in(attempt, TASK, 0.5, 0)
+    files, ill = masks_of(attempt, TASK)
     assert sorted(files) == ["a", "b", "c"]
-    assert {*split.train, *split.validation} == {"a", "b", "c"}
+    assert ill == {"b", "c"}
     (warning,) = warnings
     assert warning.startswith("1 mask counts")
     assert SAID in warning

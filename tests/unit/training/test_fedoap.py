@@ -92,7 +92,8 @@ def test_a_site_that_keeps_its_tokens_in_takes_part_and_is_not_attended_to():
     federation = Federation()
     federation.round("train", 0, withheld=("tokens",))
     assert federation.bank("A") == {}
-    assert set(federation.server.facts["scores"]) == set("ABC")
+    assert set(federation.results["A"].uploads) == {"weights", "tokens"}
+    assert float(part(federation.server.tensors, "global")["head.weight"].abs().sum()) > 0
 
 
 def test_the_average_is_uniform_and_by_size_on_request():
@@ -224,6 +225,8 @@ def test_tasks_that_are_not_binary_or_too_small_are_refused():
     [
         ({"width": 2, "heads": 5}, "divisor of 32"),
         ({"width": 1}, "divisor of 16"),
+        ({"learning_rate": 1e-7}, "at most learning_rate, 1e-07"),
+        ({"fine_tune_rate": 1e-7}, "at least least_rate, 1e-06"),
         ({"bank_noise": 1.0}, "set bank_clip too"),
         ({"kv": "theirs"}, "token-bank"),
     ],

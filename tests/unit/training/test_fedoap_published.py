@@ -140,6 +140,8 @@ def test_what_is_published():
     assert [(m.role, m.site) for m in publication.models] == [("global", None), ("inside", "B")]
     assert outside.sources == member.sources == ("own", "A", "B", "C")
     assert outside.network == member.network
+    # What members validated is joined to their own parts, and says nothing of the global model.
+    assert (outside.metrics, set(member.metrics)) == ({}, {"val_dice"})
     assert outside.weights["bank_present"].tolist() == [True, True, True]
     assert member.weights["bank_present"].tolist() == [True, False, True]
     gamma = part(federation.server.tensors, "global")

@@ -109,7 +109,7 @@ class TestReport:
         text = " | ".join(read(write_report(make_record(rounds=rounds), tmp_path / "report.html")).texts)
         assert "0.688 | best own Dice, mean" in text
 
-    @pytest.mark.parametrize("metric", ["val_dice", "val_accuracy"])
+    @pytest.mark.parametrize("metric", ["val_dice", "joined_val_dice", "val_accuracy"])
     def test_no_false_alarm_is_no_worse(self, tmp_path: Path, metric: str) -> None:
         """The patients of south are healthy: they have a Dice, of 0, only where something is found."""
 

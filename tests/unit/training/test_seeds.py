@@ -4,24 +4,25 @@ import hashlib
 
 import torch
 
-from training.engine.seeds import derive, generator, keyed
+from personalization.seeds import seed_of
+from training.engine.seeds import generator, keyed
 
 
 def test_a_seed_is_the_sha256_of_what_it_is_for():
     digest = hashlib.sha256(b'[3, "train", 2, "CS", "noise"]').digest()
-    assert derive(3, "train", 2, "CS", "noise") == int.from_bytes(digest[:8], "big") >> 1
+    assert seed_of(3, "train", 2, "CS", "noise") == int.from_bytes(digest[:8], "big") >> 1
 
 
 def test_each_part_matters_and_parts_do_not_run_together():
     seeds = [
-        derive(0, "train", 1, "A", "x"),
-        derive(1, "train", 1, "A", "x"),
-        derive(0, "export", 1, "A", "x"),
-        derive(0, "train", 2, "A", "x"),
-        derive(0, "train", 1, "B", "x"),
-        derive(0, "train", 1, "A", "y"),
-        derive(0, "train", 1, "Ax", ""),
-        derive(0, "train", "1", "A", "x"),
+        seed_of(0, "train", 1, "A", "x"),
+        seed_of(1, "train", 1, "A", "x"),
+        seed_of(0, "export", 1, "A", "x"),
+        seed_of(0, "train", 2, "A", "x"),
+        seed_of(0, "train", 1, "B", "x"),
+        seed_of(0, "train", 1, "A", "y"),
+        seed_of(0, "train", 1, "Ax", ""),
+        seed_of(0, "train", "1", "A", "x"),
     ]
     assert len(set(seeds)) == len(seeds)
     assert all(0 <= seed < 2**63 for seed in seeds)

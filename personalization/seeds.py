@@ -1,0 +1,17 @@
+"""Seeds that depend on what they are for, never on what was drawn before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+
+_BITS = 63  # torch takes seeds up to 2**64 - 1, JSON readers are sure of 63 bits
+
+
+def seed_of(seed: int, *parts: str | int) -> int:
+    """A seed from another one and what it is for: a phase, a round, a site, a purpose.
+
+    sha256 of the parts as JSON, so that ("a", "bc") and ("ab", "c") differ.
+    """
+    content = json.dumps([seed, *parts]).encode()
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "big") >> (64 - _BITS)
