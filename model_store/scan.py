@@ -29,7 +29,7 @@ def decode(data: bytes, limits: Limits = _DEFAULT) -> Scan:
         ScanTooLarge: beyond `limits`.
     """
     if not data:
-        raise DamagedScan("the scan is empty (0 bytes); send the file's content")
+        raise DamagedScan("the file is empty (0 bytes); send the file's content")
     if len(data) > limits.max_bytes:
         raise ScanTooLarge(
             f"expected at most {limits.max_bytes} bytes, found {len(data)}; send a smaller scan"

@@ -165,13 +165,14 @@ class Store:
         artefacts = [a for a in self._readable(name) if a.version not in unreadable]
         if not artefacts:
             raise next(iter(unreadable.values()))
-        flags: dict[str, list[str]] = {}
-        for ancestor in self._withdrawn():
-            for child in self.descendants(ancestor.digest):
-                flags.setdefault(child.digest, []).append(str(ancestor))
+        flags = self._flags()
         return [
             Version(a, self.tombstone(a.name, a.version), tuple(flags.get(a.digest, ()))) for a in artefacts
         ]
+
+    def flagged(self, artefact: Artefact) -> tuple[str, ...]:
+        """The withdrawn artefacts (`name@version`) that an artefact descends from."""
+        return tuple(self._flags().get(artefact.digest, ()))
 
     def unreadable(self, name: str) -> dict[int, StoreError]:
         """Version numbers whose manifest or tombstone cannot be read, and why; left out of every listing."""
@@ -255,6 +256,14 @@ class Store:
         for number in self.numbers(name):
             with suppress(ArtefactDamaged, UnknownKind):
                 yield self._artefact(name, number)
+
+    def _flags(self) -> dict[str, list[str]]:
+        """By digest, the withdrawn artefacts that one descends from."""
+        flags: dict[str, list[str]] = {}
+        for ancestor in self._withdrawn():
+            for child in self.descendants(ancestor.digest):
+                flags.setdefault(child.digest, []).append(str(ancestor))
+        return flags
 
     def _withdrawn(self) -> list[Artefact]:
         return [a for a in self._all() if self._tombstone_path(a.name, a.version).exists()]

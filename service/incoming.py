@@ -55,11 +55,20 @@ def check_digest(header: str | None, upload: Upload) -> None:
     """Compare with the sha-256 of `Repr-Digest` (RFC 9530), if it is there; other algorithms are ignored.
 
     Raises:
-        Problem: 422 when something else arrived than was sent.
+        Problem: 422 when something else arrived than was sent, or what was announced cannot be read: its
+            sender would think that it was compared.
     """
-    announced = None if header is None else _SHA256.search(header)
-    if announced is None:
+    if header is None or "sha-256" not in header.lower():
         return
+    announced = _SHA256.search(header)
+    if announced is None:
+        raise Problem(
+            422,
+            "digest-unreadable",
+            "Not a digest that can be compared",
+            "Expected Repr-Digest: sha-256=:BASE64: with the base64 of 32 bytes between the colons, found "
+            "something else after sha-256: correct it, or leave it out.",
+        )
     expected = base64.b64decode(announced[1]).hex()
     if f"sha256:{expected}" != upload.sha256:
         raise Problem(
@@ -67,5 +76,5 @@ def check_digest(header: str | None, upload: Upload) -> None:
             "digest-mismatch",
             "Not the bytes that were announced",
             f"Repr-Digest announces sha256:{expected}, received were {upload.size} bytes with "
-            f"{upload.sha256}: send the scan again.",
+            f"{upload.sha256}: send the file again.",
         )

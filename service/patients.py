@@ -64,22 +64,25 @@ def numbered(names: Sequence[str], task: Task) -> list[int]:
 
     A name that tells no patient is one of its own: unlike labels, scans alone are not worth refusing for it.
     """
-    numbers: dict[str, int] = {}
+    numbers: dict[tuple[str, ...], int] = {}
     found = []
     for name in names:
         try:
-            patient = _patient(name, task)
+            patient: tuple[str, ...] = (_patient(name, task),)
         except AdaptationRefused:
-            patient = f"/{name}"  # no patient is called so: names have no slash
+            patient = ("nobody's", name)
         found.append(numbers.setdefault(patient, len(numbers)))
     return found
 
 
-def split_by_patient(drawn: Mapping[str, bool], task: Task, share: float, seed: int) -> PatientSplit:
+def split_by_patient(
+    drawn: Mapping[str, bool], digests: Mapping[str, str], task: Task, share: float, seed: int
+) -> PatientSplit:
     """About `share` of the patients for validation, of those with a target and of those without alike.
 
     Args:
         drawn: scans with a mask by name, and whether it shows a target.
+        digests: of each of these scans' bytes; the same bytes are of one patient, whatever their names.
         task: says how a patient is read from the name of a scan, its suffix left out; without a rule every
             scan is a patient.
         share: of the patients.
@@ -90,10 +93,11 @@ def split_by_patient(drawn: Mapping[str, bool], task: Task, share: float, seed: 
     """
     if not drawn:
         raise AdaptationRefused(
-            "no scan of the cohort has a mask, and joining learns from masks: PUT "
-            "/hospitals/HOSPITAL/cohorts/COHORT/scans/NAME/mask adds one; some are enough"
+            f"no scan of the cohort has a mask, and joining learns from masks of at least {FEWEST} patients "
+            "with a target: PUT /hospitals/HOSPITAL/cohorts/COHORT/scans/NAME/mask adds one; a form with "
+            "scans has no place for them"
         )
-    patients = {name: _patient(name, task) for name in drawn}
+    patients = _united({name: _patient(name, task) for name in drawn}, digests)
     ill = {patients[name] for name, there in drawn.items() if there}
     if len(ill) < FEWEST:
         raise AdaptationRefused(
@@ -109,6 +113,22 @@ def split_by_patient(drawn: Mapping[str, bool], task: Task, share: float, seed: 
         patients=patients,
         with_target=frozenset(ill),
     )
+
+
+def same_bytes(names: Iterable[str], digests: Mapping[str, str]) -> list[list[str]]:
+    """Names of scans that are the same bytes as another, together, each group in order."""
+    groups: dict[str, list[str]] = {}
+    for name in sorted(names):
+        groups.setdefault(digests[name], []).append(name)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _united(patients: dict[str, str], digests: Mapping[str, str]) -> dict[str, str]:
+    """The same by name, patients who share a scan being one."""
+    for group in same_bytes(patients, digests):
+        one, others = patients[group[0]], {patients[name] for name in group}
+        patients = {name: one if patient in others else patient for name, patient in patients.items()}
+    return patients
 
 
 def _some(patients: set[str], share: float, seed: int, least: int) -> set[str]:

@@ -21,7 +21,7 @@ looked at. An assigned version that was withdrawn is refused, never replaced sil
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import quote
 
@@ -43,11 +43,15 @@ ZERO_SHOT_SAYS = (
     "Locum's own benchmark 0.05 and 0.01). Do not rely on this mask; a hospital joins with masks of some of "
     "its scans: POST /hospitals/HOSPITAL/adaptations"
 )
+FLAGGED = "descends-from-withdrawn"
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The answer: `offered` is what was asked for, `model` the network inside it, `why` says how it came."""
+    """The answer: `offered` is what was asked for, `model` the network inside it, `why` says how it came.
+
+    `flagged` are the withdrawn artefacts that `offered` descends from.
+    """
 
     offered: Artefact
     model: Artefact
@@ -56,6 +60,7 @@ class Selection:
     why: str
     hospital: str | None = None
     cluster: str | None = None
+    flagged: tuple[str, ...] = ()
 
     @property
     def manifest(self) -> NetworkManifest:
@@ -67,8 +72,16 @@ class Selection:
     @property
     def warnings(self) -> Mapping[str, str]:
         """What to beware of in this choice, whatever the scan: a sentence each, by a short name in ASCII."""
-        zero_shot = self.offered.manifest.kind == "cross-attention" and self.personalization == "global"
-        return {ZERO_SHOT: ZERO_SHOT_SAYS} if zero_shot else {}
+        found = {}
+        if self.offered.manifest.kind == "cross-attention" and self.personalization == "global":
+            found[ZERO_SHOT] = ZERO_SHOT_SAYS
+        if self.flagged:
+            found[FLAGGED] = (
+                f"'{self.offered}' was made from {', '.join(self.flagged)}, withdrawn since (GET "
+                "/models/NAME says by whom and why): decide whether it may go on answering, or assign "
+                "another version"
+            )
+        return found
 
     @property
     def header(self) -> str:
@@ -96,6 +109,19 @@ def resolve(
         HospitalUnknown: nobody registered it.
         StoreError: the reference does not open.
     """
+    found = _resolved(context, model, hospital, personalization, site, cluster, kind)
+    return replace(found, flagged=context.store.flagged(found.offered))
+
+
+def _resolved(
+    context: Context,
+    model: str | None,
+    hospital: str | None,
+    personalization: Personalization | Literal["scan"],
+    site: str | None,
+    cluster: str | None,
+    kind: Kind | None,
+) -> Selection:
     for name, value, belongs in (("site", site, "member"), ("cluster", cluster, "cluster")):
         if value is not None and personalization != belongs:
             raise contradiction(

@@ -21,7 +21,7 @@ class Serving:
     `artefact` is the name that the version belongs to: the model's own, or that of what was adapted to the
     hospital. `version` is None when there was none to serve. `withdrawn` says that it was assigned but
     already withdrawn: a scan would have been refused, not answered by another version behind the hospital's
-    back.
+    back. `flagged` are the artefacts, withdrawn by now, that the version descends from.
     """
 
     artefact: str
@@ -30,6 +30,7 @@ class Serving:
     because: Literal["assigned", "newest", "nothing"]
     withdrawn: bool
     assignment: Assignment | None
+    flagged: tuple[str, ...] = ()
 
 
 def serving(store: Store, session: Session, hospital: str, model: str, at: datetime | None = None) -> Serving:
@@ -47,12 +48,17 @@ def serving(store: Store, session: Session, hospital: str, model: str, at: datet
         name = entry.artefact or model
         if name != model:
             versions = store.versions(name)
-        withdrawn = any(v.artefact.digest == entry.digest and _withdrawn(v, when) for v in versions)
-        return Serving(name, entry.version, entry.digest, "assigned", withdrawn, entry)
-    offered = [v.artefact for v in versions if v.artefact.published <= when and not _withdrawn(v, when)]
+        meant = [version for version in versions if version.artefact.digest == entry.digest]
+        withdrawn = any(_withdrawn(version, when) for version in meant)
+        flagged = meant[-1].flagged if meant else ()
+        return Serving(name, entry.version, entry.digest, "assigned", withdrawn, entry, flagged)
+    offered = [v for v in versions if v.artefact.published <= when and not _withdrawn(v, when)]
     if not offered:
         return Serving(model, None, None, "nothing", False, None)
-    return Serving(model, offered[-1].version, offered[-1].digest, "newest", False, None)
+    newest = offered[-1]
+    return Serving(
+        model, newest.artefact.version, newest.artefact.digest, "newest", False, None, newest.flagged
+    )
 
 
 def _withdrawn(version: Version, when: datetime) -> bool:

@@ -162,6 +162,13 @@ def _federate(
                 f"{folder / TASK_FILE}: look at it, and put it into the federation's folder"
             )
             progress.warning(warnings[-1])
+        if repeated := federation.repeated:
+            warnings.append(
+                f"{sum(map(len, repeated))} images are the same file as another patient's, first "
+                f"{' and '.join(repeated[0][:2])}: training may see what validation or a test judges by; "
+                "leave copies out, or give them one patient in cases.csv"
+            )
+            progress.warning(warnings[-1])
         result = execute(
             job, folder, workers=workers, resume=resume, observer=progress, store=store, name=published
         )

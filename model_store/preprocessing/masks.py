@@ -57,7 +57,7 @@ def check_values(values: Iterable[int], task: Task) -> None:
         raise TaskError(
             f"the mask has values that task '{task.name}' does not name: "
             f"{', '.join(map(str, outside[:8]))}{more}; expected {allowed}. "
-            "Correct the mask, or add the values to a label or to background in task.yaml"
+            "Correct the mask; before training, a label or background in task.yaml may take the values too"
         )
 
 

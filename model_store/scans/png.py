@@ -14,7 +14,7 @@ from model_store.scans.types import Limits, Scan, check_sides
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 # Text, colour profiles and EXIF are where a decoder meets compressed bombs, and they say nothing about
-# intensities: Pillow only gets to see what makes up the pixels.
+# intensities: Pillow only gets to see what makes up the pixels. EXIF is asked here whether they are upright.
 _KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
 # Colour type -> samples per pixel.
@@ -32,6 +32,9 @@ _SLICE = 2**16
 # An image of 4096 x 4096 in colour, in the small chunks that encoders write, has a fifth of this. Each chunk
 # costs some hundred bytes of memory, however empty it is.
 _MOST_CHUNKS = 65536
+
+_ORIENTATION, _MOST_TAGS = 274, 512
+_TURNED = range(2, 9)
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,8 @@ def read_png(data: bytes, limits: Limits) -> Scan:
     for kind, body, whole in chunks:
         if kind == b"acTL":
             raise UnsupportedScan("PNG: expected one image, found an animation; send one frame")
+        if kind == b"eXIf":
+            _check_upright(body)
         if kind in _KEPT:
             kept.append(whole)
         if kind == b"IDAT":
@@ -114,6 +119,27 @@ def _header(kind: bytes, body: memoryview) -> _Header:
             "which no PNG has; send the file again"
         )
     return _Header(width, height, bits, colour, bool(interlace))
+
+
+def _check_upright(exif: memoryview) -> None:
+    """Refuse an image that viewers turn: what is drawn over it there lies elsewhere on its pixels.
+
+    EXIF that cannot be read turns nothing.
+    """
+    order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))
+    if order is None:
+        return
+    try:
+        (start,) = struct.unpack_from(f"{order}I", exif, 4)
+        (count,) = struct.unpack_from(f"{order}H", exif, start)
+        for number in range(min(count, _MOST_TAGS)):
+            tag, _, _, value = struct.unpack_from(f"{order}HHIH", exif, start + 2 + 12 * number)
+            if tag == _ORIENTATION and value in _TURNED:
+                raise UnsupportedScan(
+                    f"PNG: the image is stored rotated (EXIF orientation {value}); save it upright"
+                )
+    except struct.error:
+        return
 
 
 def _check_amount(header: _Header, packed: list[memoryview]) -> None:

@@ -78,7 +78,7 @@ def check_sides(width: int, height: int, limits: Limits, name: str) -> None:
     """Refuse an image too small to mean anything or too large to read."""
     if min(width, height) < MIN_SIDE:
         raise DamagedScan(
-            f"{name}: expected at least {MIN_SIDE} pixels a side, found {width} x {height}; send all of it"
+            f"{name}: expected at least {MIN_SIDE} pixels a side, found {width} x {height}; send the original"
         )
     if width * height > limits.max_pixels:
         raise ScanTooLarge(

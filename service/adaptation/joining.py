@@ -9,6 +9,7 @@ publishing  once, by whoever holds the lease at that moment
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,7 +40,7 @@ from service.adaptation.pictures import draw_pictures
 from service.errors import AdaptationRefused
 from service.jobs import events
 from service.kinds.cross_attention import JoiningOptions
-from service.patients import PatientSplit, split_by_patient
+from service.patients import PatientSplit, same_bytes, split_by_patient
 from service.scan_limits import scan_limits
 
 METHOD = "fedoap-joining"
@@ -75,8 +76,9 @@ def run_joining(attempt: Attempt) -> Published:
     cohort = load_labelled(files, masks, task, scan_limits(attempt.settings), attempt.tick)
     _say_what_was_lost(attempt, cohort, ill)
     # By what is left of the masks: who has no target any more can neither teach nor choose.
-    split = split_by_patient(cohort.drawn, task, options.validation, options.seed)
-    _say_what_is_little(attempt, split)
+    digests = {file.name: file.sha256 for file in files}
+    split = split_by_patient(cohort.drawn, digests, task, options.validation, options.seed)
+    _say_what_is_little(attempt, split, digests)
     parent.network.to(device_of(attempt.settings))
     joining = _join(attempt, parent, cohort, split, config)
     attempt.enter("judging")
@@ -180,7 +182,12 @@ def _say_what_was_lost(attempt: Attempt, cohort: LabelledImages, ill: frozenset[
         )
 
 
-def _say_what_is_little(attempt: Attempt, split: PatientSplit) -> None:
+def _say_what_is_little(attempt: Attempt, split: PatientSplit, digests: Mapping[str, str]) -> None:
+    if groups := same_bytes(split.patients, digests):
+        attempt.warn(
+            f"{sum(map(len, groups))} scans with masks are the same bytes as another, first "
+            f"{' and '.join(repr(name) for name in groups[0][:2])}: counted as one patient's"
+        )
     if split.deciding < _FEW_PATIENTS:
         attempt.warn(
             f"the epoch is chosen, and the gate decides, by {split.deciding} validation patient"

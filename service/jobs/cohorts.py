@@ -112,6 +112,7 @@ def check_room(
     """
     usable(session, hospital, cohort_id)
     if _named(session, cohort_id, name) is None:
+        _check_not_below(session, cohort_id, name)
         check_idle(session, cohort_id)
         _check_room(session, settings, cohort_id, size)
 
@@ -215,8 +216,7 @@ def named(session: Session, cohort_id: str, name: str) -> CohortScan:
     found = _named(session, cohort_id, name)
     if found is None:
         raise CohortUnknown(
-            f"cohort {cohort_id} has no scan of this name: GET its scans lists them; a scan comes before its "
-            "mask"
+            f"cohort {cohort_id} has no scan '{name}': GET its scans lists them; a scan comes before its mask"
         )
     return found
 
@@ -244,6 +244,19 @@ def remove_unnamed(session: Session, settings: Settings, cohort_id: str, sha256s
 def _named(session: Session, cohort_id: str, name: str) -> CohortScan | None:
     query = select(CohortScan).where(CohortScan.cohort == cohort_id, CohortScan.name == name)
     return session.scalars(query).first()
+
+
+def _check_not_below(session: Session, cohort_id: str, name: str) -> None:
+    """A name may have slashes, but `case-7.png/masks` beside a scan `case-7.png` was meant for its mask."""
+    parts = name.split("/")
+    above = ["/".join(parts[:count]) for count in range(1, len(parts))]
+    query = select(CohortScan.name).where(CohortScan.cohort == cohort_id, CohortScan.name.in_(above))
+    scan = session.scalars(query).first()
+    if scan is not None:
+        raise ScanNameTaken(
+            f"'{name}' lies below the scan '{scan}' of cohort {cohort_id}: its mask goes to …/{scan}/mask; "
+            "choose another name for a scan"
+        )
 
 
 def _same(session: Session, cohort_id: str, name: str, sha256: str) -> CohortScan | None:

@@ -93,8 +93,8 @@ def add_mask(
             if known is not None:
                 if known.sha256 != sha256:
                     raise MaskTaken(
-                        f"this scan has another mask (its sha256 begins with {known.sha256[:12]}, this "
-                        f"one's with {sha256[:12]}): DELETE that one first"
+                        f"scan '{scan.name}' has another mask (its sha256 begins with "
+                        f"{known.sha256[:12]}, this one's with {sha256[:12]}): DELETE that one first"
                     )
                 return known, False
             cohorts.check_idle(session, cohort_id)

@@ -13,7 +13,7 @@ from model_store.preprocessing import check_values
 from service.assignments import site_of
 from service.database import Cohort
 from service.errors import AdaptationRefused
-from service.jobs import masks
+from service.jobs import cohorts, masks
 from service.kinds.kind import AdaptableKind, Words
 from service.patients import other_values, shows_target, split_by_patient
 from service.problems import Problem
@@ -74,10 +74,10 @@ def check(session: Session, parent: Artefact, cohort: str) -> None:
             check_values(mask.label_values, task)
         except TaskError as error:
             raise _refused("mask-mismatch", f"scan '{name}': {error}") from error
+    digests = {scan.name: scan.sha256 for scan in cohorts.scans(session, cohort)}
+    there = {name: shows_target(mask.label_values, task) for name, mask in drawn.items()}
     try:
-        split_by_patient(
-            {name: shows_target(mask.label_values, task) for name, mask in drawn.items()}, task, 0.5, 0
-        )
+        split_by_patient(there, digests, task, 0.5, 0)
     except AdaptationRefused as error:
         hint = other_values({name: mask.label_values for name, mask in drawn.items()}, task)
         raise _refused("masks-missing", f"{error}. {hint}" if hint else str(error)) from error

@@ -135,8 +135,8 @@ def _decoded(context: Context, scan: CohortScan, data: bytes, task: Task | None)
     limits = scan_limits(context.settings)
     drawn = decode(data, limits)
     values = label_values(drawn)
-    if task is not None:
-        check_values(values, task)
     below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), limits)
     check_grid(drawn, below.grid, below.affine)
+    if task is not None:
+        check_values(values, task)
     return masks.DecodedMask(drawn.format, values)

@@ -88,6 +88,9 @@ class ServingView(BaseModel):
         description="`newest`: nobody had decided, so the newest version that was not withdrawn served."
     )
     withdrawn: bool = Field(description="Assigned, and withdrawn: scans are refused until one decides anew.")
+    flagged: list[str] = Field(
+        description="Artefacts, withdrawn by now, that it descends from: it answers, with a warning."
+    )
     assignment: Entry | None
 
 
@@ -124,6 +127,7 @@ def get_serving(
         digest=found.digest,
         because=found.because,
         withdrawn=found.withdrawn,
+        flagged=list(found.flagged),
         assignment=None if found.assignment is None else Entry.of(found.assignment),
     )
 

@@ -84,6 +84,7 @@ class Federation(Generic[AnyCase]):
 
     `inferred` says that no task was given and this one was read off the data. `digest` is a sha256 over the
     task, the names, the patients and the bytes of all files: two federations with one digest train alike.
+    `repeated` names images (`SITE/images/FILE`), each group being the same bytes at more than one patient.
     """
 
     root: Path
@@ -91,6 +92,7 @@ class Federation(Generic[AnyCase]):
     sites: tuple[Site[AnyCase], ...]
     inferred: bool
     digest: str
+    repeated: tuple[tuple[str, ...], ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:

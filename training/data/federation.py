@@ -53,12 +53,24 @@ def load_federation(
     problems += [problem for look in looks for problem in look.problems]
     if problems:
         raise _refused(root, problems)
-    return Federation(root, task, tuple(sites), inferred, _digest(task, looks))
+    return Federation(root, task, tuple(sites), inferred, _digest(task, looks), _repeated(looks))
 
 
 def _refused(root: Path, problems: Sequence[str]) -> FederationError:
     count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
     return FederationError(f"{root} is not a federation that can be trained on ({count}):", problems)
+
+
+def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:
+    """Images that more than one patient has, byte for byte: a split by patient may have one on both sides."""
+    same: dict[str, list[Look]] = {}
+    for look in looks:
+        same.setdefault(look.image, []).append(look)
+    return tuple(
+        tuple(f"{look.site}/images/{look.case.name}" for look in group)
+        for group in same.values()
+        if len({(look.site, look.case.patient) for look in group}) > 1
+    )
 
 
 def _digest(task: Task, looks: Sequence[Look]) -> str:

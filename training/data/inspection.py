@@ -26,11 +26,12 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen of one case, and a sha256 over the bytes of both files."""
+    """What was seen of one case; a sha256 over the bytes of both files, and that of the image's."""
 
     site: str
     case: Case
     digest: str
+    image: str
     problems: tuple[str, ...] = ()
 
 
@@ -54,7 +55,8 @@ def _look(site: str, case: Case, task: Task) -> Look:
             return None
 
     contents = case.image.read_bytes(), case.mask.read_bytes()
-    digest = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in contents)).hexdigest()
+    digests = [hashlib.sha256(content) for content in contents]
+    digest = hashlib.sha256(b"".join(one.digest() for one in digests)).hexdigest()
     image = attempt(image_name, partial(decode, contents[0]))
     mask = attempt(mask_name, partial(decode, contents[1]))
     if image is not None:
@@ -62,4 +64,4 @@ def _look(site: str, case: Case, task: Task) -> Look:
         geometry = attempt(image_name, partial(geometry_of, image, task))
         if mask is not None and geometry is not None:
             attempt(mask_name, partial(prepare_mask, mask, task, geometry))
-    return Look(site, case, digest, tuple(problems))
+    return Look(site, case, digest, digests[0].hexdigest(), tuple(problems))

@@ -143,6 +143,21 @@ def test_a_scan_that_announces_its_digest_is_compared_with_it(api: Any, cohort: 
     refused = api.client.put(f"{cohort}/scans/a", content=scan, headers=announced(scan + b"!"))
     assert problem(refused) == (422, "digest-mismatch")
     assert api.client.put(f"{cohort}/scans/a", content=scan, headers=announced(scan)).status_code == 201
+    for unreadable in ("sha-256=:AAAA:", "sha-256=abc", "SHA-256=" + announced(scan)["Repr-Digest"][22:]):
+        answer = api.client.put(f"{cohort}/scans/b", content=scan, headers={"Repr-Digest": unreadable})
+        assert problem(answer) == (422, "digest-unreadable")
+    others = {"Repr-Digest": "sha-512=:AAAA:"}
+    assert api.client.put(f"{cohort}/scans/b", content=scan, headers=others).status_code == 201
+
+
+def test_a_misspelt_mask_is_not_one_more_scan(api: Any, cohort: str, scan: bytes) -> None:
+    api.client.put(f"{cohort}/scans/ward/7.png", content=scan)
+    for below in ("masks", "x/mask.png"):
+        refused = api.client.put(f"{cohort}/scans/ward/7.png/{below}", content=scan)
+        assert problem(refused) == (409, "scan-name-taken")
+        assert "its mask goes to …/ward/7.png/mask" in refused.json()["detail"]
+    assert api.client.put(f"{cohort}/scans/ward/8.png", content=scan).status_code == 201
+    assert api.client.get(cohort).json()["scans"] == 2
 
 
 def test_no_more_scans_than_a_cohort_may_have(api: Any, cohort: str, make_png: Callable[..., bytes]) -> None:

@@ -319,7 +319,7 @@ def test_a_member_of_the_federation_does_not_join_it(api: Any) -> None:
 def test_the_options_decide_who_is_validated_on(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, int]] = []
 
-    def stops(_drawn: Any, _task: Any, share: float, seed: int) -> None:
+    def stops(_drawn: Any, _digests: Any, _task: Any, share: float, seed: int) -> None:
         asked.append((share, seed))
         raise AdaptationRefused("seen enough")
 
@@ -338,10 +338,24 @@ def test_a_target_too_small_for_the_network_teaches_nothing(api: Any) -> None:
     job = ask(api, upload(api, {**drawn_scans(1), **small})).json()["id"]
     run_job(job, api.settings)
     found = api.client.get(f"/jobs/{job}").json()
-    assert found["state"] == "refused"
+    assert found["state"] == "failed"
     assert "found 1 among 2 masks of 2 patients" in found["reason"]
     (warning,) = found["warnings"]
     assert warning.startswith("of the target of 1 mask, first scan 'patient-600.png', nothing is left")
+
+
+def test_one_scan_under_two_names_is_one_patients(api: Any) -> None:
+    drawn = drawn_scans(2)
+    twice = next(iter(drawn))
+    drawn["patient-900.nii.gz"] = drawn[twice]
+    job = ask(api, upload(api, drawn), options={"epochs": 1, "validation": 0.5}).json()["id"]
+    run_job(job, api.settings)
+    found = api.client.get(f"/jobs/{job}").json()
+    assert (found["result"]["train_patients"], found["result"]["validation_patients"]) == (1, 1)
+    said = "first 'patient-500.nii.gz' and 'patient-900.nii.gz': counted as one patient's"
+    assert any(said in warning for warning in found["warnings"])
+    same = {twice: drawn[twice], "patient-900.nii.gz": drawn[twice]}
+    assert problem(ask(api, upload(api, same))) == (422, "masks-missing")
 
 
 def test_a_mask_of_another_task_is_refused(api: Any) -> None:

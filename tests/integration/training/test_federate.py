@@ -224,6 +224,18 @@ def test_a_federation_that_is_broken_is_told_in_one_list(tmp_path, config, data)
 
 
 @pytest.mark.usefixtures("no_pages")
+def test_images_that_two_patients_share_are_warned_of(config, tmp_path):
+    root = write_federation(tmp_path / "data", sites=("aster", "birch"), patients_per_site=3, size=16)
+    images = root / "aster" / "images"
+    (images / "aster-02.nii.gz").write_bytes((images / "aster-01.nii.gz").read_bytes())
+    result = invoke("--method", "fedavg", *options(root, config, tmp_path, "--rounds", 1))
+    assert result.exit_code == 0, result.output
+    (record,) = (tmp_path / "runs").glob("*/record.json")
+    (warning,) = json.loads(record.read_text())["warnings"]
+    assert warning.startswith("2 images are the same file as another patient's, first aster/images/aster-01")
+
+
+@pytest.mark.usefixtures("no_pages")
 def test_a_site_that_keeps_statistics_in_trains_all_the_same(data, tmp_path):
     path = tmp_path / "shy.yaml"
     path.write_text("method: {width: 2, rounds: 1}\nrun: {egress: {aster: [weights]}}\n")

@@ -137,6 +137,33 @@ def test_animations_are_refused() -> None:
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
+def test_a_png_that_viewers_turn_is_refused_as_a_tiff_is(order: str) -> None:
+    def turned(orientation: int) -> tuple[bytes, bytes]:
+        mark = b"II*\0" if order == "<" else b"MM\0*"
+        tags = ((271, 2, 4, 0), (274, 3, 1, orientation << (0 if order == "<" else 16)))
+        entries = b"".join(struct.pack(f"{order}HHII", *tag) for tag in tags)
+        return b"eXIf", mark + struct.pack(f"{order}IH", 8, len(tags)) + entries
+
+    pixels = rows(ramp("u1"))
+    with pytest.raises(UnsupportedScan, match=r"rotated \(EXIF orientation 6\); save it upright"):
+        decode(png(12, 16, 8, 0, pixels, turned(6)))
+    for upright in (
+        turned(1),
+        (b"eXIf", turned(6)[1][:-3]),
+        (b"eXIf", b"II*\0\xff\xff\xff\xff"),
+        (b"eXIf", b""),
+    ):
+        assert np.array_equal(decode(png(12, 16, 8, 0, pixels, upright)).voxels[..., 0], ramp("u1"))
+
+
+def test_a_png_that_a_camera_wrote_turned_is_refused() -> None:
+    exif = Image.Exif()
+    exif[274] = 8
+    with pytest.raises(UnsupportedScan, match="EXIF orientation 8"):
+        decode(saved(Image.fromarray(ramp("u1")), "PNG", exif=exif))
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i2", "u4", "i4", "f4"])
 def test_grey_tiff_of_every_type_in_both_byte_orders(dtype: str, order: str) -> None:
     pixels = ramp("i8")

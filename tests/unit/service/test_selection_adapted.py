@@ -19,6 +19,7 @@ from service.database import Database, Hospital, upgrade
 from service.offered import offered_names, resolve_parent
 from service.problems import Problem
 from service.selection import Personalization, Selection, resolve
+from service.serving import serving
 from tests.unit.service.adapted_versions import publish_adapted, publish_model, publish_space
 
 
@@ -191,6 +192,21 @@ def test_one_that_was_withdrawn_is_refused_not_replaced(
     context.store.withdraw("brain.at-dune@1", actor="ada", reason="wrong")
     with pytest.raises(ArtefactWithdrawn, match="wrong"):
         resolve(context, None, "dune", personalization)
+
+
+def test_one_whose_parent_was_withdrawn_answers_with_a_warning(context: Context) -> None:
+    decide(context, "brain.at-dune@1")
+    assert not resolve(context, None, "dune").warnings
+    context.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
+    found = resolve(context, None, "dune")
+    assert told(found) == DUNE
+    (warning,) = found.warnings.items()
+    assert warning[0] == "descends-from-withdrawn"
+    assert warning[1].startswith("'brain.at-dune@1' was made from brain@1, withdrawn since")
+    assert not resolve(context, "brain@2", "dune").warnings
+    with context.database.read() as session:
+        assert serving(context.store, session, "dune", "brain").flagged == ("brain@1",)
+        assert serving(context.store, session, "erg", "brain").flagged == ()
 
 
 def test_one_without_its_parent_answers_itself_alone(context: Context) -> None:

@@ -77,6 +77,23 @@ def test_a_sound_federation(root: Path) -> None:
         federation.site("west")
 
 
+def test_one_image_at_two_patients_is_told_of(root: Path) -> None:
+    # Patients of two sites are two, and their images the same here; the copy at one site is one patient's.
+    assert {group[0] for group in load_federation(root).repeated} == {
+        f"north/images/p{patient}_{i}.png" for patient in (1, 2) for i in (0, 1)
+    }
+    for patient in (1, 2):
+        for i in (0, 1):
+            save(root / "south" / "images" / f"p{patient}_{i}.png", grey(seed=50 + patient * 10 + i))
+    assert load_federation(root).repeated == ()
+    content = (root / "north" / "images" / "p1_0.png").read_bytes()
+    (root / "north" / "images" / "p1_1.png").write_bytes(content)
+    assert load_federation(root).repeated == ()
+    (root / "north" / "images" / "p2_0.png").write_bytes(content)
+    names = tuple(f"north/images/{name}.png" for name in ("p1_0", "p1_1", "p2_0"))
+    assert load_federation(root).repeated == (names,)
+
+
 def test_a_given_task_goes_before_the_files(root: Path) -> None:
     task = Task.load(root / "task.yaml").model_copy(update={"name": "other", "patient": None})
     federation = load_federation(root, task)
