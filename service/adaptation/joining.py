@@ -92,7 +92,7 @@ def run_joining(attempt: Attempt) -> Published:
     graph = to_onnx(parent.network, parent.channels, task.size)
     chosen = [*(file for file in files if file.name in split.validation)]
     chosen += [file for file in files if file.name not in split.patients]
-    draw_pictures(attempt, chosen, parent.model, graph)
+    draw_pictures(attempt, chosen, parent.model, graph, masks)
     attempt.enter("publishing")
     result = _result(joining, config, cohort, split) | {"attention": _shares(parent.manifest, attention)}
     known = parent.manifest.statistics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.manifest import GRAPH, ModelManifest
-from model_store.preprocessing import display_slices
+from model_store.preprocessing import class_map, display_slices
 from model_store.scan import decode
 from model_store.task import Task
 from service.adaptation.attempt import Attempt
@@ -27,10 +28,17 @@ MOST_SCANS = 4
 _MOST_CLASSES = 3
 
 
-def draw_pictures(attempt: Attempt, files: Sequence[ScanFile], parent: Artefact, graph: bytes) -> None:
+def draw_pictures(
+    attempt: Attempt,
+    files: Sequence[ScanFile],
+    parent: Artefact,
+    graph: bytes,
+    masks: Mapping[str, ScanFile] | None = None,
+) -> None:
     """Write `N-before.png` (the global model) and `N-after.png` (the candidate), N from 1, into the pictures.
 
-    Names of files are the hospital's own business and stand on none of them.
+    Of a scan that has one of `masks` (by its name) there is `N-drawn.png` too. Names of files are the
+    hospital's own business and stand on none of them.
     """
     manifest = parent.manifest
     assert isinstance(manifest, ModelManifest)
@@ -38,13 +46,18 @@ def draw_pictures(attempt: Attempt, files: Sequence[ScanFile], parent: Artefact,
         "before": load(parent.read(GRAPH), attempt.settings),
         "after": load(graph, attempt.settings),
     }
+    task = manifest.task
     for number, index in enumerate(_chosen(files), start=1):
-        data = files[index].read()
+        data, mask = files[index].read(), (masks or {}).get(files[index].name)
         for when, session in sessions.items():
             attempt.tick()
             found = run(data, manifest, session, attempt.settings)
-            content = picture(found, manifest.task, f"scan {number}  ·  {when} adaptation")
+            content = picture(found, task, f"scan {number}  ·  {when} adaptation")
             attempt.folder.write(attempt.folder.pictures / f"{number}-{when}.png", content)
+        if mask is not None:
+            classes = class_map(decode(mask.read(), scan_limits(attempt.settings)), task)
+            content = picture(replace(found, classes=classes), task, f"scan {number}  ·  as it was drawn")
+            attempt.folder.write(attempt.folder.pictures / f"{number}-drawn.png", content)
 
 
 def draw_answers(

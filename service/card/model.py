@@ -84,7 +84,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Picture:
-    """A PNG: one scan, `before` or `after` the adaptation."""
+    """A PNG: one scan, `before` or `after` the adaptation, or as the hospital has drawn on it."""
 
     caption: str
     content: bytes
@@ -129,7 +129,7 @@ class Card:
     picking: Picking | None = None
     attention: Mapping[str, float] = field(default_factory=dict)
     gate: Gate | None = None
-    pictures: tuple[tuple[Picture, Picture], ...] = ()
+    pictures: tuple[tuple[Picture, ...], ...] = ()
     warnings: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)

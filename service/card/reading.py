@@ -210,15 +210,19 @@ def _check(found: Mapping[str, Any]) -> Check:
     )
 
 
-def _pictures(folder: JobFolder) -> tuple[tuple[Picture, Picture], ...]:
-    """Pairs `<scan>-before.png` and `<scan>-after.png`; whatever has expired in between is left out."""
-    pairs = []
+def _pictures(folder: JobFolder) -> tuple[tuple[Picture, ...], ...]:
+    """By scan `<scan>-before.png`, `<scan>-after.png` and `<scan>-drawn.png`, if it is there; a scan of which
+    one of the first two has expired in between is left out."""
+    found = []
     for place in sorted(folder.pictures.glob("*-before.png")):
         scan = place.name.removesuffix("-before.png")
-        before, after = folder.read(place), folder.read(place.with_name(f"{scan}-after.png"))
-        if before is not None and after is not None:
-            pairs.append((Picture(f"scan {scan}, before", before), Picture(f"scan {scan}, after", after)))
-    return tuple(pairs)
+        pictures = {
+            when: folder.read(place.with_name(f"{scan}-{when}.png")) for when in ("before", "after", "drawn")
+        }
+        if pictures["before"] is not None and pictures["after"] is not None:
+            shown = ((when, content) for when, content in pictures.items() if content is not None)
+            found.append(tuple(Picture(f"scan {scan}, {when}", content) for when, content in shown))
+    return tuple(found)
 
 
 def _float(value: Any) -> float | None:

@@ -36,7 +36,7 @@ CLUSTERS = AdaptableKind(
         truth="no score on it was taken against a ground truth: this hospital sent none.",
         gate="The gate has seen no ground truth: look at the answers too.",
         epochs="",
-        before="The mean answer of all clusters' models on the left",
+        before="The mean answer of all clusters' models first",
         parts={},
     ),
 )

@@ -115,7 +115,7 @@ CROSS_ATTENTION = AdaptableKind(
         gate="It has seen masks of a few patients: look at the pictures too.",
         epochs="Epoch 0 is step 0: zero-shot, before anything was learned. The epoch with the highest Dice "
         "on the validation patients is kept.",
-        before="Zero-shot, the shared model that it came from, on the left",
+        before="Zero-shot, the shared model that it came from, first",
         parts={
             "loss": "Mean over the training batches.",
             "dice": "With the hospital's masks: mean over the validation patients with a tumour.",

@@ -59,7 +59,7 @@ ROUTING_SPACE = AdaptableKind(
         gate="The gate has seen no ground truth: look at the pictures too.",
         epochs="No labels are involved. Epoch 0 is step 0, before anything was learned: all models in "
         "equal parts (with preset “statistics” the global model alone).",
-        before="The global model it came from on the left",
+        before="The global model it came from first",
         parts={
             "consistency": "Mean squared difference between the answers to an image and to the image with "
             "noise.",

@@ -251,8 +251,10 @@ def test_the_card_shows_curves_gate_attention_and_pictures(joined: Joined) -> No
         assert said in page
     for share in joined.job["result"]["attention"].values():
         assert f"{share:.1%}" in page
-    # The two scans that were not learned from, before and after.
-    assert page.count("data:image/png;base64,") == 4
+    # The two scans that were not learned from, before and after, and the mask of the one that has one.
+    assert page.count("data:image/png;base64,") == 5
+    assert "scan 1, drawn" in page
+    assert "then the candidate, and the mask where one was drawn" in page
     assert "this hospital sent none" not in page
 
 
