@@ -9,7 +9,7 @@ ROOT/.staging/                   where a version is written before one rename ma
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -165,14 +165,12 @@ class Store:
         artefacts = [a for a in self._readable(name) if a.version not in unreadable]
         if not artefacts:
             raise next(iter(unreadable.values()))
-        flags = self._flags()
-        return [
-            Version(a, self.tombstone(a.name, a.version), tuple(flags.get(a.digest, ()))) for a in artefacts
-        ]
+        withdrawn = self._withdrawn()
+        return [Version(a, self.tombstone(a.name, a.version), self._flags(a, withdrawn)) for a in artefacts]
 
     def flagged(self, artefact: Artefact) -> tuple[str, ...]:
         """The withdrawn artefacts (`name@version`) that an artefact descends from."""
-        return tuple(self._flags().get(artefact.digest, ()))
+        return self._flags(artefact, self._withdrawn())
 
     def unreadable(self, name: str) -> dict[int, StoreError]:
         """Version numbers whose manifest or tombstone cannot be read, and why; left out of every listing."""
@@ -257,13 +255,19 @@ class Store:
             with suppress(ArtefactDamaged, UnknownKind):
                 yield self._artefact(name, number)
 
-    def _flags(self) -> dict[str, list[str]]:
-        """By digest, the withdrawn artefacts that one descends from."""
-        flags: dict[str, list[str]] = {}
-        for ancestor in self._withdrawn():
-            for child in self.descendants(ancestor.digest):
-                flags.setdefault(child.digest, []).append(str(ancestor))
-        return flags
+    def _flags(self, artefact: Artefact, withdrawn: Sequence[Artefact]) -> tuple[str, ...]:
+        """Those of the withdrawn that the artefact descends from; the inverse of `descendants`."""
+        if not withdrawn:
+            return ()
+        known = {one.digest: one for one in self._all()}
+        reached: set[str] = set()
+        left = {*artefact.ancestors()}
+        while left:
+            digest = left.pop()
+            reached.add(digest)
+            if digest in known:
+                left |= known[digest].ancestors() - reached
+        return tuple(str(one) for one in withdrawn if one.digest in reached)
 
     def _withdrawn(self) -> list[Artefact]:
         return [a for a in self._all() if self._tombstone_path(a.name, a.version).exists()]

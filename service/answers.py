@@ -143,8 +143,14 @@ def encode(
     return report().model_dump_json().encode()
 
 
-def picture(segmentation: Segmentation, task: Task, title: str, warning_names: Sequence[str] = ()) -> bytes:
-    """The overlay as a PNG: an image, or a montage of a volume's slices."""
+def picture(
+    segmentation: Segmentation,
+    task: Task,
+    title: str,
+    warning_names: Sequence[str] = (),
+    shown: Sequence[int] | None = None,
+) -> bytes:
+    """The overlay as a PNG: an image, or a montage of a volume's slices, spread over its mask or `shown`."""
     # Labels can overlap and classes cannot: the legend names the classes that are drawn, the last line how
     # much there is of each label.
     legend = [(c.index, " + ".join(c.labels)) for c in task.classes[1:]]
@@ -154,16 +160,22 @@ def picture(segmentation: Segmentation, task: Task, title: str, warning_names: S
     ]
     beware = [f"warnings: {', '.join(warning_names)}"] if warning_names else []
     footer = "  ·  ".join([*sizes, *beware, NOTICE])
-    return overlay(_panels(segmentation, task), legend, title, footer)
+    return overlay(_panels(segmentation, task, shown), legend, title, footer)
 
 
-def _panels(segmentation: Segmentation, task: Task) -> list[Panel]:
+def common_slices(segmentations: Sequence[Segmentation]) -> list[int]:
+    """Slices spread over all masks of one scan, for pictures that are to be compared."""
+    counts = [np.count_nonzero(to_slices(s.classes, s.geometry), axis=(1, 2)) for s in segmentations]
+    return choose_slices(np.sum(counts, axis=0))
+
+
+def _panels(segmentation: Segmentation, task: Task, shown: Sequence[int] | None) -> list[Panel]:
     pictures = display_slices(segmentation.scan, task)
     classes = to_slices(segmentation.classes, segmentation.geometry)
     spacing = segmentation.geometry.spacing
     if spacing is None:
         return [Panel(pictures[0], classes[0])]
-    chosen = choose_slices(np.count_nonzero(classes, axis=(1, 2)))
+    chosen = common_slices([segmentation]) if shown is None else shown
     count, aspect = len(pictures), spacing[1] / spacing[2]
     left = _LEFT_OF_PICTURE[task.plane]
     return [Panel(pictures[i], classes[i], f"{task.plane} {i + 1} of {count}", aspect, left) for i in chosen]

@@ -149,8 +149,8 @@ def roll_back(
     target = before(session, hospital, model)
     if target is None:
         raise NothingToRollBack(
-            f"hospital {hospital!r} has no earlier assignment of {model!r} to return to: the first of "
-            f"{expected} in its log is in force, or is restored: assign a version instead"
+            f"hospital {hospital!r} has no earlier assignment of {model!r} to return to (the first of "
+            f"{expected} in its log is in force): assign a version instead"
         )
     entry = Assignment(
         hospital=hospital,

@@ -15,7 +15,7 @@ from model_store.preprocessing import class_map, display_slices
 from model_store.scan import decode
 from model_store.task import Task
 from service.adaptation.attempt import Attempt
-from service.answers import picture
+from service.answers import common_slices, picture
 from service.inference.pipeline import Segmentation, Stopwatch, segment
 from service.inference.sessions import Session
 from service.jobs.cohort_files import ScanFile
@@ -26,6 +26,7 @@ from service.settings import Settings
 
 MOST_SCANS = 4
 _MOST_CLASSES = 3
+_SAID = {"before": "before adaptation", "after": "after adaptation", "drawn": "as it was drawn"}
 
 
 def draw_pictures(
@@ -37,8 +38,8 @@ def draw_pictures(
 ) -> None:
     """Write `N-before.png` (the global model) and `N-after.png` (the candidate), N from 1, into the pictures.
 
-    Of a scan that has one of `masks` (by its name) there is `N-drawn.png` too. Names of files are the
-    hospital's own business and stand on none of them.
+    Of a scan that has one of `masks` (by its name) there is `N-drawn.png` too. All show the same slices.
+    Names of files are the hospital's own business and stand on none of them.
     """
     manifest = parent.manifest
     assert isinstance(manifest, ModelManifest)
@@ -49,15 +50,17 @@ def draw_pictures(
     task = manifest.task
     for number, index in enumerate(_chosen(files), start=1):
         data, mask = files[index].read(), (masks or {}).get(files[index].name)
+        found: dict[str, Segmentation] = {}
         for when, session in sessions.items():
             attempt.tick()
-            found = run(data, manifest, session, attempt.settings)
-            content = picture(found, task, f"scan {number}  ·  {when} adaptation")
-            attempt.folder.write(attempt.folder.pictures / f"{number}-{when}.png", content)
+            found[when] = run(data, manifest, session, attempt.settings)
         if mask is not None:
             classes = class_map(decode(mask.read(), scan_limits(attempt.settings)), task)
-            content = picture(replace(found, classes=classes), task, f"scan {number}  ·  as it was drawn")
-            attempt.folder.write(attempt.folder.pictures / f"{number}-drawn.png", content)
+            found["drawn"] = replace(found["after"], classes=classes)
+        shown = common_slices([*found.values()])
+        for when, segmentation in found.items():
+            content = picture(segmentation, task, f"scan {number}  ·  {_SAID[when]}", shown=shown)
+            attempt.folder.write(attempt.folder.pictures / f"{number}-{when}.png", content)
 
 
 def draw_answers(

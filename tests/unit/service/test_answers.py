@@ -12,7 +12,15 @@ from model_store.preprocessing import geometry_of
 from model_store.scan import Scan
 from model_store.task import Task
 from service import answers
-from service.answers import Output, choose_output, encode, label_header, measure
+from service.answers import (
+    Output,
+    choose_output,
+    common_slices,
+    encode,
+    label_header,
+    measure,
+    picture,
+)
 from service.inference.pipeline import Segmentation
 from service.problems import Problem
 
@@ -60,6 +68,23 @@ def test_the_form_of_the_answer_follows_the_scan() -> None:
         with pytest.raises(Problem) as refused:
             choose_output(wanted, scan)  # type: ignore[arg-type]
         assert refused.value.status == 422
+
+
+def test_pictures_that_are_compared_show_the_same_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = np.zeros((2, 16, 16, 12), np.uint8)
+    before[4:8, 4:8, 1:3] = 1
+    after[4:8, 4:8, 9] = 1
+    found = [segmentation(classes, np.diag([1.0, 1.0, 3.0, 1.0])) for classes in (before, after)]
+    shown: list[list[str]] = []
+    monkeypatch.setattr(
+        answers, "overlay", lambda panels, *_: shown.append([panel.caption for panel in panels])
+    )
+    for one in found:
+        picture(one, FUNDUS, "alone")
+    for one in found:
+        picture(one, FUNDUS, "compared", shown=common_slices(found))
+    assert [len(captions) for captions in shown] == [2, 1, 3, 3]
+    assert shown[2] == shown[3] == [f"axial {number} of 12" for number in (2, 3, 10)]
 
 
 @pytest.mark.parametrize(
