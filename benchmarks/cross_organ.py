@@ -14,7 +14,8 @@ A cell is (seed, what is trained). A seed of profile `cpu` (eleven cells) takes 
 minutes of one idle core. Two more cells, of one seed, train for twice the rounds in some 30 minutes: they say
 whether that was a plateau, and it was none. Hence `longer`, in about 2.2 times as long: twice the rounds, and
 a second stage of two passes over a large site, as the paper's, since validation fell over the short one (test
-Dice was known by then as well). `short` is a quarter of `cpu`; `full` is for a GPU.
+Dice was known by then as well). Its first seed's controls showed none either, and something else in test, so
+that it has controls of every seed. `short` is a quarter of `cpu`; `full` is for a GPU.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from training.tasks import template
 class Profile:
     """How large, how long, how often. `method` are fields of FedOapConfig; `most` bounds a site's images for
     training and for validation; `joining_steps`, in batches of `joining_batch`, are taken with every one of
-    the `budgets` of labels."""
+    the `budgets` of labels. The first `control_seeds` seeds have cells of twice the rounds."""
 
     size: int
     seeds: int
@@ -52,6 +53,7 @@ class Profile:
     budgets: tuple[int, ...] = (5, 10, 20)
     joining_batch: int = 4
     device: str = "cpu"
+    control_seeds: int = 1
 
 
 # Rivals have no best round to choose: all keep their last.
@@ -62,7 +64,7 @@ PROFILES = {
     "smoke": Profile(32, 1, 60, (12, 6), _SMOKE),
     "short": Profile(96, 3, 60, (200, 24), {**_CPU, "rounds": 4}),
     "cpu": Profile(96, 3, 60, (500, 48), _CPU),
-    "longer": Profile(96, 3, 60, (500, 48), {**_CPU, "rounds": 44, "fine_tune_steps": 120}),
+    "longer": Profile(96, 3, 60, (500, 48), {**_CPU, "rounds": 44, "fine_tune_steps": 120}, control_seeds=3),
     "full": Profile(
         128, 3, 240, (1000, 200), {"width": 64, "rounds": 50, "local_steps": 40, **_LAST}, device="cuda"
     ),
@@ -76,7 +78,7 @@ def cells_of(profile: str, settings: Profile, patients: str) -> list[Cell]:
     """
     common = setting_of(profile, settings, patients)
     wanted = [(trained, seed) for seed in range(settings.seeds) for trained in TRAINED]
-    wanted += [(control, 0) for control in CONTROLS]
+    wanted += [(control, seed) for seed in range(settings.control_seeds) for control in CONTROLS]
     return [{"trained": trained, "seed": seed, **common} for trained, seed in wanted]
 
 

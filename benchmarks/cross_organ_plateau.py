@@ -42,11 +42,13 @@ def controls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     found = [(longer, _curves(rows, longer), _curves(rows, arm)) for longer, arm in CONTROLS.items()]
     sites = sorted({site for _, long, base in found for site in long.keys() & base.keys()})
     body = []
+    counts = set()
     for longer, long, base in found:
         gains: dict[str, float] = {}
         for site in sites:
             seeds = long.get(site, {}).keys() & base.get(site, {}).keys()
             if seeds:
+                counts.add(len(seeds))
                 gains[site] = float(np.mean([end(long[site][s]) - end(base[site][s]) for s in seeds]))
         if gains:
             word = "a plateau" if len(gains) == len(sites) and max(gains.values()) < GAIN else "no plateau"
@@ -56,7 +58,8 @@ def controls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not body:
         return ["What twice the rounds would gain is not computed yet: nothing here is called a plateau."]
     return [
-        "What twice the rounds gained in validation, by one seed. *A plateau* is said where that is under "
+        f"What twice the rounds gained in validation, the mean over {' or '.join(map(str, sorted(counts)))} "
+        f"{'seed' if counts == {1} else 'seeds'}. *A plateau* is said where that is under "
         f"{GAIN} at every site; elsewhere arms are compared at equal steps, not at their best.",
         table(["trained", *sites, "mean of sites", ""], body),
     ]

@@ -12,6 +12,8 @@ from benchmarks.cross_organ_arms import (
     FEDAVG,
     FEDPER,
     LOCAL,
+    LONG_FEDAVG,
+    LONG_WHOLE,
     NO_ADAPTER,
     NO_BANK,
     NO_PBL,
@@ -44,6 +46,7 @@ COMPARISONS = (
     (TUNED, FEDAVG),
     (TUNED, LOCAL),
 )
+CONTROLLED = ((LONG_WHOLE, WHOLE), (LONG_FEDAVG, FEDAVG), (LONG_WHOLE, LONG_FEDAVG))
 PARTS = (
     (NO_QUERY, "query stage with its attention and bank"),
     (NO_BANK, "bank, the attention being left,"),
@@ -63,7 +66,7 @@ def page(path: Path, cells: Sequence[Cell], command: str) -> None:
         sections = [about(rows, len(cells))]
         if len(shown) < len(rows):
             sections.append("What follows is of the seeds alone that every arm has finished.")
-        sections += [*inside(shown), *plateau(shown), *outside(shown)]
+        sections += [*inside(shown), *plateau(shown), *twice_as_long(shown), *outside(shown)]
     write_page(path.with_suffix(".md"), "Across organs", command, path, sections)
 
 
@@ -124,6 +127,20 @@ def inside(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         parts.append(table(["difference", *sites, "mean of sites", "in a word"], differences))
     parts += [*keep(scores), *alarms(rows)]
     return parts
+
+
+def twice_as_long(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the controls find in test, against their arms and each other, on the seeds that have them."""
+    scores = dice_scores(rows)
+    pairs = [pair for pair in CONTROLLED if pair[0] in scores and pair[1] in scores]
+    if not pairs:
+        return []
+    sites = tables.sites_of(scores)
+    differences = [_compared(scores, sites, *pair) for pair in pairs]
+    return [
+        "In test, on the same seeds:",
+        table(["difference", *sites, "mean of sites", "in a word"], differences),
+    ]
 
 
 def _compared(scores: Scores, sites: Sequence[str], first: str, second: str) -> list[str]:

@@ -186,4 +186,8 @@ def test_other_patients_are_other_cells_and_controls_come_last() -> None:
     cells = cells_of("cpu", PROFILES["cpu"], "one")
     assert [(cell["trained"], cell["seed"]) for cell in cells[-2:]] == [(control, 0) for control in CONTROLS]
     assert len(cells) == 3 * len(TRAINED) + 2
+    longer = cells_of("longer", PROFILES["longer"], "one")
+    assert [cell["seed"] for cell in longer[-6:]] == [0, 0, 1, 1, 2, 2]
+    assert {cell["trained"] for cell in longer[-6:]} == {*CONTROLS}
+    assert len(longer) == 3 * len(TRAINED) + 6
     assert not any(cell in cells for cell in cells_of("cpu", PROFILES["cpu"], "another"))

@@ -17,7 +17,7 @@ from benchmarks.cross_organ_arms import (
     WHOLE_PBL,
 )
 from benchmarks.cross_organ_plateau import controls, plateau
-from benchmarks.cross_organ_report import comparable, inside, keep, outside
+from benchmarks.cross_organ_report import comparable, inside, keep, outside, twice_as_long
 from benchmarks.cross_organ_scores import alarm_scores, dice_scores, difference
 
 EIGHT = "abcdefgh"
@@ -173,6 +173,19 @@ def test_a_plateau_is_where_twice_the_rounds_gain_nothing_anywhere() -> None:
 
     assert said(0.009) == [LONG_WHOLE, "+0.009", "-0.200", "-0.096", "a plateau"]
     assert said(0.011) == [LONG_WHOLE, "+0.011", "-0.200", "-0.095", "no plateau"]
+
+
+def test_controls_are_tested_on_the_seeds_that_have_them() -> None:
+    rows = [_row(WHOLE, seed, east=_same(dice)) for seed, dice in enumerate((0.5, 0.6, 0.9))]
+    assert twice_as_long(rows) == []
+    rows += [_row(LONG_WHOLE, seed, east=_same(dice)) for seed, dice in enumerate((0.55, 0.75))]
+    rows += [_row(LONG_FEDAVG, seed, east=_same(0.25)) for seed in range(2)]
+    lines = twice_as_long(rows)[1].splitlines()[2:]
+    shown = {line.split("|")[1].strip(): line.split("|")[2].strip() for line in lines}
+    assert shown == {
+        f"{LONG_WHOLE} − {WHOLE}": "+0.100 [+0.100, +0.100]",
+        f"{LONG_WHOLE} − {LONG_FEDAVG}": "+0.400 [+0.400, +0.400]",
+    }
 
 
 def test_seeds_that_some_arms_have_not_finished_are_not_counted() -> None:
