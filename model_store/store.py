@@ -9,7 +9,7 @@ ROOT/.staging/                   where a version is written before one rename ma
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -165,12 +165,12 @@ class Store:
         artefacts = [a for a in self._readable(name) if a.version not in unreadable]
         if not artefacts:
             raise next(iter(unreadable.values()))
-        withdrawn = self._withdrawn()
-        return [Version(a, self.tombstone(a.name, a.version), self._flags(a, withdrawn)) for a in artefacts]
+        known = self._by_digests()
+        return [Version(a, self.tombstone(a.name, a.version), self._flags(a, known)) for a in artefacts]
 
     def flagged(self, artefact: Artefact) -> tuple[str, ...]:
         """The withdrawn artefacts (`name@version`) that an artefact descends from."""
-        return self._flags(artefact, self._withdrawn())
+        return self._flags(artefact, self._by_digests())
 
     def unreadable(self, name: str) -> dict[int, StoreError]:
         """Version numbers whose manifest or tombstone cannot be read, and why; left out of every listing."""
@@ -229,7 +229,7 @@ class Store:
         """Delete what nobody can open: abandoned staging, and the files of withdrawn versions (their manifest
         and tombstone stay, so history keeps its answers). Returns what was deleted."""
         deleted = sweep(self.root / _STAGING)
-        for artefact in self._withdrawn():
+        for artefact in filter(self._is_withdrawn, self._all()):
             for name in artefact.manifest.files:
                 path = artefact.path / name
                 if path.exists():
@@ -255,11 +255,8 @@ class Store:
             with suppress(ArtefactDamaged, UnknownKind):
                 yield self._artefact(name, number)
 
-    def _flags(self, artefact: Artefact, withdrawn: Sequence[Artefact]) -> tuple[str, ...]:
-        """Those of the withdrawn that the artefact descends from; the inverse of `descendants`."""
-        if not withdrawn:
-            return ()
-        known = {one.digest: one for one in self._all()}
+    def _flags(self, artefact: Artefact, known: Mapping[str, Artefact]) -> tuple[str, ...]:
+        """The withdrawn among all that the artefact descends from; the inverse of `descendants`."""
         reached: set[str] = set()
         left = {*artefact.ancestors()}
         while left:
@@ -267,10 +264,13 @@ class Store:
             reached.add(digest)
             if digest in known:
                 left |= known[digest].ancestors() - reached
-        return tuple(str(one) for one in withdrawn if one.digest in reached)
+        return tuple(str(a) for digest, a in known.items() if digest in reached and self._is_withdrawn(a))
 
-    def _withdrawn(self) -> list[Artefact]:
-        return [a for a in self._all() if self._tombstone_path(a.name, a.version).exists()]
+    def _by_digests(self) -> dict[str, Artefact]:
+        return {artefact.digest: artefact for artefact in self._all()}
+
+    def _is_withdrawn(self, artefact: Artefact) -> bool:
+        return self._tombstone_path(artefact.name, artefact.version).exists()
 
     def _tombstone_path(self, name: str, version: int) -> Path:
         return self.root / name / f"{version}.withdrawn.json"
