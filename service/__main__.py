@@ -11,11 +11,11 @@ from typing import Annotated, Any
 import typer
 import uvicorn
 
-from service import logs
 from service.app import create_app
-from service.broker import Broker
-from service.embedded import EmbeddedWorker
 from service.errors import ServiceError, SettingsInvalid
+from service.runtime import logs
+from service.runtime.broker import Broker
+from service.runtime.embedded_worker import EmbeddedWorker
 from service.settings import Settings, read_settings
 
 app = typer.Typer(add_completion=False)

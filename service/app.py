@@ -18,39 +18,37 @@ from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 
 from model_store.store import Store
-from service import logs, problems
-from service.body_limit import BodyLimit
-from service.broker import Broker
 from service.context import Context
 from service.database import Database, is_current, upgrade
 from service.errors import BrokerError, DatabaseNotMigrated
+from service.http import problems, refusals
+from service.http.dependencies import known_parameters
+from service.http.uploads.body_limit import BodyLimit
+from service.http.uploads.spool import prepare_spool
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
 from service.jobs.reconcile import Reconciler
-from service.key_usage import drifts
-from service.metrics import Metrics
-from service.observe import Observe
-from service.queue import Queue
-from service.readiness import Readiness
 from service.routes import (
     adaptations,
-    cards,
     classify,
     cohorts,
     health,
     hospitals,
     jobs,
     key_usage,
-    metrics,
     models,
-    refusals,
     segment,
     serving,
 )
-from service.routes.query import known_parameters
+from service.runtime import logs
+from service.runtime.access_log import Observe
+from service.runtime.broker import Broker
+from service.runtime.metrics import Metrics
+from service.runtime.queue import Queue
+from service.runtime.readiness import Readiness
+from service.runtime.store_check import Verifier
+from service.serving.key_usage import drifts
 from service.settings import Settings, ignored_variables, settings_or_exit
-from service.spool import prepare_spool
-from service.verification import Verifier
 
 DESCRIPTION = """\
 Segments and classifies scans with models that a federation of hospitals trained, personalized to the
@@ -103,11 +101,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         cohorts,
         adaptations,
         jobs,
-        cards,
     ):
         app.include_router(routes.router, dependencies=[Depends(known_parameters)])
-    for watched in (health, metrics):
-        app.include_router(watched.router)
+    app.include_router(health.router)
     refusals.install(app)
     app.add_middleware(BodyLimit)
     app.add_middleware(Observe, metrics=measured)

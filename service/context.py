@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from service.database import Database
     from service.inference.admission import Admission
     from service.inference.sessions import SessionCache
-    from service.metrics import Metrics
-    from service.queue import Queue
-    from service.readiness import Readiness
+    from service.runtime.metrics import Metrics
+    from service.runtime.queue import Queue
+    from service.runtime.readiness import Readiness
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from model_store.scan import Limits
 from service.errors import SettingsInvalid
+
+
+def scan_limits(settings: Settings) -> Limits:
+    """For decoding, in the API and in the worker alike."""
+    return Limits(
+        max_bytes=settings.max_upload_bytes,
+        max_pixels=settings.max_pixels,
+        max_voxels=settings.max_voxels,
+        max_decompressed=settings.max_decompressed_bytes,
+    )
 
 
 def _absolute(path: Path) -> Path:

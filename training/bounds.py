@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
+from torch import Tensor
 
 
 class FeatureBounds(BaseModel):
@@ -46,3 +48,12 @@ class FeatureBounds(BaseModel):
 
 
 NO_BOUNDS = FeatureBounds()
+
+
+def clipped(tokens_BND: Tensor, clip: float | None) -> Tensor:
+    """Each image's tokens, scaled down to norm `clip` where their norm over N and D is larger."""
+    if clip is None:
+        return tokens_BND
+    norms: Tensor = tokens_BND.flatten(1).norm(dim=1).clamp(min=torch.finfo(tokens_BND.dtype).tiny)
+    scaled: Tensor = tokens_BND * (clip / norms).clamp(max=1)[:, None, None]
+    return scaled

@@ -20,7 +20,7 @@ from model_store.errors import LocumStoreError
 from model_store.store import Store
 from model_store.task import Kind
 from training.config import MethodConfig, RunConfig, parse, read_sections
-from training.data.classified import Partition
+from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
 from training.errors import ConfigurationError, TrainingError
 from training.methods import FedInsConfig, methods

@@ -28,7 +28,7 @@ from model_store.store import Store
 from model_store.task import Task
 from personalization.errors import PersonalizationError
 from personalization.export import to_onnx
-from personalization.instance import InstanceAdaptive
+from personalization.fedins import InstanceAdaptive
 from personalization.networks import build, build_backbone
 from personalization.state import from_safetensors, to_safetensors
 from training.algorithm import ModelDraft, Phase, Publication, ServerStage

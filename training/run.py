@@ -20,8 +20,8 @@ from training.algorithm import Algorithm, Publication
 from training.bounds import NO_BOUNDS
 from training.config import MethodConfig, RunConfig
 from training.data.cases import Federation, Site
-from training.data.classified import LabelledData
-from training.data.dataset import SiteData
+from training.data.classification import LabelledData
+from training.data.segmentation.dataset import SiteData
 from training.data.splits import check_trains, split_by_patient
 from training.engine.client import Surroundings
 from training.engine.egress import ALL_KINDS, SiteSpec

@@ -13,10 +13,10 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from personalization.iop_fl.layers import use_batch_statistics
+from personalization.iop_fl.network import mixed_batches
+from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build
-from personalization.routing.layers import use_batch_statistics
-from personalization.routing.network import mixed_batches
-from personalization.routing.space import RoutingSpace
 from personalization.state import State
 from personalization.tick import Tick, no_tick
 

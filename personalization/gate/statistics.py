@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.errors import StateError
-from personalization.routing.bake import bake_statistics
+from personalization.iop_fl.batch_norm import bake_statistics
 from personalization.tick import Tick, no_tick
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from personalization.attention import cross_attention
 from personalization.errors import NetworkError
+from personalization.networks.attention import cross_attention
 from personalization.networks.registry import register
 
 DEPTH = 4

@@ -1,8 +1,18 @@
 """What the service must remember: hospitals, what served whom, cohorts, jobs, verifications of the store."""
 
 from service.database.engine import Database, in_turn
-from service.database.job_models import Cohort, CohortMask, CohortScan, Job, JobEvent
-from service.database.models import Assignment, Base, Hospital, KeyUsage, Verification
+from service.database.models import (
+    Assignment,
+    Base,
+    Cohort,
+    CohortMask,
+    CohortScan,
+    Hospital,
+    Job,
+    JobEvent,
+    KeyUsage,
+    Verification,
+)
 from service.database.schema import is_current, upgrade
 
 __all__ = [

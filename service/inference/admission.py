@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from service.problems import Problem
+from service.http.problems import Problem
 
 _MAX_RETRY_AFTER_S = 120
 # Weight of the newest duration in the running mean that Retry-After is made from.

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from model_store.errors import ArtefactDamaged
 from model_store.manifest import NetworkManifest
 from model_store.scan import Limits, Scan
-from service.inference.picks import Picked, Picks, Routing
 from service.inference.pipeline import BeforeRunning, Stopwatch, add, read, run
+from service.inference.pool import Picked, Picks, Routing
 from service.inference.sessions import Session
 
 # Of the sum of a slice's probabilities, from 1: float32, and half precision on a GPU.

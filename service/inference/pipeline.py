@@ -19,10 +19,9 @@ from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest, NetworkManifest
 from model_store.preprocessing import Geometry, Prepared, Restorer, check_restorable, prepare
 from model_store.scan import Limits, Scan, decode
-from service.inference.attention import Attention
-from service.inference.picks import Picked, Picks, Routing
+from service.inference.pool import Picked, Picks, Routing
 from service.inference.sessions import Outputs, Session
-from service.inference.uncertainty import Uncertainty
+from service.inference.uncertainty import Attention, Uncertainty
 
 Taken = TypeVar("Taken", contravariant=True)
 

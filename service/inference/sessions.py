@@ -7,20 +7,105 @@ moment; the least recently used session goes first, and lives on until those tha
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from typing import NamedTuple
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import onnx
 import onnxruntime
 from numpy.typing import NDArray
+from onnx import ModelProto, TensorProto, numpy_helper
+from onnx.utils import Extractor
+from onnxruntime import OrtValue
 
 from model_store.errors import ArtefactDamaged
-from service.inference.halves import IMAGE, QUERY, Part, parts_of
-from service.inference.providers import CUDA, Device, wanted_providers
-from service.problems import Problem
+from service.http.problems import Problem
+
+IMAGE = "image"
+QUERY = "query"
+# Smaller ones, shapes and axes among them, stay within the graph, where they are read while it is optimised.
+_LARGE = 1024
+
+
+class Part(NamedTuple):
+    """A graph's bytes, and those of its weights, by name, that lie outside."""
+
+    graph: bytes
+    weights: Mapping[str, OrtValue]
+
+
+def parts_of(graph: bytes) -> tuple[Part, ...]:
+    """`graph` alone; of one that has a query, what gives it and what takes it, which share their weights.
+
+    Raises what onnx raises for bytes that are no graph.
+    """
+    model = onnx.load_from_string(graph)
+    outputs = [output.name for output in model.graph.output]
+    if QUERY not in outputs:
+        return (Part(graph, {}),)
+    weights = dict(_moved_out(model))
+    extractor = Extractor(model)
+    halves = (
+        extractor.extract_model([IMAGE], [QUERY]),
+        extractor.extract_model([IMAGE, QUERY], [name for name in outputs if name != QUERY]),
+    )
+    return tuple(_part(half, weights) for half in halves)
+
+
+def _part(half: ModelProto, weights: Mapping[str, OrtValue]) -> Part:
+    names = (tensor.name for tensor in half.graph.initializer if tensor.name in weights)
+    return Part(half.SerializeToString(), {name: weights[name] for name in names})
+
+
+def _moved_out(model: ModelProto) -> Iterator[tuple[str, OrtValue]]:
+    """The large weights of a graph, by name, while they are moved out of it."""
+    for tensor in model.graph.initializer:
+        if len(tensor.raw_data) >= _LARGE:
+            yield tensor.name, OrtValue.ortvalue_from_numpy(numpy_helper.to_array(tensor))
+            tensor.ClearField("raw_data")
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.add(key="location", value="memory")
+
+
+Device = Literal["auto", "cpu", "cuda"]
+CPU = "CPUExecutionProvider"
+CUDA = "CUDAExecutionProvider"
+
+_DEVICE_FILES = (Path("/dev/nvidiactl"), Path("/dev/nvidia0"), Path("/dev/dxg"))
+_log = logging.getLogger("locum.service")
+
+
+@cache
+def cuda_is_possible() -> bool:
+    """Whether this build knows CUDA and an NVIDIA device is to be seen; loads the CUDA libraries if so."""
+    if CUDA not in onnxruntime.get_available_providers() or not any(f.exists() for f in _DEVICE_FILES):
+        return False
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        onnxruntime.preload_dlls()
+    if said.getvalue():
+        _log.warning("onnxruntime could not load every CUDA library: %s", " ".join(said.getvalue().split()))
+    return True
+
+
+def wanted_providers(device: Device) -> list[Any]:
+    """The providers to ask a session for, in order.
+
+    On CUDA, cuDNN's algorithm search and TF32 are off: both would let equal scans get unequal masks.
+    """
+    if device == "cpu" or (device == "auto" and not cuda_is_possible()):
+        return [CPU]
+    cuda_is_possible()
+    return [(CUDA, {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}), CPU]
+
 
 OUTPUT = "probabilities"
 ATTENTION = "attention"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,3 +47,40 @@ class Uncertainty:
     def value(self) -> float:
         """Over everything added so far; 0 before."""
         return min(1.0, max(0.0, self._weighted / self._weight)) if self._weight > 0 else 0.0
+
+
+# Of the sum of a slice's shares, from 1: float32, and half precision on a GPU.
+_TOLERANCE = 0.01
+
+
+class Attention:
+    """The mean over a scan's slices of the shares that its graph gives [S, sources]; they add up to 1.
+
+    `sources` are a manifest's: `own`, which is the slice itself, then the federation's sites. None: the graph
+    has none, and there is nothing to add.
+    """
+
+    def __init__(self, sources: Sequence[str] | None) -> None:
+        self._sources = sources
+        self._total = np.zeros(len(sources or ()))
+        self._slices = 0
+
+    def add(self, shares: NDArray[np.float32] | None) -> None:
+        """Take the next slices'. Raises ValueError for what are no shares of these sources."""
+        if self._sources is None:
+            return
+        if shares is None or shares.ndim != 2 or shares.shape[1] != len(self._sources):
+            found = "none" if shares is None else list(shares.shape)
+            raise ValueError(f"expected attention [S, {len(self._sources)}], found {found}")
+        # A NaN is in no range.
+        if not (shares >= 0).all() or not (abs(shares.sum(axis=1) - 1) <= _TOLERANCE).all():
+            raise ValueError("expected attention of shares that add up to 1, found others")
+        self._total += shares.sum(axis=0, dtype=np.float64)
+        self._slices += len(shares)
+
+    @property
+    def shares(self) -> dict[str, float] | None:
+        """By source, over everything added so far."""
+        if self._sources is None or not self._slices:
+            return None
+        return dict(zip(self._sources, (self._total / self._slices).tolist(), strict=True))

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from sqlalchemy import select
 
+from service.cohorts import cohorts
+from service.cohorts.files import CohortFolder, sweep_aside
 from service.database import Cohort, Database, Job
 from service.errors import CohortInUse
-from service.jobs import cohorts
-from service.jobs.cohort_files import CohortFolder, sweep_aside
-from service.jobs.folder import JOB_ID, JobFolder
-from service.jobs.records import TERMINAL
+from service.jobs.files import JOB_ID, JobFolder
+from service.jobs.states import TERMINAL
 from service.settings import Settings
 
 _log = logging.getLogger("locum.service")

@@ -25,7 +25,8 @@ from sqlalchemy.orm import Session
 from service.database import Database, Job
 from service.database.models import UtcDateTime
 from service.errors import LeaseLost
-from service.jobs import events, records
+from service.jobs import records
+from service.jobs.states import HELD, Ending
 from service.settings import Settings
 
 
@@ -79,7 +80,7 @@ def claim(database: Database, job_id: str, owner: str, settings: Settings) -> Le
         if session.scalar(statement) is None:
             return None
         job = records.get(session, job_id)
-        events.append(session, job, "state", {"state": "running", "attempt": job.attempt})
+        records.append_event(session, job, "state", {"state": "running", "attempt": job.attempt})
         return Lease(job_id, job.token, job.attempt, owner, settings.lease_seconds)
 
 
@@ -88,7 +89,7 @@ def renew(database: Database, lease: Lease) -> RenewState:
     until = datetime.now(UTC) + timedelta(seconds=lease.seconds)
     statement = (
         update(Job)
-        .where(Job.id == lease.job_id, Job.token == lease.token, Job.state.in_(records.HELD))
+        .where(Job.id == lease.job_id, Job.token == lease.token, Job.state.in_(HELD))
         .values(lease_until=until)
         .returning(Job.cancel_requested)
     )
@@ -107,7 +108,7 @@ def fenced(database: Database, lease: Lease) -> Iterator[tuple[Session, Job]]:
     with database.write() as session:
         # Locked: the token cannot change between this look and the commit.
         job = session.get(Job, lease.job_id, with_for_update=True)
-        if job is None or job.token != lease.token or job.state not in records.HELD:
+        if job is None or job.token != lease.token or job.state not in HELD:
             found = "gone" if job is None else f"{job.state} under token {job.token}"
             raise LeaseLost(
                 f"job {lease.job_id}: this worker holds token {lease.token}, the job is {found}; it must "
@@ -119,7 +120,7 @@ def fenced(database: Database, lease: Lease) -> Iterator[tuple[Session, Job]]:
 def finish(
     database: Database,
     lease: Lease,
-    state: records.Ending,
+    state: Ending,
     *,
     reason: str | None = None,
     result: dict[str, Any] | None = None,

@@ -14,21 +14,46 @@ import asyncio
 import logging
 import time
 from datetime import UTC, datetime, timedelta
+from typing import get_args
 
 from redis import RedisError
-from sqlalchemy import ColumnElement, or_, select, update
+from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import Database, Job
 from service.errors import BrokerError
 from service.jobs import records
 from service.jobs.expiry import expire, going_on
-from service.jobs.folder import JobFolder
-from service.jobs.statistics import JobStatistics
+from service.jobs.files import JobFolder
+from service.jobs.states import HELD, TERMINAL, Kind, State
 from service.jobs.submission import send
-from service.metrics import Metrics
-from service.queue import Queue
+from service.runtime.metrics import Metrics
+from service.runtime.queue import Queue
 from service.settings import Settings
+
+
+class JobStatistics:
+    """What one API process tells of all jobs; of durations, those of jobs that ended while it ran."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._since = datetime.now(UTC)
+
+    def read(self, database: Database) -> None:
+        """Look once."""
+        counts = select(Job.kind, Job.state, func.count()).group_by(Job.kind, Job.state)
+        ended = select(Job).where(Job.finished_at > self._since).order_by(Job.finished_at)
+        with database.read() as session:
+            found = {(kind, state): count for kind, state, count in session.execute(counts)}
+            for job in session.scalars(ended):
+                if job.finished_at is not None and job.started_at is not None:
+                    seconds = (job.finished_at - job.started_at).total_seconds()
+                    self._metrics.job_seconds.labels(job.kind, job.state).observe(seconds)
+                self._since = job.finished_at or self._since
+        for kind in get_args(Kind):
+            for state in get_args(State):
+                self._metrics.jobs.labels(kind, state).set(found.get((kind, state), 0))
+
 
 _EXPIRE_EVERY_SECONDS = 60.0
 _log = logging.getLogger("locum.service")
@@ -69,7 +94,7 @@ class Reconciler:
     def _recover(self) -> None:
         """Take the jobs from workers that were not heard of for longer than their lease."""
         lost = or_(
-            Job.state.in_(records.HELD) & (Job.lease_until < datetime.now(UTC)),
+            Job.state.in_(HELD) & (Job.lease_until < datetime.now(UTC)),
             (Job.state == "queued") & (Job.attempt >= self._settings.max_attempts),
         )
         for job_id in self._matching(lost):
@@ -82,12 +107,12 @@ class Reconciler:
                 over = self._take_from_worker(job)
                 records.transition(session, job, *over)
                 _log.warning("job %s lost its worker: %s", job.id, over[0])
-                if job.state in records.TERMINAL:
+                if job.state in TERMINAL:
                     records.keep_no_files(job)
                     with going_on(f"the files of job {job.id}"):
                         JobFolder(self._settings.state_dir, job.id).delete()
 
-    def _take_from_worker(self, job: Job) -> tuple[records.State, str | None]:
+    def _take_from_worker(self, job: Job) -> tuple[State, str | None]:
         if job.state == "cancelling":
             return "cancelled", "cancelled; the worker that ran it was gone"
         if job.attempt >= self._settings.max_attempts:

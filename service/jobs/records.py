@@ -19,20 +19,15 @@ from typing import Any, Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.database import Job, in_turn
+from service.database import Job, JobEvent, in_turn
 from service.errors import IdempotencyConflict, JobUnknown, QueueFull
-from service.jobs import events
+from service.jobs.states import HELD, TERMINAL, Kind, State
 from service.settings import Settings
 
-Kind = Literal["adaptation", "scan"]
-State = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
-Ending = Literal["succeeded", "fell_back", "failed", "cancelled"]
+EventType = Literal["state", "epoch", "progress", "gate", "warning"]
 
 QUEUE = "what waits for a worker"
 """Whose turn it is to count that, and to add to it: see `in_turn`."""
-TERMINAL: frozenset[str] = frozenset({"succeeded", "fell_back", "failed", "cancelled"})
-HELD: frozenset[str] = frozenset({"running", "cancelling"})
-"""The states in which a worker holds a lease, or held one when it was last heard of."""
 
 _ALLOWED: dict[str, frozenset[str]] = {
     "queued": frozenset({"running", "cancelled", "failed"}),
@@ -104,7 +99,7 @@ def create(
     )
     session.add(job)
     session.flush()
-    events.append(session, job, "state", {"state": "queued", "attempt": 0})
+    append_event(session, job, "state", {"state": "queued", "attempt": 0})
     return job
 
 
@@ -214,4 +209,31 @@ def transition(session: Session, job: Job, state: State, reason: str | None = No
         job.expires_at = now + (job.expires_at - job.created_at)
         job.finished_at = now
     data = {"state": state, "attempt": job.attempt}
-    events.append(session, job, "state", data if reason is None else {**data, "reason": reason})
+    append_event(session, job, "state", data if reason is None else {**data, "reason": reason})
+
+
+def append_event(session: Session, job: Job, event_type: EventType, data: Mapping[str, Any]) -> JobEvent:
+    """Note that something happened. In the transaction that changes the job: both are seen, or neither.
+
+    `data` must be JSON; of an `epoch` its record, with `coefficients` {layers, models, values [L][E]}.
+    """
+    event = JobEvent(job=job.id, type=event_type, at=datetime.now(UTC), data=dict(data))
+    session.add(event)
+    return event
+
+
+def events_after(session: Session, job_id: str, last: int = 0, limit: int = 500) -> list[JobEvent]:
+    """The events after the one with id `last`, oldest first."""
+    query = select(JobEvent).where(JobEvent.job == job_id, JobEvent.id > last)
+    return list(session.scalars(query.order_by(JobEvent.id).limit(limit)))
+
+
+def warnings_of(session: Session, job_id: str) -> list[str]:
+    """What the job warned of, in order."""
+    return [str(event.data["message"]) for event in events_of_type(session, job_id, "warning")]
+
+
+def events_of_type(session: Session, job_id: str, event_type: EventType) -> list[JobEvent]:
+    """Every event of one type, oldest first."""
+    query = select(JobEvent).where(JobEvent.job == job_id, JobEvent.type == event_type)
+    return list(session.scalars(query.order_by(JobEvent.id)))

@@ -19,7 +19,7 @@ from sqlalchemy.orm import Session
 from service.database import Database, Job
 from service.errors import BrokerError
 from service.jobs.records import replayed
-from service.queue import RUN_JOB, Queue
+from service.runtime.queue import RUN_JOB, Queue
 
 _log = logging.getLogger("locum.service")
 

@@ -1,6 +1,6 @@
 """The kinds of artefact that a job can fit to a hospital: one module each, and this table.
 
-What a worker does for each is in `service.adaptation.adaptation`; nothing here imports torch.
+What a worker does for each is in `service.worker.registry`; nothing here imports torch.
 """
 
 from __future__ import annotations

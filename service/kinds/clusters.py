@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.kinds.kind import AdaptableKind, Words
 
-# As `personalization.one_shot.picking` has them, which the API does not import.
+# As `personalization.fedbicross.picking` has them, which the API does not import.
 Criterion = Literal["information", "statistics", "combined", "entropy", "consistency", "consensus"]
 
 

@@ -10,13 +10,13 @@ from sqlalchemy.orm import Session
 from model_store.artefact import Artefact
 from model_store.errors import TaskError
 from model_store.preprocessing import check_values
-from service.assignments import site_of
+from service.cohorts import cohorts, masks
+from service.cohorts.patients import other_values, shows_target, split_by_patient
 from service.database import Cohort
 from service.errors import AdaptationRefused
-from service.jobs import cohorts, masks
+from service.http.problems import Problem
 from service.kinds.kind import AdaptableKind, Words
-from service.patients import other_values, shows_target, split_by_patient
-from service.problems import Problem
+from service.serving.assignments import site_of
 
 
 class JoiningOptions(BaseModel):

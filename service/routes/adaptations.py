@@ -9,17 +9,17 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import JsonValue, RootModel
 
-from service.accepting import Accepting, AdaptationRequest, CohortAdaptation, check_place
+from service.adaptation.requests import Accepting, AdaptationRequest, CohortAdaptation, check_place
+from service.cohorts.intake import formats_of
 from service.context import Context, InContext
-from service.incoming import formats_of
+from service.http.parameters import HospitalId
+from service.http.problems import problem_responses
+from service.http.uploads.multipart import missing
+from service.http.uploads.receive import UploadLimits, receive
+from service.http.validation import valid
 from service.jobs import records
+from service.jobs.views import JobView, view
 from service.kinds import ADAPTABLE
-from service.multipart import missing
-from service.problems import problem_responses
-from service.routes.job_views import JobView, view
-from service.routes.parameters import HospitalId
-from service.uploads import UploadLimits, receive
-from service.valid import valid
 
 router = APIRouter(tags=["jobs"])
 

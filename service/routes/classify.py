@@ -7,16 +7,15 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.answering import answer_upload
-from service.classify_options import ClassifyOptions
-from service.classifying import ClassificationReport, Classifying
+from service.catalog.network import Selection, resolve
 from service.context import InContext
+from service.http.parameters import ANSWER_HEADERS, described_headers
+from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
-from service.problems import problem_responses
-from service.routes.headers import ANSWER_HEADERS, described_headers
-from service.scan_options import read_options, request_body
-from service.scan_requests import answer_now, receive_scan, scan_in
-from service.selection import Selection, resolve
+from service.prediction.answer import answer_upload
+from service.prediction.classification import ClassificationReport, Classifying
+from service.prediction.options import ClassifyOptions, read_options, request_body
+from service.routes.scan_request import answer_now, receive_scan, scan_in
 
 router = APIRouter(tags=["classification"])
 

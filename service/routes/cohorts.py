@@ -9,16 +9,16 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.cohorts import cohorts
+from service.cohorts.intake import check_digest, formats_of, refuse_form
+from service.cohorts.masks import of_cohort
 from service.context import Context, InContext
 from service.database import Cohort, CohortMask, CohortScan
-from service.incoming import check_digest, formats_of, refuse_form
-from service.jobs import cohorts
-from service.jobs.masks import of_cohort
-from service.problems import problem_responses
+from service.http.parameters import CohortId, HospitalId, ScanName, Text
+from service.http.problems import problem_responses
+from service.http.uploads.receive import UploadLimits, declared_length, receive_body
 from service.routes import masks
 from service.routes.masks import MaskView, mask_view
-from service.routes.parameters import CohortId, HospitalId, ScanName, Text
-from service.uploads import UploadLimits, declared_length, receive_body
 
 router = APIRouter(tags=["cohorts"])
 # First: a scan's name may have any part of a path in it, but does not end in /mask.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Literal
 
 from fastapi import APIRouter, Response
@@ -9,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from service.context import InContext
 
-router = APIRouter(tags=["health"], prefix="/health")
+router = APIRouter(tags=["health"])
 
 
 class Live(BaseModel):
@@ -38,13 +39,13 @@ class Ready(BaseModel):
 # to spare.
 
 
-@router.get("/live")
+@router.get("/health/live")
 async def live() -> Live:
     """Answers as long as the process is alive: restart it when this does not."""
     return Live()
 
 
-@router.get("/ready", responses={503: {"model": Ready, "description": "A part does not work."}})
+@router.get("/health/ready", responses={503: {"model": Ready, "description": "A part does not work."}})
 async def ready(context: InContext, response: Response) -> Ready:
     """Whether the store can be read, the database is migrated and Redis answers, as seen moments ago."""
     states = context.readiness.states
@@ -54,3 +55,15 @@ async def ready(context: InContext, response: Response) -> Ready:
         status="ready" if well else "not-ready",
         parts={name: PartView.model_validate(state) for name, state in states.items()},
     )
+
+
+@router.get(
+    "/metrics",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}, "description": "Prometheus's text format"}},
+)
+async def metrics(context: InContext) -> Response:
+    """Requests, inference, the session cache, the store's last verification, and key usage's drift."""
+    # In a thread, since some are read from the database, and not in one of those that requests wait for.
+    body, content_type = await asyncio.to_thread(context.metrics.exposition)
+    return Response(body, headers={"Content-Type": content_type})

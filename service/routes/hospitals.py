@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from service.assignments import registered
 from service.context import InContext
 from service.database import Database, Hospital
-from service.problems import problem_responses
-from service.routes.parameters import HospitalId, Text
+from service.http.parameters import HospitalId, Text
+from service.http.problems import problem_responses
+from service.serving.assignments import registered
 
 router = APIRouter(tags=["hospitals"])
 

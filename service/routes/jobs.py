@@ -10,15 +10,19 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 from sqlalchemy.exc import SQLAlchemyError
+from starlette.responses import HTMLResponse
 
+from service.adaptation.card.page import CONTENT_POLICY, render
+from service.adaptation.card.reading import read_card
 from service.context import Context, InContext
 from service.database import JobEvent
 from service.errors import JobNotOver
-from service.jobs import events, records
-from service.jobs.folder import JobFolder
-from service.problems import Problem, problem_responses
-from service.routes.job_views import JobSummary, JobView, summary, view
-from service.routes.parameters import HOSPITAL_ID, JobId
+from service.http.parameters import HOSPITAL_ID, JobId
+from service.http.problems import Problem, problem_responses
+from service.jobs import records
+from service.jobs.files import JobFolder
+from service.jobs.states import TERMINAL, State
+from service.jobs.views import JobSummary, JobView, summary, view
 
 router = APIRouter(tags=["jobs"])
 
@@ -37,7 +41,7 @@ class JobList(BaseModel):
 def list_jobs(
     context: InContext,
     hospital: Annotated[str | None, Query(pattern=HOSPITAL_ID)] = None,
-    state: Annotated[records.State | None, Query()] = None,
+    state: Annotated[State | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JobList:
     """The newest jobs, of one hospital or in one state if that is asked for."""
@@ -96,7 +100,7 @@ def get_result(context: InContext, job: JobId) -> Response:
             "This job makes no mask",
             f"Job {job} is of kind '{found.kind}': what came of it is its candidate, at /jobs/{job}.",
         )
-    if found.state not in records.TERMINAL:
+    if found.state not in TERMINAL:
         raise JobNotOver(f"job {job} is {found.state}: follow /jobs/{job}/events, or ask again in a while")
     if found.state not in ("succeeded", "fell_back"):
         raise Problem(
@@ -118,7 +122,7 @@ def delete_files(context: InContext, job: JobId) -> None:
     """Delete a job's pictures and result, now. What it published, and what is known of it, stays."""
     with context.database.write() as session:
         found = records.get(session, job, lock=True)
-        if found.state not in records.TERMINAL:
+        if found.state not in TERMINAL:
             raise JobNotOver(
                 f"job {job} is {found.state} and needs its files: DELETE /jobs/{job} stops it first"
             )
@@ -171,5 +175,20 @@ async def follow_job(
 def _look(context: Context, job: str, last: int) -> tuple[list[JobEvent], bool]:
     with context.database.read() as session:
         # In this order: a job that is over has no more events than those that are read next.
-        over = records.get(session, job).state in records.TERMINAL
-        return events.after(session, job, last), over
+        over = records.get(session, job).state in TERMINAL
+        return records.events_after(session, job, last), over
+
+
+@router.get("/jobs/{job}/card", response_class=HTMLResponse, responses=problem_responses(404, 422))
+def get_card(context: InContext, job: JobId) -> HTMLResponse:
+    """The job's card: curves, gate, coefficients, pictures, lineage. It can be looked at while the job runs.
+
+    One HTML page that needs nothing else. It may show pictures of patients: it is not to be cached.
+    """
+    headers = {
+        "Content-Security-Policy": CONTENT_POLICY,
+        "Cache-Control": "no-store",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+    return HTMLResponse(render(read_card(context, job)), headers=headers)

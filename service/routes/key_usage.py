@@ -9,13 +9,13 @@ from pydantic import BaseModel, Field
 
 from model_store.errors import StoreError
 from model_store.manifest import SsfPoolManifest
-from service import key_usage
-from service.assignments import registered
+from service.catalog.version import require_name
 from service.context import Context, InContext
 from service.database import KeyUsage
-from service.offered import require_name
-from service.problems import problem_responses
-from service.routes.parameters import HospitalId, ModelName
+from service.http.parameters import HospitalId, ModelName
+from service.http.problems import problem_responses
+from service.serving import key_usage
+from service.serving.assignments import registered
 
 router = APIRouter(tags=["serving"])
 

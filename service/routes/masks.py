@@ -12,15 +12,15 @@ from pydantic import BaseModel, Field
 from model_store.preprocessing import check_grid, check_values, label_values
 from model_store.scan import decode
 from model_store.task import Task
+from service.catalog.version import offered
+from service.cohorts import cohorts, masks
+from service.cohorts.intake import check_digest, refuse_form
 from service.context import Context, InContext
 from service.database import CohortMask, CohortScan
-from service.incoming import check_digest, refuse_form
-from service.jobs import cohorts, masks
-from service.offered import offered
-from service.problems import problem_responses
-from service.routes.parameters import CohortId, HospitalId, ScanName
-from service.scan_limits import scan_limits
-from service.uploads import UploadLimits, declared_length, receive_body
+from service.http.parameters import CohortId, HospitalId, ScanName
+from service.http.problems import problem_responses
+from service.http.uploads.receive import UploadLimits, declared_length, receive_body
+from service.settings import scan_limits
 
 router = APIRouter(tags=["cohorts"])
 

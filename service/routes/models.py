@@ -10,11 +10,11 @@ from pydantic import BaseModel, Field
 
 from model_store.errors import ReferenceNotFound
 from model_store.store import Store, Tombstone, Version
-from service.adapted import adapted_for
+from service.catalog.adapted import adapted_for
+from service.catalog.version import route_of
 from service.context import InContext
-from service.offered import route_of
-from service.problems import problem_responses
-from service.routes.parameters import ModelName, VersionNumber
+from service.http.parameters import ModelName, VersionNumber
+from service.http.problems import problem_responses
 
 router = APIRouter(tags=["models"])
 

@@ -11,25 +11,25 @@ from fastapi import APIRouter, Header, Request
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
-from service.answering import answer_upload
-from service.answers import SegmentationReport
+from service.adaptation.scan_requests import ScanRequest, wait_for
+from service.catalog.network import Selection, adapts_itself, resolve
+from service.catalog.version import contradiction
 from service.context import Context, InContext
+from service.http.conditions import preferred_wait
+from service.http.parameters import ANSWER_HEADERS, described_headers
+from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
 from service.jobs import records
 from service.jobs.expiry import going_on
-from service.jobs.folder import JobFolder
-from service.offered import contradiction
-from service.preferences import preferred_wait
-from service.problems import problem_responses
-from service.routes.headers import ANSWER_HEADERS, described_headers
-from service.routes.job_views import JobView, view
+from service.jobs.files import JobFolder
+from service.jobs.states import TERMINAL
+from service.jobs.views import JobView, view
+from service.prediction.answer import answer_upload
+from service.prediction.options import SegmentOptions, read_options, request_body
+from service.prediction.output import SegmentationReport
+from service.prediction.segmentation import Segmenting
 from service.routes.jobs import get_result
-from service.scan_jobs import ScanRequest, wait_for
-from service.scan_options import read_options, request_body
-from service.scan_requests import answer_now, receive_scan, scan_in
-from service.segment_options import SegmentOptions
-from service.segmenting import Segmenting
-from service.selection import Selection, adapts_itself, resolve
+from service.routes.scan_request import answer_now, receive_scan, scan_in
 
 router = APIRouter(tags=["segmentation"])
 
@@ -106,7 +106,7 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
         job_id = await ScanRequest(context, request_id, options, scan).submit()
     wait = preferred_wait(prefer or (), context.settings.max_wait_seconds)
     job = await wait_for(request, context, job_id, wait or 0)
-    over = job.state in records.TERMINAL
+    over = job.state in TERMINAL
     response = await to_thread.run_sync(_collected if over else _accepted, context, job_id)
     if wait is not None:
         response.headers["Preference-Applied"] = f"wait={wait}"

@@ -9,16 +9,16 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StringConstraints
 from sqlalchemy.orm import Session
 
-from service import assignments
-from service.adapted import adapted_for, require_gate
-from service.assignable import assignable
+from service.catalog.adapted import adapted_for, require_gate
+from service.catalog.assignable import assignable
+from service.catalog.served import serving
+from service.catalog.version import require_name
 from service.context import InContext
 from service.database import Assignment
-from service.offered import require_name
-from service.preconditions import entity_tag, expected_sequence
-from service.problems import Problem, invalid, problem_responses
-from service.routes.parameters import VERSION, HospitalId, ModelName, Reason, Text
-from service.serving import serving
+from service.http.conditions import entity_tag, expected_sequence
+from service.http.parameters import VERSION, HospitalId, ModelName, Reason, Text
+from service.http.problems import Problem, invalid, problem_responses
+from service.serving import assignments
 
 router = APIRouter(tags=["serving"])
 

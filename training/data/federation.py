@@ -10,10 +10,10 @@ from typing import Any
 from model_store.errors import TaskError
 from model_store.task import Task
 from training.data.cases import Case, Federation, Site
-from training.data.classified import Partition, holds_classes, load_folders, load_npz
-from training.data.inference import infer_task
-from training.data.inspection import Look, look_at
-from training.data.layout import find_sites, read_site
+from training.data.classification import Partition, holds_classes, load_folders, load_npz
+from training.data.segmentation.infer_task import infer_task
+from training.data.segmentation.inspection import Look, look_at
+from training.data.segmentation.layout import find_sites, read_site
 from training.errors import FederationError
 
 __all__ = ["TASK_FILE", "Case", "Federation", "Site", "load_federation"]
@@ -24,8 +24,9 @@ TASK_FILE = "task.yaml"
 def load_federation(
     root: Path, task: Task | None = None, partition: Partition | None = None
 ) -> Federation[Any]:
-    """Read and check the federation folder `root`: see `training.data.layout` for segmentation, and
-    `training.data.classified` for classification, which may also be an .npz, shared out by `partition`.
+    """Read and check the federation folder `root`: see `training.data.segmentation.layout` for segmentation,
+    and `training.data.classification` for classification, which may also be an .npz, shared out by
+    `partition`.
 
     The task is the one given, else `root/task.yaml`, else inferred (`Federation.inferred`). Raises
     FederationError whose `.problems` lists everything that is wrong, each with its file.

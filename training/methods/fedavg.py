@@ -41,8 +41,8 @@ from training.algorithm import (
     State,
 )
 from training.config import MethodConfig
-from training.methods.describe import DESCRIBE, describe, described, merge_described
-from training.methods.local import (
+from training.methods.common.data_statistics import DESCRIBE, describe, described, merge_described
+from training.methods.common.local_training import (
     AnySiteData,
     Schedule,
     Score,
@@ -52,8 +52,8 @@ from training.methods.local import (
     state_of,
     train_locally,
 )
+from training.methods.common.state_tree import join, part
 from training.methods.registry import register
-from training.methods.trees import join, part
 
 WEIGHTS = Group("weights", "weights", "mean")
 SCORES = Group("scores", "statistics", "collect", essential=False)

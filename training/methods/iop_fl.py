@@ -35,8 +35,7 @@ from training.algorithm import (
     State,
 )
 from training.errors import SiteFailed
-from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, score_metrics, score_state
-from training.methods.local import (
+from training.methods.common.local_training import (
     AnySiteData,
     Score,
     estimate_statistics,
@@ -44,8 +43,9 @@ from training.methods.local import (
     network_of,
     state_of,
 )
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, score_metrics, score_state
 from training.methods.registry import register
-from training.methods.trees import join, part
 
 PERSONAL = Group("personal", "weights", "collect")
 PERSONAL_SCORE = Group("personal_score", "statistics", "collect", essential=False)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from training.algorithm import Phase, ServerStage
 from training.engine.history import Observer, RoundEntry, SiteEntry
-from training.progress import wording
+from training.progress import format
 from training.progress.state import RunState, bytes_of, heading
 
 Plan = Sequence[Phase | ServerStage]
@@ -115,10 +115,10 @@ class PlainProgress(_Display):
             here = {name: site.metrics.get(metric) for name, site in entry.sites.items()}
             parts += _summary(heading(metric), {k: v for k, v in here.items() if v is not None})
         if entry.sites:
-            parts.append(wording.size(sum(map(bytes_of, entry.sites.values()))))
+            parts.append(format.size(sum(map(bytes_of, entry.sites.values()))))
         parts.append(f"{entry.seconds:.1f} s")
         if state.left is not None and state.done < state.total:
-            parts.append(f"{wording.duration(state.left)} left")
+            parts.append(f"{format.duration(state.left)} left")
         self._line("  ".join(parts))
 
     def _line(self, text: str) -> None:
@@ -151,14 +151,14 @@ class RichProgress(_Display):
     @staticmethod
     def _head(state: RunState) -> Table:
         grid = Table.grid(padding=(0, 2))
-        left = "" if state.left is None else f"{wording.duration(state.left)} left"
+        left = "" if state.left is None else f"{format.duration(state.left)} left"
         over = state.done >= state.total
         where = f"{state.phase} {state.round + 1}/{state.rounds}" if state.rounds else ""
         grid.add_row(
             Text(state.title, style="bold"),
             Text("done" if over else where),
             ProgressBar(total=max(state.total, 1), completed=state.done, width=32),
-            Text(wording.duration(state.elapsed), style="dim"),
+            Text(format.duration(state.elapsed), style="dim"),
             Text("" if over else left, style="cyan"),
         )
         return grid
@@ -170,19 +170,19 @@ class RichProgress(_Display):
         table = Table(box=None, header_style="dim", padding=(0, 2, 0, 0), show_footer=len(state.sites) > 1)
         table.add_column("site", footer=Text("mean", style="dim"), min_width=8)
         for metric in metrics:
-            footer = Text(wording.number(state.mean(metric)), style="dim")
+            footer = Text(format.number(state.mean(metric)), style="dim")
             table.add_column(heading(metric), footer=footer, justify="right", min_width=6)
         if trend:
             table.add_column("trend", min_width=16)
-        traffic = wording.size(sum(site.bytes for site in state.sites.values()))
+        traffic = format.size(sum(site.bytes for site in state.sites.values()))
         table.add_column("traffic", footer=Text(traffic, style="dim"), justify="right", min_width=8)
         table.add_column("this round", min_width=10)
         for name, site in state.sites.items():
             cells: list[Text | str] = [Text(name, style="bold")]
-            cells += [wording.number(site.last(metric)) for metric in metrics]
+            cells += [format.number(site.last(metric)) for metric in metrics]
             if trend:
-                cells.append(Text(wording.sparkline(site.metrics.get(trend, ())), style="green"))
-            cells.append(wording.size(site.bytes))
+                cells.append(Text(format.sparkline(site.metrics.get(trend, ())), style="green"))
+            cells.append(format.size(site.bytes))
             took = f"{site.seconds:.1f} s" if site.seconds is not None else ""
             cells.append(_MARKS.get(site.state, Text(took, style="dim")))
             table.add_row(*cells)
@@ -194,10 +194,10 @@ def _summary(name: str, values: Mapping[str, float]) -> list[str]:
     if not values:
         return []
     if len(values) <= _NAMED_SITES:
-        detail = ", ".join(f"{site} {wording.number(value)}" for site, value in values.items())
+        detail = ", ".join(f"{site} {format.number(value)}" for site, value in values.items())
     else:
-        detail = f"{wording.number(min(values.values()))} to {wording.number(max(values.values()))}"
-    return [f"{name} {wording.number(fmean(values.values()))} ({detail})"]
+        detail = f"{format.number(min(values.values()))} to {format.number(max(values.values()))}"
+    return [f"{name} {format.number(fmean(values.values()))} ({detail})"]
 
 
 def open_progress(console: Console | None = None) -> PlainProgress | RichProgress:

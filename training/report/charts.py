@@ -11,7 +11,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from training.progress.wording import size
+from training.progress.format import size
 
 # Told apart by people who see colours differently, and on paper by their lightness.
 PALETTE = ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7", "#b8860b", "#4a4e69", "#c04d79", "#3a8f85")

@@ -18,7 +18,7 @@ from PIL import Image
 
 from model_store.durable import write_durably
 from model_store.task import Task
-from training.data.dataset import SliceSet
+from training.data.segmentation.dataset import SliceSet
 from training.report.page import environment
 
 OVERLAYS_FILE = "overlays.html"

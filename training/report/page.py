@@ -16,8 +16,8 @@ from model_store.durable import write_durably
 from model_store.task import Task
 from training.algorithm import Publication
 from training.engine.history import RoundEntry
+from training.progress.format import duration, number, size
 from training.progress.state import METRICS, heading
-from training.progress.wording import duration, number, size
 from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 from training.report.clusters import clusters_of

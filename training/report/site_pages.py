@@ -17,16 +17,16 @@ from torch import nn
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
-from personalization.instance import InstanceAdaptive
-from personalization.joining import predict as attend
+from personalization.fedins import InstanceAdaptive
+from personalization.fedoap.joining import predict as attend
 from personalization.networks import FedOapUNet
 from personalization.state import from_safetensors, to_safetensors
 from training.backbones import FrozenBackbone
 from training.data.cases import Site
-from training.data.dataset import SiteData
+from training.data.segmentation.dataset import SiteData
 from training.data.splits import all_for_testing
 from training.methods import FedInsConfig
-from training.methods.local import network_of, predict
+from training.methods.common.local_training import network_of, predict
 from training.report.overlays import write_overlays
 from training.run import Result
 

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def test_mutated_files_are_scans_or_scan_errors() -> None:
-    child = Path(__file__).with_name("decoder_fuzz_child.py")
+    child = Path(__file__).resolve().parents[2] / "helpers/model_store/decoder_fuzz_child.py"
     repository = Path(__file__).resolve().parents[3]
     finished = subprocess.run(
         [sys.executable, str(child), str(MUTATIONS), "20", str(HEADROOM_MIB)],

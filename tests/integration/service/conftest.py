@@ -28,9 +28,9 @@ from model_store.task import Normalisation, Task
 from service.app import create_app
 from service.context import Context
 from service.settings import Settings
-from tests.integration.service.clusters_federation import publish_clusters
-from tests.integration.service.joining_federation import publish_cross_attention
-from tests.integration.service.routing_federation import publish_routing_space
+from tests.helpers.service.clusters_federation import publish_clusters
+from tests.helpers.service.joining_federation import publish_cross_attention
+from tests.helpers.service.routing_federation import publish_routing_space
 
 # Nothing listens there: the API segments without Redis, and starts faster.
 NO_REDIS = "redis://127.0.0.1:1"

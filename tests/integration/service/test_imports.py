@@ -32,7 +32,7 @@ print(sorted(loaded & {"torch", "monai", "personalization", "training", "matplot
 
 WORKER_WITHOUT_TORCH = """
 import sys
-from service.worker import verify
+from service.worker.celery import verify
 verify()
 print("torch" in sys.modules)
 """

@@ -12,9 +12,9 @@ from pydantic import BaseModel
 from service.settings import Settings
 from training.bounds import FeatureBounds
 from training.config import RunConfig
-from training.methods.fedbicross_config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
-from training.methods.fedins_config import FedInsConfig
-from training.methods.fedoap_config import FedOapConfig
+from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
+from training.methods.fedins.config import FedInsConfig
+from training.methods.fedoap.config import FedOapConfig
 from training.methods.iop_fl import IopFlConfig
 
 ROOT = Path(__file__).parents[3]

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from model_store.task import Task
+from personalization.fedoap.parts import split
 from personalization.networks import FedOapUNet, build
-from personalization.personal import split
 from training.algorithm import Memory
 from training.methods import FedOap, FedOapConfig
-from training.methods.trees import join
+from training.methods.common.state_tree import join
 from training.report.transmission import PAPER, PAPER_WIDTH
 
 PAGE = Path(__file__).parents[3] / "docs/explanation/fedoap.md"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from service.selection import ZERO_SHOT_SAYS
+from service.catalog.network import ZERO_SHOT_SAYS
 
 DOCS = Path(__file__).parents[3] / "docs"
 # In the order of their tables in the explanation.

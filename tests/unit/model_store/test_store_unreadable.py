@@ -14,7 +14,7 @@ from model_store.errors import ArtefactDamaged
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
-from tests.unit.model_store.broken_files import unreadable
+from tests.helpers.model_store.broken_files import unreadable
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 
 from service.database import Database, Hospital, upgrade
-from tests.unit.service.cohort_bench import Bench
+from tests.helpers.service.cohort_bench import Bench
 
 _SERVER = os.environ.get("LOCUM_TEST_POSTGRES_URL")
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,8 +16,6 @@ from training.engine.egress import SiteSpec, check_plan, let_out, may_take_part
 from training.engine.folder import RunFolder
 from training.engine.in_process import InProcessEngine
 from training.errors import AlgorithmError, EgressRefused, FederationError, ProblemsFound
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 
 def test_the_toy_of_the_documentation_runs(tmp_path):

@@ -13,8 +13,8 @@ from model_store.errors import PublishRefused
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest, RoutingSpaceManifest, SsfPoolManifest
 from model_store.store import Store
 from personalization.networks import build, initialise
-from tests.unit.training.backbones import LINEAGE, PICTURES, publish, unet, vit
-from tests.unit.training.sites import TASK
+from tests.helpers.training.backbones import LINEAGE, PICTURES, publish, unet, vit
+from tests.helpers.training.sites import TASK
 from training.backbones import find_backbone
 from training.errors import ConfigurationError
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.training.sites import TASK
+from tests.helpers.training.sites import TASK
 from training.config import RunConfig
 from training.data.cases import Case, Federation, Site, Split
 from training.errors import FederationError

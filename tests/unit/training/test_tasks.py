@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from model_store.errors import TaskError
 from model_store.task import Task
 from training import tasks
-from training.data.classified import Partition
+from training.data.classification import Partition
 from training.data.federation import load_federation
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.service.jobs.asking import problem
+from tests.helpers.service.asking import problem
 
 NO_SCAN = b"no scan at all"
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from service.jobs.leases import finish
-from tests.integration.service.jobs.asking import note, problem, submitted, take
+from tests.helpers.service.asking import note, problem, submitted, take
 
 
 def follow(api: Any, job: str, last: str | None = None) -> Iterator[tuple[int, str, dict[str, Any]]]:

@@ -14,9 +14,9 @@ from sqlalchemy import func, select
 from service.database import Job
 from service.jobs import records
 from service.jobs.expiry import expire
-from service.jobs.folder import JobFolder, StoredResult
+from service.jobs.files import JobFolder, StoredResult
 from service.jobs.leases import claim, finish, renew
-from tests.integration.service.jobs.asking import adapt, note, problem, submitted, take
+from tests.helpers.service.asking import adapt, note, problem, submitted, take
 
 COEFFICIENTS = {"layers": ["encoder.0"], "models": ["north", "global"], "values": [[0.5, 0.5]]}
 GATE = {"passed": True, "checks": []}

@@ -1,0 +1,1 @@
+"""Experiments that measure accuracy: one folder each."""

@@ -1,0 +1,1 @@
+"""FedOAP over organs, against its baselines."""

@@ -1,0 +1,1 @@
+"""FedIns against federated baselines."""

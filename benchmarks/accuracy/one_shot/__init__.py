@@ -1,0 +1,1 @@
+"""FedBiCross against one-shot baselines."""

@@ -1,0 +1,1 @@
+"""Test-time adaptation at a held-out site."""

@@ -1,0 +1,1 @@
+"""Choosing a cluster for a held-out site without labels."""

@@ -1,0 +1,244 @@
+"""What adapting costs beside plain training, what serving an adapted model costs, and what K costs in memory.
+
+    python -m benchmarks.cost.adaptation --rows docs/results/adaptation_cost.jsonl
+
+A step of adaptation needs two forward and two backward passes (the images, and their view under noise): as
+many as two steps of training the plain network on the same batch, which is the floor it is held against. The
+two alternate in one process; medians are compared. In the same way the merged network's graph is held against
+the plain one's in onnxruntime. Memory is the peak of a process of its own that loads K + 1 models and adapts.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import numpy as np
+import onnxruntime
+import torch
+import typer
+from torch import Tensor, nn
+
+from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.harness.measuring import high_water, milliseconds, quartiles
+from benchmarks.harness.tables import table, write_page
+from model_store.manifest import NetworkSpec
+from personalization.export import INPUT, OUTPUT, to_onnx
+from personalization.iop_fl.merge import merge
+from personalization.iop_fl.network import parameter_groups, route
+from personalization.iop_fl.space import RoutingSpace
+from personalization.losses import soft_dice_loss
+from personalization.state import State
+from personalization.test_time.adapt import adapt
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.objective import terms_of
+from training.methods.common.local_training import network_of, new_network, state_of
+
+BATCH = 16
+# The first ones allocate memory and warm caches, on both sides.
+WARM_UP = 3
+
+
+def states_of(spec: NetworkSpec, count: int) -> list[State]:
+    """Fresh weights: what they are does not matter for what a step costs."""
+    return [state_of(new_network(spec, torch.Generator().manual_seed(seed))) for seed in range(count)]
+
+
+def space_of(spec: NetworkSpec, inside: int) -> RoutingSpace:
+    """A routing space of `inside` models and the global one."""
+    *sites, shared = states_of(spec, inside + 1)
+    named = {f"site{number:02d}": state for number, state in enumerate(sites)}
+    return RoutingSpace.of(spec.name, spec.arguments, named, shared)
+
+
+def images_of(cell: Cell) -> Tensor:
+    """One batch of noise."""
+    shape = (BATCH, 1, cell["size"], cell["size"])
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def compute(cell: Cell, _work: Path) -> dict[str, Any]:
+    """Measure one cell."""
+    torch.set_num_threads(1)
+    return {"step": _step, "graph": _graph, "memory": _memory}[cell["what"]](cell)
+
+
+def _step(cell: Cell) -> dict[str, Any]:
+    """A step as `adapt` takes it, and two steps as training takes them."""
+    spec, images = _spec(cell), images_of(cell)
+    config = AdaptationConfig(preset=cell["preset"], router=cell["router"])
+    routed = route(space_of(spec, cell["K"]), config.router).train()
+    groups = parameter_groups(routed)
+    optimiser = torch.optim.Adam(
+        [
+            {"params": groups["routing"], "lr": config.rate},
+            {"params": groups["bn"], "lr": config.bn_rate},
+        ]
+    )
+    plain = network_of(spec, states_of(spec, 1)[0], torch.device("cpu")).train()
+    plain_optimiser = torch.optim.Adam(plain.parameters(), lr=1e-3)
+    targets = (images[:, 0] > 1).to(torch.uint8)
+    counter = iter(range(sys.maxsize))
+
+    def adaptation() -> None:
+        terms, _ = terms_of(routed, images, config, next(counter))
+        terms.loss.item()
+        optimiser.zero_grad()
+        torch.autograd.backward(terms.loss)
+        optimiser.step()
+
+    def training() -> None:
+        for _ in range(2):
+            plain_optimiser.zero_grad(set_to_none=True)
+            loss = soft_dice_loss(plain(images), targets)
+            torch.autograd.backward(loss)
+            plain_optimiser.step()
+            loss.item()
+
+    return _alternated(adaptation, training, cell["repeats"])
+
+
+def _graph(cell: Cell) -> dict[str, Any]:
+    """The merged network's graph beside a plain one's."""
+    spec, images = _spec(cell), images_of(cell)
+    space = space_of(spec, cell["K"])
+    merged = merge(space, route(space), images)
+    size = (cell["size"], cell["size"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    sessions = [
+        onnxruntime.InferenceSession(to_onnx(network, 1, size), options, ["CPUExecutionProvider"])
+        for network in (merged, space.plain())
+    ]
+    feed = {INPUT: np.ascontiguousarray(images.numpy())}
+
+    def asked(session: Any) -> Callable[[], None]:
+        return lambda: session.run([OUTPUT], feed)
+
+    return _alternated(asked(sessions[0]), asked(sessions[1]), cell["repeats"])
+
+
+def _alternated(ours: Callable[[], None], floor: Callable[[], None], repeats: int) -> dict[str, Any]:
+    seconds: dict[str, list[float]] = {"ours": [], "floor": []}
+    for repeat in range(WARM_UP + repeats):
+        # Which one goes first alternates too: whatever the first leaves behind must favour neither.
+        sides = [("ours", ours), ("floor", floor)]
+        for name, side in sides if repeat % 2 else sides[::-1]:
+            began = time.perf_counter()
+            side()
+            seconds[name].append(time.perf_counter() - began)
+    kept = {name: values[WARM_UP:] for name, values in seconds.items()}
+    return {
+        "ours_s": quartiles(kept["ours"]),
+        "floor_s": quartiles(kept["floor"]),
+        "ratio": round(median(kept["ours"]) / median(kept["floor"]), 4),
+    }
+
+
+def _memory(cell: Cell) -> dict[str, Any]:
+    """The peak of a child process, and what K + 1 models weigh."""
+    spawn = multiprocessing.get_context("spawn")
+    with spawn.Pool(1) as pool:
+        peak = pool.apply(peak_bytes, (dict(cell),))
+    one = sum(value.numel() * value.element_size() for value in states_of(_spec(cell), 1)[0].values())
+    return {"peak_bytes": peak, "models_bytes": (cell["K"] + 1) * one}
+
+
+def peak_bytes(cell: Cell) -> int:
+    """Load K + 1 models, adapt for one step, merge; the most memory this process ever had."""
+    torch.set_num_threads(1)
+    space = space_of(_spec(cell), cell["K"])
+    network: nn.Module = route(space)
+    images = images_of(cell)
+    adapt(network, images, AdaptationConfig(epochs=1, batch_size=BATCH))
+    merge(space, network, images)
+    if sys.platform == "linux":
+        # Not ru_maxrss, which here starts at what the parent had when it forked.
+        return high_water()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _spec(cell: Cell) -> NetworkSpec:
+    return NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": cell["width"]})
+
+
+def main(
+    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
+    repeats: Annotated[int, typer.Option(help="How often each side is timed.")] = 30,
+    state_dir: Annotated[Path, typer.Option(help="For locks.")] = STATE_DIR,
+) -> None:
+    """Measure what has no row yet, then write the page."""
+    # Activations of an earlier cell would stay with the process: pages given back at once, and equal for all.
+    os.environ["MALLOC_ARENA_MAX"] = "1"
+    common = {"size": 96, "width": 16}
+    routed = [("paper", "direct"), ("official", "direct"), ("paper", "pooled")]
+    cells: list[Cell] = [
+        *(
+            {"what": "step", "preset": preset, "router": router, "K": 3, **common, "repeats": repeats}
+            for preset, router in routed
+        ),
+        {"what": "graph", "K": 3, **common, "repeats": 2 * repeats},
+        *({"what": "memory", "K": inside, **common} for inside in (1, 2, 4, 8, 16)),
+    ]
+    found = run("adaptation_cost", cells, Rows(rows), compute, state_dir)
+    write_page(
+        rows.with_suffix(".md"),
+        "What adapting costs",
+        f"python -m benchmarks.cost.adaptation --rows {rows}",
+        rows,
+        sections_of(found),
+    )
+
+
+def sections_of(found: list[dict[str, Any]]) -> list[str]:
+    """The page's tables."""
+    by_kind: dict[str, list[dict[str, Any]]] = {"step": [], "graph": [], "memory": []}
+    for row in found:
+        by_kind[row["cell"]["what"]].append(row)
+    steps = [
+        [f"{row['cell']['preset']}, {row['cell']['router']}", *_times(row["result"])]
+        for row in by_kind["step"]
+    ]
+    graphs = [["merged", *_times(row["result"])] for row in by_kind["graph"]]
+    memory = [
+        [row["cell"]["K"], f"{row['result']['models_bytes'] / 2**20:.0f}", f"{_mib(row):.0f}"]
+        for row in by_kind["memory"]
+    ]
+    sections = [
+        f"U-Net of width 16, one batch of {BATCH} at 96x96, one thread. Milliseconds: median [quartiles]; "
+        "both sides alternate in one process.",
+        "A step of adaptation over three inside models and the global one, and two steps of training the "
+        "plain network:",
+        table(["loss, router", "adaptation", "two plain steps", "ratio"], steps),
+        "The merged network's graph in onnxruntime, and that of the federation's global model:",
+        table(["graph", "merged", "plain", "ratio"], graphs),
+        "Peak memory of a process that loads K inside models and the global one, adapts and merges, MiB:",
+        table(["K", "the models", "peak"], memory),
+    ]
+    if len(by_kind["memory"]) > 1:
+        peaks = np.array([_mib(row) for row in by_kind["memory"]])
+        models = np.array([row["result"]["models_bytes"] / 2**20 for row in by_kind["memory"]])
+        slope = float(np.polyfit(models, peaks, 1)[0])
+        sections.append(f"Each MiB of models adds {slope:.2f} MiB to the peak (least squares).")
+    return sections
+
+
+def _mib(row: Mapping[str, Any]) -> float:
+    return float(row["result"]["peak_bytes"]) / 2**20
+
+
+def _times(result: Mapping[str, Any]) -> list[str]:
+    sides = (result["ours_s"], result["floor_s"])
+    times = [milliseconds(s) for s in sides]
+    return [*times, f"{result['ratio']:.3f}"]
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,242 @@
+"""What it costs to learn w (FedBiCross, Stage 2c): the exact outer step against second-order autograd.
+
+    python -m benchmarks.cost.bilevel --rows docs/results/bilevel_cost.jsonl
+
+A step is one student's: an inner step of plain SGD on J sources, and the slope of its validation loss in w.
+The exact one keeps the sources' gradients and takes inner products with the validation's; the other leaves
+the inner step in the graph and differentiates through it. The two alternate, begin with equal weights and
+must come to equal slopes. Memory is the peak of a process of its own over what it has before the step.
+
+A trajectory of T steps is then run with w learned in S of them: never, in 6 as the paper has it, in all.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.harness.measuring import high_water, milliseconds, quartiles
+from benchmarks.harness.tables import table, write_page
+from personalization.fedbicross.bilevel import Gradient, gradient_of, inner_step, outer_gradient
+from personalization.fedbicross.distillation import distillation_loss
+from personalization.fedbicross.synthesis import SynthesisConfig, Trajectory
+from personalization.networks import build, initialise
+
+CLASSES, SIDE, RATE, SHARE = 4, 28, 0.01, 0.5
+# Of B images, the paper's parts: for the inner step, and for validation.
+TRAIN_SHARE = 0.8
+# The first steps allocate memory and warm caches, on both sides.
+WARM_UP = 1
+
+
+class Step:
+    """A student, what J sources teach it, and what it is validated on. Everything is drawn from one seed."""
+
+    def __init__(self, width: int, sources: int, batch: int) -> None:
+        draw = torch.Generator().manual_seed(0)
+        network = build("resnet18", in_channels=1, classes=CLASSES, width=width)
+        self.student = initialise(network, draw).train()
+        counts = [round(TRAIN_SHARE * batch)] * sources + [batch - round(TRAIN_SHARE * batch)]
+        self.images = [torch.randn(count, 1, SIDE, SIDE, generator=draw) for count in counts]
+        self.answers = [torch.randn(2, count, CLASSES, generator=draw) * 5 for count in counts]
+        self.mixing = torch.full((sources,), 1 / sources, dtype=torch.float64)
+
+    def loss(self, network: Callable[[Tensor], Tensor], index: int) -> Tensor:
+        """L_KD on one source's images; the last is for validation."""
+        teacher, adapted = self.answers[index]
+        return distillation_loss(network(self.images[index]), teacher, adapted, SHARE)
+
+    def exact(self) -> Tensor:
+        """The inner step, in place, and dL_val/dw [J] by inner products of gradients."""
+        gradients: list[Gradient] = []
+        for source in range(len(self.mixing)):
+            gradients.append(gradient_of(self.loss(self.student, source), self.student))
+        inner_step(self.student, gradients, self.mixing, RATE)
+        validation = gradient_of(self.loss(self.student, len(self.mixing)), self.student)
+        return outer_gradient(validation, gradients, RATE)
+
+    def second_order(self) -> Tensor:
+        """The same by automatic differentiation through the inner step."""
+        mixing = self.mixing.float().requires_grad_()
+        parameters = dict(self.student.named_parameters())
+        losses = torch.stack([self.loss(self.student, source) for source in range(len(mixing))])
+        slopes = torch.autograd.grad(mixing @ losses, [*parameters.values()], create_graph=True)
+        moved = {
+            name: parameter - RATE * slope
+            for (name, parameter), slope in zip(parameters.items(), slopes, strict=True)
+        }
+        validation = self.loss(lambda images: functional_call(self.student, moved, (images,)), len(mixing))
+        (found,) = torch.autograd.grad(validation, mixing)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(moved[name])
+        return found.double()
+
+
+SIDES: Mapping[str, Callable[[Step], Tensor]] = {"exact": Step.exact, "second order": Step.second_order}
+
+
+def compute_step(cell: Cell) -> dict[str, Any]:
+    """Seconds of both ways, their memory, and how far apart their slopes are."""
+    seconds: dict[str, list[float]] = {name: [] for name in SIDES}
+    apart = 0.0
+    first = Step(cell["width"], cell["J"], cell["batch"])
+    for number in range(WARM_UP + cell["repeats"]):
+        slopes = {}
+        for name, slope in SIDES.items():
+            step = copy.copy(first)
+            step.student = copy.deepcopy(first.student)
+            began = time.perf_counter()
+            slopes[name] = slope(step)
+            if number >= WARM_UP:
+                seconds[name].append(time.perf_counter() - began)
+        scale = float(slopes["exact"].abs().max())
+        apart = max(apart, float((slopes["exact"] - slopes["second order"]).abs().max()) / scale)
+    return {
+        "seconds": {name: quartiles(values) for name, values in seconds.items()},
+        "slopes_apart": apart,
+    }
+
+
+def compute_memory(cell: Cell) -> dict[str, Any]:
+    """The peak of both ways, each in a process of its own."""
+    # Not forked: a child that inherited the parent's memory would have no peak of its own.
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        return {"peak_bytes": {name: pool.apply(peak_bytes, (dict(cell), name)) for name in SIDES}}
+
+
+def peak_bytes(cell: Cell, side: str) -> int:
+    """How much more this process has in memory during one step than before it, at most; Linux only."""
+    torch.set_num_threads(1)
+    # A small one before: what the libraries set aside on first use is no step's.
+    SIDES[side](Step(1, 2, 8))
+    step = Step(cell["width"], cell["J"], cell["batch"])
+    # From now on the highest is what is highest from now on.
+    Path("/proc/self/clear_refs").write_text("5")
+    before = high_water()
+    SIDES[side](step)
+    return high_water() - before
+
+
+def compute_trajectory(cell: Cell) -> dict[str, Any]:
+    """Seconds of a trajectory with w learned in S of its T steps; S = 0: never."""
+    draw = torch.Generator().manual_seed(0)
+
+    def network() -> nn.Module:
+        return initialise(build("resnet18", in_channels=1, classes=CLASSES, width=cell["width"]), draw)
+
+    clusters = cell["J"]
+    config = SynthesisConfig(
+        steps=cell["T"],
+        batch_size=cell["batch"],
+        bilevel=cell["S"] > 0,
+        outer_steps=max(1, cell["S"]),
+    )
+    trajectory = Trajectory(
+        [[network()] for _ in range(clusters)],
+        [network() for _ in range(clusters)],
+        torch.full((clusters, clusters), 1 / clusters, dtype=torch.float64),
+        (1, SIDE, SIDE),
+        CLASSES,
+        config,
+        seed=0,
+    )
+    began = time.perf_counter()
+    for step in range(1, cell["T"] + 1):
+        trajectory.step(step)
+    return {"seconds": round(time.perf_counter() - began, 3), "mixing": trajectory.mixing.tolist()}
+
+
+def compute(cell: Cell, _work: Path) -> dict[str, Any]:
+    """Measure one cell."""
+    torch.set_num_threads(1)
+    computers = {"step": compute_step, "memory": compute_memory, "trajectory": compute_trajectory}
+    return computers[cell["what"]](cell)
+
+
+def page(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A table of steps, one of their memory, and one of trajectories."""
+    steps, memory, trajectories = (
+        [row for row in rows if row["cell"]["what"] == what] for what in ("step", "memory", "trajectory")
+    )
+    sections = []
+    if steps:
+        cell = steps[0]["cell"]
+        apart = max(row["result"]["slopes_apart"] for row in steps)
+        sections += [
+            f"One student's step: ResNet-18, width {cell['width']}, {SIDE}x{SIDE}, {cell['batch']} images a "
+            "source, one thread, fp32; milliseconds, median [quartiles]. The slopes in w differ by at most "
+            f"{apart:.1e} of the largest.",
+            table(["sources J", *SIDES, "ratio"], [_step_line(row) for row in steps]),
+        ]
+    if memory:
+        sections += [
+            "The same step's peak memory over what is there before it, MiB:",
+            table(["sources J", *SIDES, "ratio"], [_memory_line(row) for row in memory]),
+        ]
+    if trajectories:
+        cell = trajectories[0]["cell"]
+        never = median([row["result"]["seconds"] for row in trajectories if not row["cell"]["S"]])
+        sections += [
+            f"A trajectory: T = {cell['T']} steps, {cell['J']} clusters, {cell['batch']} images each, width "
+            f"{cell['width']}. The student learns at every step, w in S of them.",
+            table(
+                ["S", "seconds", "over S = 0", "largest change of w"],
+                [_trajectory_line(row, never) for row in trajectories],
+            ),
+        ]
+    return sections
+
+
+def _step_line(row: Mapping[str, Any]) -> list[str]:
+    times = [row["result"]["seconds"][name] for name in SIDES]
+    shown = [milliseconds(t, 0) for t in times]
+    return [str(row["cell"]["J"]), *shown, f"{times[1]['median'] / times[0]['median']:.2f}"]
+
+
+def _memory_line(row: Mapping[str, Any]) -> list[str]:
+    peaks = [row["result"]["peak_bytes"][name] / 2**20 for name in SIDES]
+    return [str(row["cell"]["J"]), *(f"{peak:.0f}" for peak in peaks), f"{peaks[1] / peaks[0]:.2f}"]
+
+
+def _trajectory_line(row: Mapping[str, Any], never: float) -> list[str]:
+    cell, result = row["cell"], row["result"]
+    mixing = torch.tensor(result["mixing"])
+    moved = float((mixing - 1 / cell["J"]).abs().max())
+    return [str(cell["S"]), f"{result['seconds']:.1f}", f"{result['seconds'] / never:.3f}", f"{moved:.3f}"]
+
+
+def main(
+    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
+    width: Annotated[int, typer.Option(help="Channels at full resolution; the paper's is 64.")] = 8,
+    batch: Annotated[int, typer.Option(help="B, images per cluster; the paper's is 256.")] = 32,
+    repeats: Annotated[int, typer.Option(help="Steps to time on each side.")] = 9,
+    trajectory: Annotated[int, typer.Option(help="T, steps of a trajectory.")] = 12,
+    state_dir: Annotated[Path, typer.Option(help="Scratch space.")] = STATE_DIR,
+) -> None:
+    """Measure what has no row yet, then write the page."""
+    shared = {"width": width, "batch": batch}
+    counts = (2, 4, 8)
+    cells: list[Cell] = [{"what": "step", "J": count, "repeats": repeats, **shared} for count in counts]
+    cells += [{"what": "memory", "J": count, **shared} for count in counts]
+    cells += [
+        {"what": "trajectory", "J": 2, "T": trajectory, "S": outer, **shared} for outer in (0, 6, trajectory)
+    ]
+    found = run("bilevel_cost", cells, Rows(rows), compute, state_dir)
+    command = f"python -m benchmarks.cost.bilevel --rows {rows} --width {width} --batch {batch}"
+    write_page(rows.with_suffix(".md"), "What learning w costs", command, rows, page(found))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,184 @@
+"""Does health answer while every core is busy? And do the cores fall idle when a job is cancelled?
+
+    python -m benchmarks.cost.health --rows docs/results/health_under_load.jsonl
+
+The service as a person starts it, and a second worker beside its own, so that two adaptation jobs run at
+once. `GET /health/live` is asked again and again on a connection that is kept: first with nothing going on,
+then with both jobs adapting. At last both are cancelled, and what is left of the workers' work is measured:
+how long until their jobs are over, and the processor time they take in the five seconds after.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Annotated, Any
+
+import httpx
+import psutil
+import typer
+
+from benchmarks.cost.random_space import publish_random_space
+from benchmarks.cost.serving import SIZE, TASK, scan_bytes
+from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.harness.tables import table, write_page
+from demo.service_process import running_service
+from model_store.store import Store
+from service.runtime.embedded_worker import worker_command
+
+NAME = "load"
+HOSPITAL = "outside"
+SCANS = 8
+# Between two questions: a probe that asks as fast as it can would itself be the load.
+PAUSE_S = 0.01
+_PATIENCE_S = 120.0
+_AFTER_S = 5.0
+
+
+@contextmanager
+def second_worker(store: Path, state: Path) -> Iterator[None]:
+    """Another worker on the service's queue, and one thread to each of the two."""
+    environment = os.environ | {
+        "LOCUM_STORE": str(store.absolute()),
+        "LOCUM_STATE_DIR": str(state.absolute()),
+    }
+    with (state / "second.log").open("wb") as log:
+        process = subprocess.Popen(worker_command(), env=environment, stdout=log, stderr=log)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def ask(port: int, seconds: float) -> list[float]:
+    """Seconds that each answer took, asked one after the other for that long."""
+    connection = http.client.HTTPConnection("127.0.0.1", port)
+    taken = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        began = time.perf_counter()
+        connection.request("GET", "/health/live")
+        answer = connection.getresponse()
+        answer.read()
+        taken.append(time.perf_counter() - began)
+        if answer.status != httpx.codes.OK:
+            raise RuntimeError(f"/health/live answered {answer.status}")
+        time.sleep(PAUSE_S)
+    connection.close()
+    return taken
+
+
+def start_job(client: httpx.Client) -> str:
+    """An adaptation that would go on for long."""
+    answer = client.post(
+        f"/hospitals/{HOSPITAL}/adaptations",
+        files=[("scans", (f"{number}.png", scan_bytes("png"))) for number in range(SCANS)],
+        data={"options": '{"epochs": 200, "batch_size": 8}'},
+    )
+    answer.raise_for_status()
+    return str(answer.json()["id"])
+
+
+def wait_for(client: httpx.Client, jobs: list[str], *states: str, adapting: bool = False) -> float:
+    """Seconds until each of the jobs is in one of the states (and, if asked, past its first epoch)."""
+    began = time.perf_counter()
+    while time.perf_counter() - began < _PATIENCE_S:
+        found = [client.get(f"/jobs/{job}").json() for job in jobs]
+        if all(job["state"] in states and (job["epochs"] or not adapting) for job in found):
+            return time.perf_counter() - began
+        time.sleep(0.05)
+    raise RuntimeError(f"the jobs are {[job['state'] for job in found]}, expected {states}: {found}")
+
+
+def compute(cell: Cell, work: Path) -> dict[str, Any]:
+    """Latencies at rest and under load, and what is left after cancelling."""
+    store, state = work / f"store-{os.getpid()}", work / f"state-{os.getpid()}"
+    publish_random_space(Store(store), NAME, TASK, cell["width"], run="health")
+    os.environ["LOCUM_THREADS"] = "1"
+    with ExitStack() as stack:
+        client = stack.enter_context(running_service(store, state, cell["port"]))
+        stack.enter_context(second_worker(store, state))
+        client.put(f"/hospitals/{HOSPITAL}", json={"name": "Outside"}).raise_for_status()
+        rest = ask(cell["port"], cell["seconds"])
+        jobs = [start_job(client) for _ in range(cell["jobs"])]
+        wait_for(client, jobs, "running", adapting=True)
+        load = ask(cell["port"], cell["seconds"])
+        wait_for(client, jobs, "running")
+        before = _processor_seconds()
+        for job in jobs:
+            client.delete(f"/jobs/{job}").raise_for_status()
+        cancelled = wait_for(client, jobs, "cancelled")
+        busy = _processor_seconds() - before
+        before = _processor_seconds()
+        time.sleep(_AFTER_S)
+        return {
+            "rest_s": _summary(rest),
+            "load_s": _summary(load),
+            "cancelled_after_s": round(cancelled, 3),
+            "processor_s_until_cancelled": round(busy, 3),
+            "processor_s_in_the_5_s_after": round(_processor_seconds() - before, 3),
+        }
+
+
+def _processor_seconds() -> float:
+    """Of all processes that this one started, workers and API."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system
+    return total
+
+
+def _summary(seconds: list[float]) -> dict[str, float]:
+    return {
+        "median": round(median(seconds), 5),
+        "p99": round(quantiles(seconds, n=100)[98], 5),
+        "largest": round(max(seconds), 5),
+        "count": len(seconds),
+    }
+
+
+def main(
+    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
+    seconds: Annotated[float, typer.Option(help="How long to ask, at rest and under load.")] = 30.0,
+    width: Annotated[int, typer.Option(help="Of the U-Nets that are adapted.")] = 16,
+    port: Annotated[int, typer.Option(help="A free port.")] = 8799,
+    state_dir: Annotated[Path, typer.Option(help="For the service's store and state.")] = STATE_DIR,
+) -> None:
+    """Measure what has no row yet, then write the page."""
+    cells: list[Cell] = [{"jobs": 2, "seconds": seconds, "width": width, "port": port}]
+    found = run("health_under_load", cells, Rows(rows), compute, state_dir)
+    lines = [
+        [label, *(f"{1e3 * r['result'][side][name]:.1f}" for name in ("median", "p99", "largest")), count]
+        for r in found
+        for label, side in (("at rest", "rest_s"), ("two jobs adapting", "load_s"))
+        for count in [str(r["result"][side]["count"])]
+    ]
+    sections = [
+        f"Milliseconds that `GET /health/live` takes over loopback, and two adaptations of U-Nets of width "
+        f"{width} on {SCANS} images of {SIZE}x{SIZE} by two workers of one thread each, "
+        f"on a machine of {os.cpu_count()} cores.",
+        table(["", "median", "99th percentile", "largest", "questions"], lines),
+        *(
+            f"Cancelled: both jobs were over {r['result']['cancelled_after_s']:.1f} s after the first of the "
+            f"two requests; in the five seconds after that, API and workers together took "
+            f"{r['result']['processor_s_in_the_5_s_after']:.2f} s of processor time."
+            for r in found
+        ),
+    ]
+    command = f"python -m benchmarks.cost.health --rows {rows}"
+    write_page(rows.with_suffix(".md"), "Health under load", command, rows, sections)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,224 @@
+"""What a federated round costs beside the training in it.
+
+    python -m benchmarks.cost.round --rows docs/results/round_cost.jsonl
+
+A round of the in-process engine (one worker process, one thread, checkpoint on disk after every round)
+against a plain PyTorch loop in a process of the same kind, which takes the same steps on the same data and
+does nothing else. The two alternate, round by round. Medians are compared, and both must end with the same
+weights. Processor time is compared too: it is what a busy machine leaves of a measurement.
+
+The same steps are: validation of the global model, local training, the average in float64 and, for IOP-FL,
+the moving average of each site's personal model and its validation. The plain loop keeps no best model,
+writes no file and sends nothing.
+
+The engine is then run with a method that sends weights to and fro and trains nothing: what is left is the
+engine's own time. Its floor is the least that a durable round must do with these bytes: the average of four
+states in memory, and one synchronised write of the result.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Annotated, Any
+
+import psutil
+import torch
+import typer
+
+from benchmarks.cost.round_sides import BATCH, RATE, SEED, SITES, TAU, Echo, plain_rounds, site_data
+from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.harness.measuring import milliseconds, quartiles
+from benchmarks.harness.tables import table, write_page
+from model_store.task import Task
+from personalization.state import StreamingMean, to_safetensors
+from training.algorithm import Memory
+from training.engine.client import Surroundings
+from training.engine.egress import SiteSpec
+from training.engine.folder import RunFolder
+from training.engine.history import RoundEntry, Silent
+from training.engine.in_process import InProcessEngine
+from training.methods.common.state_tree import part
+from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.iop_fl import IopFl, IopFlConfig
+
+# The first rounds allocate memory and warm caches, on both sides.
+WARM_UP = 2
+# For a round without training
+BOUND_MS = 20
+
+
+class Clock(Silent):
+    """Times the engine's rounds of training, commit included, and lets something else run after each.
+
+    `processor` has the seconds that this process and its children used, but for the process `apart`.
+    """
+
+    def __init__(self, between: Callable[[], None], apart: int | None) -> None:
+        self.seconds: list[float] = []
+        self.processor: list[float] = []
+        self._between = between
+        self._apart = apart
+        self._began = 0.0
+        self._used = 0.0
+
+    def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:  # noqa: ARG002
+        """A round begins."""
+        self._used = self._processor()
+        self._began = time.perf_counter()
+
+    def round_finished(self, entry: RoundEntry) -> None:
+        """A round is over and on the disk."""
+        if entry.phase == "train":
+            self.seconds.append(time.perf_counter() - self._began)
+            self.processor.append(self._processor() - self._used)
+            self._between()
+
+    def _processor(self) -> float:
+        here = psutil.Process()
+        family = [here, *(child for child in here.children() if child.pid != self._apart)]
+        times = [process.cpu_times() for process in family]
+        return float(sum(found.user + found.system for found in times))
+
+
+def compute(cell: Cell, work: Path) -> dict[str, Any]:
+    """Measure one cell: seconds per round of both sides, their medians and the ratio."""
+    torch.set_num_threads(1)
+    width, slices, size, rounds = (cell[name] for name in ("width", "slices", "size", "rounds"))
+    task = Task(name="cost", labels={"disc": (1,)}, size=(size, size))
+    settings = {"width": width, "rounds": rounds, "batch_size": BATCH, "learning_rate": RATE}
+    personal = cell["method"] == "iop-fl"
+    algorithm = (
+        IopFl(IopFlConfig(**settings, tau=TAU), task)
+        if personal
+        else {"fedavg": FedAvg, "none": Echo}[cell["method"]](FedAvgConfig(**settings), task)
+    )
+    plain: list[tuple[float, float]] = []
+    spawn = multiprocessing.get_context("spawn")
+    here, there = spawn.Pipe()
+    trains = cell["method"] != "none"
+    process = spawn.Process(
+        target=plain_rounds, args=(there, width, slices, size, rounds, personal), daemon=True
+    )
+    floor = partial(_least_round, work / "floor", algorithm.initial(Surroundings(SEED).context("i", 0, 1)))
+
+    def plain_round() -> None:
+        here.send("go")
+        plain.append(here.recv())
+
+    if trains:
+        process.start()
+    clock = Clock(plain_round if trains else lambda: plain.append(floor()), process.pid)
+    # A killed measurement starts anew: half of one is worth nothing.
+    folder = RunFolder(work / f"run-{os.getpid()}")
+    specs = [SiteSpec(site, partial(site_data, site, slices, size)) for site in SITES]
+    outcome = InProcessEngine(algorithm, specs, Surroundings(SEED), folder, workers=1, observer=clock).run()
+    if trains:
+        if here.recv() != to_safetensors(part(outcome.server.tensors, "global")):
+            raise RuntimeError("engine and plain loop ended with different weights: not the same steps")
+        process.join()
+    engine = clock.seconds[WARM_UP:]
+    first, second = zip(*plain[WARM_UP:], strict=True)
+    found: dict[str, Any] = {"engine_s": quartiles(engine), "rounds": len(engine)}
+    if not trains:
+        return {**found, "average_s": quartiles(first), "write_s": quartiles(second)}
+    return {
+        **found,
+        "plain_s": quartiles(first),
+        "ratio": round(median(engine) / median(first), 4),
+        "processor_ratio": round(median(clock.processor[WARM_UP:]) / median(second), 4),
+    }
+
+
+def _least_round(path: Path, server: Memory) -> tuple[float, float]:
+    """Seconds to average the weights of as many sites; to write them over a file and wait for the disk."""
+    started = time.perf_counter()
+    mean = StreamingMean()
+    for site in SITES:
+        mean.add(server.tensors, 1.0, site)
+    averaged = mean.result()
+    averaging = time.perf_counter() - started
+    content = to_safetensors(averaged)
+    began = time.perf_counter()
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    os.write(descriptor, content)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    return averaging, time.perf_counter() - began
+
+
+def main(
+    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
+    rounds: Annotated[int, typer.Option(help="Rounds to time, the first two of which are dropped.")] = 12,
+    state_dir: Annotated[Path, typer.Option(help="For checkpoints: the disk that is measured.")] = STATE_DIR,
+) -> None:
+    """Measure what has no row yet, then write the page."""
+    common = {"size": 96, "slices": 64}
+    cells: list[Cell] = [
+        *({"method": method, "width": 16, "rounds": rounds, **common} for method in ("fedavg", "iop-fl")),
+        *({"method": "none", "width": width, "rounds": 10 * rounds, **common} for width in (4, 16, 32)),
+    ]
+    found = run("round_cost", cells, Rows(rows), compute, state_dir)
+    trained = [
+        [
+            r["cell"]["method"],
+            milliseconds(r["result"]["engine_s"]),
+            milliseconds(r["result"]["plain_s"]),
+            f"{r['result']['ratio']:.3f}",
+            f"{r['result']['processor_ratio']:.3f}",
+        ]
+        for r in found
+        if r["cell"]["method"] != "none"
+    ]
+    empty = [
+        [
+            f"U-Net, width {r['cell']['width']}",
+            *(milliseconds(r["result"][f"{what}_s"]) for what in ("engine", "average", "write")),
+        ]
+        for r in found
+        if r["cell"]["method"] == "none"
+    ]
+    sections = [
+        f"Four sites of 64 slices of 96x96, U-Net of width 16, batch {BATCH}, one worker, one thread. "
+        "Milliseconds per round: median [quartiles]; engine and plain loop alternate, and end with equal "
+        "weights. The plain loop validates the global model, trains, averages in float64 and, for IOP-FL, "
+        "keeps each site's moving average and validates it. It keeps no best model, writes no file and sends "
+        "nothing. Both keep freed memory (`training.engine.worker`). Processor: the ratio of processor "
+        "time, all processes together.",
+        table(["method", "engine", "plain PyTorch", "ratio", "processor"], trained),
+        "With no training in it: weights to four sites and back, averaged, checkpointed. Beside it the least "
+        "that a durable round must do with these bytes: average four states in memory, and write the "
+        "result once, synchronised, on the same disk.",
+        table(["weights", "engine", "average alone", "write alone"], empty),
+        _bound(found),
+    ]
+    write_page(
+        rows.with_suffix(".md"),
+        "What a round costs",
+        f"python -m benchmarks.cost.round --rows {rows}",
+        rows,
+        sections,
+    )
+
+
+def _bound(found: Sequence[Mapping[str, Any]]) -> str:
+    """Which weights keep the bound on a round without training."""
+    medians = {
+        r["cell"]["width"]: 1e3 * r["result"]["engine_s"]["median"]
+        for r in found
+        if r["cell"]["method"] == "none"
+    }
+    kept = [f"{width}" for width, value in medians.items() if value <= BOUND_MS]
+    return (
+        f"At most {BOUND_MS} ms was asked for. Kept at width: {', '.join(kept) or 'none'}. The time grows "
+        "with the bytes, most of all that of the average in float64, which the plain loop takes too."
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

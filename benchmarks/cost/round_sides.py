@@ -1,0 +1,103 @@
+"""The sides of a measured round: a plain loop, made-up data, a method that echoes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+
+import numpy as np
+import torch
+
+from personalization.losses import soft_dice_loss
+from personalization.networks import build, initialise
+from personalization.state import to_safetensors
+from training.algorithm import ClientResult, Context, Memory, State
+from training.data.classification import LabelledData
+from training.data.segmentation.dataset import SiteData, SliceSet, batches
+from training.engine.client import Surroundings
+from training.engine.worker import keep_freed_memory
+from training.methods.common.local_training import dice_per_patient
+from training.methods.fedavg import SCORES, WEIGHTS, FedAvg
+
+SITES = ("CS", "DU", "FG", "HT")
+SEED = 0
+BATCH = 16
+RATE = 1e-3
+TAU = 0.9
+
+
+class Echo(FedAvg):
+    """FedAvg without the learning: every site returns the weights it received."""
+
+    def client_step(
+        self,
+        context: Context,
+        received: Mapping[str, State],
+        memory: Memory,
+        data: SiteData | LabelledData,
+    ) -> ClientResult:
+        """Send back what came."""
+        if context.phase == "describe":
+            return super().client_step(context, received, memory, data)
+        uploads: dict[str, State] = {SCORES.name: {"score": torch.zeros(2, dtype=torch.float64)}}
+        if context.phase == "train":
+            uploads[WEIGHTS.name] = received[WEIGHTS.name]
+        return ClientResult(uploads, 1.0)
+
+
+def site_data(site: str, slices: int, size: int) -> SiteData:
+    """Noise with a disc in it: what the pixels show does not matter for what a step costs."""
+    generator = np.random.default_rng(list(site.encode()))
+    radius = np.hypot(*np.mgrid[-1 : 1 : size * 1j, -1 : 1 : size * 1j])
+
+    def drawn(count: int) -> SliceSet:
+        targets = np.repeat((radius < 0.5).astype(np.uint8)[None], count, axis=0)
+        noise = generator.normal(size=(count, 1, size, size)).astype(np.float32)
+        names = tuple(f"{site}-{i // 8}" for i in range(count))
+        return SliceSet(noise + targets[:, None], targets, names, names, tuple(range(count)))
+
+    return SiteData(site, drawn(slices), drawn(slices // 4), drawn(0), None)
+
+
+def plain_rounds(pipe: Connection, width: int, slices: int, size: int, rounds: int, personal: bool) -> None:
+    """The other side: one round for every message, answered by its seconds; at last the weights."""
+    # As the engine's workers do; else the ratio would be that of two allocators.
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    surroundings = Surroundings(SEED)
+    sites = {site: site_data(site, slices, size) for site in SITES}
+    network = build("unet", in_channels=1, classes=2, width=width)
+    initialise(network, surroundings.context("initial", 0, 1).generator("weights"))
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from torch's stubs
+    shared = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    followers = {site: {name: tensor.clone() for name, tensor in shared.items()} for site in SITES}
+    for round_ in range(rounds):
+        pipe.recv()
+        began, used = time.perf_counter(), time.process_time()
+        sums = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in shared.items()}
+        for site, data in sites.items():
+            network.load_state_dict(shared)
+            dice_per_patient(network, data.val, 2, BATCH)
+            network.train()
+            optimiser = torch.optim.Adam(network.parameters(), lr=RATE)
+            generator = surroundings.context("train", round_, rounds, site).generator("train")
+            for images, targets in batches(data.train, BATCH, generator, augment=True):
+                optimiser.zero_grad(set_to_none=True)
+                loss = soft_dice_loss(network(images), targets)
+                torch.autograd.backward(loss)
+                optimiser.step()
+                loss.item()
+            trained = network.state_dict()
+            for name, total in sums.items():
+                total.add_(trained[name].double(), alpha=len(data.train))
+            if personal:
+                for name, follower in followers[site].items():
+                    follower.copy_((1 - TAU) * follower.double() + TAU * trained[name].double())
+                network.load_state_dict(followers[site])
+                dice_per_patient(network, data.val, 2, BATCH)
+        weight = sum(len(data.train) for data in sites.values())
+        shared = {name: (total / weight).to(shared[name].dtype) for name, total in sums.items()}
+        pipe.send((time.perf_counter() - began, time.process_time() - used))
+    # Tensors in a pipe would share memory with a process about to end; bytes do not.
+    pipe.send(to_safetensors(shared))

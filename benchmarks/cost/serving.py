@@ -1,0 +1,259 @@
+"""What the service costs beside the work that nobody can avoid.
+
+    python -m benchmarks.cost.serving --rows docs/results/serving_cost.jsonl
+
+`POST /segment` end to end, to a real server process over loopback on a connection that is kept, against its
+floor in one run of this process: decode the scan, run bare onnxruntime on slices that are prepared already
+(same graph, options and batches), encode the mask. The two alternate, and medians are compared.
+
+What is left over is everything else: HTTP and multipart, hashing, choosing the network, preparing, the guard,
+uncertainty, restoring the mask to the scan's grid. It is stated twice: as the difference of the two medians,
+which also holds what serving does to the speed of onnxruntime; and within each request, end to end without
+the server's own decode, inference and encode stages, which other load on the machine disturbs less.
+"""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import io
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Annotated, Any
+
+import nibabel as nib
+import numpy as np
+import torch
+import typer
+from PIL import Image
+from scipy import ndimage
+
+from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.harness.tables import table, write_page
+from model_store.guard import ReferenceStatistics, summarise
+from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
+from model_store.preprocessing import Restorer, prepare
+from model_store.scan import Scan, decode, encode_nifti, encode_png
+from model_store.store import Store
+from model_store.task import Normalisation, Task
+from personalization.export import to_onnx
+from personalization.networks import build
+from personalization.state import to_safetensors
+from service.inference.pipeline import BATCH
+from service.inference.sessions import Session
+
+SIZE = 256
+SLICES = 128
+TASK = Task(
+    name="cost",
+    labels={"bright": (1,)},
+    normalisation=Normalisation(scope="volume", method="zscore"),
+    size=(SIZE, SIZE),
+)
+# The first requests load the network, and warm caches on both sides.
+WARM_UP = 2
+
+
+def scan_bytes(kind: str) -> bytes:
+    """A scan that compresses like one: smooth structure under noise, dark outside."""
+    generator = np.random.default_rng(0)
+    shape = (SIZE, SIZE) if kind == "png" else (SLICES, SIZE, SIZE)
+    coarse = generator.random(tuple(max(2, side // 16) for side in shape))
+    smooth = ndimage.zoom(
+        coarse, [side / cell for side, cell in zip(shape, coarse.shape, strict=True)], order=1
+    )
+    radius = np.hypot(*np.mgrid[-1 : 1 : SIZE * 1j, -1 : 1 : SIZE * 1j])
+    seen = (smooth + generator.normal(0, 0.05, shape)).clip(0, 1) * (radius < 0.9)
+    if kind == "png":
+        stream = io.BytesIO()
+        Image.fromarray((seen * 255).astype(np.uint8)).save(stream, "PNG")
+        return stream.getvalue()
+    image = nib.Nifti1Image((seen * 1000).astype(np.int16).transpose(2, 1, 0), np.diag((1.0, 1.0, 1.5, 1.0)))
+    content: bytes = image.to_bytes()
+    return gzip.compress(content, 6, mtime=0) if kind == "nii.gz" else content
+
+
+def publish(root: Path, width: int, scan: Scan) -> None:
+    """A U-Net with random weights; what a network weighs does not depend on what it learned."""
+    torch.manual_seed(0)
+    network = build("unet", in_channels=1, classes=2, width=width)
+    statistics = ReferenceStatistics.of(summarise(scan, prepare(scan, TASK)))
+    manifest = ModelManifest(
+        name="cost",
+        task=TASK,
+        network=NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": width}),
+        lineage=Lineage(method="none", run="serving-cost", sites=(), rounds=0, seed=0),
+        statistics=statistics,
+    )
+    files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: to_onnx(network, 1, TASK.size)}
+    Store(root).publish(manifest, files)
+
+
+@contextmanager
+def server(folder: Path, threads: int) -> Iterator[http.client.HTTPConnection]:
+    """A server process on `folder`/store, and a connection to it."""
+    log = folder / "server.log"
+    # Nothing listens there: segmenting needs no Redis, and none shall use the cores.
+    environment = os.environ | {
+        "LOCUM_REDIS_URL": "redis://127.0.0.1:1",
+        "LOCUM_THREADS": str(threads),
+        "LOCUM_DEVICE": "cpu",
+    }
+    command = [sys.executable, "-m", "service", "--no-worker", "--port", "0"]
+    command += ["--store", str(folder / "store"), "--state-dir", str(folder / "state")]
+    with log.open("wb") as stream, subprocess.Popen(command, env=environment, stderr=stream) as process:
+        try:
+            while (found := re.search(r"running on http://[^:]+:(\d+)", log.read_text())) is None:
+                if process.poll() is not None:
+                    raise RuntimeError(f"the server did not start: {log.read_text()}")
+                time.sleep(0.05)
+            yield http.client.HTTPConnection("127.0.0.1", int(found[1]))
+        finally:
+            process.terminate()
+
+
+def wake(connection: http.client.HTTPConnection) -> None:
+    """See that the connection is open: the server closes one that was idle while the floor was measured."""
+    for _ in range(2):
+        try:
+            connection.request("GET", "/health/live")
+            connection.getresponse().read()
+            return
+        except (http.client.HTTPException, OSError):
+            connection.close()
+    raise RuntimeError("the server does not answer")
+
+
+def post(connection: http.client.HTTPConnection, body: bytes) -> tuple[bytes, dict[str, float]]:
+    """The answer's body, and the server's own milliseconds per stage."""
+    connection.request("POST", "/segment", body, {"Content-Type": "multipart/form-data; boundary=locum"})
+    response = connection.getresponse()
+    content = response.read()
+    if response.status != 200:
+        raise RuntimeError(f"{response.status}: {content.decode(errors='replace')}")
+    stages = re.findall(r"(\w+);dur=([\d.]+)", response.headers["Server-Timing"])
+    return content, {name: float(duration) for name, duration in stages}
+
+
+def compute(cell: Cell, work: Path) -> dict[str, Any]:
+    """Measure one cell: milliseconds end to end, of the floor, and of the server's stages."""
+    data = scan_bytes(cell["scan"])
+    scan = decode(data)
+    prepared = prepare(scan, TASK)
+    if not (work / "store").exists():
+        publish(work / "store", cell["width"], scan)
+    artefact = Store(work / "store").open("cost")
+    digest = artefact.manifest.files[GRAPH].sha256
+    session = Session(digest, artefact.read(GRAPH), threads=cell["threads"], device="cpu")
+    batches = [prepared.slices[i : i + BATCH] for i in range(0, len(prepared.slices), BATCH)]
+    restorer = Restorer(prepared.geometry)
+    for batch in batches:
+        restorer.add(session.run(batch).probabilities)
+    mask = restorer.finish()
+    body = b'--locum\r\nContent-Disposition: form-data; name="scan"; filename="scan"\r\n\r\n'
+    body += data + b"\r\n--locum--\r\n"
+
+    def floor() -> tuple[bytes, float]:
+        began = time.perf_counter()
+        affine = decode(data).affine
+        for batch in batches:
+            session.run(batch)
+        encoded = encode_png(mask) if affine is None else encode_nifti(mask, affine)
+        return encoded, 1e3 * (time.perf_counter() - began)
+
+    ends: list[float] = []
+    floors: list[float] = []
+    within: list[float] = []
+    stages: dict[str, list[float]] = {}
+    with server(work, cell["threads"]) as connection:
+        for repeat in range(WARM_UP + cell["repeats"]):
+            wake(connection)
+            began = time.perf_counter()
+            answer, timing = post(connection, body)
+            end = 1e3 * (time.perf_counter() - began)
+            expected, least = floor()
+            if answer != expected:
+                raise RuntimeError("the service's mask is not the floor's: they did not do the same work")
+            if repeat >= WARM_UP:
+                ends.append(end)
+                floors.append(least)
+                within.append(end - timing["decode"] - timing["inference"] - timing["encode"])
+                for name, duration in timing.items():
+                    stages.setdefault(name, []).append(duration)
+    return {
+        "end_to_end_ms": _summary(ends),
+        "floor_ms": _summary(floors),
+        "rest_ms": round(median(ends) - median(floors), 3),
+        "rest_within_ms": _summary(within),
+        "ratio": round(median(ends) / median(floors), 4),
+        "stages_ms": {name: round(median(values), 3) for name, values in stages.items()},
+        "bytes": len(data),
+    }
+
+
+def _summary(values: list[float]) -> dict[str, float]:
+    quarter, middle, three_quarters = quantiles(values, n=4)
+    return {"median": round(middle, 3), "q1": round(quarter, 3), "q3": round(three_quarters, 3)}
+
+
+def main(
+    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
+    threads: Annotated[int, typer.Option(help="Threads of onnxruntime, on both sides.")] = os.cpu_count()
+    or 1,
+    repeats: Annotated[int, typer.Option(help="Pairs of a volume; an image has twenty times as many.")] = 7,
+    state_dir: Annotated[Path, typer.Option(help="For the store and the spool.")] = STATE_DIR,
+) -> None:
+    """Measure what has no row yet, then write the page."""
+    common = {"width": 16, "threads": threads}
+    cells: list[Cell] = [
+        {"scan": "png", "repeats": 20 * repeats, **common},
+        *({"scan": kind, "repeats": repeats, **common} for kind in ("nii", "nii.gz")),
+    ]
+    found = run("serving_cost", cells, Rows(rows), compute, state_dir)
+    names = {
+        "png": f"PNG, {SIZE}x{SIZE}",
+        "nii": f".nii, {SLICES}x{SIZE}x{SIZE}",
+        "nii.gz": f".nii.gz, {SLICES}x{SIZE}x{SIZE}",
+    }
+    body = []
+    for row in found:
+        result = row["result"]
+        rest, inside = result["rest_ms"], result["rest_within_ms"]
+        body.append(
+            [
+                names[row["cell"]["scan"]],
+                _ms(result["end_to_end_ms"]),
+                _ms(result["floor_ms"]),
+                f"{rest:.1f} ({100 * (result['ratio'] - 1):.1f} %)",
+                f"{_ms(inside)} ({100 * inside['median'] / result['floor_ms']['median']:.1f} %)",
+            ]
+        )
+    order = list(dict.fromkeys(name for row in found for name in row["result"]["stages_ms"]))
+    staged = [
+        [name, *(f"{row['result']['stages_ms'].get(name, 0.0):.2f}" for row in found)] for name in order
+    ]
+    sections = [
+        f"U-Net of width 16 at {SIZE}x{SIZE}, {threads} threads, batches of {BATCH} slices. Milliseconds: "
+        "median [quartiles]; both sides alternate, and answer with the same bytes. The floor is decoding the "
+        "scan, bare onnxruntime on prepared slices and encoding the mask.",
+        table(["scan", "end to end", "floor", "rest (of floor)", "rest within the request (of floor)"], body),
+        "Where the server says the time went (medians, ms; `Server-Timing`):",
+        table(["stage", *(names[row["cell"]["scan"]] for row in found)], staged),
+    ]
+    command = f"python -m benchmarks.cost.serving --rows {rows}"
+    write_page(rows.with_suffix(".md"), "What serving costs", command, rows, sections)
+
+
+def _ms(values: Mapping[str, float]) -> str:
+    return f"{values['median']:.1f} [{values['q1']:.1f}, {values['q3']:.1f}]"
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,1 @@
+"""Fault injection: kill and disturb a running service and check its invariants."""

@@ -1,0 +1,117 @@
+"""One fault after the other, at instants that chance draws, and how soon each was recovered from."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from benchmarks.faults.kinds import INSTANTS, KINDS, STAGED, STAGES, VISIBLE, Scene, lives
+from benchmarks.faults.service import Held, Service
+from service.jobs.states import TERMINAL
+
+EPOCHS = 2
+# Later than any recovery should be: a lease, a restart, and a message that has to be sent again.
+RECOVERY_S = 120.0
+# So long a job is waited for that comes to the stage which was drawn.
+_AIM_S = 30.0
+
+
+@dataclass
+class Strike:
+    """A fault that was done, and the jobs that ran at that instant."""
+
+    kind: str
+    stage: str
+    at: float
+    held: list[Held]
+    killed: list[int] = field(default_factory=list)
+    recovered_s: float | None = None
+
+
+@dataclass
+class Campaign:
+    """Faults against one running service, which is given so many jobs at once."""
+
+    service: Service
+    chance: Random
+    jobs: int
+    strikes: list[Strike] = field(default_factory=list)
+    stages: list[str] = field(default_factory=list)
+
+    def strike(self) -> None:
+        """One fault of a kind and at an instant that chance draws."""
+        kind = self.chance.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
+        if not self.stages:
+            self.stages = self.chance.sample(INSTANTS, len(INSTANTS))
+        stage = self.stages.pop()
+        self._wait(self.chance.uniform(0, 2))
+        self._top_up()
+        held = self._aim(stage)
+        if stage in STAGES:
+            self._wait(self.chance.uniform(0, 0.3))
+        strike = Strike(kind, held.stage if held else "none", time.monotonic(), self.service.held())
+        strike.killed = KINDS[kind][0](Scene(self.service, held, self.chance))
+        self.strikes.append(strike)
+
+    def finish(self) -> None:
+        """Wait until every fault is recovered from and every job over, and a last one was not disturbed."""
+        service = self.service
+        service.until(self._recovered, patience_s=RECOVERY_S)
+        service.until(service.over, patience_s=2 * RECOVERY_S)
+        service.submit(epochs=EPOCHS)
+        service.until(service.over, patience_s=RECOVERY_S)
+
+    def _top_up(self) -> None:
+        while sum(not self.service.over(job) for job in self.service.accepted) < self.jobs:
+            self.service.submit(epochs=EPOCHS)
+
+    def _aim(self, stage: str) -> Held | None:
+        """A job in this stage, as soon as there is one; any that runs if none comes to it."""
+        staging = self.service.settings.store / ".staging"
+        end, before = time.monotonic() + _AIM_S, len(self.service.published())
+        while time.monotonic() < end:
+            found = self.service.held("publishing" if stage in (STAGED, VISIBLE) else stage)
+            if stage == STAGED:
+                found = found if any(staging.iterdir()) else []
+            elif stage == VISIBLE:
+                published = self.service.published()
+                found = [one for one in found if one.job in published[before:]]
+            if found:
+                return replace(found[0], stage=stage)
+            if not self.service.held("publishing"):
+                # Between two looks at what changes within milliseconds, nothing else is looked at.
+                self._look()
+                time.sleep(0.01)
+        running = self.service.held()
+        return running[0] if running else None
+
+    def _wait(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            self._look()
+            time.sleep(0.02)
+
+    def _open(self) -> list[Strike]:
+        return [strike for strike in self.strikes if strike.recovered_s is None]
+
+    def _recovered(self) -> bool:
+        self._look()
+        return not self._open()
+
+    def _look(self) -> None:
+        """Start what has died, and see which faults are recovered from."""
+        self.service.tick()
+        waiting = self._open()
+        if waiting and self.service.whole():
+            here = {worker.pid for worker in self.service.workers} | {self.service.redis_pid()}
+            for strike in waiting:
+                if not here & {*strike.killed} and all(self._goes_on(held, strike) for held in strike.held):
+                    strike.recovered_s = time.monotonic() - strike.at
+
+    def _goes_on(self, held: Held, strike: Strike) -> bool:
+        job = self.service.job(held.job)
+        if job.state in TERMINAL:
+            return True
+        pid = None if job.owner is None else int(job.owner.rsplit(":", 1)[1])
+        return pid is not None and pid not in strike.killed and lives(pid)

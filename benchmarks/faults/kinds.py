@@ -1,0 +1,226 @@
+"""What can go wrong, done for real to a running service.
+
+A kind is a function that does its harm to a `Scene` and returns which processes it killed; what it
+interrupted is left to the service.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+import psutil
+import redis
+from PIL import Image
+
+from benchmarks.faults.service import HOSPITAL, Held, Service
+from benchmarks.faults.space import scan_bytes
+from service.errors import BrokerError
+from service.runtime.queue import RUN_JOB, Queue
+
+Pids = list[int]
+
+STAGES = ("preparing", "adapting", "judging", "drawing", "publishing")
+# Not stages of a job, but instants within its last: its version is being written; is there, and not yet told.
+STAGED, VISIBLE = "staged", "visible"
+INSTANTS = (*STAGES, STAGED, VISIBLE)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where a fault strikes: `held` is the job that was aimed at, None when no worker had one."""
+
+    service: Service
+    held: Held | None
+    chance: Random
+
+
+Kind = Callable[[Scene], Pids]
+
+
+def kill(*pids: int | None) -> Pids:
+    """SIGKILL, to all of them at once; whoever is gone already is no error."""
+    meant = [pid for pid in pids if pid is not None]
+    signal_all(meant, signal.SIGKILL)
+    return meant
+
+
+def task_killed(scene: Scene) -> Pids:
+    """kill -9 of the process that works on the job, as when memory ran out."""
+    return kill(scene.held.pid if scene.held else None)
+
+
+def worker_killed(scene: Scene) -> Pids:
+    """kill -9 of a worker's main process. Linux kills its task's with it; elsewhere that works on."""
+    main = _main_of(scene)
+    children = _children(main)
+    killed = kill(main)
+    end = time.monotonic() + 1
+    while time.monotonic() < end and any(map(lives, children)):
+        time.sleep(0.01)
+    return killed + [pid for pid in children if not lives(pid)]
+
+
+def worker_stopped(scene: Scene) -> Pids:
+    """SIGSTOP of a whole worker for one to two leases, then SIGCONT: it does not know that it was away."""
+    main = _main_of(scene)
+    stopped = [pid for pid in (main, *_children(main)) if pid is not None]
+    signal_all(stopped, signal.SIGSTOP)
+    scene.service.pause(scene.service.settings.lease_seconds * scene.chance.uniform(1.0, 2.0))
+    signal_all(stopped, signal.SIGCONT)
+    return []
+
+
+def api_killed(scene: Scene) -> Pids:
+    """kill -9 of the API; its Redis goes with it, unless a worker had to start one."""
+    api = scene.service.api
+    assert api is not None
+    killed = kill(api.pid)
+    api.wait()
+    return killed
+
+
+def api_killed_in_upload(scene: Scene) -> Pids:
+    """kill -9 of the API when half a scan has arrived. The client sends it again, and it is there once."""
+    service, chance = scene.service, scene.chance
+    cohort, data = service.upload(0), scan_bytes(chance.randrange(1000))
+    path = f"/hospitals/{HOSPITAL}/cohorts/{cohort}/scans/a"
+    sent = chance.randrange(1, len(data))
+    with socket.create_connection(("127.0.0.1", service.settings.port)) as connection:
+        head = f"PUT {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data[:sent])
+        time.sleep(chance.uniform(0, 0.05))
+        killed = api_killed(scene)
+    service.expect(
+        service.ask("GET", path.removesuffix("/a")).json()["scans"] == [], "half a scan is in a cohort"
+    )
+    service.expect(service.put_scan(cohort, "a", data).status_code == 201, "a scan cannot be sent again")
+    return killed
+
+
+def redis_killed(scene: Scene) -> Pids:
+    """kill -9 of Redis."""
+    return kill(scene.service.redis_pid())
+
+
+def redis_restarted(scene: Scene) -> Pids:
+    """SIGTERM to Redis, which saves and ends; somebody has to start it again."""
+    pid = scene.service.redis_pid()
+    if pid is None:
+        return []
+    signal_all([pid], signal.SIGTERM)
+    return [pid]
+
+
+def redis_flushed(scene: Scene) -> Pids:
+    """FLUSHALL: every message is gone."""
+    with suppress(redis.RedisError):
+        scene.service.broker.client.flushall()
+    return []
+
+
+def message_doubled(scene: Scene) -> Pids:
+    """A new job, whose message comes four times: workers race for it."""
+    send(scene.service, scene.service.submit(epochs=2), times=3)
+    return []
+
+
+def quota_filled(scene: Scene) -> Pids:
+    """Scans are uploaded until there is no more room; after one cohort is deleted, there is again."""
+    service = scene.service
+    cohort = service.upload(0)
+    noise = np.random.default_rng(scene.chance.randrange(2**32))
+    for number in range(1 + service.settings.cohort_quota_bytes // 60_000):
+        answer = service.put_scan(cohort, str(number), _noise_png(noise))
+        if answer.status_code != 201:
+            break
+    service.expect(answer.status_code == 507, f"a full quota was answered with {answer.status_code}")
+    service.ask("DELETE", f"/hospitals/{HOSPITAL}/cohorts/{cohort}")
+    another = service.upload(0)
+    after = service.put_scan(another, "a", _noise_png(noise))
+    service.expect(after.status_code == 201, f"room was made, and a scan answered with {after.status_code}")
+    service.ask("DELETE", f"/hospitals/{HOSPITAL}/cohorts/{another}")
+    return []
+
+
+def job_cancelled(scene: Scene) -> Pids:
+    """DELETE of a running job: no fault, but it may meet one."""
+    if scene.held is not None:
+        scene.service.ask("DELETE", f"/jobs/{scene.held.job}")
+    return []
+
+
+KINDS: dict[str, tuple[Kind, int]] = {
+    "task killed": (task_killed, 6),
+    "worker killed": (worker_killed, 5),
+    "worker stopped": (worker_stopped, 4),
+    "API killed": (api_killed, 2),
+    "API killed in an upload": (api_killed_in_upload, 2),
+    "Redis killed": (redis_killed, 2),
+    "Redis restarted": (redis_restarted, 1),
+    "Redis flushed": (redis_flushed, 3),
+    "message doubled": (message_doubled, 2),
+    "quota filled": (quota_filled, 1),
+    "job cancelled": (job_cancelled, 1),
+}
+"""With how often each is drawn."""
+
+
+def send(service: Service, job: str, times: int = 1) -> None:
+    """More messages about a job than there should be."""
+    queue = Queue(service.settings, service.broker)
+    try:
+        for _ in range(times):
+            with suppress(BrokerError):
+                queue.send(RUN_JOB, job)
+    finally:
+        queue.close()
+
+
+def lives(pid: int) -> bool:
+    """Whether the process runs: what was killed or stopped does not, though it may still have its number."""
+    try:
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _main_of(scene: Scene) -> int | None:
+    """The worker whose task works on the job, or any."""
+    mains = [worker.pid for worker in scene.service.workers]
+    if scene.held is not None:
+        with suppress(psutil.NoSuchProcess):
+            parent: int = psutil.Process(scene.held.pid).ppid()
+            if parent in mains:
+                return parent
+    return scene.chance.choice(mains) if mains else None
+
+
+def _children(pid: int | None) -> Pids:
+    if pid is None:
+        return []
+    with suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def signal_all(pids: Pids, number: signal.Signals) -> None:
+    """To each that is still there."""
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def _noise_png(generator: np.random.Generator) -> bytes:
+    """65 kB that cannot be compressed."""
+    stream = io.BytesIO()
+    Image.fromarray(generator.integers(0, 256, (256, 256), np.uint8)).save(stream, "PNG")
+    return stream.getvalue()

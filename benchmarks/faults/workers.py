@@ -1,0 +1,116 @@
+"""How a worker comes into the world: by its command, or forked where everything is imported already.
+
+A worker that starts by its command imports torch for seconds, on busy cores for longer, which says nothing
+about Locum. A forked one is the same program from its `main` on, and is there at once; so are the processes
+that it forks for its tasks.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from service.runtime.embedded_worker import worker_command
+
+
+class Started(Protocol):
+    """A process that was started, and the leader of a session."""
+
+    @property
+    def pid(self) -> int | None:
+        """Its number."""
+
+    def poll(self) -> int | None:
+        """None while it runs."""
+
+    def wait(self) -> object:
+        """Until it is gone."""
+
+
+Start = Callable[[Mapping[str, str], Path], Started]
+
+
+def started(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Started:
+    """A process with both of its outputs at the end of a log."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+
+
+def by_command(environment: Mapping[str, str], log: Path) -> Started:
+    """A worker as a person starts one."""
+    return started(worker_command(), environment, log)
+
+
+def forked(environment: Mapping[str, str], log: Path) -> Started:
+    """A worker out of a process that has imported what workers import."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["benchmarks.faults.preload"])
+    process = context.Process(target=_work, args=(dict(environment), log))
+    process.start()
+    return _Forked(process)
+
+
+def left_of(begun: Sequence[Started], state_dir: Path, socket: str) -> list[psutil.Process]:
+    """What runs of the sessions of these processes, or on this state folder, or as its Redis."""
+    mine = ("LOCUM_STATE_DIR", str(state_dir))
+    sessions = {child.pid for child in begun}
+    found = []
+    for process in psutil.process_iter():
+        try:
+            # A forked worker shows the environment of the process that it was forked from, and Redis none:
+            # it writes over it, and over its command line, where it listens.
+            if (
+                session_of(process) in sessions
+                or mine in process.environ().items()
+                or socket in " ".join(process.cmdline())
+            ) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def session_of(process: psutil.Process) -> int | None:
+    """The pid of the session's leader; None when the process is gone."""
+    try:
+        return os.getsid(process.pid)
+    except ProcessLookupError:
+        return None
+
+
+class _Forked:
+    def __init__(self, process: multiprocessing.context.ForkServerProcess) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> None:
+        self._process.join()
+
+
+def _work(environment: Mapping[str, str], log: Path) -> None:
+    from celery.bin.celery import main
+
+    os.setsid()
+    os.environ.clear()
+    os.environ.update(environment)
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    # `celery` and what follows `python -m celery`.
+    sys.argv = worker_command()[2:]
+    main()

@@ -1,0 +1,1 @@
+"""What all benchmarks share: cells, rows, tables, scores and measurement."""

@@ -1,0 +1,99 @@
+"""Tables of Dice per patient over arms, seeds and sites: what all benchmarks of accuracy share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from benchmarks.harness.tables import Interval, mean_and_spread, paired_bootstrap, table
+
+Patient: TypeAlias = tuple[str, str]  # site and name
+# arm -> seed -> patient -> Dice; an undefined Dice is NaN
+Scores: TypeAlias = dict[str, dict[int, dict[Patient, float]]]
+
+
+def add(scores: Scores, arm: str, seed: int, site: str, patients: Mapping[str, float | None]) -> None:
+    """Take in a site's patients, as rows have them: an undefined Dice is None there."""
+    of_seed = scores.setdefault(arm, {}).setdefault(seed, {})
+    of_seed |= {(site, p): math.nan if d is None else d for p, d in patients.items()}
+
+
+def sites_of(scores: Scores) -> list[str]:
+    """Every site once, sorted."""
+    return sorted({site for arm in scores.values() for seed in arm.values() for site, _ in seed})
+
+
+def count_patients(scores: Scores, site: str | None = None) -> int:
+    """How many patients any arm was tested on, at one site or at all."""
+    units = {u for arm in scores.values() for seed in arm.values() for u in seed}
+    return sum(site is None or unit[0] == site for unit in units)
+
+
+def count_undefined(scores: Scores) -> int:
+    """How many values over all arms and seeds are left out of every mean."""
+    return sum(math.isnan(v) for arm in scores.values() for seed in arm.values() for v in seed.values())
+
+
+def mean_at(by_seed: Mapping[int, Mapping[Patient, float]], sites: Sequence[str]) -> str:
+    """Mean over the sites' patients, then mean and spread over seeds."""
+    return mean_and_spread([_mean(scores, sites) for scores in by_seed.values()])
+
+
+def mean_of_sites(by_seed: Mapping[int, Mapping[Patient, float]], sites: Sequence[str]) -> str:
+    """Mean over patients, then over sites, then mean and spread over seeds."""
+    means = ([_mean(scores, [site]) for site in sites] for scores in by_seed.values())
+    return mean_and_spread([_average(values) for values in means])
+
+
+def differences_table(
+    scores: Scores, comparisons: Sequence[tuple[str, str]], everyone: str = "all patients"
+) -> str | None:
+    """First - second with its interval, by site and over all; None where no comparison has both arms."""
+    sites = sites_of(scores)
+    chosen = [*([site] for site in sites), sites]
+    body = []
+    for first, second in comparisons:
+        if first in scores and second in scores:
+            found = [difference(scores[first], scores[second], some) for some in chosen]
+            body.append([f"{first} − {second}", *("–" if f is None else str(f) for f in found)])
+    return table(["difference", *sites, everyone], body) if body else None
+
+
+def difference(
+    first: Mapping[int, Mapping[Patient, float]],
+    second: Mapping[int, Mapping[Patient, float]],
+    sites: Sequence[str],
+) -> Interval | None:
+    """Mean paired difference over the sites' patients, drawn within sites; None where no patient has both."""
+    left, right = _over_seeds(first, second)
+    one = {unit: v for unit, v in left.items() if unit[0] in sites}
+    return paired_bootstrap(one, right, {unit: unit[0] for unit in one}) if one else None
+
+
+def _over_seeds(
+    first: Mapping[int, Mapping[Patient, float]], second: Mapping[int, Mapping[Patient, float]]
+) -> tuple[dict[Patient, float], dict[Patient, float]]:
+    """Each patient's mean over the seeds in which both arms have a defined Dice."""
+    pairs: dict[Patient, list[tuple[float, float]]] = {}
+    for seed in sorted(first.keys() & second.keys()):
+        for unit, value in first[seed].items():
+            other = second[seed].get(unit, math.nan)
+            if math.isfinite(value) and math.isfinite(other):
+                pairs.setdefault(unit, []).append((value, other))
+    return (
+        {unit: float(np.mean([a for a, _ in values])) for unit, values in pairs.items()},
+        {unit: float(np.mean([b for _, b in values])) for unit, values in pairs.items()},
+    )
+
+
+def _mean(scores: Mapping[Patient, float], sites: Sequence[str]) -> float:
+    return _average([v for (site, _), v in scores.items() if site in sites])
+
+
+def _average(values: Sequence[float]) -> float:
+    """Mean of the defined values; NaN of none."""
+    defined = [value for value in values if math.isfinite(value)]
+    return float(np.mean(defined)) if defined else math.nan

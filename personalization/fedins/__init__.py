@@ -1,0 +1,30 @@
+"""Instance-adaptive inference from a pool of scales and shifts: Feng et al., FedIns, ICCV 2023."""
+
+from __future__ import annotations
+
+from personalization.fedins.lookup import Picked, look_up, random_entries
+from personalization.fedins.losses import fedins_loss, key_matching_loss
+from personalization.fedins.merge import merge_single
+from personalization.fedins.network import Answer, InstanceAdaptive
+from personalization.fedins.points import Point, adapted, points_of
+from personalization.fedins.pool import Delta, SsfPool
+from personalization.fedins.usage import key_entropy, unused, usage_of
+
+__all__ = [
+    "Answer",
+    "Delta",
+    "InstanceAdaptive",
+    "Picked",
+    "Point",
+    "SsfPool",
+    "adapted",
+    "fedins_loss",
+    "key_entropy",
+    "key_matching_loss",
+    "look_up",
+    "merge_single",
+    "points_of",
+    "random_entries",
+    "unused",
+    "usage_of",
+]

@@ -1,0 +1,92 @@
+"""The pool: M entries of scale and shift for every insertion point, each with a key and a head of its own.
+
+Legend: M entries, C picked of them, B batch, D all channels of all insertion points, Q width of a query,
+K classes, F width of the features.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from personalization.errors import NetworkError
+from personalization.fedins.lookup import Picked
+
+_SSF_STD = 0.02
+_KEY_STD = 0.02
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What each image is adapted by; B is 1 where all images share it."""
+
+    scale_BD: Tensor
+    shift_BD: Tensor
+    head_weight_BKF: Tensor
+    head_bias_BK: Tensor
+
+
+class SsfPool(nn.Module):
+    """The parameters that a federation trains and exchanges, and `centre`, its mean query (a buffer).
+
+    As made, it is all zeros: `draw` it, or load a state.
+    """
+
+    centre: Tensor
+
+    def __init__(
+        self, entries: int, channels: int, query_width: int, classes: int, feature_width: int
+    ) -> None:
+        super().__init__()
+        if entries < 1:
+            raise NetworkError(f"a pool needs at least one entry, found {entries}")
+        self.scale = nn.Parameter(torch.zeros(entries, channels))
+        self.shift = nn.Parameter(torch.zeros(entries, channels))
+        self.keys = nn.Parameter(torch.zeros(entries, query_width))
+        self.head_weight = nn.Parameter(torch.zeros(entries, classes, feature_width))
+        self.head_bias = nn.Parameter(torch.zeros(entries, classes))
+        self.register_buffer("centre", torch.zeros(query_width))
+
+    @torch.no_grad()
+    def draw(self, generator: torch.Generator, head: nn.Module | None = None) -> SsfPool:
+        """Draw every entry by itself, so that no two are alike: scale ~ N(1, 0.02), shift ~ N(0, 0.02), keys
+        from a truncated normal (0.02). In place; gives the pool back.
+
+        With `head`, a linear layer or 1x1 convolution, every entry starts from it. Without one the heads are
+        drawn by He's normal rule over F; over K F, as in the public code, would be smaller than is meant.
+        """
+        self.scale.normal_(1.0, _SSF_STD, generator=generator)
+        self.shift.normal_(0.0, _SSF_STD, generator=generator)
+        nn.init.trunc_normal_(self.keys, std=_KEY_STD, generator=generator)
+        if head is None:
+            self.head_weight.normal_(0.0, math.sqrt(2 / self.head_weight.shape[2]), generator=generator)
+            self.head_bias.zero_()
+        else:
+            weight, bias = head_of(head)
+            self.head_weight.copy_(weight.expand_as(self.head_weight))
+            self.head_bias.copy_(bias.expand_as(self.head_bias))
+        return self
+
+    def delta(self, picked: Picked) -> Delta:
+        """The mean of the picked entries, each image's own:
+
+        delta(x) = (1/C) sum_c SSF_c   (Eq. 9)
+        """
+        return Delta(
+            *(
+                parameter[picked.entries].mean(dim=1)
+                for parameter in (self.scale, self.shift, self.head_weight, self.head_bias)
+            )
+        )
+
+
+def head_of(head: nn.Module) -> tuple[Tensor, Tensor]:
+    """Weight [K, F] and bias [K] of a linear layer or a 1x1 convolution."""
+    if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.bias is not None:
+        return head.weight.flatten(1), head.bias
+    if isinstance(head, nn.Linear) and head.bias is not None:
+        return head.weight, head.bias
+    raise NetworkError(f"expected a linear head or a 1x1 convolution, with bias, found {head}")

@@ -1,0 +1,1 @@
+"""FedOAP: losses, personal parts, and joining with masks."""

@@ -1,0 +1,242 @@
+"""The second stage of FedOAP for a hospital from outside: fine-tune, validate, keep the best.
+
+Legend: N slices, C channels, H rows, W columns, S sites in the bank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from personalization.adamw import Optimiser, cosine, train_adamw
+from personalization.errors import AdaptationError
+from personalization.fedoap.joining.checkpoint import JoiningCheckpoint, JoiningEpoch, about
+from personalization.fedoap.joining.config import JoiningConfig
+from personalization.fedoap.joining.examples import Examples
+from personalization.fedoap.losses import second_stage_loss
+from personalization.fedoap.parts import split
+from personalization.gate.evidence import SPECK
+from personalization.metrics import foreground_dice
+from personalization.networks import FedOapUNet
+from personalization.seeds import seed_of
+from personalization.state import State
+from personalization.tick import Tick, no_tick
+
+# Images per forward where nothing is learned: bounds the memory, and changes no result.
+_BATCH = 16
+_CLASSES = 2
+
+
+@dataclass(frozen=True)
+class Joining:
+    """How it went: step 0, then every epoch; `best_epoch` was kept, and `stopped` says why it broke off."""
+
+    history: tuple[JoiningEpoch, ...]
+    best_epoch: int
+    stopped: str | None = None
+
+    @property
+    def start(self) -> JoiningEpoch:
+        """Step 0, which is zero-shot."""
+        return self.history[0]
+
+    @property
+    def best(self) -> JoiningEpoch:
+        """The epoch that was kept."""
+        return self.history[self.best_epoch]
+
+
+def join(
+    network: FedOapUNet,
+    train: Examples,
+    validation: Examples,
+    config: JoiningConfig,
+    *,
+    resume: JoiningCheckpoint | None = None,
+    after_epoch: Callable[[JoiningCheckpoint], None] = lambda _: None,
+    tick: Tick = no_tick,
+) -> Joining:
+    """Fine-tune in place on `train`; deterministic, and bit for bit the same after a resume.
+
+    Args:
+        network: with the shared part, the bank and a personal part to begin with.
+        train: the hospital's slices with masks.
+        validation: those of other patients; the best epoch is the one with the highest Dice on them, the
+            earliest of equals.
+        config: see there.
+        resume: of an earlier process; everything else must be as it was then.
+        after_epoch: called with a checkpoint after step 0 and after every epoch; on a resume with that one
+            again, since whoever was killed may not have told of it.
+        tick: called before every step; it may raise, to stop.
+
+    Raises:
+        AdaptationError: a patient on both sides, or a side without a tumour.
+        CheckpointError: `resume` is of another joining.
+    """
+    run = _Run(network, train, validation, config, tick)
+    run.begin(resume)
+    after_epoch(run.checkpoint())
+    while not run.over:
+        run.epoch()
+        after_epoch(run.checkpoint())
+    run.leave()
+    return Joining(tuple(run.history), run.best_epoch, run.history[-1].reason)
+
+
+@torch.no_grad()
+def predict(network: FedOapUNet, images_NCHW: Tensor, tick: Tick = no_tick) -> tuple[Tensor, Tensor]:
+    """Class indices uint8 [N, H, W] and attention [N, 1 + S], as its graph gives them; on the CPU."""
+    network.eval()
+    device = next(network.parameters()).device
+    classes, attention = [], []
+    for batch in torch.split(images_NCHW, _BATCH):
+        tick()
+        logits, mass = network.segment(batch.to(device))
+        # Where both classes are equal the first one is taken, as argmax does.
+        classes.append((logits[:, 0] > 0).to(torch.uint8).cpu())
+        attention.append(mass.cpu())
+    return torch.cat(classes), torch.cat(attention)
+
+
+class _Run:
+    def __init__(
+        self, network: FedOapUNet, train: Examples, validation: Examples, config: JoiningConfig, tick: Tick
+    ) -> None:
+        _check(train, validation)
+        self._network, self._train, self._validation = network, train, validation
+        self._config, self._tick = config, tick
+        self._learned = _learned(network, config)
+        self._about = about(
+            config.facts(),
+            _clone(network.state_dict()),
+            train={"images": train.images, "targets": train.targets},
+            validation={"images": validation.images, "targets": validation.targets},
+        )
+        self._optimiser = Optimiser(config.weight_decay)
+        self._best = _clone(self._learned)
+        self.best_epoch = 0
+        self.history: list[JoiningEpoch] = []
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do: all epochs done, or the last one not safe."""
+        return not self.history[-1].safe or self.history[-1].epoch == self._config.epochs
+
+    def begin(self, checkpoint: JoiningCheckpoint | None) -> None:
+        """Measure step 0, or go to where the checkpoint left off."""
+        if checkpoint is None:
+            self.history = [self._measured(0, None)]
+            return
+        checkpoint.check(self._about)
+        self._load(checkpoint.state)
+        self._best, self._optimiser = checkpoint.best, checkpoint.optimiser
+        self.best_epoch, self.history = checkpoint.best_epoch, list(checkpoint.history)
+
+    def epoch(self) -> None:
+        """Learn from every training slice once, then validate."""
+        config, number = self._config, len(self.history)
+        steps = math.ceil(len(self._train) / config.batch_size)
+        rates = cosine(
+            config.learning_rate,
+            config.least_rate,
+            steps * config.epochs,
+            range(steps * (number - 1), steps * number),
+        )
+        batches = self._train.batches(
+            config.batch_size, seed_of(config.seed, "examples", number), config.augment
+        )
+        loss, self._optimiser = train_adamw(
+            self._network, batches, self._loss(number), rates, self._optimiser
+        )
+        record = self._measured(number, loss if math.isfinite(loss) else None)
+        if not math.isfinite(loss):
+            reason = f"the loss of epoch {number} is not a finite number; lower learning_rate"
+            record = replace(record, safe=False, reason=reason)
+        elif record.dice > self.history[self.best_epoch].dice:
+            self.best_epoch, self._best = number, _clone(self._learned)
+        self.history.append(record)
+
+    def checkpoint(self) -> JoiningCheckpoint:
+        """All that is needed to go on from here."""
+        return JoiningCheckpoint(
+            self._about,
+            _clone(self._learned),
+            self._best,
+            self._optimiser,
+            self.best_epoch,
+            tuple(self.history),
+        )
+
+    def leave(self) -> None:
+        """Put the best epoch into the network."""
+        self._load(self._best)
+        self._network.requires_grad_(True).zero_grad(set_to_none=True)
+        self._network.eval()
+
+    def _loss(self, epoch: int) -> Callable[[Tensor, Tensor], Tensor]:
+        """One forward pass for both terms of the perturbed boundary loss; noise of the epoch's own seed."""
+        config = self._config
+        draw = torch.Generator().manual_seed(seed_of(config.seed, "perturbation", epoch))
+
+        def loss(images: Tensor, targets: Tensor) -> Tensor:
+            self._tick()
+            return second_stage_loss(
+                self._network.segment(images)[0],
+                targets,
+                draw,
+                perturbed=config.loss == "perturbed",
+                variance=config.variance,
+                threshold=config.threshold,
+                trade_off=config.trade_off,
+            )
+
+        return loss
+
+    def _measured(self, epoch: int, loss: float | None) -> JoiningEpoch:
+        found, _ = predict(self._network, self._validation.images, self._tick)
+        truth, ill = self._validation.targets, self._validation.ill
+        by_patient = foreground_dice(found, truth, self._validation.patients, _CLASSES)
+        dice = math.fsum(by_patient[patient] for patient in sorted(ill)) / len(ill)
+        tumour = (truth > 0).flatten(1).any(1)
+        alarms = ((found[~tumour] > 0).flatten(1).double().mean(1) >= SPECK).double()
+        return JoiningEpoch(epoch, loss, dice, float(alarms.mean()) if len(alarms) else None)
+
+    @torch.no_grad()
+    def _load(self, state: State) -> None:
+        for name, parameter in self._learned.items():
+            parameter.copy_(state[name])
+
+
+def _learned(network: FedOapUNet, config: JoiningConfig) -> dict[str, nn.Parameter]:
+    """What is trained, by name; the rest is made to stay as it is."""
+    parameters = dict(network.named_parameters())
+    if config.trains == "personal":
+        _, personal = split(parameters)
+        if not personal:
+            raise AdaptationError(
+                "joining: trains=personal, but the network has no personal part (trained without attention "
+                "and adapter); expected trains=all"
+            )
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(name in personal)
+    return {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
+
+
+def _check(train: Examples, validation: Examples) -> None:
+    both = sorted({*train.patients} & {*validation.patients})
+    if both:
+        raise AdaptationError(
+            f"joining: {len(both)} patients are both trained and validated on, first '{both[0]}'"
+        )
+    if not train.ill:
+        raise AdaptationError("joining: no training slice shows a tumour, so there is none to learn from")
+    if not validation.ill:
+        raise AdaptationError("joining: no validation slice shows a tumour, so that no epoch can be chosen")
+
+
+def _clone(state: State | dict[str, nn.Parameter]) -> State:
+    return {name: tensor.detach().cpu().clone() for name, tensor in state.items()}

@@ -1,0 +1,136 @@
+"""Batch norm's statistics, measured once on a hospital's images and kept.
+
+With them a scan's prediction depends on no other scan, and an onnx graph needs no batch to be right.
+
+Legend: N images, C channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from personalization.errors import RoutingError
+from personalization.iop_fl.network import batches, routed_layers, share_copy
+from personalization.iop_fl.space import GLOBAL, RoutingSpace
+from personalization.tick import Tick, no_tick
+
+# How many images the federation's statistics count as, beside a hospital's own
+PRIOR_IMAGES = 4.0
+
+
+def bake_statistics(
+    network: nn.Module,
+    images_NCHW: Tensor,
+    batch_size: int = 16,
+    prior: Mapping[str, Tensor] | None = None,
+    prior_images: float = 0.0,
+    tick: Tick = no_tick,
+) -> nn.Module:
+    """Set the running statistics of every batch norm to those of its input over all images; in place.
+
+    Layer by layer: each layer is measured on a network whose earlier layers are already baked (1.7). The
+    variance is the total one, within images and between them, as batch norm would use on one batch of all;
+    so `batch_size` bounds the memory and changes nothing else. With `prior` (a state with running
+    statistics of the same names) both move towards it with weight prior_images / (N + prior_images), as if
+    it were worth that many images: few images make poor statistics (Schneider et al., NeurIPS 2020, 2).
+
+    Costs one forward pass when the images fit into one batch, else about half a pass per batch norm. Leaves
+    the network in eval mode and returns it. `tick` is called before every batch of a pass, and may raise.
+    Raises RoutingError for no images, or a `prior_images` below 0 or without a prior.
+    """
+    if prior_images < 0 or (prior_images and prior is None):
+        raise RoutingError(f"prior images: expected 0 or more, and a prior, found {prior_images}")
+    norms = [(name, module) for name, module in network.named_modules() if isinstance(module, nn.BatchNorm2d)]
+    chunks = batches(images_NCHW, batch_size)
+    weight = prior_images / (len(images_NCHW) + prior_images)
+    network.eval()
+
+    def settle(name: str, norm: nn.BatchNorm2d, means_NC: Tensor, variances_NC: Tensor) -> None:
+        mean = means_NC.mean(dim=0)
+        variance = (variances_NC + (means_NC - mean).square()).mean(dim=0)
+        for field, found in (("running_mean", mean), ("running_var", variance)):
+            if weight and prior is not None:
+                found = weight * prior[f"{name}.{field}"].to(found) + (1 - weight) * found
+            getattr(norm, field).copy_(found)
+
+    with torch.no_grad():
+        if len(chunks) == 1:
+            handles = [
+                norm.register_forward_pre_hook(
+                    lambda norm, inputs, name=name: settle(name, norm, *_moments(inputs[0]))
+                )
+                for name, norm in norms
+            ]
+            try:
+                tick()
+                network(chunks[0])
+            finally:
+                for handle in handles:
+                    handle.remove()
+        else:
+            for name, norm in norms:
+                moments = []
+                for chunk in chunks:
+                    tick()
+                    moments.append(_moments(_input_of(norm, network, chunk)))
+                means, variances = (torch.cat(parts) for parts in zip(*moments, strict=True))
+                settle(name, norm, means, variances)
+    return network
+
+
+def bake_dynamic(
+    space: RoutingSpace,
+    network: nn.Module,
+    images_NCHW: Tensor,
+    *,
+    batch_size: int = 16,
+    prior_images: float = PRIOR_IMAGES,
+    tick: Tick = no_tick,
+) -> nn.Module:
+    """A copy of a routed network, coefficients still per image, with batch norm's statistics baked.
+
+    As `bake_statistics` with the global model's running statistics as the prior. The experts are shared.
+    `tick` is called before every batch of a pass, and may raise.
+    """
+    if not routed_layers(network):
+        raise RoutingError(f"expected a routed network (see `route`), found a plain {type(network).__name__}")
+    baked = share_copy(network)
+    for name, module in list(baked.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            norm = nn.BatchNorm2d(module.num_features, module.eps, affine=module.affine).to(images_NCHW)
+            norm.load_state_dict(module.state_dict(), strict=False)
+            baked.set_submodule(name, norm)
+    return bake_statistics(baked, images_NCHW, batch_size, space.experts[GLOBAL], prior_images, tick)
+
+
+class _Reached(Exception):
+    """Unwinds a forward pass at the layer whose input was wanted: the rest need not be computed."""
+
+    def __init__(self, features: Tensor) -> None:
+        super().__init__()
+        self.features = features
+
+
+def _input_of(layer: nn.Module, network: nn.Module, images: Tensor) -> Tensor:
+    def stop(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        raise _Reached(inputs[0])
+
+    handle = layer.register_forward_pre_hook(stop)
+    try:
+        network(images)
+    except _Reached as reached:
+        return reached.features
+    finally:
+        handle.remove()
+    raise RoutingError(
+        f"{type(layer).__name__}: the network does not use this layer, so it has no statistics"
+    )
+
+
+def _moments(features_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance [N, C] of each image and channel, in float64."""
+    variance, mean = torch.var_mean(features_NCHW, dim=(2, 3), correction=0)
+    return mean.double(), variance.double()

@@ -1,0 +1,202 @@
+"""A network routed over a federation's models.
+
+Legend: N images, B batch, L routed layers, E experts (K inside models and the global one).
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from personalization.errors import RoutingError
+from personalization.iop_fl.layers import RoutedConv2d, RoutedConvTranspose2d, use_batch_statistics
+from personalization.iop_fl.routers import DirectCoefficients, FixedCoefficients, Init, PooledRouter, Router
+from personalization.iop_fl.space import RoutingSpace
+from personalization.tick import Tick, no_tick
+
+RoutedLayer = RoutedConv2d | RoutedConvTranspose2d
+
+
+def route(
+    space: RoutingSpace,
+    router: Router = "direct",
+    init: Init = "uniform",
+    dropout: float = 0.0,
+    generator: torch.Generator | None = None,
+) -> nn.Module:
+    """The space's network with every convolution mixed from all experts, layer by layer (1.4).
+
+    Learned are the routers and batch norm's affine parameters, which start at the global model's; all else
+    is frozen. Batch norm uses the statistics of the current batch, always. With `init="uniform"` step 0
+    mixes every layer at 1/E each. `init`, `dropout` and `generator` concern the pooled router (the
+    generator draws its weights, and its dropout masks at each forward; by default one seeded with 0);
+    with K = 0 there is nothing to route over and both routers are the direct one.
+
+    The state dict holds the routers and batch norm's affine parameters only. The experts are the space's own
+    tensors, not copies.
+    """
+    if router not in ("direct", "pooled"):
+        raise RoutingError(f"router: expected 'direct' or 'pooled', found '{router}'")
+    if init not in ("uniform", "official"):
+        raise RoutingError(f"init: expected 'uniform' or 'official', found '{init}'")
+    if not 0 <= dropout < 1:
+        raise RoutingError(f"dropout: expected 0 <= dropout < 1, found {dropout}")
+    if router == "direct" and (init != "uniform" or dropout):
+        raise RoutingError("init='official' and dropout belong to the pooled router, not to direct ones")
+    generator = generator or torch.Generator().manual_seed(0)
+    network = space.plain().requires_grad_(False)
+    followed = _followed_by_norm(network)
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            experts = space.stacks[f"{name}.weight"]
+            coefficients: nn.Module
+            if router == "direct" or len(space.names) == 1:
+                coefficients = DirectCoefficients(len(space.names), experts.dtype)
+            else:
+                coefficients = PooledRouter(
+                    module.in_channels, len(space.names), init, dropout, generator, experts.dtype
+                )
+            kind = RoutedConv2d if isinstance(module, nn.Conv2d) else RoutedConvTranspose2d
+            layer = kind(module, experts, space.stacks.get(f"{name}.bias"), coefficients)  # type: ignore[arg-type]
+            layer.normalised = name in followed
+            network.set_submodule(name, layer)
+    use_batch_statistics(network)
+    if not routed_layers(network):
+        raise RoutingError(f"network '{space.network}' has no convolution to route")
+    return network.train()
+
+
+def routed_layers(network: nn.Module) -> dict[str, RoutedLayer]:
+    """The routed layers by name, in the order in which the network registers them (for a U-Net: of use)."""
+    return {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, RoutedConv2d | RoutedConvTranspose2d)
+    }
+
+
+def parameter_groups(network: nn.Module) -> dict[str, list[nn.Parameter]]:
+    """What is learned: the parameters of the routers ("routing") and batch norm's affine ones ("bn")."""
+    norms = (module for module in network.modules() if isinstance(module, nn.BatchNorm2d))
+    return {
+        "routing": [
+            parameter for layer in routed_layers(network).values() for parameter in layer.router.parameters()
+        ],
+        "bn": [parameter for norm in norms for parameter in norm.parameters()],
+    }
+
+
+def coefficients(
+    network: nn.Module, images_NCHW: Tensor, batch_size: int = 16, tick: Tick = no_tick
+) -> Tensor:
+    """The coefficients [N, L, E] of each image and layer, without dropout.
+
+    Those of a pooled router depend on an image's batch-mates (batch norm): batches are made as even as can
+    be, so that no image is left to itself. Direct ones are the same for every image, and free.
+    Raises RoutingError when there are no images, or the network is not a routed one.
+    """
+    layers = _layers_of(network)
+    with torch.no_grad(), _evaluating(network):
+        if all(isinstance(layer.router, DirectCoefficients | FixedCoefficients) for layer in layers):
+            shared = torch.stack([layer.router(images_NCHW) for layer in layers])
+            return shared.expand(len(images_NCHW), -1, -1)
+        rows = []
+        for batch in batches(images_NCHW, batch_size):
+            tick()
+            seen: list[Tensor] = []
+            handles = [
+                layer.router.register_forward_hook(
+                    lambda _router, _inputs, output, seen=seen: seen.append(output)
+                )
+                for layer in layers
+            ]
+            try:
+                network(batch)
+            finally:
+                for handle in handles:
+                    handle.remove()
+            rows.append(torch.stack(seen, dim=1))
+        return torch.cat(rows)
+
+
+def with_coefficients(network: nn.Module, coefficients_LE: Tensor) -> nn.Module:
+    """A copy of a routed network whose coefficients are these, for every image; the experts are shared.
+
+    Raises RoutingError when the coefficients do not fit.
+    """
+    result = share_copy(network)
+    layers = _layers_of(result)
+    expected = (len(layers), len(layers[0].experts))
+    if tuple(coefficients_LE.shape) != expected:
+        raise RoutingError(
+            f"coefficients: expected {list(expected)} (layers, experts), found {list(coefficients_LE.shape)}"
+        )
+    for layer, row in zip(layers, coefficients_LE, strict=True):
+        layer.router = FixedCoefficients(row.to(layer.experts))
+    return result
+
+
+def share_copy(network: nn.Module) -> nn.Module:
+    """A copy of a routed network with parameters of its own, sharing the experts, which never change."""
+    memo: dict[int, object] = {}
+    for layer in routed_layers(network).values():
+        memo[id(layer.experts)] = layer.experts
+        memo[id(layer.biases)] = layer.biases
+    return copy.deepcopy(network, memo)
+
+
+def batches(images_NCHW: Tensor, batch_size: int) -> tuple[Tensor, ...]:
+    """The images in the fewest batches of at most `batch_size`, as even as can be: 17 by 16 are 9 and 8.
+
+    Raises RoutingError when there are no images or they are no [N, C, H, W].
+    """
+    if images_NCHW.ndim != 4 or not len(images_NCHW):
+        raise RoutingError(f"expected at least one image [N, C, H, W], found {list(images_NCHW.shape)}")
+    if batch_size < 1:
+        raise RoutingError(f"batch size: expected at least 1, found {batch_size}")
+    return images_NCHW.tensor_split(math.ceil(len(images_NCHW) / batch_size))
+
+
+def mixed_batches(images_NCHW: Tensor, batch_size: int) -> tuple[Tensor, ...]:
+    """As many batches as `batches` makes, each with images from all over: of 4 by 2, the first has 0 and 2.
+
+    Where batch norm uses a batch's own statistics they are to be the hospital's, and neighbours belong to one
+    scan. Raises RoutingError as `batches`.
+    """
+    count = len(batches(images_NCHW, batch_size))
+    return tuple(images_NCHW[first::count] for first in range(count))
+
+
+def _layers_of(network: nn.Module) -> list[RoutedLayer]:
+    layers = list(routed_layers(network).values())
+    if not layers:
+        raise RoutingError(f"expected a routed network (see `route`), found a plain {type(network).__name__}")
+    return layers
+
+
+def _followed_by_norm(network: nn.Module) -> set[str]:
+    """The names of the convolutions whose output goes into batch norm: neighbours in an nn.Sequential."""
+    found = set()
+    for path, module in network.named_modules():
+        if isinstance(module, nn.Sequential):
+            children = list(module.named_children())
+            for (name, _), (_, following) in pairwise(children):
+                if isinstance(following, nn.BatchNorm2d):
+                    found.add(f"{path}.{name}" if path else name)
+    return found
+
+
+@contextmanager
+def _evaluating(network: nn.Module) -> Iterator[None]:
+    training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(training)

@@ -1,0 +1,91 @@
+"""Where a layer's coefficients come from.
+
+Legend: B batch, C channels of the layer's input, E experts (K inside models and the global one).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from personalization.networks import initialise
+
+Init = Literal["uniform", "official"]
+Router = Literal["direct", "pooled"]
+
+# Few numbers per layer behind a softmax bear, and need, a high rate; a router of two linear layers does not.
+ROUTING_RATES: Mapping[str, float] = MappingProxyType({"direct": 0.1, "pooled": 1e-3})
+
+
+class DirectCoefficients(nn.Module):
+    """One logit per expert, shared by all images: r = softmax(logits), at first 1/E each (1.7).
+
+    4 numbers a layer for K = 3, where the pooled router has thousands: the choice for few images.
+    """
+
+    def __init__(self, experts: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(torch.zeros(experts, dtype=dtype))
+
+    def forward(self, features_BCHW: Tensor) -> Tensor:  # noqa: ARG002
+        """Coefficients [E] that sum to 1, whatever the features."""
+        return torch.softmax(self.logits, dim=0)
+
+
+class FixedCoefficients(nn.Module):
+    """Coefficients [E] that are given, not learned."""
+
+    coefficients: Tensor
+
+    def __init__(self, coefficients_E: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("coefficients", coefficients_E.detach().clone())
+
+    def forward(self, features_BCHW: Tensor) -> Tensor:  # noqa: ARG002
+        """The given coefficients [E], whatever the features."""
+        return self.coefficients
+
+
+class PooledRouter(nn.Module):
+    """r = sigmoid(theta(psi(h))) (IOP-FL, Eq. 6): psi the mean over pixels, theta two linear layers.
+
+    Linear(C, 2C), dropout, Linear(2C, E), as in the authors' code: no non-linearity in between, and E
+    independent sigmoids that need not sum to 1. `init="uniform"` starts at r = 1/E exactly for every input
+    (second layer's weight 0, bias -ln K); "official" at PyTorch's defaults, r near 0.5. Both draw from
+    `generator`, which also draws the masks of dropout, in train mode: reseed it to repeat them.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        experts: int,
+        init: Init,
+        dropout: float,
+        generator: torch.Generator,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.first = nn.Linear(channels, 2 * channels, dtype=dtype)
+            self.second = nn.Linear(2 * channels, experts, dtype=dtype)
+        self.to_empty(device="cpu")
+        initialise(self, generator)
+        if init == "uniform":
+            nn.init.zeros_(self.second.weight)
+            nn.init.constant_(self.second.bias, -math.log(experts - 1))
+        self.dropout = dropout
+        self.generator = generator
+
+    def forward(self, features_BCHW: Tensor) -> Tensor:
+        """Coefficients [B, E] in (0, 1) of each image."""
+        hidden = self.first(features_BCHW.mean(dim=(2, 3)))
+        if self.training and self.dropout:
+            # functional.dropout draws from the global generator only
+            drawn = torch.rand(hidden.shape, generator=self.generator, dtype=hidden.dtype)
+            hidden = hidden * (drawn >= self.dropout).to(hidden) / (1 - self.dropout)
+        return torch.sigmoid(self.second(hidden))

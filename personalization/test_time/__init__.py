@@ -1,0 +1,1 @@
+"""Test-time adaptation: objective, loop, safety and checkpoints."""

@@ -1,0 +1,257 @@
+"""Test-time routing: fit a routed network to a hospital's unlabeled images (IOP-FL, 1.4 with 1.7).
+
+    step 0: measure                                    the uniform average of the models
+    for each epoch:
+        for each batch, each time the same:
+            minimise c C + s S + e E over the coefficients and batch norm's affine
+        measure over all images, with the same noise every time; stop if that is not safe
+    keep the safe state with the lowest loss, step 0 among them
+
+No label is ever looked at, and the loss that chooses is measured after the epoch, not on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from personalization.checkpoint import digest
+from personalization.errors import AdaptationError
+from personalization.iop_fl.network import mixed_batches, parameter_groups, routed_layers
+from personalization.iop_fl.routers import PooledRouter
+from personalization.iop_fl.space import RoutingSpace
+from personalization.seeds import seed_of
+from personalization.state import State, clone
+from personalization.test_time.checkpoint import Checkpoint, EpochRecord, Fingerprint
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.objective import Score, class_maps, finite, like, score, terms_of
+from personalization.test_time.safety import SafetyLimits, danger
+from personalization.tick import Tick, no_tick
+
+_LIMITS = SafetyLimits()
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """How an adaptation ended. `history[i]` is epoch i, step 0 first.
+
+    `stopped` says why it ended early, None if it ran through; `fell_back` that the network is as at step 0,
+    because it was stopped or because no epoch was better; never where nothing was to be learned.
+    """
+
+    best_epoch: int
+    history: tuple[EpochRecord, ...]
+    stopped: str | None
+    fell_back: bool
+
+
+def adapt(
+    network: nn.Module,
+    images_NCHW: Tensor,
+    config: AdaptationConfig,
+    *,
+    resume: Checkpoint | None = None,
+    after_epoch: Callable[[Checkpoint], None] | None = None,
+    tick: Tick = no_tick,
+    limits: SafetyLimits = _LIMITS,
+) -> Adaptation:
+    """Adapt a routed network (`route`) in place to one hospital's images; it is left at its best safe state.
+
+    `after_epoch` gets a checkpoint after every epoch, step 0 included, with the network as it then is; from
+    any of them `resume` goes on bit for bit, in another process if need be, and gives it once more: whoever
+    was killed may not have told of it. `tick` is called before every
+    step and every batch that is measured. Whatever either raises ends the adaptation at once and is passed
+    on, with the network at the best safe state so far. Nothing is drawn from torch's global generator.
+
+    Raises AdaptationError for images or a network that do not fit, CheckpointError for a checkpoint of
+    another configuration, other experts or other images.
+    """
+    _check(network, images_NCHW, config)
+    run = _Run(network, images_NCHW, config, limits, tick)
+    if resume is not None:
+        run.check(resume)
+    try:
+        run.begin(resume)
+        if after_epoch is not None:
+            after_epoch(run.checkpoint())
+        while not run.over:
+            run.epoch()
+            if after_epoch is not None:
+                after_epoch(run.checkpoint())
+    finally:
+        run.leave()
+    last = run.history[-1]
+    stopped = None if last.safe else f"stopped at epoch {last.epoch}: {last.reason}"
+    fell_back = run.best_epoch == 0 and config.passes > 0
+    return Adaptation(run.best_epoch, tuple(run.history), stopped, fell_back)
+
+
+def space_for(config: AdaptationConfig, space: RoutingSpace) -> RoutingSpace:
+    """What an adaptation routes over: all of `space`, or its global model where nothing is learned."""
+    return space if config.passes else space.alone()
+
+
+class _Run:
+    """One adaptation while it runs: what is learned, how far it is, and the best so far."""
+
+    def __init__(
+        self, network: nn.Module, images: Tensor, config: AdaptationConfig, limits: SafetyLimits, tick: Tick
+    ) -> None:
+        self._network, self._config, self._limits, self._tick = network, config, limits, tick
+        # Even, and from all over, since batch norm measures its batch; the reference code does neither
+        size, official = config.batch_size, config.weights.official
+        self._batches = torch.split(images, size) if official else mixed_batches(images, size)
+        groups = parameter_groups(network)
+        for parameter in groups["bn"]:
+            parameter.requires_grad_(config.train_bn_affine)
+        rates = {"routing": config.rate} | ({"bn": config.bn_rate} if config.train_bn_affine else {})
+        self._optimiser = torch.optim.Adam(
+            [{"params": groups[name], "lr": rate} for name, rate in rates.items()], betas=(0.9, 0.999)
+        )
+        self._learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
+        frozen = {name: value for name, value in network.named_parameters() if not value.requires_grad}
+        experts = digest(frozen | dict(network.named_buffers()))
+        self._fingerprint = Fingerprint(config.facts(), experts, digest({"images": images}))
+        self.history: list[EpochRecord] = []
+        self.best_epoch = 0
+        self._initial = self._best = clone(self._learned)
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left to do: all epochs done, or the last one not safe."""
+        last = self.history[-1]
+        return not last.safe or last.epoch == self._config.passes
+
+    def check(self, checkpoint: Checkpoint) -> None:
+        """Raise CheckpointError if it is another adaptation's."""
+        self._fingerprint.check(checkpoint.fingerprint)
+
+    def begin(self, checkpoint: Checkpoint | None) -> None:
+        """Measure step 0, which all epochs are held against; then go to where the checkpoint left off.
+
+        After a resume too: step 0's masks would weigh more in a checkpoint than making them again costs.
+        """
+        if checkpoint is not None:
+            self._initial, self._best = checkpoint.initial, checkpoint.best
+        self._load(self._initial)
+        self._before = class_maps(self._network, self._batches, self._tick)
+        start = self._score()
+        self._start = start.reading
+        if checkpoint is None:
+            self.history = [self._record(0, start)]
+            return
+        self.history, self.best_epoch = list(checkpoint.history), checkpoint.best_epoch
+        self._load(checkpoint.state)
+        for name, parameter in self._learned.items():
+            prefix = f"{name}/"
+            moments = {
+                k.removeprefix(prefix): v for k, v in checkpoint.optimiser.items() if k.startswith(prefix)
+            }
+            if moments:
+                self._optimiser.state[parameter] = {
+                    # The count of steps lives on the CPU, the moments with their parameter
+                    moment: value.clone() if moment == "step" else value.to(parameter, copy=True)
+                    for moment, value in moments.items()
+                }
+
+    def epoch(self) -> None:
+        """Learn from every batch once, then measure."""
+        epoch = len(self.history)
+        broken = self._learn(epoch)
+        record = broken or self._record(epoch, self._score())
+        best = self.history[self.best_epoch].loss
+        if record.safe and record.loss is not None and best is not None and record.loss < best:
+            self.best_epoch, self._best = epoch, clone(self._learned)
+        self.history.append(record)
+
+    def checkpoint(self) -> Checkpoint:
+        """All that is needed to go on from here; shares no memory with the run."""
+        optimiser = {
+            f"{name}/{moment}": value.detach().clone()
+            for name, parameter in self._learned.items()
+            for moment, value in self._optimiser.state.get(parameter, {}).items()
+        }
+        return Checkpoint(
+            fingerprint=self._fingerprint,
+            epoch=self.history[-1].epoch,
+            state=clone(self._learned),
+            optimiser=optimiser,
+            best_epoch=self.best_epoch,
+            best=self._best,
+            initial=self._initial,
+            history=tuple(self.history),
+        )
+
+    def leave(self) -> None:
+        """Put the network into the best safe state so far."""
+        self._load(self._best)
+        self._optimiser.zero_grad()
+        self._network.eval()
+
+    def _learn(self, epoch: int) -> EpochRecord | None:
+        """One pass over the images; a record that is not safe where it broke off."""
+        self._network.train()
+        for step, images in enumerate(self._batches):
+            self._tick()
+            # The reference code seeds itself anew before every step, so that it draws the same each time
+            parts = () if self._config.weights.official else (epoch, step)
+            seed = seed_of(self._config.seed, "step", *parts)
+            terms, _ = terms_of(self._network, like(self._network, images), self._config, seed)
+            if not math.isfinite(terms.loss.item()):
+                reason = f"the loss of step {step + 1} is not a finite number; lower the learning rates"
+                return EpochRecord(epoch, None, None, None, None, None, None, safe=False, reason=reason)
+            self._optimiser.zero_grad()
+            torch.autograd.backward(terms.loss)
+            self._optimiser.step()
+        return None
+
+    def _score(self) -> Score:
+        return score(self._network, self._batches, self._config, self._before, self._tick)
+
+    def _record(self, epoch: int, found: Score) -> EpochRecord:
+        reason = danger(found.reading, self._start, self._limits)
+        return EpochRecord(
+            epoch,
+            loss=finite(found.reading.loss),
+            consistency=finite(found.consistency),
+            shape=finite(found.shape),
+            entropy=finite(found.entropy),
+            foreground=finite(found.reading.foreground),
+            agreement=finite(found.reading.agreement),
+            safe=reason is None,
+            reason=reason,
+        )
+
+    @torch.no_grad()
+    def _load(self, state: State) -> None:
+        for name, parameter in self._learned.items():
+            parameter.copy_(state[name])
+
+
+def _check(network: nn.Module, images: Tensor, config: AdaptationConfig) -> None:
+    if images.ndim != 4 or not len(images) or not images.is_floating_point():
+        raise AdaptationError(
+            "images: expected at least one, floating, [N, C, H, W], "
+            f"found {list(images.shape)} {images.dtype}"
+        )
+    if not bool(torch.isfinite(images).all()):
+        bad = [index for index, image in enumerate(images) if not bool(torch.isfinite(image).all())]
+        raise AdaptationError(
+            f"images: {len(bad)} of {len(images)} have values that are not finite, first image {bad[0]}"
+        )
+    layers = routed_layers(network).values()
+    if not layers:
+        raise AdaptationError(
+            f"expected a routed network (see `route`), found a plain {type(network).__name__}"
+        )
+    if len(next(iter(layers)).experts) > 1:  # one expert alone needs no router of either kind
+        found = "pooled" if any(isinstance(layer.router, PooledRouter) for layer in layers) else "direct"
+        if found != config.router:
+            raise AdaptationError(
+                f"adaptation: router: the configuration says '{config.router}', the network was routed with "
+                f"'{found}'; route it as configured"
+            )

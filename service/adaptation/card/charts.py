@@ -1,0 +1,121 @@
+"""Curves as inline SVG in the page's own colours, so that they follow it from light to dark.
+
+Drawn by hand, and holding numbers only: a plotting library would bring its memory into the API, and colours
+that are fixed when the page is made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+WIDTH = 640
+_ROW, _BAR, _LEFT, _RIGHT = 26, 16, 170, 60
+_LONGEST_NAME = 24
+
+
+def bars(shares: Mapping[str, float], own: str = "own") -> Markup:
+    """One bar per name, in order, its length the share of 1; the one called `own` stands apart in colour.
+
+    Empty without shares. Names may come from anybody: they are escaped, and cut where they are long.
+    """
+    if not shares:
+        return Markup("")
+    parts = []
+    for row, (name, share) in enumerate(shares.items()):
+        top, length = row * _ROW + (_ROW - _BAR) / 2, round(share * (WIDTH - _LEFT - _RIGHT), 2)
+        shown = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
+        parts.append(
+            f'<g><title>{escape(name)}: {share:.2%}</title><text class="y" x="{_LEFT - 8}" y="{top + 12:g}">'
+            f'{escape(shown)}</text><rect class="{"own" if name == own else "bar"}" x="{_LEFT}" y="{top:g}" '
+            f'width="{length:g}" height="{_BAR}" rx="2"/><text class="share" x="{_LEFT + length + 7:g}" '
+            f'y="{top + 12:g}">{share:.1%}</text></g>'
+        )
+    said = escape(", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
+    return Markup(
+        f'<svg viewBox="0 0 {WIDTH} {len(shares) * _ROW}" role="img" aria-label="{said}">'
+        f"{''.join(parts)}</svg>"
+    )
+
+
+WIDTH, HEIGHT = 420, 190
+_LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 34
+_MOST_LABELS = 10
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point that means something: the `chosen` epoch, or an `unsafe` one."""
+
+    epoch: int
+    kind: str
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Linear from [low, high] to pixels [begin, end]."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value."""
+        span = self.high - self.low or 1.0
+        return round(self.begin + (value - self.low) / span * (self.end - self.begin), 2)
+
+
+def ticks(low: float, high: float, count: int = 4) -> list[float]:
+    """Round numbers (1, 2 or 5 times a power of ten apart) from at or below `low` to at or above `high`."""
+    if not high > low:
+        low, high = low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
+    rough = (high - low) / count
+    magnitude = 10.0 ** math.floor(math.log10(rough))
+    step = next(step * magnitude for step in (1, 2, 5, 10) if step * magnitude >= rough * (1 - 1e-9))
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [number * step for number in range(first, last + 1)]
+
+
+def curve(points: Sequence[tuple[int, float | None]], marks: Sequence[Mark] = ()) -> Markup:
+    """Values over epochs as an `<svg>`; a value that is missing or not finite leaves a gap."""
+    drawn = [(epoch, value) for epoch, value in points if value is not None and math.isfinite(value)]
+    if not drawn:
+        return Markup("")
+    values = [value for _, value in drawn]
+    levels = ticks(min(values), max(values))
+    x = Scale(points[0][0], points[-1][0], _LEFT, WIDTH - _RIGHT)
+    y = Scale(levels[0], levels[-1], HEIGHT - _BOTTOM, _TOP)
+    parts = [
+        f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y(level)}" y2="{y(level)}"/>'
+        f'<text class="y" x="{_LEFT - 7}" y="{y(level) + 3.5}">{level:.4g}</text>'
+        for level in levels
+    ]
+    stride = -(-len(points) // _MOST_LABELS)
+    parts += [
+        f'<text class="x" x="{x(epoch)}" y="{HEIGHT - _BOTTOM + 16}">{epoch}</text>'
+        for epoch, _ in points[::stride]
+    ]
+    parts += [f'<polyline class="curve" points="{piece}"/>' for piece in _pieces(points, x, y)]
+    known = dict(drawn)
+    parts += [
+        f'<circle class="{mark.kind}" cx="{x(mark.epoch)}" cy="{y(known[mark.epoch])}" r="4.5"/>'
+        for mark in marks
+        if mark.epoch in known
+    ]
+    parts.append(f'<text class="x" x="{(WIDTH + _LEFT) / 2}" y="{HEIGHT - 3}">epoch</text>')
+    return Markup(f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-hidden="true">{"".join(parts)}</svg>')
+
+
+def _pieces(points: Sequence[tuple[int, float | None]], x: Scale, y: Scale) -> list[str]:
+    pieces: list[list[str]] = [[]]
+    for epoch, value in points:
+        if value is None or not math.isfinite(value):
+            pieces.append([])
+        else:
+            pieces[-1].append(f"{x(epoch)},{y(value)}")
+    # A point between two gaps would be a line of no length, which is not drawn: it goes there and back.
+    return [" ".join(piece * 2 if len(piece) == 1 else piece) for piece in pieces if piece]

@@ -1,0 +1,233 @@
+"""From a job's record, its events, its files and the store to its card.
+
+What is in the JSON columns was written by a worker, perhaps one of another version: what is not there, or is
+not what it should be, is left out of the card.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from model_store.artefact import Artefact
+from model_store.errors import StoreError
+from model_store.store import Store
+from service.adaptation.card.model import Card, Check, Coefficients, Decision, Epoch, Gate, Picking, Picture
+from service.context import Context
+from service.database import Assignment, Job
+from service.jobs import records
+from service.jobs.files import JobFolder
+from service.kinds import kind_of
+from service.kinds.routing_space import ROUTING_SPACE
+from service.serving.assignments import assignment
+
+_BOUNDS = {"at least": "≥", "above": ">", "at most": "≤"}
+_LINEAGE = ("method", "sites", "rounds", "seed")
+
+
+def read_card(context: Context, job_id: str) -> Card:
+    """Everything that is known of a job by now. Reads database, store and disk: call it in a thread.
+
+    Raises:
+        JobUnknown: there is no such job.
+    """
+    with context.database.read() as session:
+        job = records.get(session, job_id)
+        epochs = [event.data for event in records.events_of_type(session, job_id, "epoch")]
+        gates = [event.data for event in records.events_of_type(session, job_id, "gate")]
+        warnings = records.warnings_of(session, job_id)
+        decisions = _decisions(session, job)
+    candidate, parent = _candidate(context.store, job), _parent(context.store, job)
+    kind = None if parent is None else kind_of(parent)
+    words = (kind or ROUTING_SPACE).words
+    lineage = None if candidate is None else candidate.manifest.lineage
+    details: Mapping[str, Any] = {} if lineage is None else lineage.details
+    result = {**details, **(job.result or {})}
+    best = result.get("best_epoch")
+    used = details.get("coefficients") or next(
+        (data.get("coefficients") for data in reversed(epochs) if data.get("coefficients")), None
+    )
+    return Card(
+        job=job.id,
+        kind=job.kind,
+        state=job.state,
+        model=job.model if parent is None else str(parent),
+        hospital=job.hospital,
+        reason=job.reason,
+        stage=_stage(job.progress),
+        attempt=job.attempt,
+        created=job.created_at,
+        started=job.started_at,
+        finished=job.finished_at,
+        candidate=f"{job.candidate_name}@{job.candidate_version}" if job.candidate_name else None,
+        candidate_digest=job.candidate_digest,
+        candidate_withdrawn=_withdrawn(context.store, job),
+        parent_digest=job.parent,
+        scans=_count(result.get("scans")),
+        images=_count(result.get("images")),
+        best_epoch=best if isinstance(best, int) else None,
+        epochs=_epochs(epochs, tuple(words.parts)),
+        coefficients=_coefficients(used),
+        picking=_picking(result),
+        attention=_attention(result.get("attention")),
+        gate=_gate(job.gate or (gates[-1] if gates else None)),
+        pictures=_pictures(JobFolder(context.settings.state_dir, job.id)),
+        warnings=tuple(warnings),
+        decisions=decisions,
+        options=job.options,
+        lineage={} if lineage is None else {name: getattr(lineage, name) for name in _LINEAGE},
+        words=words,
+    )
+
+
+def _candidate(store: Store, job: Job) -> Artefact | None:
+    """The version that the job made, withdrawn or not; None where it cannot be read."""
+    return _version(store, job.candidate_name, job.candidate_digest) if job.candidate_name else None
+
+
+def _version(store: Store, name: str, digest: str | None) -> Artefact | None:
+    try:
+        versions = store.versions(name)
+    except StoreError:
+        return None
+    return next((v.artefact for v in versions if v.artefact.digest == digest), None)
+
+
+def _withdrawn(store: Store, job: Job) -> str | None:
+    if job.candidate_name is None or job.candidate_version is None:
+        return None
+    tombstone = store.tombstone(job.candidate_name, job.candidate_version)
+    return None if tombstone is None else f"{tombstone.reason} ({tombstone.actor})"
+
+
+def _parent(store: Store, job: Job) -> Artefact | None:
+    """What the job began with, withdrawn or not; None where it cannot be read."""
+    return _version(store, job.model, job.parent)
+
+
+def _decisions(session: Session, job: Job) -> tuple[Decision, ...]:
+    if job.hospital is None or job.candidate_digest is None:
+        return ()
+    current = assignment(session, job.hospital, job.model)
+    rows = session.scalars(
+        select(Assignment)
+        .where(Assignment.hospital == job.hospital, Assignment.digest == job.candidate_digest)
+        .order_by(Assignment.sequence)
+    )
+    return tuple(
+        Decision(
+            sequence=row.sequence,
+            at=row.at,
+            actor=row.actor,
+            reason=row.reason,
+            override=row.override,
+            in_force=current is not None and row.id == current.id,
+        )
+        for row in rows
+    )
+
+
+def _stage(progress: Mapping[str, Any]) -> str | None:
+    stage, epoch, epochs = (progress.get(name) for name in ("stage", "epoch", "epochs"))
+    if not stage:
+        return None
+    return f"{stage}, epoch {epoch} of {epochs}" if epoch is not None and epochs is not None else str(stage)
+
+
+def _epochs(found: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> tuple[Epoch, ...]:
+    # An attempt that goes on from a checkpoint may say an epoch again: the last word counts.
+    by_number = {data["epoch"]: data for data in found if isinstance(data.get("epoch"), int)}
+    return tuple(
+        Epoch(
+            epoch=number,
+            loss=_float(data.get("loss")),
+            parts={name: _float(data[name]) for name in parts if name in data},
+            foreground=_float(data.get("foreground")),
+            agreement=_float(data.get("agreement")),
+            safe=data.get("safe") is not False,
+            reason=data.get("reason") or None,
+        )
+        for number, data in sorted(by_number.items())
+    )
+
+
+def _coefficients(found: Any) -> Coefficients | None:
+    """None unless it is a table of numbers, as wide as there are models and as long as there are layers."""
+    try:
+        layers, models = tuple(map(str, found["layers"])), tuple(map(str, found["models"]))
+        values = tuple(tuple(float(value) for value in layer) for layer in found["values"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    whole = len(values) == len(layers) and {len(layer) for layer in values} == {len(models)}
+    finite = all(math.isfinite(value) and value >= 0 for layer in values for value in layer)
+    return Coefficients(layers, models, values) if whole and finite and models else None
+
+
+def _attention(found: Any) -> Mapping[str, float]:
+    """Empty unless it is shares by source."""
+    if not isinstance(found, Mapping):
+        return {}
+    shares = {str(source): _float(share) for source, share in found.items()}
+    known = {source: share for source, share in shares.items() if share is not None and 0 <= share <= 1}
+    return known if len(known) == len(shares) else {}
+
+
+def _picking(result: Mapping[str, Any]) -> Picking | None:
+    """None unless a cluster was picked, and it is told from which by what."""
+    try:
+        sites = {str(name): tuple(map(str, found)) for name, found in result["sites"].items()}
+        costs = {
+            str(criterion): {name: _float(found.get(name)) for name in sites}
+            for criterion, found in result["costs"].items()
+        }
+        return Picking(str(result["cluster"]), str(result["options"]["criterion"]), sites, costs)
+    except (AttributeError, KeyError, TypeError):
+        return None
+
+
+def _gate(found: Mapping[str, Any] | None) -> Gate | None:
+    if not found or not isinstance(found.get("passed"), bool):
+        return None
+    checks = [check for check in found.get("checks", ()) if isinstance(check, dict)]
+    return Gate(found["passed"], tuple(_check(check) for check in checks))
+
+
+def _check(found: Mapping[str, Any]) -> Check:
+    value, limit, passed = _float(found.get("value")), _float(found.get("limit")), found.get("passed")
+    bound = _BOUNDS.get(str(found.get("bound")), "")
+    # What was not measured counts for nothing; but a value that is no number has failed, and stays failed.
+    unmeasured = value is None and passed is not False
+    return Check(
+        name=str(found.get("name", "")).replace("_", " "),
+        meaning=str(found.get("meaning", "")),
+        value=value,
+        limit="–" if limit is None else f"{bound} {limit:.4g}".strip(),
+        passed=None if unmeasured or not isinstance(passed, bool) else passed,
+    )
+
+
+def _pictures(folder: JobFolder) -> tuple[tuple[Picture, ...], ...]:
+    """By scan `<scan>-before.png`, `<scan>-after.png` and `<scan>-drawn.png`, if it is there; a scan of which
+    one of the first two has expired in between is left out."""
+    found = []
+    for place in sorted(folder.pictures.glob("*-before.png")):
+        scan = place.name.removesuffix("-before.png")
+        pictures = {
+            when: folder.read(place.with_name(f"{scan}-{when}.png")) for when in ("before", "after", "drawn")
+        }
+        if pictures["before"] is not None and pictures["after"] is not None:
+            shown = ((when, content) for when, content in pictures.items() if content is not None)
+            found.append(tuple(Picture(f"scan {scan}, {when}", content) for when, content in shown))
+    return tuple(found)
+
+
+def _float(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _count(value: Any) -> int | None:
+    return value if isinstance(value, int) else None

@@ -1,0 +1,173 @@
+"""From a request for an adaptation to its job: the part that runs in a thread, once the body was received."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from sqlalchemy.orm import Session
+
+from model_store.artefact import Artefact
+from service.catalog.version import resolve_parent
+from service.cohorts import cohorts
+from service.context import Context
+from service.database import Job
+from service.http.parameters import COHORT_ID
+from service.http.problems import Problem
+from service.http.uploads.spool import Upload
+from service.http.validation import valid
+from service.jobs import records, submission
+from service.kinds import AdaptableKind, kind_of
+from service.serving.assignments import registered
+
+
+class AdaptationRequest(BaseModel):
+    """What to adapt, and how."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = Field(
+        None,
+        max_length=256,
+        description="`name`, `name@3` or `name@sha256:…` of a model that can be adapted; without a version, "
+        "the one that serves the hospital or that its version was made from, else the newest. May be left "
+        "out when one model is offered.",
+    )
+    options: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class CohortAdaptation(AdaptationRequest):
+    """The same, on the scans of a cohort."""
+
+    cohort: str = Field(pattern=COHORT_ID, description="Its scans are all used, and stay as they are.")
+
+
+def check_place(context: Context, hospital: str, key: str | None) -> None:
+    """Refuse what is known to be refused before a single scan was received.
+
+    A key that made a job passes: that job is the answer, however many wait.
+
+    Raises:
+        HospitalUnknown, QueueFull.
+    """
+    with context.database.read() as session:
+        registered(session, hospital)
+        if key is None or records.of_key(session, hospital, key) is None:
+            records.check_queue(session, context.settings)
+
+
+@dataclass(frozen=True)
+class Accepting:
+    """One request. `uploads` and their `formats` are there when the scans came with it."""
+
+    context: Context
+    hospital: str
+    asked: AdaptationRequest
+    key: str | None
+    request_id: str
+    uploads: list[Upload] = field(default_factory=list)
+    formats: list[str] = field(default_factory=list)
+
+    def is_new(self) -> bool:
+        """Whether its scans are to be decoded: not where its key made a job before. Raises as `make`."""
+        new = self._before() is None
+        if new:
+            self._asked_of()
+        return new
+
+    def make(self) -> tuple[str, bool]:
+        """Make the job, or find the one that this idempotency key made: (id, whether it is new).
+
+        Raises:
+            Problem: 422 for a model that cannot be adapted, or a cohort that it cannot be adapted to.
+            RequestValidationError: options that this kind of model does not take.
+            HospitalUnknown, CohortError, IdempotencyConflict, QueueFull, StoreError.
+        """
+        database = self.context.database
+        before = self._before()
+        if before is not None:
+            return before, False
+        parent, kind, options = self._asked_of()
+        if isinstance(self.asked, CohortAdaptation):
+            return self._submit(parent, kind, options, self.asked.cohort)
+        with database.write() as session:
+            cohort = cohorts.create(
+                session, self.context.settings, self.hospital, "sent with its adaptation"
+            ).id
+        created = False
+        try:
+            self._store(cohort)
+            job, created = self._submit(parent, kind, options, cohort)
+        finally:
+            if not created:
+                # Refused, or the same request came twice at once and the other one was first.
+                cohorts.remove(database, self.context.settings, self.hospital, cohort)
+        return job, created
+
+    def _before(self) -> str | None:
+        """The job that this idempotency key made before."""
+        with self.context.database.read() as session:
+            registered(session, self.hospital)
+            if self.key is None:
+                return None
+            before = records.replayed(session, self.hospital, self.key, self._fingerprint())
+            return None if before is None else before.id
+
+    def _asked_of(self) -> tuple[Artefact, AdaptableKind, dict[str, Any]]:
+        """What is to be adapted, of which kind it is, and the options as that takes them."""
+        parent = resolve_parent(self.context, self.asked.model, self.hospital)
+        kind = kind_of(parent)
+        assert kind is not None
+        return parent, kind, valid(kind.options, self.asked.options, "options").model_dump(mode="json")
+
+    def _fingerprint(self) -> str:
+        scans = [upload.sha256 for upload in self.uploads]
+        return submission.fingerprint({"scans": scans, **self.asked.model_dump(mode="json")})
+
+    def _store(self, cohort: str) -> None:
+        for number, (upload, found) in enumerate(zip(self.uploads, self.formats, strict=True), start=1):
+            cohorts.add_scan(
+                self.context.database,
+                self.context.settings,
+                self.hospital,
+                cohort,
+                f"{number:04d}",
+                upload,
+                found,
+            )
+
+    def _submit(
+        self, parent: Artefact, kind: AdaptableKind, options: Mapping[str, Any], cohort: str
+    ) -> tuple[str, bool]:
+        def create(session: Session) -> Job:
+            cohorts.usable(session, self.hospital, cohort, lock=True)
+            if not cohorts.totals(session, [cohort]):
+                raise Problem(
+                    422,
+                    "cohort-empty",
+                    "There is no scan to adapt to",
+                    f"Cohort {cohort} has no scans: PUT /hospitals/{self.hospital}/cohorts/{cohort}/scans/"
+                    "NAME adds one.",
+                )
+            kind.check(session, parent, cohort)
+            return records.create(
+                session,
+                self.context.settings,
+                kind="adaptation",
+                hospital=self.hospital,
+                model=parent.name,
+                parent=parent.digest,
+                cohort=cohort,
+                options=options,
+                idempotency_key=self.key,
+                fingerprint=self._fingerprint(),
+                request_id=self.request_id,
+            )
+
+        database = self.context.database
+        job, created = submission.create_once(database, self.hospital, self.key, self._fingerprint(), create)
+        if created:
+            submission.send(database, self.context.queue, job.id)
+        return job.id, created

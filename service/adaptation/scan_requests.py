@@ -1,0 +1,190 @@
+"""`personalization=scan`: a model is adapted to this one scan, by a job whose result is the mask.
+
+What can be refused is refused at once, as for every other scan: what cannot be read, what does not fit the
+task, what the guard is to refuse, an output that the scan cannot have. What is accepted is a job, on the disk
+before it is answered. Nothing is kept of it but the result, until that expires.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from contextlib import suppress
+from dataclasses import dataclass
+
+from anyio import to_thread
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+from starlette.requests import ClientDisconnect, Request
+
+from model_store.artefact import Artefact
+from model_store.guard import check, summarise
+from model_store.manifest import ModelManifest, RoutingSpaceManifest
+from model_store.preprocessing import check_restorable, prepare
+from model_store.scan import decode
+from service.catalog.version import contradiction, resolve_parent
+from service.context import Context
+from service.database import Job, in_turn
+from service.http.problems import Problem
+from service.http.uploads.spool import Upload
+from service.jobs import records
+from service.jobs.files import JobFolder
+from service.jobs.states import TERMINAL
+from service.jobs.submission import send
+from service.kinds import kind_of
+from service.prediction.answer import check_routing, obey_guard
+from service.prediction.options import SegmentOptions
+from service.prediction.output import choose_output
+from service.settings import Settings, scan_limits
+
+# Often enough to be hardly noticed beside an adaptation, seldom enough to cost nothing.
+_FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.05, 0.5
+
+
+@dataclass(frozen=True)
+class ScanRequest:
+    """A scan to be segmented by a model adapted to it, and who asks how."""
+
+    context: Context
+    request_id: str
+    options: SegmentOptions
+    upload: Upload
+
+    async def submit(self) -> str:
+        """Accept it: the id of a job that is on the disk, and was sent to the workers.
+
+        Raises:
+            Problem: 422 for what contradicts itself or cannot be adapted, 507 for a full disk.
+            HospitalUnknown, StoreError, ScanError: as for every scan.
+            QueueFull: too many jobs wait already.
+        """
+        if self.options.site is not None:
+            raise contradiction(
+                "`site` belongs to personalization=member, found personalization=scan; leave one of them out."
+            )
+        space = await to_thread.run_sync(self._space)
+        await to_thread.run_sync(self._check, space, limiter=self.context.decoding)
+        return await to_thread.run_sync(self._keep, space)
+
+    def _space(self) -> Artefact:
+        options = self.options
+        found = resolve_parent(self.context, options.model, options.hospital, "segmentation")
+        kind = kind_of(found)
+        if kind is None or not kind.by_scan:
+            raise Problem(
+                422,
+                "not-adaptable",
+                "This kind of artefact cannot be adapted to one scan",
+                f"'{found}' is of kind {found.manifest.kind}: ask without personalization=scan, or name a "
+                "routing-space.",
+            )
+        check_routing(options, found)
+        return found
+
+    def _check(self, space: Artefact) -> None:
+        """Refuse now what the worker would refuse later."""
+        manifest = _global_manifest(self.context, space)
+        scan = decode(self.upload.read(), scan_limits(self.context.settings))
+        choose_output(self.options.output, scan)
+        prepared = prepare(scan, manifest.task)
+        check_restorable(prepared.geometry, manifest.task)
+        warnings = check(summarise(scan, prepared), manifest.statistics, manifest.task)
+        obey_guard(self.options, warnings, manifest.task.name)
+
+    def _keep(self, space: Artefact) -> str:
+        context, job_id = self.context, records.new_id()
+        folder = JobFolder(context.settings.state_dir, job_id)
+        try:
+            # The file first: a job whose scan is not there could not be done.
+            folder.write(folder.input, self.upload.read())
+            with context.database.write() as session:
+                _check_room(session, context.settings, self.upload.size)
+                records.create(
+                    session,
+                    context.settings,
+                    kind="scan",
+                    hospital=self.options.hospital,
+                    model=space.name,
+                    parent=space.digest,
+                    cohort=None,
+                    options=self.options.model_dump(mode="json"),
+                    job_id=job_id,
+                    request_id=self.request_id,
+                )
+        except OSError as error:
+            folder.delete()
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise Problem(
+                507, "disk-full", "No room for the scan", "The service's disk is full; send the scan later."
+            ) from error
+        except BaseException:
+            folder.delete()
+            raise
+        send(context.database, context.queue, job_id)
+        return job_id
+
+
+async def wait_for(request: Request, context: Context, job_id: str, seconds: float) -> Job:
+    """The job, once it is over or `seconds` have passed. Nothing blocks the event loop.
+
+    Raises:
+        ClientDisconnect: the client went away. Nobody else knows of the job, so it is cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    deadline, pause = loop.time() + seconds, _FIRST_LOOK_SECONDS
+    while True:
+        job = await to_thread.run_sync(_look, context, job_id)
+        left = deadline - loop.time()
+        if job.state in TERMINAL or left <= 0:
+            return job
+        if await request.is_disconnected():
+            await to_thread.run_sync(_cancel, context, job_id)
+            raise ClientDisconnect
+        await asyncio.sleep(min(pause, left))
+        pause = min(2 * pause, _LOOK_SECONDS)
+
+
+def _check_room(session: Session, settings: Settings, size: int) -> None:
+    """Raise Problem 507 unless so many bytes more may wait: scans of jobs are bounded as cohorts' are."""
+    in_turn(session, records.QUEUE)
+    unfinished = select(Job.id).where(Job.kind == "scan", Job.state.not_in(TERMINAL))
+    waiting = 0
+    for job_id in session.scalars(unfinished):
+        # One that is over by now has none any more.
+        with suppress(FileNotFoundError):
+            waiting += JobFolder(settings.state_dir, job_id).input.stat().st_size
+    quota = settings.cohort_quota_bytes
+    if waiting + size > quota:
+        if size > quota:
+            detail = (
+                f"The scan has {size} bytes, and all that wait for a worker may have {quota} together: a "
+                "larger one needs a larger LOCUM_COHORT_QUOTA_BYTES."
+            )
+        else:
+            detail = (
+                f"The scans that wait for a worker have {waiting} bytes, and {size} more are beyond the "
+                f"{quota} of LOCUM_COHORT_QUOTA_BYTES: send it again when GET /jobs?state=queued names fewer."
+            )
+        raise Problem(507, "no-room", "No room for the scan", detail)
+
+
+def _look(context: Context, job_id: str) -> Job:
+    with context.database.read() as session:
+        return records.get(session, job_id)
+
+
+def _cancel(context: Context, job_id: str) -> None:
+    with context.database.write() as session:
+        job = records.cancel(session, job_id)
+    if job.state == "cancelled":
+        # No worker will clear up after it.
+        JobFolder(context.settings.state_dir, job_id).delete()
+
+
+def _global_manifest(context: Context, space: Artefact) -> ModelManifest:
+    manifest = space.manifest
+    assert isinstance(manifest, RoutingSpaceManifest)
+    model = context.store.by_digest(manifest.global_model).manifest
+    assert isinstance(model, ModelManifest)
+    return model

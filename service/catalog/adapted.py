@@ -1,0 +1,113 @@
+"""Adapted versions: whose they are, what they were made from, and what their gate said.
+
+An adapted version is a `model` that a job made for one hospital from an artefact of the federation, under a
+name of its own (`brain.at-dune`). Its parent is in its lineage; its gate's verdict in the job that made it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import select
+from sqlalchemy.orm import Session
+
+from model_store.artefact import Artefact
+from model_store.errors import ReferenceNotFound
+from model_store.manifest import ModelManifest
+from model_store.store import Store
+from service.database import Job
+from service.http.problems import Problem
+from service.kinds import ADAPTABLE, kind_of
+
+_LONGEST = 128
+_DIGITS = 8
+
+
+def adapted_name(model: str, hospital: str) -> str:
+    """`brain.at-dune`; where that is too long for a name, cut, and told apart by eight digits of its hash."""
+    name = f"{model}.at-{hospital}"
+    if len(name) <= _LONGEST:
+        return name
+    digits = hashlib.sha256(name.encode()).hexdigest()[:_DIGITS]
+    return f"{name[: _LONGEST - _DIGITS - 1]}-{digits}"
+
+
+def adapted_for(artefact: Artefact) -> str | None:
+    """The hospital that a version was adapted for; None for every other artefact."""
+    manifest = artefact.manifest
+    return manifest.hospital if isinstance(manifest, ModelManifest) else None
+
+
+def parent_behind(store: Store, artefact: Artefact) -> Artefact:
+    """What an adapted version was made from: an artefact of a kind that can be adapted.
+
+    Raises:
+        ArtefactWithdrawn: it was withdrawn.
+        ReferenceNotFound: it is not in the store.
+    """
+    for digest in artefact.manifest.lineage.parents:
+        parent = store.by_digest(digest)
+        if kind_of(parent) is not None:
+            return parent
+    raise ReferenceNotFound(
+        f"'{artefact}' names none of its parents that could be adapted "
+        f"({', '.join(artefact.manifest.lineage.parents) or 'none'}): copy the one it was made from into the "
+        "store, or adapt anew"
+    )
+
+
+def job_of(session: Session, digest: str) -> Job | None:
+    """The job that made the version with this digest; None where this database knows of none."""
+    query = select(Job).where(Job.candidate_digest == digest).order_by(Job.created_at.desc()).limit(1)
+    return session.scalars(query).first()
+
+
+def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
+    """Whether the gate has to be overridden for this adapted version to be assigned.
+
+    Raises:
+        Problem: 409 with the gate's checks, when it did not pass and `override` is false.
+    """
+    job = job_of(session, artefact.digest)
+    gate: Mapping[str, Any] = {} if job is None or job.gate is None else job.gate
+    if gate.get("passed") is True:
+        return False
+    if not override:
+        failed = [str(check.get("name")) for check in gate.get("checks", ()) if check.get("passed") is False]
+        found = (
+            f"it failed: {', '.join(failed) or 'no check in particular'}"
+            if gate
+            else "no verdict is recorded"
+        )
+        raise Problem(
+            409,
+            "gate-refused",
+            "The gate does not let this candidate serve",
+            f"'{artefact}' has not passed its gate ({found}). "
+            f"{'' if job is None else f'Look at its card, /jobs/{job.id}/card; '}to assign it all the same, "
+            "say override=true: it is recorded with actor and reason.",
+            job=None if job is None else job.id,
+            gate=gate or None,
+        )
+    return True
+
+
+def adaptable(store: Store, offered: Artefact) -> Artefact:
+    """What is to be adapted: the artefact itself, or the one behind an adapted version.
+
+    Raises:
+        Problem: 422 for an artefact of another kind.
+    """
+    if adapted_for(offered) is not None:
+        return parent_behind(store, offered)
+    if kind_of(offered) is not None:
+        return offered
+    raise Problem(
+        422,
+        "not-adaptable",
+        "This kind of artefact cannot be adapted",
+        f"'{offered}' is of kind {offered.manifest.kind}, expected "
+        f"{'; or '.join(f'a {kind.name}: {kind.what}' for kind in ADAPTABLE.values())}.",
+    )

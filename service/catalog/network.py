@@ -1,0 +1,199 @@
+"""Which network answers: from what the request asks for to one artefact of kind `model`.
+
+The version: the one named in the reference; else the one assigned to the hospital; else the newest that is
+not withdrawn. Within it, whose model:
+
+    hospital the version that was adapted to the hospital and assigned to it
+    member   the site's own; `site` names it, else the hospital's own site
+    cluster  the one that `cluster` names, else that of the hospital's own site
+    global   the federation's
+    auto     the hospital's adapted version, if one is assigned; else the member model of the hospital's site,
+             if the hospital is a member and the version has one; else that of its cluster; else the global
+             model
+    scan     that of each scan: an ssf-pool adapts its one network to every scan by itself, and offers nothing
+             else, so that it is `auto` there too. Other kinds are adapted to a scan by a job
+
+Where an adapted version is assigned, `global` and `member` are those of the artefact it was made from.
+An adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
+looked at. An assigned version that was withdrawn is refused, never replaced silently: somebody has to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+from urllib.parse import quote
+
+from model_store.artefact import Artefact
+from model_store.manifest import ModelManifest, NetworkManifest, SsfPoolManifest
+from model_store.task import Kind
+from service.catalog.adapted import parent_behind
+from service.catalog.parts import Asked, Personalization, choose
+from service.catalog.version import Offered, contradiction, offered
+from service.context import Context
+from service.http.problems import Problem
+
+__all__ = ["Personalization", "Selection", "adapts_itself", "resolve"]
+
+ZERO_SHOT = "zero-shot"
+ZERO_SHOT_SAYS = (
+    "zero-shot: not a hospital's own query stage and adapter answer here but shared ones, which is where "
+    "joining starts from and no substitute for it (the method's authors report a Dice of 0.07 for such use, "
+    "Locum's own benchmark 0.05 and 0.01). Do not rely on this mask; a hospital joins with masks of some of "
+    "its scans: POST /hospitals/HOSPITAL/adaptations"
+)
+FLAGGED = "descends-from-withdrawn"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The answer: `offered` is what was asked for, `model` the network inside it, `why` says how it came.
+
+    `flagged` are the withdrawn artefacts that `offered` descends from.
+    """
+
+    offered: Artefact
+    model: Artefact
+    personalization: str
+    site: str | None
+    why: str
+    hospital: str | None = None
+    cluster: str | None = None
+    flagged: tuple[str, ...] = ()
+
+    @property
+    def manifest(self) -> NetworkManifest:
+        """The manifest of the network that answers."""
+        manifest = self.model.manifest
+        assert isinstance(manifest, ModelManifest | SsfPoolManifest)
+        return manifest
+
+    @property
+    def warnings(self) -> Mapping[str, str]:
+        """What to beware of in this choice, whatever the scan: a sentence each, by a short name in ASCII."""
+        found = {}
+        if self.offered.manifest.kind == "cross-attention" and self.personalization == "global":
+            found[ZERO_SHOT] = ZERO_SHOT_SAYS
+        if self.flagged:
+            found[FLAGGED] = (
+                f"'{self.offered}' was made from {', '.join(self.flagged)}, withdrawn since (GET "
+                "/models/NAME says by whom and why): decide whether it may go on answering, or assign "
+                "another version"
+            )
+        return found
+
+    @property
+    def header(self) -> str:
+        """For `Locum-Personalization`: `global`, `member; site=CS`, `cluster; cluster=2` or
+        `hospital; hospital=dune`."""
+        about = {"site": self.site, "cluster": self.cluster, "hospital": self.hospital}
+        named = [f"{name}={quote(value, safe='')}" for name, value in about.items() if value is not None]
+        return "; ".join([self.personalization, *named])
+
+
+def resolve(
+    context: Context,
+    model: str | None = None,
+    hospital: str | None = None,
+    personalization: Personalization | Literal["scan"] = "auto",
+    site: str | None = None,
+    cluster: str | None = None,
+    kind: Kind | None = None,
+) -> Selection:
+    """Choose the network. Reads the store and the database: call it in a thread.
+
+    Raises:
+        Problem: 422 for parameters that contradict each other, or a model for a task of another `kind`, 404
+            for a site, a cluster or an adapted version that is not there.
+        HospitalUnknown: nobody registered it.
+        StoreError: the reference does not open.
+    """
+    found = _resolved(context, model, hospital, personalization, site, cluster, kind)
+    return replace(found, flagged=context.store.flagged(found.offered))
+
+
+def _resolved(
+    context: Context,
+    model: str | None,
+    hospital: str | None,
+    personalization: Personalization | Literal["scan"],
+    site: str | None,
+    cluster: str | None,
+    kind: Kind | None,
+) -> Selection:
+    for name, value, belongs in (("site", site, "member"), ("cluster", cluster, "cluster")):
+        if value is not None and personalization != belongs:
+            raise contradiction(
+                f"`{name}` belongs to personalization={belongs}, found personalization={personalization}; "
+                "leave one of them out."
+            )
+    found = offered(context, model, hospital, kind)
+    artefact, owner, why = found.artefact, found.owner, found.why
+    if isinstance(artefact.manifest, SsfPoolManifest):
+        return _by_itself(found, personalization)
+    if personalization == "scan":
+        raise contradiction(
+            f"'{artefact}' is of kind {artefact.manifest.kind}, which adapts to no scan by itself: expected "
+            "an ssf-pool with personalization=scan; leave it out, or ask for another model."
+        )
+    if owner is not None and personalization in ("auto", "hospital"):
+        return Selection(artefact, artefact, "hospital", None, f"{why}; adapted to hospital '{owner}'", owner)
+    if personalization == "hospital":
+        raise _no_adapted_version(found)
+    if owner is not None:
+        if found.cause == "named":
+            raise contradiction(
+                f"'{artefact}' is one network, adapted to hospital '{owner}': expected personalization=auto "
+                f"or hospital with it, found {personalization}; or name the model that it was made from."
+            )
+        artefact, why = parent_behind(context.store, artefact), f"what {why} was made from"
+    chosen = choose(artefact, Asked(personalization, site, cluster, hospital, found.home))
+    network = artefact if chosen.digest == artefact.digest else context.store.by_digest(chosen.digest)
+    if not isinstance(network.manifest, ModelManifest):
+        raise Problem(
+            422,
+            "unknown-kind",
+            "Cannot be served",
+            f"'{network}' is of kind {network.manifest.kind}, expected a model; publish it again.",
+        )
+    return Selection(
+        artefact,
+        network,
+        chosen.personalization,
+        chosen.site,
+        f"{why}; {chosen.why}",
+        cluster=chosen.cluster,
+    )
+
+
+def adapts_itself(context: Context, model: str | None, hospital: str | None, kind: Kind) -> bool:
+    """Whether what is offered adapts to a scan on the spot, without a job. Raises as `resolve`."""
+    return isinstance(offered(context, model, hospital, kind).artefact.manifest, SsfPoolManifest)
+
+
+def _by_itself(found: Offered, personalization: str) -> Selection:
+    if personalization not in ("auto", "scan"):
+        raise contradiction(
+            f"'{found.artefact}' is an ssf-pool, which adapts to every scan by itself: expected "
+            f"personalization=scan or auto with it, found {personalization}; or name another model."
+        )
+    why = f"{found.why}; it adapts itself to each scan, by entries of its pool"
+    return Selection(found.artefact, found.artefact, "scan", None, why)
+
+
+def _no_adapted_version(found: Offered) -> Problem:
+    if found.hospital is None:
+        return contradiction("personalization=hospital needs `hospital`; name it, or leave both out.")
+    if found.cause == "named":
+        return contradiction(
+            f"personalization=hospital takes the version assigned to hospital '{found.hospital}', but "
+            f"'{found.artefact}' was named, which was adapted to nobody; leave the version out."
+        )
+    return Problem(
+        404,
+        "no-adapted-version",
+        "Nothing was adapted to this hospital",
+        f"No adapted version of '{found.artefact.name}' is assigned to hospital '{found.hospital}': ask with "
+        f"personalization=auto, or adapt and assign one (POST /hospitals/{found.hospital}/adaptations).",
+    )

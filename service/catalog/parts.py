@@ -1,0 +1,187 @@
+"""Within a version, whose model answers: what the artefact offers, and which of it a request means."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from model_store.artefact import Artefact
+from model_store.manifest import (
+    ClustersManifest,
+    CrossAttentionManifest,
+    ModelManifest,
+    RoutingSpaceManifest,
+)
+from service.http.problems import Problem
+
+Personalization = Literal["auto", "global", "member", "cluster", "hospital"]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The networks that an artefact offers, by digest; `assignment` says in which cluster a site is."""
+
+    global_model: str | None
+    members: Mapping[str, str] = field(default_factory=dict)
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    assignment: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request, the hospital's own version being out of the question; `home` is the hospital's site."""
+
+    personalization: Personalization
+    site: str | None
+    cluster: str | None
+    hospital: str | None
+    home: str | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One network by its digest, whose it is, and in words why this one."""
+
+    digest: str
+    personalization: Literal["global", "member", "cluster"]
+    why: str
+    site: str | None = None
+    cluster: str | None = None
+
+
+def parts_of(artefact: Artefact) -> Parts:
+    """What can be asked of an artefact. Raises Problem 422 for one of a kind that answers no scan.
+
+    The model of an only cluster has learned from all hospitals: it is a global one. Of several clusters none
+    is; which one is right for a hospital is for the hospital's scans to say.
+    """
+    manifest = artefact.manifest
+    if isinstance(manifest, RoutingSpaceManifest | CrossAttentionManifest):
+        return Parts(manifest.global_model, manifest.inside)
+    if isinstance(manifest, ClustersManifest):
+        only = next(iter(manifest.clusters.values())) if len(manifest.clusters) == 1 else None
+        return Parts(only, manifest.personal, manifest.clusters, manifest.assignment)
+    if isinstance(manifest, ModelManifest):
+        if manifest.site is None:
+            return Parts(artefact.digest)
+        return Parts(None, {manifest.site: artefact.digest})
+    raise Problem(
+        422,
+        "unknown-kind",
+        "Cannot be served",
+        f"'{artefact}' is of kind {manifest.kind}, expected a model, a routing-space, a cross-attention or "
+        "clusters; ask for another model.",
+    )
+
+
+def choose(artefact: Artefact, asked: Asked) -> Choice:
+    """The network that is meant.
+
+    Raises:
+        Problem: 422 where nothing or nobody is named that would decide, 404 for a site or a cluster that is
+            not there.
+    """
+    parts = parts_of(artefact)
+    if asked.personalization == "member":
+        return _member(artefact, parts, asked)
+    if asked.personalization == "cluster":
+        return _cluster(artefact, parts, asked)
+    if asked.personalization == "auto":
+        member = f"hospital '{asked.hospital}' is a member of the federation"
+        home = asked.home or ""
+        if home in parts.members:
+            return Choice(parts.members[home], "member", member, site=home)
+        cluster = parts.assignment.get(home)
+        if cluster is not None:
+            return Choice(parts.clusters[cluster], "cluster", f"{member}, in this cluster", cluster=cluster)
+    if parts.global_model is not None:
+        named = asked.personalization == "global"
+        why = "the global model was asked for" if named else _no_member(asked)
+        return Choice(parts.global_model, "global", why)
+    if asked.personalization == "auto" and len(parts.members) == 1 and not parts.clusters:
+        ((site, digest),) = parts.members.items()
+        return Choice(digest, "member", "the only model there is", site=site)
+    raise _no_global(artefact, parts, asked)
+
+
+def _member(artefact: Artefact, parts: Parts, asked: Asked) -> Choice:
+    site = asked.site or asked.home
+    if site is None:
+        raise Problem(
+            422,
+            "site-not-named",
+            "Whose model?",
+            f"personalization=member needs `site`, or the hospital of a member: {_asking(asked)}. "
+            f"'{artefact}' has the sites: {_listed(parts.members)}.",
+            choices=sorted(parts.members),
+        )
+    if site not in parts.members:
+        raise Problem(
+            404,
+            "site-not-found",
+            "No such member",
+            f"'{artefact}' has no model of site '{site[:64]}'; it has: {_listed(parts.members)}.",
+            choices=sorted(parts.members),
+        )
+    why = "the site that was asked for" if asked.site else f"hospital '{asked.hospital}' is this site"
+    return Choice(parts.members[site], "member", why, site=site)
+
+
+def _cluster(artefact: Artefact, parts: Parts, asked: Asked) -> Choice:
+    cluster = asked.cluster or parts.assignment.get(asked.home or "")
+    if cluster is None:
+        raise Problem(
+            422,
+            "cluster-not-named",
+            "Which cluster?",
+            f"personalization=cluster needs `cluster`, or the hospital of a member: {_asking(asked)}. "
+            f"'{artefact}' has the clusters: {_listed(parts.clusters)}.",
+            choices=sorted(parts.clusters),
+        )
+    if cluster not in parts.clusters:
+        raise Problem(
+            404,
+            "cluster-not-found",
+            "No such cluster",
+            f"'{artefact}' has no cluster '{cluster[:64]}'; it has: {_listed(parts.clusters)}.",
+            choices=sorted(parts.clusters),
+        )
+    why = "the cluster that was asked for" if asked.cluster else f"hospital '{asked.hospital}' is in it"
+    return Choice(parts.clusters[cluster], "cluster", why, cluster=cluster)
+
+
+def _no_global(artefact: Artefact, parts: Parts, asked: Asked) -> Problem:
+    if parts.clusters:
+        hospital = asked.hospital or "HOSPITAL"
+        return Problem(
+            422,
+            "no-global-model",
+            "No global model",
+            f"'{artefact}' has no global model, but one for each of the clusters: {_listed(parts.clusters)}. "
+            "Name one with personalization=cluster and `cluster`, or let the hospital's own scans pick one: "
+            f"POST /hospitals/{hospital}/adaptations.",
+            choices=sorted(parts.clusters),
+        )
+    return Problem(
+        422,
+        "no-global-model",
+        "No global model",
+        f"'{artefact}' has no global model, only those of: {', '.join(sorted(parts.members))}; "
+        "ask for one with personalization=member and `site`.",
+        choices=sorted(parts.members),
+    )
+
+
+def _no_member(asked: Asked) -> str:
+    if asked.home is None:
+        return "no member model applies"
+    return f"hospital '{asked.hospital}' is registered as site '{asked.home[:64]}', which has no model here"
+
+
+def _asking(asked: Asked) -> str:
+    return "no hospital was named" if asked.hospital is None else f"hospital '{asked.hospital}' is no member"
+
+
+def _listed(names: Collection[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

@@ -1,0 +1,189 @@
+"""Which version is meant: the one that was named, else the one assigned to the hospital, else the newest.
+
+An assigned version may be one that was adapted to the hospital: it is assigned under the model's own name,
+`brain`, and lies in the store under its own, `brain.at-dune`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from model_store.artefact import Artefact
+from model_store.errors import ReferenceNotFound, StoreError
+from model_store.reference import parse_reference
+from model_store.store import Store
+from model_store.task import Kind
+from service.catalog.adapted import adaptable, adapted_for
+from service.context import Context
+from service.database import Assignment
+from service.http.problems import Problem
+from service.serving.assignments import assignment, site_of
+
+Cause = Literal["named", "assigned", "newest"]
+
+# Where scans for a task of that kind are sent, and what is done to them there.
+_ROUTES: dict[Kind, tuple[str, str]] = {
+    "segmentation": ("/segment", "segmented"),
+    "classification": ("/classify", "classified"),
+}
+
+
+@dataclass(frozen=True)
+class Offered:
+    """The version that is meant, and what made it so. `home` is the site of a hospital that is a member."""
+
+    artefact: Artefact
+    cause: Cause
+    home: str | None
+    hospital: str | None
+
+    @property
+    def owner(self) -> str | None:
+        """The hospital that this version was adapted for."""
+        return adapted_for(self.artefact)
+
+    @property
+    def why(self) -> str:
+        """In words, for the receipt."""
+        return {
+            "named": "the version that was asked for",
+            "assigned": f"the version assigned to hospital '{self.hospital}'",
+            "newest": "the newest version",
+        }[self.cause]
+
+
+def offered_names(store: Store) -> list[str]:
+    """Names a request may ask for: those with a version that opens, neither a part nor one hospital's own."""
+    names = []
+    for name in store.names():
+        try:
+            newest = store.open(name, verify=False)
+        except StoreError:
+            continue
+        if newest.manifest.part_of is None and adapted_for(newest) is None:
+            names.append(name)
+    return names
+
+
+def require_name(store: Store, name: str) -> None:
+    """Raises ReferenceNotFound for a name nothing was published under; it says which may be asked for."""
+    if not store.numbers(name):
+        known = ", ".join(offered_names(store)) or "nothing yet"
+        raise ReferenceNotFound(f"'{name}' is not in the store, which offers: {known}")
+
+
+def offered(context: Context, model: str | None, hospital: str | None, kind: Kind | None = None) -> Offered:
+    """Find the version, of a model for tasks of that kind. Reads the store and the database: call it in a
+    thread.
+
+    Raises:
+        Problem: 422 for what is not offered on its own, or to this hospital, or is not named clearly enough,
+            or is for a task of another kind.
+        HospitalUnknown: nobody registered it.
+        StoreError: the reference does not open.
+    """
+    reference = model if model is not None else _only_model(context.store, kind)
+    name, number, digest = parse_reference(reference)
+    home, entry = _of_hospital(context, hospital, name)
+    cause: Cause = "newest"
+    if number is not None or digest is not None:
+        cause = "named"
+    elif entry is not None:
+        reference, cause = f"{entry.artefact or name}@{entry.digest}", "assigned"
+    if cause != "assigned":
+        require_name(context.store, name)
+    # The graph is hashed when it is loaded, which is when it matters.
+    found = Offered(context.store.open(reference, verify=False), cause, home, hospital)
+    if found.artefact.manifest.part_of is not None:
+        raise Problem(
+            422,
+            "part-of-a-model",
+            "Not offered on its own",
+            f"'{found.artefact}' is a part of '{found.artefact.manifest.part_of}'; ask for that model, and "
+            "for the part with `personalization`.",
+        )
+    if kind is not None:
+        _check_kind(found.artefact, kind)
+    if found.owner is not None:
+        _check_owner(found, found.owner)
+    return found
+
+
+def resolve_parent(
+    context: Context, model: str | None = None, hospital: str | None = None, kind: Kind | None = None
+) -> Artefact:
+    """The artefact to adapt for this hospital: the one named, else what the hospital is served (or what
+    that was made from), else the newest. Reads the store and the database: call it in a thread.
+
+    Raises:
+        Problem: 422 for an artefact of another kind.
+        HospitalUnknown: nobody registered it.
+        StoreError: the reference does not open.
+    """
+    return adaptable(context.store, offered(context, model, hospital, kind).artefact)
+
+
+def route_of(kind: Kind) -> str:
+    """Where scans for a task of that kind are sent."""
+    return _ROUTES[kind][0]
+
+
+def contradiction(detail: str) -> Problem:
+    """422: parameters of one request that cannot both be meant."""
+    return Problem(422, "contradiction", "The parameters contradict each other", detail)
+
+
+def _check_kind(artefact: Artefact, kind: Kind) -> None:
+    task = artefact.manifest.task
+    if task.kind == kind:
+        return
+    route, done = _ROUTES[task.kind]
+    raise Problem(
+        422,
+        "another-kind-of-task",
+        "A model for another kind of task",
+        f"Expected a model by which scans are {_ROUTES[kind][1]}, found '{artefact}', by which they are "
+        f"{done} (task '{task.name}'): send the scan to POST {route}, or name another model.",
+        route=route,
+    )
+
+
+def _check_owner(found: Offered, owner: str) -> None:
+    if found.cause == "newest":
+        raise Problem(
+            422,
+            "version-not-named",
+            "Which version?",
+            f"'{found.artefact.name}' holds what was adapted to hospital '{owner}', assigned or not, so that "
+            f"a version must be named, such as '{found.artefact}'; what is assigned answers to the model's "
+            "own name and the hospital.",
+        )
+    if found.hospital not in (None, owner):
+        raise contradiction(
+            f"'{found.artefact}' was adapted to hospital '{owner}', found hospital '{found.hospital}': no "
+            "other is served it."
+        )
+
+
+def _only_model(store: Store, kind: Kind | None) -> str:
+    names = offered_names(store)
+    fitting = [name for name in names if kind in (None, store.open(name, verify=False).manifest.task.kind)]
+    # Of another kind: asked for, so that the refusal can say where it belongs.
+    chosen = fitting or names
+    if len(chosen) != 1:
+        detail = (
+            f"The store offers {len(chosen)} models, so `model` must name one: {', '.join(chosen)}."
+            if chosen
+            else "The store offers no model; publish one, for example with `python -m training.federate`."
+        )
+        raise Problem(422, "model-not-named", "Which model?", detail, choices=chosen)
+    return chosen[0]
+
+
+def _of_hospital(context: Context, hospital: str | None, name: str) -> tuple[str | None, Assignment | None]:
+    """The hospital's site in the federation, and the assignment in force for this model."""
+    if hospital is None:
+        return None, None
+    with context.database.read() as session:
+        return site_of(session, hospital), assignment(session, hospital, name)

@@ -1,0 +1,1 @@
+"""Cohorts: uploaded scans and masks, their validation and their patients."""

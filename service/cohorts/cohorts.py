@@ -1,0 +1,313 @@
+"""Cohorts: the scans that a hospital uploaded for jobs, counted, bounded, and gone when they expire.
+
+Every change locks the cohort's row first, so that a scan is not added to a cohort that is being deleted, and
+a job is not made over scans that are just going. While a job over a cohort is not over, its scans stay as
+they are: an attempt that takes over must find what the one before it found.
+"""
+
+from __future__ import annotations
+
+import errno
+import uuid
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from sqlalchemy import delete, func, select
+from sqlalchemy.orm import Session
+
+from service.cohorts.files import CohortFolder, ScanFile, write_aside
+from service.database import Cohort, CohortMask, CohortScan, Database, Job, in_turn
+from service.errors import CohortFull, CohortGone, CohortInUse, CohortUnknown, ScanNameTaken
+from service.http.uploads.spool import Upload
+from service.jobs.states import TERMINAL
+from service.serving.assignments import registered
+from service.settings import Settings
+
+QUOTA = "the bytes of cohorts"
+"""Whose turn it is to count those, and to add to them: see `in_turn`."""
+
+
+def create(session: Session, settings: Settings, hospital: str, note: str | None = None) -> Cohort:
+    """An empty cohort. Raises HospitalUnknown."""
+    registered(session, hospital)
+    now = datetime.now(UTC)
+    cohort = Cohort(
+        id=uuid.uuid4().hex,
+        hospital=hospital,
+        note=note,
+        created_at=now,
+        expires_at=now + timedelta(days=settings.cohort_lifetime_days),
+    )
+    session.add(cohort)
+    session.flush()
+    return cohort
+
+
+def get(session: Session, hospital: str, cohort_id: str, *, lock: bool = False) -> Cohort:
+    """The hospital's cohort, deleted ones too; with `lock`, it stays as it is until the transaction ends.
+
+    Raises:
+        CohortUnknown: this hospital has none of that id.
+    """
+    found = session.get(Cohort, cohort_id, with_for_update=lock)
+    if found is None or found.hospital != hospital:
+        raise CohortUnknown(
+            f"hospital {hospital!r} has no cohort {cohort_id!r}: GET /hospitals/{hospital}/cohorts lists them"
+        )
+    return found
+
+
+def usable(session: Session, hospital: str, cohort_id: str, *, lock: bool = False) -> Cohort:
+    """The same, with its scans still there.
+
+    Raises:
+        CohortUnknown, CohortGone.
+    """
+    found = get(session, hospital, cohort_id, lock=lock)
+    if found.deleted_at is not None:
+        raise CohortGone(
+            f"the scans of cohort {cohort_id} were deleted on {found.deleted_at:%Y-%m-%d}: "
+            "make a new cohort and upload them again"
+        )
+    return found
+
+
+def listed(session: Session, hospital: str) -> list[Cohort]:
+    """The hospital's cohorts whose scans are still there, newest first. Raises HospitalUnknown."""
+    registered(session, hospital)
+    query = select(Cohort).where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))
+    return list(session.scalars(query.order_by(Cohort.created_at.desc(), Cohort.id)))
+
+
+def scans(session: Session, cohort_id: str) -> list[CohortScan]:
+    """Its scans, by name."""
+    query = select(CohortScan).where(CohortScan.cohort == cohort_id)
+    return list(session.scalars(query.order_by(CohortScan.name)))
+
+
+def file_of(settings: Settings, row: CohortScan | CohortMask, name: str) -> ScanFile:
+    """The file of the scan of this name, or of its mask."""
+    what = "scan" if isinstance(row, CohortScan) else "the mask of scan"
+    return ScanFile(name, CohortFolder(settings.cohorts, row.cohort).scan(row.sha256), row.sha256, what)
+
+
+def totals(session: Session, cohort_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """Cohort -> (number of scans, their bytes, with the masks'); cohorts without a scan are left out."""
+    query = (
+        select(CohortScan.cohort, func.count(), func.sum(CohortScan.size + func.coalesce(CohortMask.size, 0)))
+        .outerjoin(CohortMask, CohortMask.scan == CohortScan.id)
+        .where(CohortScan.cohort.in_(list(cohort_ids)))
+        .group_by(CohortScan.cohort)
+    )
+    return {cohort: (count, int(size)) for cohort, count, size in session.execute(query)}
+
+
+def check_room(
+    session: Session, settings: Settings, hospital: str, cohort_id: str, name: str, size: int
+) -> None:
+    """Whether a scan of `size` bytes could be added, asked before its bytes are taken.
+
+    A name that is taken passes: the bytes may be the same ones again. Raises as `add_scan`.
+    """
+    usable(session, hospital, cohort_id)
+    if _named(session, cohort_id, name) is None:
+        _check_not_below(session, cohort_id, name)
+        check_idle(session, cohort_id)
+        _check_room(session, settings, cohort_id, size)
+
+
+def add_scan(
+    database: Database,
+    settings: Settings,
+    hospital: str,
+    cohort_id: str,
+    name: str,
+    upload: Upload,
+    scan_format: str,
+) -> tuple[CohortScan, bool]:
+    """Add a scan that was decoded once. Once this returns it is on the disk. Blocking: call it in a thread.
+
+    Args:
+        database: where the cohort is.
+        settings: quota, and where scans lie.
+        hospital: whose cohort.
+        cohort_id: which.
+        name: the client's, for the client: it is never part of a path.
+        upload: its bytes.
+        scan_format: what the decoder found.
+
+    Returns:
+        (row, whether it is new): the same bytes under the same name again change nothing.
+
+    Raises:
+        CohortUnknown, CohortGone, CohortInUse, ScanNameTaken, CohortFull.
+    """
+    folder = CohortFolder(settings.cohorts, cohort_id)
+    sha256 = upload.sha256.removeprefix("sha256:")
+    with database.read() as session:
+        usable(session, hospital, cohort_id)
+        known = _same(session, cohort_id, name, sha256)
+    if known is not None:
+        return known, False
+    aside = keep_aside(settings, upload)
+    try:
+        with database.write() as session:
+            usable(session, hospital, cohort_id, lock=True)
+            known = _same(session, cohort_id, name, sha256)
+            if known is not None:
+                return known, False
+            check_idle(session, cohort_id)
+            in_turn(session, QUOTA)
+            _check_room(session, settings, cohort_id, upload.size)
+            row = CohortScan(
+                cohort=cohort_id,
+                name=name,
+                sha256=sha256,
+                size=upload.size,
+                format=scan_format,
+                created_at=datetime.now(UTC),
+            )
+            session.add(row)
+            session.flush()
+            folder.keep(aside, sha256)
+            return row, True
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def remove_scan(database: Database, settings: Settings, hospital: str, cohort_id: str, name: str) -> None:
+    """Delete one scan, its file and its mask included.
+
+    Raises:
+        CohortUnknown, CohortGone, CohortInUse.
+    """
+    with database.write() as session:
+        usable(session, hospital, cohort_id, lock=True)
+        found = named(session, cohort_id, name)
+        check_idle(session, cohort_id)
+        mask = session.get(CohortMask, found.id)
+        if mask is not None:
+            session.delete(mask)
+            session.flush()
+        session.delete(found)
+        session.flush()
+        remove_unnamed(session, settings, cohort_id, [found.sha256, *([] if mask is None else [mask.sha256])])
+
+
+def remove(database: Database, settings: Settings, hospital: str, cohort_id: str) -> None:
+    """Delete every scan of a cohort; what is left of it is when. Repeated, it changes nothing.
+
+    Raises:
+        CohortUnknown, CohortInUse.
+    """
+    with database.write() as session:
+        cohort = get(session, hospital, cohort_id, lock=True)
+        check_idle(session, cohort_id)
+        session.execute(delete(CohortMask).where(CohortMask.cohort == cohort_id))
+        session.execute(delete(CohortScan).where(CohortScan.cohort == cohort_id))
+        cohort.deleted_at = cohort.deleted_at or datetime.now(UTC)
+        session.flush()
+        CohortFolder(settings.cohorts, cohort_id).delete()
+
+
+def named(session: Session, cohort_id: str, name: str) -> CohortScan:
+    """The scan of this name. Raises CohortUnknown."""
+    found = _named(session, cohort_id, name)
+    if found is None:
+        raise CohortUnknown(
+            f"cohort {cohort_id} has no scan '{name}': GET its scans lists them; a scan comes before its mask"
+        )
+    return found
+
+
+def digests(session: Session, cohort_id: str) -> set[str]:
+    """Those of every file of the cohort, of scans and masks."""
+    return {
+        digest
+        for kind in (CohortScan, CohortMask)
+        for digest in session.scalars(select(kind.sha256).where(kind.cohort == cohort_id))
+    }
+
+
+def remove_unnamed(session: Session, settings: Settings, cohort_id: str, sha256s: Iterable[str]) -> None:
+    """Delete the files that no row names any more, once the rows are gone.
+
+    Before the commit: a row whose file is gone is found out by its job, a file whose row is gone would be a
+    patient's scan that nobody knows of.
+    """
+    known = digests(session, cohort_id)
+    for sha256 in {*sha256s} - known:
+        CohortFolder(settings.cohorts, cohort_id).remove(sha256)
+
+
+def _named(session: Session, cohort_id: str, name: str) -> CohortScan | None:
+    query = select(CohortScan).where(CohortScan.cohort == cohort_id, CohortScan.name == name)
+    return session.scalars(query).first()
+
+
+def _check_not_below(session: Session, cohort_id: str, name: str) -> None:
+    """A name may have slashes, but `case-7.png/masks` beside a scan `case-7.png` was meant for its mask."""
+    parts = name.split("/")
+    above = ["/".join(parts[:count]) for count in range(1, len(parts))]
+    query = select(CohortScan.name).where(CohortScan.cohort == cohort_id, CohortScan.name.in_(above))
+    scan = session.scalars(query).first()
+    if scan is not None:
+        raise ScanNameTaken(
+            f"'{name}' lies below the scan '{scan}' of cohort {cohort_id}: its mask goes to …/{scan}/mask; "
+            "choose another name for a scan"
+        )
+
+
+def _same(session: Session, cohort_id: str, name: str, sha256: str) -> CohortScan | None:
+    found = _named(session, cohort_id, name)
+    if found is not None and found.sha256 != sha256:
+        raise ScanNameTaken(
+            f"another scan of cohort {cohort_id} has this name (its sha256 begins with {found.sha256[:12]}, "
+            f"this one's with {sha256[:12]}): DELETE that one first, or choose another name"
+        )
+    return found
+
+
+def check_idle(session: Session, cohort_id: str) -> None:
+    """Raise CohortInUse while a job that is not over needs its scans."""
+    query = select(Job.id).where(Job.cohort == cohort_id, Job.state.not_in(TERMINAL))
+    job = session.scalars(query.limit(1)).first()
+    if job is not None:
+        raise CohortInUse(
+            f"job {job} works on the scans of cohort {cohort_id}: wait for it or DELETE /jobs/{job}, or make "
+            "another cohort"
+        )
+
+
+def _check_room(session: Session, settings: Settings, cohort_id: str, size: int) -> None:
+    count, _ = totals(session, [cohort_id]).get(cohort_id, (0, 0))
+    if count >= settings.max_cohort_scans:
+        raise CohortFull(
+            f"cohort {cohort_id} has {count} scans, which is as many as one may have "
+            "(LOCUM_MAX_COHORT_SCANS): make another"
+        )
+    check_quota(session, settings, size)
+
+
+def check_quota(session: Session, settings: Settings, size: int) -> None:
+    """Raise CohortFull unless so many bytes more may be kept, over all cohorts."""
+    used = sum(
+        int(session.scalar(select(func.coalesce(func.sum(kind.size), 0))) or 0)
+        for kind in (CohortScan, CohortMask)
+    )
+    if used + size > settings.cohort_quota_bytes:
+        raise CohortFull(
+            f"the scans of all cohorts have {used} bytes, and {size} more are beyond the "
+            f"{settings.cohort_quota_bytes} of LOCUM_COHORT_QUOTA_BYTES: delete cohorts that are not needed"
+        )
+
+
+def keep_aside(settings: Settings, upload: Upload) -> Path:
+    """Write an upload where it is no cohort's yet. Raises CohortFull when the disk is."""
+    try:
+        return write_aside(settings.cohorts, upload.chunks())
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise CohortFull("the service's disk is full: delete cohorts that are not needed") from error

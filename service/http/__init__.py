@@ -1,0 +1,1 @@
+"""The HTTP border: problems, validation, parameters, conditional requests."""

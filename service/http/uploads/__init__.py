@@ -1,0 +1,1 @@
+"""Bounded reception of request bodies and multipart uploads."""

@@ -1,0 +1,13 @@
+"""The kinds of job, and the states that a job moves through."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Kind = Literal["adaptation", "scan"]
+State = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
+Ending = Literal["succeeded", "fell_back", "failed", "cancelled"]
+
+TERMINAL: frozenset[str] = frozenset({"succeeded", "fell_back", "failed", "cancelled"})
+HELD: frozenset[str] = frozenset({"running", "cancelling"})
+"""The states in which a worker holds a lease, or held one when it was last heard of."""

@@ -1,0 +1,125 @@
+"""How a job looks from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, Field
+from sqlalchemy.orm import Session
+
+from service.database import Job
+from service.jobs import records
+from service.jobs.states import Kind, State
+from service.prediction.receipt import NOTICE
+
+
+class CandidateView(BaseModel):
+    """The version that a job published. It serves nobody until it is assigned."""
+
+    reference: str = Field(
+        description="`name@version`; `/segment` or `/classify` takes it, to look at what it does."
+    )
+    name: str
+    version: int
+    digest: str
+
+
+class JobSummary(BaseModel):
+    """A job, in a list."""
+
+    id: str
+    kind: Kind
+    state: State
+    hospital: str | None
+    model: str
+    attempt: int = Field(description="How many workers have begun it; more than one when one was lost.")
+    queue_position: int | None = Field(description="Jobs that were accepted before it and still wait.")
+    progress: dict[str, Any] = Field(description="`stage`, and within it how far.")
+    reason: str | None = Field(description="Why it ended as it did; null where nothing went wrong.")
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+
+
+class JobView(JobSummary):
+    """A job. `fell_back`: adapting was stopped or helped nothing, so the model as it was before was kept."""
+
+    parent: str = Field(description="Digest of what is adapted.")
+    cohort: str | None
+    options: dict[str, Any]
+    epochs: list[dict[str, Any]] = Field(description="Each epoch's losses, and whether it was safe.")
+    coefficients: dict[str, Any] | None = Field(
+        description="`values[layer][model]` for `layers` and `models`: whose knowledge each layer uses, of "
+        "the published version or of the latest epoch."
+    )
+    candidate: CandidateView | None
+    gate: dict[str, Any] | None = Field(description="The verdict on the candidate, check by check.")
+    result: dict[str, Any] | None
+    warnings: list[str] = Field(description="What whoever relies on the candidate should know.")
+    files_expire_at: datetime = Field(description="When its pictures, checkpoint and result are deleted.")
+    request: str | None = Field(description="`Locum-Request` of the request that made it.")
+    notice: str = NOTICE
+
+
+def summary(session: Session, job: Job) -> JobSummary:
+    """Reads the job's place in the queue."""
+    return JobSummary(**_common(session, job))
+
+
+def view(session: Session, job: Job) -> JobView:
+    """Reads the job's events too."""
+    found = [event.data for event in records.events_of_type(session, job.id, "epoch")]
+    candidate = None
+    if job.candidate_name is not None and job.candidate_version is not None:
+        candidate = CandidateView(
+            reference=f"{job.candidate_name}@{job.candidate_version}",
+            name=job.candidate_name,
+            version=job.candidate_version,
+            digest=job.candidate_digest or "",
+        )
+    return JobView(
+        **_common(session, job),
+        parent=job.parent,
+        cohort=job.cohort,
+        options=job.options,
+        epochs=_epochs(found),
+        coefficients=_coefficients(job, found),
+        candidate=candidate,
+        gate=job.gate,
+        result=job.result,
+        warnings=records.warnings_of(session, job.id),
+        files_expire_at=job.expires_at,
+        request=job.request_id,
+    )
+
+
+def _common(session: Session, job: Job) -> dict[str, Any]:
+    return {
+        "id": job.id,
+        "kind": job.kind,
+        "state": job.state,
+        "hospital": job.hospital,
+        "model": job.model,
+        "attempt": job.attempt,
+        "queue_position": records.queue_position(session, job),
+        "progress": job.progress,
+        "reason": job.reason,
+        "created_at": job.created_at,
+        "started_at": job.started_at,
+        "finished_at": job.finished_at,
+    }
+
+
+def _epochs(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    # An epoch that was repeated, because the attempt before was lost before its checkpoint, counts once.
+    by_number = {data.get("epoch"): data for data in found}
+    return [
+        {name: value for name, value in data.items() if name != "coefficients"} for data in by_number.values()
+    ]
+
+
+def _coefficients(job: Job, found: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    sources = [job.result or {}, *reversed(found)]
+    return next((data["coefficients"] for data in sources if data.get("coefficients")), None)

@@ -1,0 +1,1 @@
+"""From a decoded scan to an answer: options, output formats, receipt, overlay."""

@@ -1,0 +1,90 @@
+"""The answer to `/classify`: how likely each class is, and how sure of it the network is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, Field
+
+from service.inference.classification import Classification, classify
+from service.inference.uncertainty import entropy
+from service.prediction.answer import Answer, Answering
+from service.prediction.options import ClassifyOptions
+from service.prediction.output import PICKED, PickReport, pick_reports
+from service.prediction.receipt import NOTICE, Receipt
+
+
+class ClassReport(BaseModel):
+    """What the network says to one slice, or to a whole scan."""
+
+    predicted: str = Field(description="The most probable class; of equals the first one of the task.")
+    probabilities: dict[str, float] = Field(
+        description="By class, in the task's order; they add up to 1. As calibrated as the network is."
+    )
+    entropy: float = Field(
+        description="Normalised entropy of the probabilities: 0 certain, 1 all classes alike. Not a "
+        "probability of error."
+    )
+
+
+class ClassificationReport(ClassReport):
+    """What `/classify` answers. A volume's probabilities are the mean over its slices."""
+
+    slices: list[ClassReport] | None = Field(
+        description="Each slice of a volume, along the task's plane in order; null for an image."
+    )
+    picked: list[PickReport] | None = Field(None, description=PICKED)
+    warnings: list[str] = Field(
+        description="In which ways the scan does not look like the task, and what else to beware of."
+    )
+    shape: list[int] = Field(description="Of the scan: [H, W], or the volume's own [I, J, K].")
+    timing_ms: dict[str, float]
+    receipt: Receipt
+    notice: str = NOTICE
+
+
+@dataclass
+class Classifying(Answering[ClassifyOptions]):
+    """One scan to be classified."""
+
+    KIND = "classification"
+
+    def _answer(self, data: bytes) -> Answer:
+        found = classify(
+            data,
+            self.selection.manifest,
+            self.session,
+            self.limits,
+            self.watch,
+            self._before_running,
+            self.routing,
+        )
+        with self.watch.stage("encode"):
+            body = self._report(found).model_dump_json().encode()
+        headers = self._headers(found.warnings, "classification.json")
+        return Answer(body, "application/json", headers, found.picked)
+
+    def _report(self, found: Classification) -> ClassificationReport:
+        names = self.selection.manifest.task.class_names
+        slices = [class_report(row, names) for row in found.probabilities]
+        return ClassificationReport(
+            **class_report(found.mean, names).model_dump(),
+            slices=slices if found.scan.is_volume else None,
+            picked=pick_reports(found.picked),
+            warnings=[*self.selection.warnings.values(), *found.warnings],
+            shape=list(found.scan.grid),
+            timing_ms=self._timing(),
+            receipt=self._receipt(),
+        )
+
+
+def class_report(probabilities_K: NDArray[np.float64], names: Sequence[str]) -> ClassReport:
+    """One distribution over the classes `names`, in words."""
+    return ClassReport(
+        predicted=names[int(probabilities_K.argmax())],
+        probabilities=dict(zip(names, probabilities_K.tolist(), strict=True)),
+        entropy=entropy(probabilities_K),
+    )

@@ -1,0 +1,111 @@
+"""The text fields that come with a scan, read from a form that is streamed past the framework."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from service.catalog.network import Personalization
+from service.http.parameters import HOSPITAL_ID
+from service.http.problems import invalid
+from service.http.validation import reason
+from service.inference.pool import Routing
+from service.kinds.routing_space import Preset
+from service.prediction.output import Output
+
+Options = TypeVar("Options", bound="ScanOptions")
+
+
+class ScanOptions(BaseModel):
+    """What every route for scans takes. An empty field counts as left out."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = Field(
+        None,
+        max_length=256,
+        description="`name`, `name@3` or `name@sha256:…`; may be left out when one model is offered.",
+    )
+    hospital: str | None = Field(
+        None,
+        pattern=HOSPITAL_ID,
+        description="Who asks. Decides the version (by assignment) and, for a member, the personalization.",
+    )
+    site: str | None = Field(
+        None, max_length=256, description="With `member`: which site; the hospital's own by default."
+    )
+    routing: Routing | None = Field(
+        None,
+        description="With an ssf-pool, how a volume picks its entries: the `scan` as a whole (the default), "
+        "by the mean of its slices' queries, or `slice` by slice.",
+    )
+    guard: Literal["warn", "refuse"] = Field(
+        "warn", description="What happens to a scan that does not look like the task: a warning, or a 422."
+    )
+
+
+def read_options(kind: type[Options], fields: dict[str, str]) -> Options:
+    """Check the form's text fields. Raises Problem 422 naming every field that is wrong."""
+    try:
+        return kind.model_validate({name: value for name, value in fields.items() if value != ""})
+    except ValidationError as error:
+        entries = [
+            # The name of an unknown field is the client's own text: kept short and printable.
+            {
+                "field": ascii(".".join(map(str, item["loc"])))[1:-1][:64],
+                "reason": reason(item, kind.model_fields),
+            }
+            for item in error.errors(include_input=False, include_url=False)
+        ]
+        raise invalid(entries) from None
+
+
+def request_body(kind: type[ScanOptions]) -> dict[str, Any]:
+    """The form, for the API's description."""
+    scan = {"type": "string", "format": "binary", "description": "PNG, TIFF, .nii or .nii.gz."}
+    properties = {"scan": scan, **kind.model_json_schema()["properties"]}
+    form = {"type": "object", "required": ["scan"], "properties": properties, "additionalProperties": False}
+    return {"required": True, "content": {"multipart/form-data": {"schema": form}}}
+
+
+class SegmentOptions(ScanOptions):
+    """How a scan is to be segmented."""
+
+    personalization: Literal["auto", "global", "member", "hospital", "scan"] = Field(
+        "auto",
+        description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
+        "member model of its site, else the global model. `hospital`: the first of these, or a refusal. "
+        "`scan`: one adapted to this scan alone: of an ssf-pool at once, and its `auto`; of a routing-space "
+        "by a job.",
+    )
+    preset: Preset | None = Field(
+        None,
+        description="With `scan` of a routing-space: what is learned from the scan, as in the options of an "
+        "adaptation; by default what is the default there.",
+    )
+    shape_weight: FiniteFloat | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="With `scan` of a routing-space: weight of the shape loss, which expects one compact "
+        "target. 0 for vessels, and where there may be several targets.",
+    )
+    output: Output | None = Field(
+        None, description="`nifti` is the default for a volume, `png` for an image."
+    )
+
+
+class ClassifyOptions(ScanOptions):
+    """How a scan is to be classified."""
+
+    personalization: Personalization | Literal["scan"] = Field(
+        "auto",
+        description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
+        "member model of its site, else that of its cluster, else the global model; where there are several "
+        "clusters and the hospital is in none, a refusal. `hospital`: the first of these, or a refusal. "
+        "`scan`: of an ssf-pool, and its `auto`: adapted to this scan by itself.",
+    )
+    cluster: str | None = Field(
+        None, max_length=64, description="With `cluster`: which one; that of the hospital by default."
+    )

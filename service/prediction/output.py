@@ -1,0 +1,204 @@
+"""The forms in which a segmentation is answered: NIfTI, PNG, overlay, JSON.
+
+    nifti    the mask as .nii.gz on the scan's own grid and affine; volumes only: an image has no affine
+    png      the mask as an 8-bit grey PNG of the image's own size; images only
+    overlay  a PNG picture for a person: mask over image, or a montage of a volume's slices
+    json     labels with their volumes, uncertainty, warnings, timing and the receipt
+
+In a mask a voxel's value is its class index: 0 is background, and `Locum-Labels` says which labels each other
+value stands for. Labels may overlap (a cup lies inside its disc), so a value can stand for more than one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Final, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field
+
+from model_store.preprocessing import display_slices, to_slices
+from model_store.scan import Scan, encode_nifti, encode_png
+from model_store.task import Plane, Task
+from service.http.problems import Problem
+from service.inference.pipeline import Segmentation
+from service.inference.pool import Picked
+from service.prediction.overlay import Panel, choose_slices, overlay
+from service.prediction.receipt import NOTICE, Receipt
+
+PICKED: Final = (
+    "Of an ssf-pool (FedIns): what the scan picked; with routing=slice, what each slice of a volume did, in "
+    "order."
+)
+
+
+class PickReport(BaseModel):
+    """Which entries of an ssf-pool a scan, or a slice, was adapted by."""
+
+    entries: list[int] = Field(description="The most similar first; their mean is what adapts the network.")
+    similarities: list[float] = Field(
+        description="Of each entry's key and the scan's query: the cosine, -1..1. Two scans that picked "
+        "other entries were answered by differently adapted networks."
+    )
+
+
+def pick_reports(picked: Sequence[Picked] | None) -> list[PickReport] | None:
+    """What was picked, as a JSON answer tells it."""
+    if picked is None:
+        return None
+    return [PickReport(entries=list(p.entries), similarities=list(p.similarities)) for p in picked]
+
+
+Output = Literal["nifti", "png", "overlay", "json"]
+
+MEDIA_TYPES: dict[Output, tuple[str, str]] = {
+    "nifti": ("application/gzip", "mask.nii.gz"),
+    "png": ("image/png", "mask.png"),
+    "overlay": ("image/png", "overlay.png"),
+    "json": ("application/json", "segmentation.json"),
+}
+
+
+# The patient's side at the picture's left edge, as `model_store.preprocessing.geometry` turns the slices.
+_LEFT_OF_PICTURE: dict[Plane, str] = {"axial": "R", "coronal": "R", "sagittal": "A"}
+
+
+class LabelReport(BaseModel):
+    """How much of the scan is one label."""
+
+    classes: list[int] = Field(description="Mask values that belong to the label.")
+    voxels: int = Field(description="Voxels of a volume, pixels of an image.")
+    fraction: float = Field(description="Of all voxels of the scan.")
+    volume_ml: float | None = Field(description="In mL, by the scan's own spacing; null without one.")
+
+
+class SegmentationReport(BaseModel):
+    """What `output=json` answers."""
+
+    labels: dict[str, LabelReport]
+    uncertainty: float = Field(
+        description="Mean normalised entropy of the class probabilities, weighted by the probability of "
+        "foreground: 0 certain, 1 nothing known. Not a probability of error."
+    )
+    attention: dict[str, float] | None = Field(
+        None,
+        description="Of a network with cross-attention (FedOAP): the share of its attention on the scan "
+        "itself (`own`) and on the tokens of each of the federation's sites, mean over the slices; they add "
+        "up to 1.",
+    )
+    picked: list[PickReport] | None = Field(None, description=PICKED)
+    warnings: list[str] = Field(
+        description="In which ways the scan does not look like the task, and what else to beware of."
+    )
+    shape: list[int] = Field(description="Of the mask: [H, W], or the volume's own [I, J, K].")
+    timing_ms: dict[str, float]
+    receipt: Receipt
+    notice: str = NOTICE
+
+
+def choose_output(wanted: Output | None, scan: Scan) -> Output:
+    """The form of the answer. Raises Problem 422 for one the scan cannot have."""
+    if wanted is None:
+        return "nifti" if scan.is_volume else "png"
+    if wanted == "png" and scan.is_volume:
+        raise Problem(
+            422,
+            "output-mismatch",
+            "A volume has no PNG mask",
+            "The scan is a volume, whose mask is no single picture; ask for output=nifti, overlay or json.",
+        )
+    if wanted == "nifti" and not scan.is_volume:
+        raise Problem(
+            422,
+            "output-mismatch",
+            "An image has no NIfTI mask",
+            "The scan is an image without position and spacing, which a NIfTI would have to make up; "
+            "ask for output=png, overlay or json.",
+        )
+    return wanted
+
+
+def label_values(task: Task) -> dict[str, list[str]]:
+    """Mask value -> labels, for every class but the background. JSON's keys are strings."""
+    return {str(c.index): list(c.labels) for c in task.classes if c.index > 0}
+
+
+def label_header(task: Task) -> str:
+    """For `Locum-Labels`: JSON in ASCII, as a header must be."""
+    return json.dumps(label_values(task), ensure_ascii=True)
+
+
+def measure(segmentation: Segmentation, task: Task) -> dict[str, LabelReport]:
+    """Voxels, fraction and volume of each label."""
+    counts = np.bincount(segmentation.classes.ravel(), minlength=len(task.classes))
+    voxel_ml = segmentation.scan.voxel_volume_ml
+    reports = {}
+    for label in task.labels:
+        classes = list(task.label_classes(label))
+        voxels = int(counts[classes].sum())
+        reports[label] = LabelReport(
+            classes=classes,
+            voxels=voxels,
+            fraction=voxels / segmentation.classes.size,
+            volume_ml=None if voxel_ml is None else voxels * voxel_ml,
+        )
+    return reports
+
+
+def encode(
+    output: Output,
+    segmentation: Segmentation,
+    task: Task,
+    title: str,
+    warning_names: Sequence[str],
+    report: Callable[[], SegmentationReport],
+) -> bytes:
+    """The body of the answer. An overlay has the names of the warnings; `report` is only made for JSON."""
+    if output == "nifti":
+        affine = segmentation.scan.affine
+        assert affine is not None
+        return encode_nifti(segmentation.classes, affine, segmentation.scan.mm_per_unit)
+    if output == "png":
+        return encode_png(segmentation.classes)
+    if output == "overlay":
+        return picture(segmentation, task, title, warning_names)
+    return report().model_dump_json().encode()
+
+
+def picture(
+    segmentation: Segmentation,
+    task: Task,
+    title: str,
+    warning_names: Sequence[str] = (),
+    shown: Sequence[int] | None = None,
+) -> bytes:
+    """The overlay as a PNG: an image, or a montage of a volume's slices, spread over its mask or `shown`."""
+    # Labels can overlap and classes cannot: the legend names the classes that are drawn, the last line how
+    # much there is of each label.
+    legend = [(c.index, " + ".join(c.labels)) for c in task.classes[1:]]
+    sizes = [
+        f"{label} {report.voxels} px" if report.volume_ml is None else f"{label} {report.volume_ml:.2f} mL"
+        for label, report in measure(segmentation, task).items()
+    ]
+    beware = [f"warnings: {', '.join(warning_names)}"] if warning_names else []
+    footer = "  ·  ".join([*sizes, *beware, NOTICE])
+    return overlay(_panels(segmentation, task, shown), legend, title, footer)
+
+
+def common_slices(segmentations: Sequence[Segmentation]) -> list[int]:
+    """Slices spread over all masks of one scan, for pictures that are to be compared."""
+    counts = [np.count_nonzero(to_slices(s.classes, s.geometry), axis=(1, 2)) for s in segmentations]
+    return choose_slices(np.sum(counts, axis=0))
+
+
+def _panels(segmentation: Segmentation, task: Task, shown: Sequence[int] | None) -> list[Panel]:
+    pictures = display_slices(segmentation.scan, task)
+    classes = to_slices(segmentation.classes, segmentation.geometry)
+    spacing = segmentation.geometry.spacing
+    if spacing is None:
+        return [Panel(pictures[0], classes[0])]
+    chosen = common_slices([segmentation]) if shown is None else shown
+    count, aspect = len(pictures), spacing[1] / spacing[2]
+    left = _LEFT_OF_PICTURE[task.plane]
+    return [Panel(pictures[i], classes[i], f"{task.plane} {i + 1} of {count}", aspect, left) for i in chosen]

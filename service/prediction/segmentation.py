@@ -1,0 +1,64 @@
+"""The answer to `/segment`: a mask, a picture of it or a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from model_store.scan import Scan
+from service.inference.pipeline import Segmentation, segment
+from service.prediction.answer import Answer, Answering
+from service.prediction.options import SegmentOptions
+from service.prediction.output import (
+    MEDIA_TYPES,
+    Output,
+    SegmentationReport,
+    choose_output,
+    encode,
+    label_header,
+    measure,
+    pick_reports,
+)
+
+
+@dataclass
+class Segmenting(Answering[SegmentOptions]):
+    """One scan to be segmented."""
+
+    output: Output = field(default="json", init=False)
+
+    KIND = "segmentation"
+
+    def _answer(self, data: bytes) -> Answer:
+        selection, task = self.selection, self.selection.manifest.task
+        found = segment(
+            data,
+            selection.manifest,
+            self.session,
+            self.limits,
+            self.watch,
+            self._before_running,
+            self.routing,
+        )
+        with self.watch.stage("encode"):
+            title = f"{selection.offered}  ·  {selection.header}"
+            names = self._warning_names(found.warnings)
+            body = encode(self.output, found, task, title, names, lambda: self._report(found))
+        media_type, filename = MEDIA_TYPES[self.output]
+        headers = self._headers(found.warnings, filename) | {"Locum-Labels": label_header(task)}
+        return Answer(body, media_type, headers, found.picked)
+
+    def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
+        self.output = choose_output(self.options.output, scan)
+        super()._before_running(scan, warnings)
+
+    def _report(self, found: Segmentation) -> SegmentationReport:
+        return SegmentationReport(
+            labels=measure(found, self.selection.manifest.task),
+            uncertainty=found.uncertainty,
+            attention=found.attention,
+            picked=pick_reports(found.picked),
+            warnings=[*self.selection.warnings.values(), *found.warnings],
+            shape=list(found.classes.shape),
+            timing_ms=self._timing(),
+            receipt=self._receipt(output=self.output),
+        )

@@ -1,0 +1,1 @@
+"""Processes and monitoring: broker, queue, logs, metrics, readiness."""

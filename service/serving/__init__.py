@@ -1,0 +1,1 @@
+"""The serving log and the usage of pool keys."""

@@ -1,0 +1,1 @@
+"""The Celery worker, the only part of the service that imports torch."""

@@ -1,0 +1,148 @@
+"""One worker's go at one job: heard of while it works, told when to stop, and the way to write about it."""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from model_store.artefact import Artefact
+from service.database import Database, Job
+from service.errors import JobCancelled, LeaseLost
+from service.jobs import records
+from service.jobs.files import JobFolder
+from service.jobs.leases import Lease, fenced, renew
+from service.jobs.records import EventType
+from service.jobs.states import Ending
+from service.settings import Settings
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What `service.jobs.leases.finish` is told; `reason` is owed for every end but `succeeded`."""
+
+    state: Ending
+    reason: str | None = None
+    result: dict[str, Any] | None = None
+    gate: dict[str, Any] | None = None
+    candidate: tuple[str, int, str] | None = None
+
+
+@dataclass(frozen=True)
+class Published:
+    """A candidate that a job published, with what the job keeps of it."""
+
+    artefact: Artefact
+    result: dict[str, Any]
+    gate: dict[str, Any] | None
+
+    def outcome(self, nothing_better: str) -> Outcome:
+        """The end of the job; `nothing_better`: why it fell back, unless it was stopped."""
+        result, candidate = self.result, (self.artefact.name, self.artefact.version, self.artefact.digest)
+        if not result.get("fell_back"):
+            return Outcome("succeeded", result.get("stopped"), result, self.gate, candidate)
+        reason = result.get("stopped") or nothing_better
+        return Outcome("fell_back", reason, result, self.gate, candidate)
+
+
+_log = logging.getLogger("locum.worker")
+
+# Whoever cancels a job expects the cores to be idle within seconds, however long the lease is.
+_LONGEST_BEAT_SECONDS = 2.0
+
+
+class Attempt:
+    """Holds the lease of a job inside `with`. Everything but the heartbeat is for the thread that works."""
+
+    def __init__(self, database: Database, lease: Lease, settings: Settings) -> None:
+        self.database = database
+        self.lease = lease
+        self.settings = settings
+        self.stage = "preparing"
+        with database.read() as session:
+            self.job: Job = records.get(session, lease.job_id)
+        self.folder = JobFolder(settings.state_dir, lease.job_id)
+        self._lost = threading.Event()
+        self._cancelled = threading.Event()
+        self._over = threading.Event()
+        self._heart = threading.Thread(target=self._beat, name=f"lease-{lease.job_id}", daemon=True)
+
+    def __enter__(self) -> Attempt:
+        self._heart.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._heart.join()
+
+    # ------------------------------------------------------------------ told
+
+    def tick(self) -> None:
+        """To be called before every step of the work, however small.
+
+        Raises:
+            LeaseLost: somebody else works on the job by now; nothing more may be written.
+            JobCancelled: somebody asked for it to stop.
+        """
+        if self._lost.is_set():
+            raise LeaseLost(f"job {self.lease.job_id}: its lease went to another worker; this one stops")
+        if self._cancelled.is_set():
+            raise JobCancelled(f"cancelled while {self.stage}")
+
+    def _beat(self) -> None:
+        interval = min(self.lease.seconds / 4, _LONGEST_BEAT_SECONDS)
+        while not self._over.wait(interval):
+            try:
+                told = renew(self.database, self.lease)
+            except SQLAlchemyError as error:
+                # Fencing guards what is written; a database that is away for a moment is no reason to stop.
+                _log.warning("job %s: no heartbeat: %s", self.lease.job_id, type(error).__name__)
+                continue
+            if told.lost:
+                self._lost.set()
+                return
+            if told.cancel:
+                self._cancelled.set()
+
+    # ------------------------------------------------------------------ written
+
+    def enter(self, stage: str, **more: Any) -> None:
+        """A new stage, or news from the present one, for whoever looks at the job. Raises as `tick`."""
+        self.tick()
+        self.stage = stage
+        progress = {"stage": stage, **more}
+        with fenced(self.database, self.lease) as (session, job):
+            if job.progress != progress:
+                job.progress = progress
+                records.append_event(session, job, "progress", progress)
+
+    def note(self, event_type: EventType, data: Mapping[str, Any]) -> None:
+        """An event. Raises LeaseLost."""
+        with fenced(self.database, self.lease) as (session, job):
+            records.append_event(session, job, event_type, as_json(data))
+
+    def warn(self, message: str) -> None:
+        """Something a person should know, once however many attempts come to it."""
+        with fenced(self.database, self.lease) as (session, job):
+            said = records.warnings_of(session, job.id)
+            if message not in said:
+                records.append_event(session, job, "warning", {"message": message})
+
+
+def as_json(value: Any) -> Any:
+    """`value` with its tuples as lists, and None for what JSON has no number for: a diverged loss is NaN."""
+    if isinstance(value, Mapping):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

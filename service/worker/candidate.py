@@ -1,0 +1,113 @@
+"""A candidate version: made by a job, published once, and only by the worker that still holds the job."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from model_store.artefact import Artefact
+from model_store.errors import ReferenceNotFound
+from model_store.guard import ReferenceStatistics
+from model_store.manifest import Lineage, ModelManifest
+from model_store.store import Store
+from service.catalog.adapted import adapted_name
+from service.jobs.leases import fenced
+from service.worker.attempt import Attempt, Published
+
+_SOFTWARE = ("locum", "torch", "onnx", "numpy")
+
+
+@dataclass(frozen=True)
+class Draft:
+    """What a job found.
+
+    `method` made it from `parent`, a composite, in `epochs` from `seed`. `model` is the manifest of the
+    parent's model that it is like: its task and network. `files` has weights, graph, and more by name;
+    `metrics` and `sources` are the manifest's.
+    """
+
+    parent: Artefact
+    model: ModelManifest
+    method: str
+    files: Mapping[str, bytes]
+    epochs: int
+    seed: int
+    details: Mapping[str, Any]
+    statistics: ReferenceStatistics | None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    sources: tuple[str, ...] | None = None
+
+
+def published_by(store: Store, name: str, job_id: str) -> Artefact | None:
+    """The version that this job published before, by whichever of its attempts."""
+    try:
+        versions = store.versions(name)
+    except ReferenceNotFound:
+        return None
+    return next((v.artefact for v in versions if v.artefact.manifest.lineage.run == job_id), None)
+
+
+def publish(
+    attempt: Attempt,
+    store: Store,
+    draft: Draft,
+    *,
+    gate: dict[str, Any],
+    result: dict[str, Any],
+) -> Published:
+    """Make the draft the job's candidate version, and keep verdict and result with the job.
+
+    Raises:
+        LeaseLost, JobCancelled: this worker may publish nothing (any more).
+        ArtefactWithdrawn: the parent was withdrawn meanwhile.
+    """
+    job = attempt.job
+    assert job.hospital is not None
+    parent = draft.parent
+    name = adapted_name(parent.name, job.hospital)
+    manifest = ModelManifest(
+        name=name,
+        role="hospital",
+        hospital=job.hospital,
+        task=draft.model.task,
+        network=draft.model.network,
+        lineage=Lineage(
+            method=draft.method,
+            run=job.id,
+            sites=parent.manifest.lineage.sites,
+            rounds=draft.epochs,
+            seed=draft.seed,
+            parents=(parent.digest,),
+            details=dict(draft.details),
+        ),
+        metrics=dict(draft.metrics),
+        statistics=draft.statistics,
+        sources=draft.sources,
+        software={"python": platform.python_version(), **{part: version(part) for part in _SOFTWARE}},
+    )
+
+    def admit() -> None:
+        store.by_digest(parent.digest)
+        # Nobody else publishes under this name now, and none did for this job: asked here, it stays so.
+        earlier = published_by(Store(store.root), name, job.id)
+        if earlier is not None:
+            raise _AlreadyPublished(earlier)
+        attempt.tick()
+        with fenced(attempt.database, attempt.lease) as (_, row):
+            # Kept before the version is visible: whoever finds it after this worker died finds these too.
+            row.gate, row.result = gate, result
+
+    try:
+        artefact = store.publish(manifest, dict(draft.files), admit=admit)
+    except _AlreadyPublished as found:
+        artefact = found.artefact
+    return Published(artefact, result, gate)
+
+
+class _AlreadyPublished(Exception):
+    def __init__(self, artefact: Artefact) -> None:
+        super().__init__(str(artefact))
+        self.artefact = artefact

@@ -1,0 +1,81 @@
+"""The worker, the half of the service that may use torch: `celery -A service.worker worker`.
+
+A worker runs one task at a time on the queue `adaptation`. It is stopped by SIGTERM (it finishes its task),
+and may be killed at any moment: the message was not acknowledged, and goes to the next worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from celery.exceptions import CPendingDeprecationWarning
+from celery.signals import setup_logging, worker_init, worker_shutdown
+
+from service.database import Database, upgrade
+from service.runtime import logs
+from service.runtime.broker import Broker
+from service.runtime.queue import RUN_JOB, VERIFY_STORE, celery_app
+from service.runtime.store_check import verify_store
+from service.settings import settings_or_exit
+
+_log = logging.getLogger("locum.worker")
+
+settings = settings_or_exit()
+broker = Broker(settings)
+worker = celery_app(settings, broker.celery_url)
+
+
+def _configure_logging(**_: object) -> None:
+    # A receiver of this signal is what keeps Celery from setting up logging of its own.
+    logs.configure(settings, whole_process=True)
+    # Celery advises to cancel what runs when Redis blinks; see `service.runtime.queue` for why that is not done.
+    warnings.simplefilter("ignore", CPendingDeprecationWarning)
+
+
+def _prepare(**_: object) -> None:
+    broker.start()
+    with _database() as database:
+        upgrade(database)
+
+
+def _finish(**_: object) -> None:
+    broker.stop()
+
+
+@contextmanager
+def _database() -> Iterator[Database]:
+    # Opened per task: an engine must not be carried over the fork between the worker and the process of its
+    # tasks.
+    database = Database(settings.resolved_database_url)
+    try:
+        yield database
+    finally:
+        database.dispose()
+
+
+def verify() -> None:
+    """Hash every artefact of the store again, and record what was found."""
+    with _database() as database:
+        verdict = verify_store(settings.store, database)
+    for reference, wrong in verdict.damaged.items():
+        _log.error("%s is damaged: %s", reference, wrong)
+    _log.info("verified %d versions, %d damaged", verdict.versions, len(verdict.damaged))
+
+
+def run(job_id: str) -> None:
+    """Work on a job."""
+    # Torch comes with it, into the process of the tasks, once there is a job.
+    from service.worker.runner import run_job
+
+    run_job(job_id, settings)
+
+
+# Called, not used as decorators: Celery has no types, and such a decorator takes a function's own away.
+setup_logging.connect(_configure_logging)
+worker_init.connect(_prepare)
+worker_shutdown.connect(_finish)
+worker.task(name=VERIFY_STORE)(verify)
+worker.task(name=RUN_JOB)(run)

@@ -1,0 +1,221 @@
+"""Picking a cluster: a cohort of a hospital's unlabeled scans in, one cluster's model out, as its candidate.
+
+preparing   scans and models are read and checked
+comparing   every cluster's model is asked about every image
+judging     the pick again from draws of the scans, for the gate
+drawing     what all clusters say, and what the picked one says, for a person
+publishing  once, by whoever holds the lease at that moment
+
+Nothing is learned: the candidate is the cluster's model as it is, with this hospital's name on it. Asking
+takes seconds, so that an attempt after a lost one begins anew, and comes to the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from model_store.artefact import Artefact
+from model_store.manifest import GRAPH, WEIGHTS, ClustersManifest, ModelManifest
+from model_store.store import Store
+from model_store.task import Task
+from personalization.fedbicross.picking import (
+    CRITERIA,
+    Criterion,
+    Observed,
+    cheapest,
+    costs,
+    observe,
+    stability,
+)
+from personalization.gate import Verdict
+from personalization.gate.picking import PickEvidence, judge_pick
+from personalization.networks import build
+from personalization.state import from_safetensors
+from service.cohorts.files import ScanFile
+from service.errors import AdaptationRefused
+from service.kinds.clusters import PickingOptions
+from service.settings import scan_limits
+from service.worker.attempt import Attempt, Published, as_json
+from service.worker.candidate import Draft, publish
+from service.worker.cohort_images import CohortImages, cohort_files, load_images
+from service.worker.device import device_of
+from service.worker.pictures import draw_answers
+
+
+@dataclass(frozen=True)
+class LoadedClusters:
+    """`offered` is the artefact of kind `clusters`; its models by the clusters' names, in their order."""
+
+    offered: Artefact
+    manifest: ClustersManifest
+    models: Mapping[str, Artefact]
+    networks: Mapping[str, nn.Module]
+
+    @property
+    def task(self) -> Task:
+        """What is classified."""
+        return self.manifest.task
+
+    def model_manifest(self, cluster: str) -> ModelManifest:
+        """Of a cluster's model."""
+        manifest = self.models[cluster].manifest
+        assert isinstance(manifest, ModelManifest)
+        return manifest
+
+    def sites(self, cluster: str) -> list[str]:
+        """The hospitals of a cluster."""
+        return sorted(site for site, found in self.manifest.assignment.items() if found == cluster)
+
+
+def load_clusters(store: Store, digest: str) -> LoadedClusters:
+    """The clusters with this digest.
+
+    Raises:
+        StoreError: it or one of its models is absent, withdrawn or damaged.
+        StateError: a model's weights are not its network's.
+        AdaptationRefused: the artefact is of another kind.
+    """
+    offered = store.by_digest(digest)
+    if not isinstance(offered.manifest, ClustersManifest):
+        raise AdaptationRefused(
+            f"'{offered}' is of kind {offered.manifest.kind}; expected clusters, as FedBiCross makes them"
+        )
+    found = offered.manifest.clusters
+    # "10" after "9", where names are numbers.
+    names = sorted(found, key=lambda name: (len(name), name))
+    models = {name: store.by_digest(found[name]) for name in names}
+    return LoadedClusters(
+        offered, offered.manifest, models, {name: _network(model) for name, model in models.items()}
+    )
+
+
+def _network(model: Artefact) -> nn.Module:
+    manifest = model.manifest
+    assert isinstance(manifest, ModelManifest)
+    network = build(manifest.network.name, **manifest.network.arguments)
+    network.load_state_dict(from_safetensors(model.read(WEIGHTS)))
+    return network.eval()
+
+
+METHOD = "fedbicross-picking"
+# Draws from fewer patients would be the same few over again.
+_FEWEST_PATIENTS = 4
+
+
+def run_picking(attempt: Attempt) -> Published:
+    """Compare, judge, publish. Raises what its parts raise; the runner turns that into words."""
+    store, job = Store(attempt.settings.store), attempt.job
+    loaded = load_clusters(store, job.parent)
+    options = PickingOptions.model_validate(job.options)
+    files = cohort_files(attempt)
+    known = next(loaded.model_manifest(name).statistics for name in loaded.models)
+    cohort = load_images(files, loaded.task, known, scan_limits(attempt.settings), attempt.tick)
+    if cohort.left_out:
+        attempt.warn(
+            f"the cohort has {cohort.left_out} slices more than are looked at: {len(cohort.images)}, evenly "
+            "spaced, are"
+        )
+    observed = _observe(attempt, loaded, cohort, options.seed)
+    found = {criterion: costs(criterion, observed) for criterion in CRITERIA}
+    try:
+        chosen = cheapest(found[options.criterion])
+    except ValueError as error:
+        raise AdaptationRefused(f"nothing can be picked: {error}") from error
+    attempt.enter("judging", cluster=chosen)
+    gate = as_json(_verdict(observed, chosen, cohort, options).to_json())
+    attempt.note("gate", gate)
+    attempt.enter("drawing")
+    _draw(attempt, loaded, files, observed, chosen, cohort.scan_of_image)
+    attempt.enter("publishing")
+    result = _result(loaded, options, chosen, found, cohort, files)
+    model = loaded.models[chosen]
+    draft = Draft(
+        parent=loaded.offered,
+        model=loaded.model_manifest(chosen),
+        method=METHOD,
+        files={WEIGHTS: model.read(WEIGHTS), GRAPH: model.read(GRAPH)},
+        epochs=0,
+        seed=options.seed,
+        details=result,
+        statistics=None if known is None else known.merge(cohort.statistics),
+    )
+    return publish(attempt, store, draft, gate=gate, result=result)
+
+
+def _observe(
+    attempt: Attempt, loaded: LoadedClusters, cohort: CohortImages, seed: int
+) -> dict[str, Observed]:
+    device = device_of(attempt.settings)
+    observed = {}
+    for name, network in loaded.networks.items():
+        attempt.enter("comparing", cluster=name)
+        observed[name] = observe(network.to(device), cohort.images, seed, attempt.tick)
+    return observed
+
+
+def _verdict(
+    observed: Mapping[str, Observed],
+    chosen: str,
+    cohort: CohortImages,
+    options: PickingOptions,
+) -> Verdict:
+    patients = torch.from_numpy(cohort.patient_of_image)
+    draw = torch.Generator().manual_seed(options.seed)
+    criterion: Criterion = options.criterion
+    enough = int(patients.max()) + 1 >= _FEWEST_PATIENTS
+    return judge_pick(
+        PickEvidence(
+            stability=stability(criterion, observed, patients, draw) if enough else None,
+            information=-costs("information", observed)[chosen],
+            statistics_distance=costs("statistics", observed)[chosen],
+            source_warnings=cohort.warned,
+        )
+    )
+
+
+def _draw(
+    attempt: Attempt,
+    loaded: LoadedClusters,
+    files: Sequence[ScanFile],
+    observed: Mapping[str, Observed],
+    chosen: str,
+    scan_of_image: NDArray[np.int64],
+) -> None:
+    mean = torch.stack([own.answers for own in observed.values()]).mean(dim=0)
+    scans = range(len(files))
+    told = {
+        "before": [mean[scan_of_image == scan].mean(dim=0).numpy() for scan in scans],
+        "after": [observed[chosen].answers[scan_of_image == scan].mean(dim=0).numpy() for scan in scans],
+    }
+    draw_answers(attempt, files, loaded.task, told)
+
+
+def _result(
+    loaded: LoadedClusters,
+    options: PickingOptions,
+    chosen: str,
+    found: Mapping[Criterion, Mapping[str, float]],
+    cohort: CohortImages,
+    files: Sequence[ScanFile],
+) -> dict[str, Any]:
+    result: dict[str, Any] = as_json(
+        {
+            "options": options.model_dump(),
+            "scans": len(files),
+            "images": len(cohort.images),
+            "cluster": chosen,
+            "sites": {name: loaded.sites(name) for name in loaded.models},
+            "costs": {
+                criterion: {name: round(cost, 6) for name, cost in each.items()}
+                for criterion, each in found.items()
+            },
+        }
+    )
+    return result

@@ -1,0 +1,226 @@
+"""The scans of a job as the network's input: read, checked, prepared as serving prepares them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model_store.errors import LocumStoreError, ScanError
+from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
+from model_store.preprocessing import prepare, prepare_mask
+from model_store.scan import Limits, decode
+from model_store.task import Task
+from personalization.fedoap.joining import Examples
+from personalization.tick import Tick
+from service.cohorts import cohorts, masks
+from service.cohorts.files import ScanFile
+from service.cohorts.patients import PatientSplit, numbered, other_values, shows_target
+from service.errors import AdaptationRefused
+from service.worker.attempt import Attempt
+
+
+@dataclass(frozen=True)
+class LabelledImages:
+    """`images` float32 [N, C, H, W]; `targets` uint8 [N, H, W], 0 where nobody drew.
+
+    `names` has the scan of each slice, `drawn_on` whether it has a mask; `statistics` what the guard may add
+    to what it knows, `left_out` the number of slices beyond MOST_IMAGES.
+    """
+
+    images: Tensor
+    targets: Tensor
+    names: tuple[str, ...]
+    drawn_on: NDArray[np.bool_]
+    statistics: ReferenceStatistics
+    left_out: int
+
+    @property
+    def scan_of_image(self) -> NDArray[np.int64]:
+        """Which slices are of one scan [N]."""
+        return np.unique(self.names, return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def drawn(self) -> dict[str, bool]:
+        """The scans with masks, and whether a slice of theirs still shows a target."""
+        shows = self.targets.flatten(1).any(dim=1).tolist()
+        found: dict[str, bool] = {}
+        for name, drawn_on, there in zip(self.names, self.drawn_on, shows, strict=True):
+            if drawn_on:
+                found[name] = found.get(name, False) or there
+        return found
+
+    def examples(self, scans: Sequence[str], split: PatientSplit) -> Examples:
+        """Every slice of these scans."""
+        wanted = set(scans)
+        chosen = [index for index, name in enumerate(self.names) if name in wanted]
+        patients = tuple(split.patients[self.names[index]] for index in chosen)
+        return Examples(self.images[chosen], self.targets[chosen], patients)
+
+
+def masks_of(attempt: Attempt, task: Task) -> tuple[dict[str, ScanFile], frozenset[str]]:
+    """The masks of the job's cohort by their scans' names, and which scans' show a target.
+
+    Warns of those that look like class indices.
+    """
+    assert attempt.job.cohort is not None
+    with attempt.database.read() as session:
+        rows = masks.of_cohort(session, attempt.job.cohort)
+    files = {name: cohorts.file_of(attempt.settings, row, name) for name, row in rows.items()}
+    if hint := other_values({name: row.label_values for name, row in rows.items()}, task):
+        attempt.warn(hint)
+    return files, frozenset(name for name, row in rows.items() if shows_target(row.label_values, task))
+
+
+def load_labelled(
+    scans: Sequence[ScanFile],
+    drawn: Mapping[str, ScanFile],
+    task: Task,
+    limits: Limits,
+    tick: Tick,
+) -> LabelledImages:
+    """Decode and prepare every scan, and its mask if it has one.
+
+    Of more than MOST_IMAGES slices, those of scans with masks are kept first: only they are learned from.
+
+    Raises:
+        ScanError, TaskError: a file cannot be read or does not fit; the message names it.
+        CohortGone: a file is not there.
+    """
+    images, targets, names, drawn_on, statistics, left_out = [], [], [], [], [], 0
+    room = MOST_IMAGES
+    for file, after in _drawn_first(scans, drawn):
+        tick()
+        try:
+            scan = decode(file.read(), limits)
+            prepared = prepare(scan, task)
+            mask = drawn.get(file.name)
+            target = np.zeros((len(prepared.slices), *task.size), np.uint8)
+            if mask is not None:
+                target = prepare_mask(decode(mask.read(), limits), task, prepared.geometry)
+        except LocumStoreError as error:
+            raise type(error)(f"scan '{file.name}': {error}") from error
+        # An equal part of what those before it left.
+        budget = max(1, room // after)
+        # Copies: slices with neighbours share memory, which torch must not be given.
+        kept = evenly(torch.from_numpy(prepared.slices.copy()), budget)
+        left_out += len(target) - len(kept)
+        room -= len(kept)
+        images.append(kept)
+        targets.append(evenly(torch.from_numpy(target.copy()), budget))
+        names += [file.name] * len(kept)
+        drawn_on += [mask is not None] * len(kept)
+        statistics.append(summarise(scan, prepared))
+    return LabelledImages(
+        torch.cat(images), torch.cat(targets), tuple(names), np.array(drawn_on), merged(statistics), left_out
+    )
+
+
+def _drawn_first(scans: Sequence[ScanFile], drawn: Mapping[str, ScanFile]) -> Iterator[tuple[ScanFile, int]]:
+    """Those with masks, then the others; with each how many of its kind are left, itself included."""
+    for kind in (True, False):
+        files = [file for file in scans if (file.name in drawn) is kind]
+        yield from zip(files, range(len(files), 0, -1), strict=True)
+
+
+# Slices that are adapted to. Of a larger cohort every scan gives as many, evenly spaced: some thousand
+# slices tell what a hospital's scans look like, and all of them have to be in memory.
+MOST_IMAGES = 2000
+
+
+@dataclass(frozen=True)
+class CohortImages:
+    """`images` float32 [N, C, H, W]; `scan_of_image` [N] says which scan each came from, `patient_of_image`
+    [N] which patient, as far as the task can tell by the scans' names.
+
+    `warned` is the share of scans that do not look like training, `statistics` what the guard may add to
+    what it knows, `left_out` the number of slices beyond MOST_IMAGES.
+    """
+
+    images: Tensor
+    scan_of_image: NDArray[np.int64]
+    patient_of_image: NDArray[np.int64]
+    warned: float
+    statistics: ReferenceStatistics
+    left_out: int
+
+
+def cohort_files(attempt: Attempt) -> list[ScanFile]:
+    """The scans of the job's cohort, by name.
+
+    Raises:
+        CohortUnknown, CohortGone: there is no such cohort, or not any more.
+        AdaptationRefused: it is empty.
+    """
+    job = attempt.job
+    assert job.hospital is not None
+    assert job.cohort is not None
+    with attempt.database.read() as session:
+        cohorts.usable(session, job.hospital, job.cohort)
+        rows = cohorts.scans(session, job.cohort)
+    if not rows:
+        raise AdaptationRefused(
+            f"cohort {job.cohort} has no scan: upload some, then ask for the adaptation again"
+        )
+    return [cohorts.file_of(attempt.settings, row, row.name) for row in rows]
+
+
+def load_images(
+    files: Sequence[ScanFile],
+    task: Task,
+    reference: ReferenceStatistics | None,
+    limits: Limits,
+    tick: Tick,
+) -> CohortImages:
+    """Decode and prepare every scan.
+
+    Raises:
+        ScanError: a scan cannot be read or does not fit the task; the message names it.
+        CohortGone: a file is not there.
+    """
+    budget = max(1, MOST_IMAGES // len(files))
+    parts, summaries, total = [], [], 0
+    for file in files:
+        tick()
+        try:
+            slices, summary = prepare_scan(file.read(), task, limits)
+        except ScanError as error:
+            raise type(error)(f"scan '{file.name}': {error}") from error
+        total += len(slices)
+        parts.append(evenly(slices, budget))
+        summaries.append(summary)
+    images = torch.cat(parts)
+    patients = numbered([file.name for file in files], task)
+    return CohortImages(
+        images=images,
+        scan_of_image=np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+        patient_of_image=np.repeat(patients, [len(part) for part in parts]),
+        warned=float(np.mean([bool(check(summary, reference, task)) for summary in summaries])),
+        statistics=merged(summaries),
+        left_out=total - len(images),
+    )
+
+
+def prepare_scan(data: bytes, task: Task, limits: Limits) -> tuple[Tensor, ScanSummary]:
+    """The network's input [S, C, H, W] of a scan's file, and what the guard sees in it. Raises ScanError."""
+    scan = decode(data, limits)
+    prepared = prepare(scan, task)
+    # A copy: slices with neighbours share memory, which torch must not be given.
+    return torch.from_numpy(prepared.slices.copy()), summarise(scan, prepared)
+
+
+def evenly(slices: Tensor, most: int = MOST_IMAGES) -> Tensor:
+    """At most so many of the slices, evenly spaced."""
+    if len(slices) <= most:
+        return slices
+    return slices[((torch.arange(most) + 0.5) * len(slices) / most).long()]
+
+
+def merged(summaries: Iterable[ScanSummary]) -> ReferenceStatistics:
+    """What the guard may know of all of them."""
+    return reduce(ReferenceStatistics.merge, map(ReferenceStatistics.of, summaries))

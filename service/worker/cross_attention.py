@@ -1,0 +1,220 @@
+"""Joining a cross-attention: some masks of a hospital's scans in, a judged candidate version out.
+
+preparing   scans, masks and the shared model are read and checked; patients are split
+joining     a checkpoint per epoch; a later attempt goes on from it, bit for bit
+judging     Dice on the validation patients against zero-shot, and whether all masks are plausible
+drawing     before and after, of scans that were not learned from
+publishing  once, by whoever holds the lease at that moment
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from model_store.artefact import Artefact
+from model_store.manifest import GRAPH, WEIGHTS, CrossAttentionManifest, ModelManifest
+from model_store.store import Store
+from personalization.errors import CheckpointError
+from personalization.export import to_onnx
+from personalization.fedoap.joining import (
+    Joining,
+    JoiningCheckpoint,
+    JoiningConfig,
+    join,
+    judge_joining,
+    predict,
+)
+from personalization.networks import FedOapUNet, build
+from personalization.state import from_safetensors, to_safetensors
+from service.cohorts.patients import PatientSplit, same_bytes, split_by_patient
+from service.errors import AdaptationRefused
+from service.jobs import records
+from service.kinds.cross_attention import JoiningOptions
+from service.settings import scan_limits
+from service.worker.attempt import Attempt, Published, as_json
+from service.worker.candidate import Draft, publish
+from service.worker.cohort_images import LabelledImages, cohort_files, load_labelled, masks_of
+from service.worker.device import device_of
+from service.worker.pictures import draw_pictures
+
+METHOD = "fedoap-joining"
+# Fewer validation patients with a target than these say little, whatever their Dice.
+_FEW_PATIENTS = 3
+
+NOTHING_BETTER = "no epoch had a higher validation Dice than zero-shot, which was kept"
+
+
+@dataclass(frozen=True)
+class _Parent:
+    """`offered` is the cross-attention's artefact; `model` and `manifest` are its shared part's."""
+
+    offered: Artefact
+    model: Artefact
+    manifest: ModelManifest
+    network: FedOapUNet
+
+    @property
+    def channels(self) -> int:
+        return self.manifest.task.in_channels
+
+
+def run_joining(attempt: Attempt) -> Published:
+    """Join, judge, publish. Raises what its parts raise; the runner turns that into words."""
+    store = Store(attempt.settings.store)
+    parent = _load(store, attempt.job.parent)
+    options = JoiningOptions.model_validate(attempt.job.options)
+    config = JoiningConfig(**options.model_dump(exclude={"validation"}))
+    task = parent.manifest.task
+    masks, ill = masks_of(attempt, task)
+    files = cohort_files(attempt)
+    cohort = load_labelled(files, masks, task, scan_limits(attempt.settings), attempt.tick)
+    _say_what_was_lost(attempt, cohort, ill)
+    # By what is left of the masks: who has no target any more can neither teach nor choose.
+    digests = {file.name: file.sha256 for file in files}
+    split = split_by_patient(cohort.drawn, digests, task, options.validation, options.seed)
+    _say_what_is_little(attempt, split, digests)
+    parent.network.to(device_of(attempt.settings))
+    joining = _join(attempt, parent, cohort, split, config)
+    attempt.enter("judging")
+    maps, attention = predict(parent.network, cohort.images, attempt.tick)
+    verdict = judge_joining(
+        joining, maps.numpy(), cohort.targets.numpy(), cohort.drawn_on, cohort.scan_of_image
+    )
+    gate = as_json(verdict.to_json())
+    attempt.note("gate", gate)
+    attempt.enter("drawing")
+    graph = to_onnx(parent.network, parent.channels, task.size)
+    chosen = [*(file for file in files if file.name in split.validation)]
+    chosen += [file for file in files if file.name not in split.patients]
+    draw_pictures(attempt, chosen, parent.model, graph, masks)
+    attempt.enter("publishing")
+    result = _result(joining, config, cohort, split) | {"attention": _shares(parent.manifest, attention)}
+    known = parent.manifest.statistics
+    draft = Draft(
+        parent=parent.offered,
+        model=parent.manifest,
+        method=METHOD,
+        files={WEIGHTS: to_safetensors(parent.network.state_dict()), GRAPH: graph},
+        epochs=joining.history[-1].epoch,
+        seed=config.seed,
+        details=result,
+        # Scans of the hospital are no surprise to its own version.
+        statistics=cohort.statistics if known is None else known.merge(cohort.statistics),
+        metrics={"val_dice": joining.best.dice},
+        sources=parent.manifest.sources,
+    )
+    return publish(attempt, store, draft, gate=gate, result=result)
+
+
+def _load(store: Store, digest: str) -> _Parent:
+    """The shared part, the bank, and the personal part that a hospital begins with."""
+    offered = store.by_digest(digest)
+    assert isinstance(offered.manifest, CrossAttentionManifest)
+    model = store.by_digest(offered.manifest.global_model)
+    manifest = model.manifest
+    assert isinstance(manifest, ModelManifest)
+    network = build(manifest.network.name, **manifest.network.arguments)
+    if not isinstance(network, FedOapUNet):
+        raise AdaptationRefused(
+            f"'{model}' is a network '{manifest.network.name}', expected fedoap; publish the artefact again"
+        )
+    network.load_state_dict(from_safetensors(model.read(WEIGHTS)))
+    return _Parent(offered, model, manifest, network)
+
+
+def _join(
+    attempt: Attempt, parent: _Parent, cohort: LabelledImages, split: PatientSplit, config: JoiningConfig
+) -> Joining:
+    attempt.enter("joining", epoch=0, epochs=config.epochs)
+    with attempt.database.read() as session:
+        noted = {event.data["epoch"] for event in records.events_of_type(session, attempt.job.id, "epoch")}
+
+    def after_epoch(checkpoint: JoiningCheckpoint) -> None:
+        attempt.tick()
+        # The file first: an epoch that is told of is never learned again.
+        attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
+        for record in checkpoint.history:
+            if record.epoch not in noted:
+                noted.add(record.epoch)
+                attempt.note("epoch", asdict(record))
+        attempt.enter("joining", epoch=checkpoint.history[-1].epoch, epochs=config.epochs)
+
+    train, validation = (cohort.examples(names, split) for names in (split.train, split.validation))
+
+    def go(resume: JoiningCheckpoint | None) -> Joining:
+        return join(
+            parent.network,
+            train,
+            validation,
+            config,
+            resume=resume,
+            after_epoch=after_epoch,
+            tick=attempt.tick,
+        )
+
+    try:
+        content = attempt.folder.read(attempt.folder.checkpoint)
+        return go(None if content is None else JoiningCheckpoint.from_bytes(content))
+    except CheckpointError as error:
+        attempt.warn(f"joining began anew: {error}")
+        return go(None)
+
+
+def _say_what_was_lost(attempt: Attempt, cohort: LabelledImages, ill: frozenset[str]) -> None:
+    if cohort.left_out:
+        attempt.warn(
+            f"the cohort has {cohort.left_out} slices more than are taken at once: {len(cohort.images)}, "
+            "evenly spaced, are used, those of scans with masks first"
+        )
+    lost = sorted(name for name, there in cohort.drawn.items() if name in ill and not there)
+    if lost:
+        rows, columns = cohort.targets.shape[1:]
+        attempt.warn(
+            f"of the target of {len(lost)} mask{'s' if len(lost) > 1 else ''}, first scan '{lost[0]}', "
+            f"nothing is left in the slices of {rows}x{columns} pixels that the network sees: counted as "
+            "drawn and without a target"
+        )
+
+
+def _say_what_is_little(attempt: Attempt, split: PatientSplit, digests: Mapping[str, str]) -> None:
+    if groups := same_bytes(split.patients, digests):
+        attempt.warn(
+            f"{sum(map(len, groups))} scans with masks are the same bytes as another, first "
+            f"{' and '.join(repr(name) for name in groups[0][:2])}: counted as one patient's"
+        )
+    if split.deciding < _FEW_PATIENTS:
+        attempt.warn(
+            f"the epoch is chosen, and the gate decides, by {split.deciding} validation patient"
+            f"{'s' if split.deciding > 1 else ''} with a target: masks of more patients would say more"
+        )
+
+
+def _shares(manifest: ModelManifest, attention: Tensor) -> dict[str, float] | None:
+    """By source, the mean over all slices of the cohort."""
+    if manifest.sources is None:
+        return None
+    mean = attention.double().mean(dim=0).tolist()
+    return {source: round(share, 6) for source, share in zip(manifest.sources, mean, strict=True)}
+
+
+def _result(
+    joining: Joining, config: JoiningConfig, cohort: LabelledImages, split: PatientSplit
+) -> dict[str, Any]:
+    return {
+        "options": config.facts(),
+        "scans": len(set(cohort.names)),
+        "images": len(cohort.images),
+        "masks": len(split.patients),
+        "train_patients": split.count(split.train),
+        "validation_patients": split.count(split.validation),
+        "epochs": joining.history[-1].epoch,
+        "best_epoch": joining.best_epoch,
+        "validation_dice": joining.best.dice,
+        "zero_shot_dice": joining.start.dice,
+        "fell_back": joining.best_epoch == 0,
+        "stopped": joining.stopped,
+    }

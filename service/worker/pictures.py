@@ -1,0 +1,99 @@
+"""Before and after, for a person to look at: overlays of a few scans, in the job's folder for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from model_store.artefact import Artefact
+from model_store.digest import sha256
+from model_store.manifest import GRAPH, ModelManifest
+from model_store.preprocessing import class_map, display_slices
+from model_store.scan import decode
+from model_store.task import Task
+from service.cohorts.files import ScanFile
+from service.inference.pipeline import Segmentation, Stopwatch, segment
+from service.inference.sessions import Session
+from service.prediction.output import common_slices, picture
+from service.prediction.overlay import Panel, choose_slices, overlay
+from service.prediction.receipt import NOTICE
+from service.settings import Settings, scan_limits
+from service.worker.attempt import Attempt
+
+MOST_SCANS = 4
+_MOST_CLASSES = 3
+_SAID = {"before": "before adaptation", "after": "after adaptation", "drawn": "as it was drawn"}
+
+
+def draw_pictures(
+    attempt: Attempt,
+    files: Sequence[ScanFile],
+    parent: Artefact,
+    graph: bytes,
+    masks: Mapping[str, ScanFile] | None = None,
+) -> None:
+    """Write `N-before.png` (the global model) and `N-after.png` (the candidate), N from 1, into the pictures.
+
+    Of a scan that has one of `masks` (by its name) there is `N-drawn.png` too. All show the same slices.
+    Names of files are the hospital's own business and stand on none of them.
+    """
+    manifest = parent.manifest
+    assert isinstance(manifest, ModelManifest)
+    sessions = {
+        "before": load(parent.read(GRAPH), attempt.settings),
+        "after": load(graph, attempt.settings),
+    }
+    task = manifest.task
+    for number, index in enumerate(_chosen(files), start=1):
+        data, mask = files[index].read(), (masks or {}).get(files[index].name)
+        found: dict[str, Segmentation] = {}
+        for when, session in sessions.items():
+            attempt.tick()
+            found[when] = run(data, manifest, session, attempt.settings)
+        if mask is not None:
+            classes = class_map(decode(mask.read(), scan_limits(attempt.settings)), task)
+            found["drawn"] = replace(found["after"], classes=classes)
+        shown = common_slices([*found.values()])
+        for when, segmentation in found.items():
+            content = picture(segmentation, task, f"scan {number}  ·  {_SAID[when]}", shown=shown)
+            attempt.folder.write(attempt.folder.pictures / f"{number}-{when}.png", content)
+
+
+def draw_answers(
+    attempt: Attempt,
+    files: Sequence[ScanFile],
+    task: Task,
+    told: Mapping[str, Sequence[NDArray[np.float64]]],
+) -> None:
+    """The same for a classifier: a few scans, each with its class probabilities in words.
+
+    `told` has those of every scan [K], by `before` and `after`.
+    """
+    for number, index in enumerate(_chosen(files), start=1):
+        scan = decode(files[index].read(), scan_limits(attempt.settings))
+        pictures = display_slices(scan, task)
+        nothing = np.zeros(pictures[0].shape[:2], np.uint8)
+        panels = [Panel(pictures[i], nothing) for i in choose_slices(np.zeros(len(pictures), int))]
+        for when, answers in told.items():
+            attempt.tick()
+            likeliest = np.argsort(-answers[index], kind="stable")[:_MOST_CLASSES]
+            words = ", ".join(f"{task.class_names[k]} {answers[index][k]:.0%}" for k in likeliest)
+            content = overlay(panels, [], f"scan {number}  ·  {words}", NOTICE)
+            attempt.folder.write(attempt.folder.pictures / f"{number}-{when}.png", content)
+
+
+def _chosen(files: Sequence[ScanFile]) -> list[int]:
+    return [int(i) for i in np.unique(np.linspace(0, len(files) - 1, MOST_SCANS).round().astype(int))]
+
+
+def load(graph: bytes, settings: Settings) -> Session:
+    """The graph as the API would run it."""
+    return Session(sha256(graph), graph, threads=settings.threads, device=settings.device)
+
+
+def run(data: bytes, manifest: ModelManifest, session: Session, settings: Settings) -> Segmentation:
+    """Segment a scan's file as the API would."""
+    return segment(data, manifest, session, scan_limits(settings), Stopwatch(), lambda _scan, _warnings: None)

@@ -1,0 +1,115 @@
+"""One adaptation as a job makes it: route, adapt, merge, wherever torch is to work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from model_store.artefact import Artefact
+from model_store.manifest import WEIGHTS, ModelManifest, RoutingSpaceManifest
+from model_store.store import Store
+from model_store.task import Task
+from personalization.iop_fl.merge import merge
+from personalization.iop_fl.network import batches, route
+from personalization.iop_fl.space import RoutingSpace
+from personalization.state import State, from_safetensors
+from personalization.test_time.adapt import Adaptation, adapt, space_for
+from personalization.test_time.checkpoint import Checkpoint
+from personalization.test_time.config import AdaptationConfig
+from personalization.tick import Tick
+from service.errors import AdaptationRefused
+
+
+@dataclass(frozen=True)
+class LoadedSpace:
+    """`offered` is the routing space's artefact; `global_model` and `manifest` are its global part's."""
+
+    offered: Artefact
+    global_model: Artefact
+    manifest: ModelManifest
+    space: RoutingSpace
+
+    @property
+    def task(self) -> Task:
+        """What is segmented."""
+        return self.manifest.task
+
+
+def load_space(store: Store, digest: str) -> LoadedSpace:
+    """The routing space with this digest.
+
+    Raises:
+        StoreError: it or one of its models is absent, withdrawn or damaged.
+        StateError: its models do not fit each other.
+        AdaptationRefused: the artefact is of another kind.
+    """
+    offered = store.by_digest(digest)
+    if not isinstance(offered.manifest, RoutingSpaceManifest):
+        raise AdaptationRefused(
+            f"'{offered}' is of kind {offered.manifest.kind}; only a routing-space can be adapted here"
+        )
+    global_model = store.by_digest(offered.manifest.global_model)
+    manifest = global_model.manifest
+    assert isinstance(manifest, ModelManifest)
+    inside = {site: _state(store.by_digest(part)) for site, part in offered.manifest.inside.items()}
+    space = RoutingSpace.of(manifest.network.name, manifest.network.arguments, inside, _state(global_model))
+    return LoadedSpace(offered, global_model, manifest, space)
+
+
+def _state(artefact: Artefact) -> State:
+    return from_safetensors(artefact.read(WEIGHTS))
+
+
+# Images per forward where nothing is learned: bounds the memory. It changes no result but the coefficients of
+# pooled routers, which see the statistics of their batch.
+_BATCH = 16
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """`routed` is the network over `space` at its chosen epoch, `merged` the plain one that is served."""
+
+    adaptation: Adaptation
+    space: RoutingSpace
+    routed: nn.Module
+    merged: nn.Module
+
+
+def adapt_and_merge(
+    space: RoutingSpace,
+    images: Tensor,
+    config: AdaptationConfig,
+    device: torch.device,
+    tick: Tick,
+    *,
+    resume: Checkpoint | None = None,
+    after_epoch: Callable[[nn.Module, Checkpoint], None] | None = None,
+) -> Adapted:
+    """Adapt to `images` [N, C, H, W]; deterministic. Raises what `adapt`, `tick` and `after_epoch` raise."""
+    space = space_for(config, space)
+    network = route(space, config.router).to(device)
+    images = images.to(device)
+
+    def note(checkpoint: Checkpoint) -> None:
+        if after_epoch is not None:
+            after_epoch(network, checkpoint)
+
+    adaptation = adapt(network, images, config, resume=resume, after_epoch=note, tick=tick)
+    merged = merge(space, network, images, batch_size=_BATCH, tick=tick)
+    return Adapted(adaptation, space, network, merged)
+
+
+def class_maps(network: nn.Module, images: Tensor, device: torch.device, tick: Tick) -> NDArray[np.uint8]:
+    """Class indices [N, H, W] that a plain network gives, with its running statistics, as it is served."""
+    network = network.to(device).eval()
+    maps = []
+    with torch.no_grad():
+        for batch in batches(images, _BATCH):
+            tick()
+            maps.append(network(batch.to(device)).argmax(dim=1).to(torch.uint8).cpu().numpy())
+    return np.concatenate(maps)

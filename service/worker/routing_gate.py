@@ -1,0 +1,72 @@
+"""Is a candidate fit to be assigned? The same adaptation again, from another seed and from half the scans.
+
+A candidate that learned the hospital comes out the same from any half of it; one that learned noise does not.
+And it is nearer than its parent to what the models of the federation say together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from personalization.gate import Verdict, consensus, gather, judge, shift_of_statistics
+from personalization.test_time.config import AdaptationConfig
+from service.worker.attempt import Attempt
+from service.worker.cohort_images import CohortImages
+from service.worker.routing_adapt import Adapted, LoadedSpace, adapt_and_merge, class_maps
+
+# Halves of fewer would be one patient each: what they tell apart is patients, not stability.
+_FEWEST_PATIENTS = 4
+
+
+def verdict_on(
+    attempt: Attempt,
+    loaded: LoadedSpace,
+    adapted: Adapted,
+    cohort: CohortImages,
+    config: AdaptationConfig,
+    device: torch.device,
+) -> Verdict:
+    """Gather the evidence and judge it.
+
+    Costs as much again as the adaptation twice, two forwards of each of the federation's models, and half a
+    forward of the candidate for each of its batch norms.
+    """
+    tick, images = attempt.tick, cohort.images
+    parent = loaded.space.plain()
+    rivals = []
+    for name, seed, chosen in _rivals(cohort, config):
+        attempt.enter("judging", against=name)
+        rival = adapt_and_merge(
+            loaded.space, images[torch.from_numpy(chosen)], replace(config, seed=seed), device, tick
+        )
+        rivals.append(class_maps(rival.merged, images, device, tick))
+    attempt.enter("judging", against="the federation")
+    references = consensus(loaded.space, images, device=device, tick=tick)
+    evidence = gather(
+        candidate=class_maps(adapted.merged, images, device, tick),
+        parent=class_maps(parent, images, device, tick),
+        rivals=rivals,
+        # Slices of one patient are no several opinions.
+        scan_index=cohort.patient_of_image,
+        classes=len(loaded.task.classes),
+        source_warnings=cohort.warned,
+        statistics_distance=shift_of_statistics(parent.state_dict(), adapted.merged, images.to(device), tick),
+        references=references,
+    )
+    return judge(evidence)
+
+
+def _rivals(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
+    """(what it is, its seed, the indices of its images)."""
+    patients = cohort.patient_of_image
+    if config.passes:
+        # Where nothing is learned nothing is drawn: another seed is the same candidate once more.
+        yield "another seed", config.seed + 1, np.arange(len(patients))
+    if patients.max() + 1 >= _FEWEST_PATIENTS:
+        for half in (0, 1):
+            # Every other patient: uploads are often sorted by date.
+            yield f"half {half + 1} of the scans", config.seed, np.flatnonzero(patients % 2 == half)

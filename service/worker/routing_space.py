@@ -1,0 +1,169 @@
+"""Adapting a routing space: a cohort of a hospital's unlabeled scans in, a judged candidate version out.
+
+preparing   scans and models are read and checked
+adapting    a checkpoint per epoch; a later attempt goes on from it, bit for bit
+judging     the same again from another seed and from halves, for the gate
+drawing     before and after, for a person
+publishing  once, by whoever holds the lease at that moment
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import nn
+
+from model_store.guard import ReferenceStatistics
+from model_store.manifest import GRAPH, WEIGHTS
+from model_store.store import Store
+from personalization.errors import CheckpointError, ExportError
+from personalization.export import to_onnx
+from personalization.iop_fl.export import to_dynamic_onnx
+from personalization.iop_fl.network import coefficients, routed_layers
+from personalization.iop_fl.space import RoutingSpace
+from personalization.state import to_safetensors
+from personalization.test_time.adapt import Adaptation, space_for
+from personalization.test_time.checkpoint import Checkpoint, EpochRecord
+from personalization.test_time.config import AdaptationConfig
+from personalization.tick import Tick
+from service.cohorts.files import ScanFile
+from service.jobs import records
+from service.settings import scan_limits
+from service.worker.attempt import Attempt, Published, as_json
+from service.worker.candidate import Draft, publish
+from service.worker.cohort_images import CohortImages, cohort_files, load_images
+from service.worker.device import device_of
+from service.worker.pictures import draw_pictures
+from service.worker.routing_adapt import Adapted, LoadedSpace, adapt_and_merge, load_space
+from service.worker.routing_gate import verdict_on
+
+METHOD = "iop-fl-routing"
+DYNAMIC = "dynamic.onnx"
+
+NOTHING_BETTER = "no epoch was better than step 0 by the loss; the candidate is step 0"
+
+
+def run_routing(attempt: Attempt) -> Published:
+    """Adapt, judge, publish. Raises what its parts raise; the runner turns that into words."""
+    store = Store(attempt.settings.store)
+    loaded = load_space(store, attempt.job.parent)
+    config = AdaptationConfig(**attempt.job.options)
+    files = cohort_files(attempt)
+    limits = scan_limits(attempt.settings)
+    cohort = load_images(files, loaded.task, loaded.manifest.statistics, limits, attempt.tick)
+    if cohort.left_out:
+        attempt.warn(
+            f"the cohort has {cohort.left_out} slices more than can be adapted to at once: "
+            f"{len(cohort.images)}, evenly spaced, are used"
+        )
+    device = device_of(attempt.settings)
+    adapted = _adapt(attempt, loaded.space, cohort, config, device)
+    verdict = verdict_on(attempt, loaded, adapted, cohort, config, device)
+    gate = as_json(verdict.to_json())
+    attempt.note("gate", gate)
+    attempt.enter("drawing")
+    graph = to_onnx(adapted.merged, loaded.task.in_channels, loaded.task.size)
+    draw_pictures(attempt, files, loaded.global_model, graph)
+    attempt.enter("publishing")
+    result = _result(adapted.adaptation, config, cohort, files)
+    used = _coefficients(adapted.space, adapted.routed, cohort, device, attempt.tick)
+    files_out = {WEIGHTS: to_safetensors(adapted.merged.state_dict()), GRAPH: graph}
+    dynamic = _dynamic(attempt, adapted, cohort, device)
+    draft = Draft(
+        parent=loaded.offered,
+        model=loaded.manifest,
+        method=METHOD,
+        files=files_out if dynamic is None else {**files_out, DYNAMIC: dynamic},
+        epochs=adapted.adaptation.history[-1].epoch,
+        seed=config.seed,
+        details=result | {"coefficients": used},
+        statistics=_statistics(loaded, cohort),
+    )
+    return publish(attempt, store, draft, gate=gate, result=result)
+
+
+def _adapt(
+    attempt: Attempt,
+    space: RoutingSpace,
+    cohort: CohortImages,
+    config: AdaptationConfig,
+    device: torch.device,
+) -> Adapted:
+    attempt.enter("adapting", epoch=0, epochs=config.passes)
+    space = space_for(config, space)
+    with attempt.database.read() as session:
+        noted = {event.data["epoch"] for event in records.events_of_type(session, attempt.job.id, "epoch")}
+
+    def after_epoch(network: nn.Module, checkpoint: Checkpoint) -> None:
+        attempt.tick()
+        # The file first: an epoch that is told of is never learned again.
+        attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
+        used = _coefficients(space, network, cohort, device, attempt.tick)
+        for record in checkpoint.history:
+            if record.epoch not in noted:
+                noted.add(record.epoch)
+                attempt.note("epoch", _epoch(record, used if record.epoch == checkpoint.epoch else None))
+        attempt.enter("adapting", epoch=checkpoint.epoch, epochs=config.passes)
+
+    def go(resume: Checkpoint | None) -> Adapted:
+        return adapt_and_merge(
+            space, cohort.images, config, device, attempt.tick, resume=resume, after_epoch=after_epoch
+        )
+
+    try:
+        return go(_checkpoint(attempt))
+    except CheckpointError as error:
+        attempt.warn(f"the adaptation began anew: {error}")
+        return go(None)
+
+
+def _checkpoint(attempt: Attempt) -> Checkpoint | None:
+    content = attempt.folder.read(attempt.folder.checkpoint)
+    return None if content is None else Checkpoint.from_bytes(content)
+
+
+def _epoch(record: EpochRecord, used: dict[str, Any] | None) -> dict[str, Any]:
+    return asdict(record) | ({} if used is None else {"coefficients": used})
+
+
+def _coefficients(
+    space: RoutingSpace, network: nn.Module, cohort: CohortImages, device: torch.device, tick: Tick
+) -> dict[str, Any]:
+    """The mean over the images, layer by layer."""
+    mean_LE = coefficients(network, cohort.images.to(device), tick=tick).mean(dim=0)
+    return {
+        "layers": list(routed_layers(network)),
+        "models": list(space.names),
+        "values": as_json([[round(value, 6) for value in row] for row in mean_LE.tolist()]),
+    }
+
+
+def _dynamic(attempt: Attempt, adapted: Adapted, cohort: CohortImages, device: torch.device) -> bytes | None:
+    try:
+        return to_dynamic_onnx(adapted.space, adapted.routed, cohort.images.to(device), tick=attempt.tick)
+    except ExportError as error:
+        attempt.warn(f"the candidate has no graph with its routers inside: {error}")
+        return None
+
+
+def _statistics(loaded: LoadedSpace, cohort: CohortImages) -> ReferenceStatistics | None:
+    """Scans of the hospital are no surprise to its own version."""
+    known = loaded.manifest.statistics
+    return None if known is None else known.merge(cohort.statistics)
+
+
+def _result(
+    adaptation: Adaptation, config: AdaptationConfig, cohort: CohortImages, files: Sequence[ScanFile]
+) -> dict[str, Any]:
+    return {
+        "options": config.facts(),
+        "scans": len(files),
+        "images": len(cohort.images),
+        "epochs": adaptation.history[-1].epoch,
+        "best_epoch": adaptation.best_epoch,
+        "fell_back": adaptation.fell_back,
+        "stopped": adaptation.stopped,
+    }

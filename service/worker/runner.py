@@ -1,0 +1,107 @@
+"""A job from its claim to its end, in one worker process.
+
+Whatever happens, a job ends in a state with a reason, or stays claimed by a lease that runs out, after which
+the reconciler hands it to the next worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Mapping
+
+from celery.exceptions import SoftTimeLimitExceeded
+from sqlalchemy.exc import SQLAlchemyError
+
+from model_store.errors import LocumStoreError
+from personalization.errors import PersonalizationError
+from service.database import Database
+from service.errors import JobCancelled, LeaseLost, ServiceError
+from service.http.problems import Problem
+from service.jobs.leases import claim, finish
+from service.settings import Settings
+from service.worker.attempt import Attempt, Outcome
+from service.worker.device import prepare_torch
+from service.worker.registry import run_adaptation
+from service.worker.scan import run_scan
+
+_log = logging.getLogger("locum.worker")
+
+HANDLERS: Mapping[str, Callable[[Attempt], Outcome]] = {"adaptation": run_adaptation, "scan": run_scan}
+
+# Their messages are written for whoever asked for the job.
+_IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
+
+
+def run_job(job_id: str, settings: Settings) -> None:
+    """Work on the job if it is to be had; a job that is over or another's is left alone."""
+    database = Database(settings.resolved_database_url)
+    try:
+        lease = claim(database, job_id, f"{socket.gethostname()}:{os.getpid()}", settings)
+        if lease is None:
+            _log.info("job %s is not to be had: over, or another worker's", job_id)
+            return
+        _log.info("job %s: attempt %d", job_id, lease.attempt)
+        with Attempt(database, lease, settings) as attempt:
+            _attend(attempt)
+    finally:
+        database.dispose()
+
+
+def _attend(attempt: Attempt) -> None:
+    job_id = attempt.lease.job_id
+    try:
+        outcome = _outcome(attempt)
+        finish(
+            attempt.database,
+            attempt.lease,
+            outcome.state,
+            reason=outcome.reason,
+            result=outcome.result,
+            gate=outcome.gate,
+            candidate=outcome.candidate,
+        )
+    except LeaseLost as error:
+        _log.warning("%s", error)
+        return
+    # Not why: a reason may name a scan as the hospital does, which is for whoever may see the job.
+    _log.info("job %s: %s", job_id, outcome.state)
+    # Only a job that is not over can be gone on with.
+    attempt.folder.delete_unfinished()
+
+
+def _outcome(attempt: Attempt) -> Outcome:
+    try:
+        prepare_torch(attempt.settings)
+        return HANDLERS[attempt.job.kind](attempt)
+    except LeaseLost:
+        raise
+    except JobCancelled as cancelled:
+        return Outcome("cancelled", str(cancelled))
+    except SoftTimeLimitExceeded:
+        hours = attempt.settings.hard_limit_seconds / 3600
+        return Outcome(
+            "failed",
+            f"took longer than a job may ({hours:.3g} h) while {attempt.stage}: send fewer scans, or ask for "
+            "fewer epochs",
+        )
+    except Problem as problem:
+        return Outcome("failed", problem.detail)
+    except _IN_WORDS as error:
+        return Outcome("failed", str(error))
+    except SQLAlchemyError:
+        # Nothing can be written down now. The lease runs out, and another attempt is made.
+        raise
+    except (MemoryError, OSError) as error:
+        _log.exception("job %s", attempt.lease.job_id)
+        return Outcome(
+            "failed", f"while {attempt.stage}: {type(error).__name__}: {error}; see the worker's log"
+        )
+    except Exception as error:
+        _log.exception("job %s", attempt.lease.job_id)
+        return Outcome(
+            "failed",
+            f"an unexpected {type(error).__name__} while {attempt.stage}; the worker's log has it under job "
+            f"{attempt.lease.job_id}",
+        )

@@ -1,0 +1,90 @@
+"""A job of kind `scan`: adapt to one scan, segment it, keep nothing but the answer.
+
+The answer is what `/segment` sends, headers included. The same scan gets the same mask again.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from model_store.digest import sha256
+from model_store.store import Store
+from personalization.export import to_onnx
+from personalization.test_time.adapt import Adaptation
+from personalization.test_time.checkpoint import Checkpoint
+from personalization.test_time.config import AdaptationConfig
+from service.catalog.network import Selection
+from service.errors import AdaptationRefused
+from service.inference.pipeline import Stopwatch
+from service.jobs.files import StoredResult
+from service.kinds.routing_space import RoutingOptions
+from service.prediction.options import SegmentOptions
+from service.prediction.receipt import ModelReceipt
+from service.prediction.segmentation import Segmenting
+from service.settings import scan_limits
+from service.worker.attempt import Attempt, Outcome
+from service.worker.cohort_images import evenly, prepare_scan
+from service.worker.device import device_of
+from service.worker.pictures import load
+from service.worker.routing_adapt import LoadedSpace, adapt_and_merge, load_space
+
+
+def run_scan(attempt: Attempt) -> Outcome:
+    """Adapt and answer. Raises what its parts raise; the runner turns that into words."""
+    attempt.enter("preparing")
+    data = attempt.folder.read(attempt.folder.input)
+    if data is None:
+        raise AdaptationRefused("the scan is not there any more; send it again")
+    options = SegmentOptions.model_validate(attempt.job.options)
+    watch = Stopwatch()
+    with watch.stage("prepare"):
+        loaded = load_space(Store(attempt.settings.store), attempt.job.parent)
+        slices, _ = prepare_scan(data, loaded.task, scan_limits(attempt.settings))
+    with watch.stage("adapt"):
+        adaptation, graph = _adapted_graph(attempt, options, loaded, slices)
+    attempt.enter("segmenting")
+    answer = Segmenting(
+        request_id=attempt.job.request_id or attempt.job.id,
+        options=options,
+        selection=Selection(
+            offered=loaded.offered,
+            model=loaded.global_model,
+            personalization="scan",
+            site=None,
+            why="the models of the space, weighed for this scan alone",
+        ),
+        session=load(graph, attempt.settings),
+        network=ModelReceipt(name=f"{loaded.offered} adapted to this scan", digest=sha256(graph)),
+        input_sha256=sha256(data),
+        limits=scan_limits(attempt.settings),
+        watch=watch,
+    ).make(data)
+    attempt.tick()
+    attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
+    result = {"epochs": adaptation.history[-1].epoch, "best_epoch": adaptation.best_epoch}
+    if not adaptation.fell_back:
+        return Outcome("succeeded", adaptation.stopped, result)
+    reason = adaptation.stopped or "no epoch was better than step 0 by the loss"
+    return Outcome("fell_back", f"{reason}; the mask is that of step 0", result)
+
+
+def _routing(options: SegmentOptions) -> RoutingOptions:
+    """What was asked for, and for the rest what a hospital's adaptation would do."""
+    asked = options.model_dump(include={"preset", "shape_weight"}, exclude_none=True)
+    return RoutingOptions.model_validate(asked)
+
+
+def _adapted_graph(
+    attempt: Attempt, options: SegmentOptions, loaded: LoadedSpace, slices: torch.Tensor
+) -> tuple[Adaptation, bytes]:
+    """Without a checkpoint: one scan is adapted to in seconds, and leaves no trace."""
+    config = AdaptationConfig(**_routing(options).model_dump())
+
+    def after_epoch(_: torch.nn.Module, checkpoint: Checkpoint) -> None:
+        attempt.enter("adapting", epoch=checkpoint.epoch, epochs=config.passes)
+
+    device = device_of(attempt.settings)
+    adapted = adapt_and_merge(
+        loaded.space, evenly(slices), config, device, attempt.tick, after_epoch=after_epoch
+    )
+    return adapted.adaptation, to_onnx(adapted.merged, loaded.task.in_channels, loaded.task.size)

@@ -1,0 +1,26 @@
+"""An adaptation in which choosing the epoch matters."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from personalization.iop_fl.network import route
+from personalization.test_time.adapt import adapt
+from personalization.test_time.config import AdaptationConfig
+from tests.helpers.personalization.discs import UNGUARDED, discs, space
+
+EPOCHS = 6
+
+
+@cache
+def with_a_choice() -> AdaptationConfig:
+    """One whose best epoch is neither its first nor its last, over `discs(5, 7, contrast=1.2)`.
+
+    At such rates the loss goes up and down; how, depends on how the machine rounds.
+    """
+    images, _ = discs(5, 7, contrast=1.2)
+    for rate in (10.0, 30.0, 50.0, 20.0, 5.0, 100.0, 15.0, 40.0, 70.0):
+        config = AdaptationConfig(epochs=EPOCHS, batch_size=3, bn_rate=rate, shape_weight=0.0)
+        if 0 < adapt(route(space()), images, config, limits=UNGUARDED).best_epoch < EPOCHS:
+            return config
+    raise AssertionError("the loss of every run fell, or rose, to its end")

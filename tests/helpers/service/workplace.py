@@ -1,0 +1,126 @@
+"""A service's folders without its API: a store with the routing space `organ`, a database, jobs to run."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
+from model_store.store import Store
+from service.cohorts import cohorts
+from service.database import Database, Hospital, Job, JobEvent, upgrade
+from service.http.uploads.spool import Upload
+from service.jobs import records
+from service.jobs.files import JobFolder
+from service.settings import Settings
+from service.worker.candidate import Draft
+from service.worker.routing_adapt import LoadedSpace
+
+
+@dataclass
+class Workplace:
+    settings: Settings
+    database: Database
+
+    @property
+    def store(self) -> Store:
+        return Store(self.settings.store)
+
+    @property
+    def space(self) -> str:
+        """The digest of the routing space."""
+        return self.store.open("organ").digest
+
+    def cohort(self, scans: Mapping[str, bytes], hospital: str = "dune") -> str:
+        with self.database.write() as session:
+            made = cohorts.create(session, self.settings, hospital)
+        for name, data in scans.items():
+            upload = Upload(self.settings.spool)
+            upload.write(data)
+            cohorts.add_scan(self.database, self.settings, hospital, made.id, name, upload, "nifti")
+            upload.close()
+        return made.id
+
+    def adaptation(self, cohort: str | None, **fields: Any) -> str:
+        """A queued job, by default of two epochs."""
+        with self.database.write() as session:
+            return records.create(
+                session,
+                self.settings,
+                **{  # type: ignore[arg-type]
+                    "kind": "adaptation",
+                    "hospital": "dune",
+                    "model": "organ",
+                    "parent": self.space,
+                    "cohort": cohort,
+                    "options": {"epochs": 2},
+                    **fields,
+                },
+            ).id
+
+    def scan_job(self, scan: bytes, **options: Any) -> str:
+        job_id = records.new_id()
+        folder = self.folder(job_id)
+        folder.write(folder.input, scan)
+        return self.adaptation(None, kind="scan", hospital=None, options=options, job_id=job_id)
+
+    def folder(self, job_id: str) -> JobFolder:
+        return JobFolder(self.settings.state_dir, job_id)
+
+    def job(self, job_id: str) -> Job:
+        with self.database.read() as session:
+            return records.get(session, job_id)
+
+    def events(self, job_id: str, *types: str) -> list[JobEvent]:
+        with self.database.read() as session:
+            return [e for e in records.events_after(session, job_id) if not types or e.type in types]
+
+    def expire(self, job_id: str) -> None:
+        """As if the job's worker had not been heard of for long."""
+        with self.database.write() as session:
+            records.get(session, job_id).lease_until = datetime.now(UTC) - timedelta(hours=1)
+
+    def candidates(self) -> list[ModelManifest]:
+        store = self.store
+        if "organ.at-dune" not in store.names():
+            return []
+        manifests = [version.artefact.manifest for version in store.versions("organ.at-dune")]
+        return [manifest for manifest in manifests if isinstance(manifest, ModelManifest)]
+
+
+@contextmanager
+def opened(root: Path, routing_store: Path, **settings: Any) -> Iterator[Workplace]:
+    """Everything new, with the hospital `dune`."""
+    store = root / "store"
+    shutil.copytree(routing_store, store)
+    chosen = {"device": "cpu", "threads": 1, **settings}
+    place = Settings(store=store, state_dir=root / "state", **chosen)
+    database = Database(place.resolved_database_url)
+    upgrade(database)
+    now = datetime.now(UTC)
+    with database.write() as session:
+        session.add(Hospital(id="dune", name="Dune", site=None, created_at=now, updated_at=now))
+    place.spool.mkdir(parents=True, exist_ok=True)
+    try:
+        yield Workplace(place, database)
+    finally:
+        database.dispose()
+
+
+def draft_of(loaded: LoadedSpace, weights: bytes = b"weights") -> Draft:
+    """A candidate made of the space by nobody's work."""
+    return Draft(
+        parent=loaded.offered,
+        model=loaded.manifest,
+        method="none",
+        files={WEIGHTS: weights, GRAPH: b"graph"},
+        epochs=1,
+        seed=0,
+        details={},
+        statistics=None,
+    )

@@ -1,0 +1,74 @@
+"""Sites in memory for tests of methods: discs of one brightness on noise."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from model_store.task import Task
+from training.algorithm import ClientResult, Context, Memory, RoundResult
+from training.data.segmentation.dataset import SiteData, SliceSet
+from training.engine.seeds import generator, keyed
+
+TASK = Task(name="discs", labels={"disc": (1,)}, channels=1, size=(32, 32))
+
+
+def slices(count: int, seed: int, *, empty: bool = False, contrast: float = 2.0) -> SliceSet:
+    """`count` slices, two to a patient."""
+    draw = np.random.default_rng(seed)
+    rows, columns = np.mgrid[:32, :32]
+    centres = draw.uniform(10, 22, (count, 2))
+    targets = np.stack([(rows - y) ** 2 + (columns - x) ** 2 < 36 for y, x in centres]) if count else []
+    targets = np.array(targets, np.uint8).reshape(count, 32, 32) * (0 if empty else 1)
+    images = draw.normal(size=(count, 1, 32, 32)).astype(np.float32) + contrast * targets[:, None]
+    patients = tuple(f"p{index // 2}" for index in range(count))
+    return SliceSet(images.astype(np.float32), targets, patients, patients, tuple(range(count)))
+
+
+def site_data(name: str, train: int, val: int, seed: int, **options: object) -> SiteData:
+    return SiteData(
+        name,
+        slices(train, seed, **options),
+        slices(val, seed + 1, **options),
+        slices(0, 0),
+        None,
+    )
+
+
+def context(phase: str, round_: int, rounds: int = 3, site: str | None = None) -> Context:
+    def draw(purpose: str) -> torch.Generator:
+        return generator(0, phase, round_, site or "", purpose)
+
+    return Context(phase, round_, rounds, torch.device("cpu"), draw, site)
+
+
+def noise(purpose: str) -> np.random.Generator:
+    """As a context has it."""
+    return keyed(b"a key", purpose)
+
+
+def collected(results: dict[str, ClientResult], group: str) -> dict[str, dict[str, torch.Tensor]]:
+    return {site: dict(result.uploads[group]) for site, result in results.items()}
+
+
+def result_of(results: dict[str, ClientResult], *, mean: str | None, collect: tuple[str, ...]) -> RoundResult:
+    """A round reduced by a naive loop, in float64."""
+    reduced = {}
+    if mean:
+        total = sum(result.weight for result in results.values())
+        first = next(iter(results.values())).uploads[mean]
+        reduced[mean] = {
+            name: sum(r.uploads[mean][name].double() * r.weight for r in results.values()).div(total).float()
+            if tensor.is_floating_point()
+            else tensor
+            for name, tensor in first.items()
+        }
+    return RoundResult(
+        reduced,
+        {group: collected(results, group) for group in collect},
+        {site: result.weight for site, result in results.items()},
+        {site: result.metrics for site, result in results.items()},
+    )
+
+
+EMPTY = Memory()

@@ -1,0 +1,311 @@
+"""From a candidate to what serves its hospital, and back, over HTTP."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from model_store.artefact import Artefact
+from model_store.store import Store
+from service.jobs.files import JobFolder
+from tests.helpers.service.adapted_store import (
+    FIRST,
+    GLOBAL,
+    PASSED,
+    REFUSED,
+    SECOND,
+    SITE,
+    publish_adapted,
+    publish_space,
+    record_job,
+)
+
+Publish = Callable[..., Artefact]
+WHO = {"actor": "ada", "reason": "looked at all of them"}
+
+
+@dataclass
+class Place:
+    """A hospital of a test's own: of its two candidates the first passed its gate, the second failed."""
+
+    api: Any
+    publish: Publish
+    hospital: str = field(default_factory=lambda: f"h-{uuid.uuid4().hex[:8]}")
+
+    def __post_init__(self) -> None:
+        assert self.client.put(f"/hospitals/{self.hospital}", json={"name": "H"}).status_code == 201
+        self.job_of = {
+            number: record_job(self.api.context, self.adapt(at), gate)
+            for number, (at, gate) in enumerate(((FIRST, PASSED), (SECOND, REFUSED)), start=1)
+        }
+
+    @property
+    def client(self) -> httpx.Client:
+        client: httpx.Client = self.api.client
+        return client
+
+    @property
+    def store(self) -> Store:
+        return Store(self.api.settings.store)
+
+    @property
+    def serving(self) -> str:
+        return f"/hospitals/{self.hospital}/serving/bright"
+
+    def adapt(self, at: int) -> Artefact:
+        space = self.store.open("bright@1")
+        return publish_adapted(self.store.root, self.publish, space, self.hospital, at)
+
+    def candidate(self, number: int) -> str:
+        return f"bright.at-{self.hospital}@{number}"
+
+    def assign(self, version: int | str, entry: int, model: str = "bright", **more: Any) -> httpx.Response:
+        return self.client.put(
+            f"/hospitals/{self.hospital}/serving/{model}",
+            json={"version": version, **WHO, **more},
+            headers={"If-Match": f'"{entry}"'},
+        )
+
+    def segment(self, scan: bytes, **fields: str) -> httpx.Response:
+        answer: httpx.Response = self.api.segment(
+            scan, **{"model": "bright", "hospital": self.hospital, **fields}
+        )
+        return answer
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Publish) -> Any:
+    """On a store with bright@1 and dark@1."""
+    root = tmp_path_factory.mktemp("store")
+    publish_space(root, publish_bright)
+    publish_bright(root, "dark", 10)
+    return start(root)
+
+
+@pytest.fixture
+def place(api: Any, publish_bright: Publish) -> Place:
+    return Place(api, publish_bright)
+
+
+@pytest.fixture
+def scan(make_png: Callable[..., bytes]) -> bytes:
+    """A grey ramp, one pixel of each value from 0 to 199."""
+    return make_png(np.arange(200, dtype=np.uint8).reshape(10, 20).repeat(4, axis=0).repeat(2, axis=1))
+
+
+def threshold(answer: httpx.Response) -> int:
+    """The grey value at which the network that answered begins to mark."""
+    assert answer.status_code == 200, answer.text
+    mask: NDArray[np.uint8] = np.asarray(Image.open(io.BytesIO(answer.content)))
+    return int(200 - (mask > 0).sum() / 8)
+
+
+def test_a_candidate_that_passed_is_assigned_and_serves_its_hospital_alone(
+    place: Place, publish_bright: Publish, scan: bytes
+) -> None:
+    assert abs(threshold(place.segment(scan)) - GLOBAL) < 6
+    entry = place.assign(place.candidate(1), 0)
+    assert entry.status_code == 200
+    assert (entry.json()["artefact"], entry.json()["version"]) == (place.candidate(1), 1)
+    assert entry.json()["override"] is False
+    answer = place.segment(scan)
+    assert abs(threshold(answer) - FIRST) < 6
+    assert answer.headers["locum-model"] == place.candidate(1)
+    assert answer.headers["locum-personalization"] == f"hospital; hospital={place.hospital}"
+    receipt = place.segment(scan, output="json", personalization="hospital").json()["receipt"]
+    assert (receipt["personalization"], receipt["model"]["name"]) == ("hospital", place.candidate(1))
+    assert receipt["why"].startswith(f"the version assigned to hospital '{place.hospital}'")
+    assert abs(threshold(place.segment(scan, personalization="global")) - GLOBAL) < 6
+    site = place.segment(scan, personalization="member", site="aster")
+    assert abs(threshold(site) - SITE) < 6
+    assert site.headers["locum-model"] == "bright@1"
+    assert abs(threshold(Place(place.api, publish_bright).segment(scan)) - GLOBAL) < 6
+
+
+def test_a_candidate_is_looked_at_by_its_name_without_being_assigned(
+    place: Place, publish_bright: Publish, scan: bytes
+) -> None:
+    preview = place.segment(scan, model=place.candidate(2), hospital="")
+    assert abs(threshold(preview) - SECOND) < 6
+    assert place.client.get(place.serving).json()["because"] == "newest"
+    other = Place(place.api, publish_bright).segment(scan, model=place.candidate(2))
+    assert (other.status_code, other.json()["type"]) == (422, "urn:locum:problem:contradiction")
+    none = place.segment(scan, personalization="hospital")
+    assert (none.status_code, none.json()["type"]) == (404, "urn:locum:problem:no-adapted-version")
+
+
+def test_the_gate_refuses_with_its_checks(place: Place) -> None:
+    refused = place.assign(place.candidate(2), 0)
+    problem = refused.json()
+    assert (refused.status_code, problem["type"]) == (409, "urn:locum:problem:gate-refused")
+    assert f"/jobs/{place.job_of[2]}/card" in problem["detail"]
+    assert "fragments" in problem["detail"]
+    assert "agreement" not in problem["detail"]
+    assert (problem["gate"], problem["job"]) == (REFUSED, place.job_of[2])
+    assert place.client.get(place.serving).headers["etag"] == '"0"'
+
+
+def test_an_override_is_kept_in_the_log_with_who_and_why(place: Place, scan: bytes) -> None:
+    entry = place.assign(place.candidate(2), 0, override=True)
+    assert (entry.status_code, entry.json()["override"]) == (200, True)
+    assert abs(threshold(place.segment(scan)) - SECOND) < 6
+    (kept,) = place.client.get(f"{place.serving}/history").json()["entries"]
+    assert kept == entry.json()
+    assert (kept["actor"], kept["reason"], kept["override"]) == (*WHO.values(), True)
+
+
+@pytest.mark.parametrize("override", ["true", 1, None])
+def test_an_override_is_said_plainly_or_not_at_all(place: Place, override: object) -> None:
+    assert place.assign(place.candidate(2), 0, override=override).status_code == 422
+
+
+def test_an_override_that_was_not_needed_is_none(place: Place) -> None:
+    assert place.assign(place.candidate(1), 0, override=True).json()["override"] is False
+    assert place.assign(1, 1, override=True).json()["override"] is False
+
+
+def test_without_a_verdict_the_gate_has_not_passed(place: Place) -> None:
+    unknown, never_judged = (place.adapt(at) for at in (150, 160))
+    record_job(place.api.context, never_judged, None)
+    for candidate in (unknown, never_judged):
+        refused = place.assign(str(candidate), 0)
+        assert (refused.status_code, refused.json()["type"]) == (409, "urn:locum:problem:gate-refused")
+        assert "no verdict" in refused.json()["detail"]
+    assert place.assign(str(unknown), 0, override=True).json()["override"] is True
+
+
+def test_rolling_back_returns_to_what_served_overridden_or_not(place: Place, scan: bytes) -> None:
+    place.assign(1, 0)
+    place.assign(place.candidate(2), 1, override=True)
+    place.assign(place.candidate(1), 2)
+
+    def roll_back(entry: int) -> dict[str, Any]:
+        answer = place.client.post(f"{place.serving}/rollback", json=WHO, headers={"If-Match": f'"{entry}"'})
+        assert answer.status_code == 200
+        body: dict[str, Any] = answer.json()
+        return body
+
+    second = roll_back(3)
+    assert (second["artefact"], second["restores"], second["override"]) == (place.candidate(2), 2, True)
+    assert abs(threshold(place.segment(scan)) - SECOND) < 6
+    first = roll_back(4)
+    assert (first["artefact"], first["restores"], first["override"]) == ("bright@1", 1, False)
+    assert abs(threshold(place.segment(scan)) - GLOBAL) < 6
+
+
+def test_what_serves_is_told_with_its_name(place: Place) -> None:
+    before = place.client.get(place.serving).json()
+    assert (before["artefact"], before["because"]) == ("bright@1", "newest")
+    place.assign(place.candidate(1), 0)
+    now = place.client.get(place.serving).json()
+    assert (now["artefact"], now["version"], now["because"]) == (place.candidate(1), 1, "assigned")
+    assert now["withdrawn"] is False
+    place.store.withdraw(place.candidate(1), actor="ada", reason="wrong")
+    assert place.client.get(place.serving).json()["withdrawn"] is True
+
+
+def test_a_digest_finds_an_adapted_version_too(place: Place) -> None:
+    name, digest = f"bright.at-{place.hospital}", place.store.open(place.candidate(1)).digest
+    assert place.assign(digest, 0).json()["artefact"] == place.candidate(1)
+    assert place.assign(f"{name}@{digest}", 1).json()["artefact"] == place.candidate(1)
+    assert place.assign(place.store.open("bright@1").digest, 2).json()["artefact"] == "bright@1"
+
+
+def test_what_may_not_serve_this_hospital_for_this_model(place: Place, publish_bright: Publish) -> None:
+    name, second = f"bright.at-{place.hospital}", place.candidate(2)
+    number = place.assign(2, 0, override=True)
+    assert f"named in full: '{second}'" in number.json()["detail"]
+    place.store.withdraw(place.candidate(1), actor="ada", reason="wrong")
+    answers = {
+        "a candidate's number": number,
+        "another hospital's": place.assign(Place(place.api, publish_bright).candidate(1), 0),
+        "another model's": place.assign("dark@1", 0),
+        "under its own name": place.assign(2, 0, model=name, override=True),
+        "under another model": place.assign(second, 0, model="dark", override=True),
+        "withdrawn": place.assign(place.candidate(1), 0),
+        "unknown": place.assign(place.candidate(9), 0),
+        "a part": place.assign("bright.aster@1", 0),
+        "no reference": place.assign("../bright@1", 0),
+        "without a version": place.assign(name, 0),
+    }
+    assert {what: (a.status_code, a.json()["type"].split(":")[-1]) for what, a in answers.items()} == {
+        "a candidate's number": (404, "artefact-not-found"),
+        "another hospital's": (409, "adapted-to-another"),
+        "another model's": (409, "another-model"),
+        "under its own name": (409, "another-model"),
+        "under another model": (409, "another-model"),
+        "withdrawn": (410, "artefact-withdrawn"),
+        "unknown": (404, "artefact-not-found"),
+        "a part": (409, "part-of-a-composite"),
+        "no reference": (422, "invalid-request"),
+        "without a version": (422, "invalid-request"),
+    }
+    assert place.client.get(place.serving).headers["etag"] == '"0"'
+
+
+def test_what_was_made_from_something_withdrawn_is_not_assigned(
+    start: Callable[..., Any], tmp_path: Path, publish_bright: Publish
+) -> None:
+    publish_space(tmp_path, publish_bright)
+    place = Place(start(tmp_path), publish_bright)
+    place.store.withdraw("bright@1", actor="ada", reason="mislabelled")
+    orphan = place.assign(place.candidate(1), 0)
+    assert orphan.status_code == 410
+    assert "mislabelled" in orphan.json()["detail"]
+
+
+def test_who_decides_on_what_is_not_in_force_any_more_is_told_that_first(place: Place) -> None:
+    place.assign(1, 0)
+    assert place.assign(place.candidate(2), 0).status_code == 412
+
+
+def test_models_say_whose_they_are(place: Place) -> None:
+    listed = {model["name"]: model["hospital"] for model in place.client.get("/models").json()["models"]}
+    assert listed["bright"] is None
+    assert listed[f"bright.at-{place.hospital}"] == place.hospital
+
+
+def test_the_card_of_a_candidate(place: Place) -> None:
+    job = place.job_of[2]
+    folder = JobFolder(place.api.settings.state_dir, job)
+    for when in ("before", "after"):
+        folder.write(folder.pictures / f"1-{when}.png", f"picture {when}".encode())
+    place.assign(place.candidate(2), 0, override=True)
+    card = place.client.get(f"/jobs/{job}/card")
+    assert (card.status_code, card.headers["cache-control"]) == (200, "no-store")
+    assert card.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in card.headers["content-security-policy"]
+    for said in (
+        place.candidate(2),
+        "✗ failed",
+        "≤ 2",
+        "looked at all of them",
+        "gate overridden",
+        "scan 1, before",
+        "encoder1",
+        '<polyline class="curve"',
+        "cGljdHVyZSBhZnRlcg==",
+    ):
+        assert said in card.text
+    assert 'http-equiv="refresh"' not in card.text
+    assert place.client.delete(f"/jobs/{job}/files").status_code == 204
+    without = place.client.get(f"/jobs/{job}/card").text
+    assert "cGljdHVyZSBhZnRlcg==" not in without
+    assert "have expired or were deleted" in without
+    place.store.withdraw(place.candidate(2), actor="ada", reason="too many pieces")
+    assert "too many pieces (ada)" in place.client.get(f"/jobs/{job}/card").text
+
+
+def test_there_is_no_card_of_what_is_no_job(api: Any) -> None:
+    assert api.client.get(f"/jobs/{'0' * 32}/card").status_code == 404
+    assert api.client.get("/jobs/none/card").status_code == 422

@@ -1,0 +1,243 @@
+"""`personalization=scan`: the job behind it, and waiting for its mask."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from model_store.artefact import Artefact
+from service.jobs import leases, records
+from service.jobs.files import JobFolder, StoredResult
+from service.jobs.states import Ending
+from tests.helpers.service.adapted_store import publish_adapted, publish_space
+
+Publish = Callable[..., Artefact]
+RESULT = StoredResult(b"a mask", "image/png", {"Locum-Model": "bright@1", "Locum-Personalization": "scan"})
+# Far longer than anything here takes, unless it hangs.
+LONG = "50"
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Publish) -> Any:
+    """On bright@1, bright.at-dune@1 and plain@1, with the hospital dune; there is no Redis."""
+    root = tmp_path_factory.mktemp("store")
+    space = publish_space(root, publish_bright)
+    publish_adapted(root, publish_bright, space, "dune", 120)
+    publish_bright(root, "plain")
+    api = start(root)
+    assert api.client.put("/hospitals/dune", json={"name": "Dune"}).status_code == 201
+    return api
+
+
+@pytest.fixture(scope="module")
+def scan(make_png: Callable[..., bytes], picture: Any) -> bytes:
+    return make_png(picture)
+
+
+def ask(api: Any, scan: bytes, prefer: str | None = None, **fields: str) -> httpx.Response:
+    answer: httpx.Response = api.client.post(
+        "/segment",
+        files={"scan": ("scan", scan)},
+        data={"model": "bright", "personalization": "scan", **fields},
+        headers={} if prefer is None else {"Prefer": prefer},
+    )
+    return answer
+
+
+def queued(api: Any) -> list[str]:
+    with api.context.database.read() as session:
+        return [job.id for job in records.listed(session, state="queued")]
+
+
+def jobs_with_files(api: Any) -> list[str]:
+    return [folder.name for folder in api.settings.jobs.glob("*")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(api: Any) -> Any:
+    """A job of one test is not another's."""
+    yield
+    with api.context.database.write() as session:
+        found = [job.id for job in records.listed(session)]
+        for job_id in found:
+            records.cancel(session, job_id)
+    for job_id in found:
+        JobFolder(api.settings.state_dir, job_id).delete()
+
+
+def work(api: Any, state: Ending = "succeeded", reason: str | None = None) -> threading.Thread:
+    """A worker, which takes the next job that comes and ends it so."""
+
+    def run() -> None:
+        deadline = time.monotonic() + 30
+        while not (found := queued(api)):
+            assert time.monotonic() < deadline, "no job came"
+            time.sleep(0.01)
+        lease = leases.claim(api.context.database, found[0], "test", api.settings)
+        assert lease is not None
+        folder = JobFolder(api.settings.state_dir, found[0])
+        assert folder.read(folder.input) is not None
+        if state in ("succeeded", "fell_back"):
+            folder.write_result(RESULT)
+        leases.finish(api.context.database, lease, state, reason=reason)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+def test_it_is_accepted_as_a_job_that_holds_the_scan_and_what_was_asked(api: Any, scan: bytes) -> None:
+    answer = ask(api, scan, hospital="dune", output="overlay", guard="refuse")
+    assert answer.status_code == 202
+    job = answer.json()
+    assert answer.headers["location"] == f"/jobs/{job['id']}"
+    assert "preference-applied" not in answer.headers
+    assert (job["kind"], job["state"], job["hospital"]) == ("scan", "queued", "dune")
+    assert (job["model"], job["parent"]) == ("bright", api.store.open("bright@1").digest)
+    assert job["options"]["output"] == "overlay"
+    assert job["options"]["guard"] == "refuse"
+    assert job["request"] == answer.headers["locum-request"]
+    folder = JobFolder(api.settings.state_dir, job["id"])
+    assert folder.read(folder.input) == scan
+    assert folder.input.stat().st_mode & 0o077 == 0
+    assert api.client.get(answer.headers["location"]).json()["id"] == job["id"]
+    card = api.client.get(f"/jobs/{job['id']}/card").text
+    assert "Nothing is kept" in card
+    assert 'http-equiv="refresh"' in card
+
+
+def test_who_prefers_to_wait_gets_the_mask_when_it_is_there(api: Any, scan: bytes) -> None:
+    worker = work(api)
+    answer = ask(api, scan, f"respond-async, wait={LONG}")
+    worker.join()
+    assert (answer.status_code, answer.content) == (200, RESULT.body)
+    assert answer.headers["content-type"] == RESULT.media_type
+    assert answer.headers["preference-applied"] == f"wait={LONG}"
+    assert answer.headers["locum-personalization"] == "scan"
+    # It was handed over: nothing of it is kept, not even until it would expire.
+    assert jobs_with_files(api) == []
+
+
+def test_one_that_fell_back_has_a_mask_too(api: Any, scan: bytes) -> None:
+    worker = work(api, "fell_back", "no epoch was better than step 0")
+    answer = ask(api, scan, f"wait={LONG}")
+    worker.join()
+    assert (answer.status_code, answer.content) == (200, RESULT.body)
+
+
+@pytest.mark.parametrize("state", ["failed", "cancelled"])
+def test_one_that_ended_without_a_mask_says_why(api: Any, scan: bytes, state: Ending) -> None:
+    worker = work(api, state, "the network diverged")
+    answer = ask(api, scan, f"wait={LONG}")
+    worker.join()
+    assert (answer.status_code, answer.json()["type"]) == (409, "urn:locum:problem:job-without-result")
+    assert "the network diverged" in answer.json()["detail"]
+
+
+@pytest.mark.parametrize("wait", ["0", "1"])
+def test_who_waited_in_vain_is_told_where_to_look(api: Any, scan: bytes, wait: str) -> None:
+    answer = ask(api, scan, f"wait={wait}")
+    assert answer.status_code == 202
+    assert answer.headers["preference-applied"] == f"wait={wait}"
+    assert answer.headers["location"] == f"/jobs/{answer.json()['id']}"
+    assert answer.json()["state"] == "queued"
+
+
+def test_the_result_stays_for_a_while(api: Any, scan: bytes) -> None:
+    location = ask(api, scan).headers["location"]
+    assert api.client.get(f"{location}/result").status_code == 409
+    work(api).join()
+    result = api.client.get(f"{location}/result")
+    assert (result.status_code, result.content) == (200, RESULT.body)
+    assert api.client.delete(f"{location}/files").status_code == 204
+    assert api.client.get(f"{location}/result").status_code == 410
+
+
+def test_whoever_goes_away_while_waiting_leaves_no_job_behind(api: Any, scan: bytes) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{api.client.base_url}/segment",
+            files={"scan": ("scan", scan)},
+            data={"model": "bright", "personalization": "scan"},
+            headers={"Prefer": f"wait={LONG}"},
+            timeout=httpx.Timeout(10, read=1.0),
+        )
+    deadline = time.monotonic() + 30
+    while queued(api) or jobs_with_files(api):
+        assert time.monotonic() < deadline, "the job is still there"
+        time.sleep(0.05)
+    newest = api.client.get("/jobs", params={"limit": 1}).json()["jobs"][0]
+    assert newest["state"] == "cancelled"
+
+
+def test_the_service_answers_others_while_somebody_waits(api: Any, scan: bytes) -> None:
+    answers: list[httpx.Response] = []
+    waiting = threading.Thread(target=lambda: answers.append(ask(api, scan, f"wait={LONG}")))
+    waiting.start()
+    deadline = time.monotonic() + 30
+    while not queued(api):
+        assert time.monotonic() < deadline, "no job came"
+    assert api.segment(scan, model="plain").status_code == 200
+    assert answers == []
+    work(api).join()
+    waiting.join()
+    assert answers[0].status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "slug"),
+    [
+        ({"model": "plain"}, 422, "not-adaptable"),
+        ({"model": "bright.aster"}, 422, "part-of-a-model"),
+        ({"model": "nothing"}, 404, "artefact-not-found"),
+        ({"hospital": "nobody"}, 404, "hospital-unknown"),
+        ({"site": "aster"}, 422, "contradiction"),
+        ({"routing": "slice"}, 422, "contradiction"),
+        ({"personalization": "global", "preset": "statistics"}, 422, "contradiction"),
+        ({"personalization": "auto", "shape_weight": "0"}, 422, "contradiction"),
+        ({"preset": "entropy"}, 422, "invalid-request"),
+        ({"shape_weight": "-1"}, 422, "invalid-request"),
+        ({"output": "nifti"}, 422, "output-mismatch"),
+        ({"output": "gif"}, 422, "invalid-request"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_at_once_and_leaves_nothing(
+    api: Any, scan: bytes, fields: dict[str, str], status: int, slug: str
+) -> None:
+    answer = ask(api, scan, **fields)
+    assert (answer.status_code, answer.json()["type"]) == (status, f"urn:locum:problem:{slug}")
+    assert queued(api) == []
+    assert jobs_with_files(api) == []
+
+
+def test_where_many_wait_already_nobody_is_added(api: Any, scan: bytes, start: Callable[..., Any]) -> None:
+    crowded = start(api.settings.store, max_waiting_jobs=1)
+    assert crowded.client.put("/hospitals/dune", json={"name": "Dune"}).status_code == 201
+    first = ask(crowded, scan).json()["id"]
+    second = ask(crowded, scan)
+    assert (second.status_code, second.json()["type"]) == (503, "urn:locum:problem:queue-full")
+    sent = crowded.client.post(
+        "/hospitals/dune/adaptations", data={"model": "bright"}, files={"scans": ("scan", scan)}
+    )
+    assert (sent.status_code, sent.json()["type"]) == (503, "urn:locum:problem:queue-full")
+    assert queued(crowded) == jobs_with_files(crowded) == [first]
+    assert [path for path in crowded.settings.cohorts.rglob("*") if path.is_file()] == []
+    assert crowded.client.get("/hospitals/dune/cohorts").json()["cohorts"] == []
+
+
+def test_what_is_no_scan_is_refused_at_once(api: Any, scan: bytes, make_nifti: Callable[..., bytes]) -> None:
+    assert ask(api, b"not a scan").status_code == 415
+    assert ask(api, scan[:60]).status_code == 422
+    assert queued(api) == []
+
+
+def test_a_hospital_is_adapted_to_from_what_its_version_was_made_from(api: Any, scan: bytes) -> None:
+    for model in ("bright", "bright.at-dune@1"):
+        answer = ask(api, scan, model=model, hospital="dune")
+        assert answer.json()["parent"] == api.store.open("bright@1").digest
+        assert answer.json()["model"] == "bright"

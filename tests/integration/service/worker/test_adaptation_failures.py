@@ -1,0 +1,160 @@
+"""Adaptation jobs that cannot be done end in `failed`, say why, and publish nothing."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from celery.exceptions import SoftTimeLimitExceeded
+
+from model_store.errors import ArtefactWithdrawn
+from model_store.manifest import WEIGHTS
+from service.database import Cohort
+from service.jobs import leases
+from service.worker.attempt import Attempt
+from service.worker.candidate import publish
+from service.worker.routing_adapt import load_space
+from service.worker.runner import run_job
+from tests.helpers.service.routing_federation import outside_scans
+from tests.helpers.service.workplace import Workplace, draft_of, opened
+
+
+@pytest.fixture
+def place(tmp_path: Path, routing_store: Path) -> Iterator[Workplace]:
+    with opened(tmp_path, routing_store) as opened_place:
+        yield opened_place
+
+
+def withdrawn(place: Workplace, job_id: str) -> None:
+    place.store.withdraw("organ@1", actor="ada", reason="a site withdrew")
+
+
+def withdrawn_part(place: Workplace, job_id: str) -> None:
+    place.store.withdraw("organ.birch@1", actor="ada", reason="a site withdrew")
+
+
+def damaged(place: Workplace, job_id: str) -> None:
+    path = place.store.open("organ.aster").path / WEIGHTS
+    path.chmod(0o600)
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+def deleted(place: Workplace, job_id: str) -> None:
+    with place.database.write() as session:
+        cohort = session.get(Cohort, place.job(job_id).cohort)
+        assert cohort is not None
+        cohort.deleted_at = cohort.created_at
+
+
+def lost(place: Workplace, job_id: str) -> None:
+    for path in place.settings.cohorts.glob("*/*"):
+        path.unlink()
+
+
+def changed(place: Workplace, job_id: str) -> None:
+    for path in place.settings.cohorts.glob("*/*"):
+        path.write_bytes(b"other bytes")
+
+
+@pytest.mark.parametrize(
+    ("happens", "says"),
+    [
+        (withdrawn, r"'organ@1' was withdrawn by ada .*a site withdrew"),
+        (withdrawn_part, r"'organ.birch@1' was withdrawn"),
+        (damaged, r"organ.aster@1: weights.safetensors: expected sha256"),
+        (deleted, r"the scans of cohort \w+ were deleted"),
+        (lost, r"scan 'patient-500.nii.gz' is not on the disk any more"),
+        (changed, r"scan 'patient-500.nii.gz' was changed on the disk"),
+    ],
+)
+def test_what_is_gone_fails_in_words(
+    place: Workplace, happens: Callable[[Workplace, str], None], says: str
+) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(1)))
+    happens(place, job_id)
+    assert_failed(place, job_id, says)
+
+
+@pytest.mark.parametrize(
+    ("name", "scan", "says"),
+    [
+        ("a.png", np.zeros((32, 32, 3), np.uint8), r"scan 'a.png': .*colour"),
+        ("b.bin", b"nothing that is a scan", r"scan 'b.bin': "),
+    ],
+)
+def test_a_scan_that_does_not_fit_is_named(
+    place: Workplace,
+    make_png: Callable[..., bytes],
+    caplog: pytest.LogCaptureFixture,
+    name: str,
+    scan: Any,
+    says: str,
+) -> None:
+    if isinstance(scan, np.ndarray):
+        scan[..., 0] = np.arange(32)
+    data = scan if isinstance(scan, bytes) else make_png(scan)
+    job = place.adaptation(place.cohort({name: data}))
+    with caplog.at_level("INFO", "locum"):
+        assert_failed(place, job, says)
+    # To the hospital, which calls it so; not in the log.
+    assert f"job {job}: failed" in caplog.text
+    assert name not in caplog.text
+
+
+def test_only_a_routing_space_with_scans_is_adapted(place: Workplace) -> None:
+    cohort = place.cohort(outside_scans(1))
+    model = place.store.open("organ.global").digest
+    assert_failed(place, place.adaptation(cohort, parent=model), "only these can be adapted")
+    assert_failed(place, place.adaptation(place.cohort({})), "has no scan")
+    assert_failed(place, place.adaptation(cohort, options={"epochs": 0}), "epochs")
+
+
+def test_a_parent_that_is_withdrawn_meanwhile_has_no_new_candidates(place: Workplace) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(1)))
+    lease = leases.claim(place.database, job_id, "worker", place.settings)
+    assert lease is not None
+    loaded = load_space(place.store, place.space)
+    withdrawn(place, job_id)
+    draft = draft_of(loaded)
+    with pytest.raises(ArtefactWithdrawn):
+        publish(Attempt(place.database, lease, place.settings), place.store, draft, gate={}, result={})
+    assert place.candidates() == []
+
+
+def test_a_job_that_takes_too_long_says_so(place: Workplace) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(1)), options={"epochs": 200})
+
+    def too_long(*_: object) -> None:
+        raise SoftTimeLimitExceeded
+
+    def tell() -> None:
+        while not place.events(job_id, "epoch"):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    # As Celery tells the process of a task.
+    before = signal.signal(signal.SIGUSR1, too_long)
+    teller = threading.Thread(target=tell, daemon=True)
+    try:
+        teller.start()
+        assert_failed(place, job_id, r"took longer than a job may \(6 h\) while adapting")
+    finally:
+        teller.join()
+        signal.signal(signal.SIGUSR1, before)
+
+
+def assert_failed(place: Workplace, job_id: str, says: str) -> None:
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert job.state == "failed"
+    assert job.reason is not None
+    assert re.search(says, job.reason), job.reason
+    assert place.candidates() == []

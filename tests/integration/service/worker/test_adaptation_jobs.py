@@ -1,0 +1,269 @@
+"""Adaptation jobs, run in this process: the candidate, its attempts, and how jobs fail."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+
+from model_store.artefact import Artefact
+from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
+from model_store.preprocessing import prepare, prepare_mask
+from personalization.networks import build
+from personalization.state import from_safetensors
+from service.errors import LeaseLost
+from service.jobs import leases, records
+from service.worker.attempt import Attempt
+from service.worker.candidate import publish
+from service.worker.routing_adapt import load_space
+from service.worker.routing_space import DYNAMIC
+from service.worker.runner import run_job
+from tests.helpers.service.routing_federation import ARGUMENTS, ORGAN, outside_scans, volume
+from tests.helpers.service.workplace import Workplace, draft_of, opened
+from tests.helpers.waiting import wait_for
+
+EPOCHS = 2
+SCANS = 2
+JOB = "a" * 32
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory, routing_store: Path) -> Iterator[Workplace]:
+    """Where the job `JOB` was run to its end by one undisturbed attempt."""
+    with opened(tmp_path_factory.mktemp("finished"), routing_store) as place:
+        place.adaptation(place.cohort(outside_scans(SCANS)), job_id=JOB)
+        run_job(JOB, place.settings)
+        yield place
+
+
+@pytest.fixture
+def place(tmp_path: Path, routing_store: Path) -> Iterator[Workplace]:
+    with opened(tmp_path, routing_store) as opened_place:
+        yield opened_place
+
+
+def candidate_of(place: Workplace) -> tuple[Artefact, ModelManifest]:
+    artefact = place.store.open("organ.at-dune")
+    assert isinstance(artefact.manifest, ModelManifest)
+    return artefact, artefact.manifest
+
+
+def test_a_cohort_becomes_a_candidate(finished: Workplace) -> None:
+    job = finished.job(JOB)
+    artefact, manifest = candidate_of(finished)
+    assert (job.state, job.reason, job.attempt) == ("succeeded", None, 1)
+    assert (job.candidate_name, job.candidate_version) == ("organ.at-dune", 1)
+    assert job.candidate_digest == artefact.digest
+    assert (manifest.role, manifest.hospital, manifest.site) == ("hospital", "dune", None)
+    lineage = manifest.lineage
+    assert (lineage.method, lineage.run, lineage.sites) == ("iop-fl-routing", JOB, ("aster", "birch"))
+    assert lineage.parents == (finished.space,)
+    assert (lineage.rounds, lineage.seed) == (EPOCHS, 0)
+    used = lineage.details["coefficients"]
+    assert isinstance(used, dict)
+    assert used["models"] == ["aster", "birch", "global"]
+    assert np.shape(used["values"]) == (23, 3)
+    np.testing.assert_allclose(np.sum(used["values"], axis=1), 1, atol=1e-5)
+    # The guard of the candidate knows the hospital's scans beside those of training.
+    source = finished.store.open("organ.global").manifest
+    assert isinstance(source, ModelManifest)
+    assert source.statistics is not None
+    assert manifest.statistics is not None
+    assert manifest.statistics.count == source.statistics.count + SCANS
+    assert job.gate is not None
+    assert job.gate["passed"] == all(check["passed"] for check in job.gate["checks"])
+    assert len(job.gate["checks"]) == 9
+    assert all(check["value"] is not None for check in job.gate["checks"])
+
+
+def test_a_candidate_that_does_no_harm_passes_but_where_its_gain_is_within_rounding(place: Workplace) -> None:
+    """Every check of the gate is measured on it, and its labels, which no check sees, agree."""
+    options = {"epochs": 1, "routing_rate": 0.01}
+    job_id = place.adaptation(place.cohort(outside_scans(6, "cedar")), options=options)
+    run_job(job_id, place.settings)
+    gate = place.job(job_id).gate
+    assert gate is not None
+    failed = {check["name"]: check["value"] for check in gate["checks"] if not check["passed"]}
+    assert gate["passed"] == (not failed)
+    # The gain over the parent is next to nothing, on either side of the limit as the machine rounds.
+    assert failed.keys() <= {"consensus_gain"}
+    assert all(value > -0.02 for value in failed.values())
+    assert all(check["value"] is not None for check in gate["checks"])
+    dice = {}
+    for artefact in (place.store.open("organ.global"), candidate_of(place)[0]):
+        session = onnxruntime.InferenceSession(artefact.read(GRAPH), providers=["CPUExecutionProvider"])
+        found, true = [], []
+        for patient in range(500, 506):
+            scan, mask = volume("cedar", patient)
+            prepared = prepare(scan, ORGAN)
+            (probabilities,) = session.run(None, {"image": prepared.slices})
+            found.append(probabilities.argmax(axis=1))
+            true.append(prepare_mask(mask, ORGAN, prepared.geometry))
+        inside, drawn = np.concatenate(found) == 1, np.concatenate(true) == 1
+        dice[artefact.name] = 2 * (inside & drawn).sum() / (inside.sum() + drawn.sum())
+    assert dice["organ.at-dune"] > dice["organ.global"] - 0.01
+
+
+def test_its_graphs_are_the_merged_network_and_the_routed_one(finished: Workplace) -> None:
+    artefact, _ = candidate_of(finished)
+    network = build("unet", **ARGUMENTS).eval()
+    network.load_state_dict(from_safetensors(artefact.read(WEIGHTS)))
+    images = prepare(volume("dune", 600)[0], ORGAN).slices
+    with torch.no_grad():
+        expected = torch.softmax(network(torch.from_numpy(images.copy())), dim=1).numpy()
+    for file in (GRAPH, DYNAMIC):
+        session = onnxruntime.InferenceSession(artefact.read(file), providers=["CPUExecutionProvider"])
+        (found,) = session.run(None, {"image": images})
+        # Direct coefficients are the same for every image, so merging them changes nothing but rounding.
+        np.testing.assert_allclose(found, expected, atol=1e-4, err_msg=file)
+    parent = from_safetensors(finished.store.open("organ.global").read(WEIGHTS))
+    assert any(not torch.equal(tensor, parent[name]) for name, tensor in network.state_dict().items())
+
+
+def test_a_hospitals_statistics_alone_are_a_candidate_too(place: Workplace) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"preset": "statistics"})
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert (job.state, job.reason) == ("succeeded", None)
+    assert [event.data["epoch"] for event in place.events(job_id, "epoch")] == [0]
+    artefact, manifest = candidate_of(place)
+    assert manifest.lineage.details["coefficients"]["models"] == ["global"]
+    found, parent = (from_safetensors(a.read(WEIGHTS)) for a in (artefact, place.store.open("organ.global")))
+    changed = {name.rsplit(".", 1)[-1] for name, t in parent.items() if not torch.equal(found[name], t)}
+    assert (
+        {"running_mean", "running_var"} <= changed <= {"running_mean", "running_var", "num_batches_tracked"}
+    )
+    assert job.gate is not None
+    # Nothing is drawn, and three patients have no halves: there is nothing to be stable against.
+    assert [check["name"] for check in job.gate["checks"] if check["value"] is None] == ["stability"]
+
+
+def test_everybody_can_follow_it(finished: Workplace) -> None:
+    epochs = [event.data for event in finished.events(JOB, "epoch")]
+    assert [epoch["epoch"] for epoch in epochs] == list(range(EPOCHS + 1))
+    assert all(epoch["safe"] and np.isfinite(epoch["loss"]) for epoch in epochs)
+    np.testing.assert_allclose(epochs[0]["coefficients"]["values"], 1 / 3, atol=1e-6)
+    assert np.ptp(epochs[-1]["coefficients"]["values"]) > 0.01
+    stages = [event.data["stage"] for event in finished.events(JOB, "progress")]
+    assert list(dict.fromkeys(stages)) == ["preparing", "adapting", "judging", "drawing", "publishing"]
+    assert [event.data["state"] for event in finished.events(JOB, "state")] == [
+        "queued",
+        "running",
+        "succeeded",
+    ]
+    folder = finished.folder(JOB)
+    pictures = {path.name for path in folder.pictures.iterdir()}
+    assert pictures == {f"{scan}-{when}.png" for scan in (1, 2) for when in ("before", "after")}
+    with Image.open(folder.pictures / "1-after.png") as picture:
+        assert picture.size > (300, 300)
+    assert not folder.checkpoint.exists()
+
+
+def test_a_spoilt_checkpoint_costs_time_and_changes_nothing(finished: Workplace, place: Workplace) -> None:
+    place.adaptation(place.cohort(outside_scans(SCANS)), job_id=JOB)
+    folder = place.folder(JOB)
+    folder.write(folder.checkpoint, b"half of a checkpoint")
+    run_job(JOB, place.settings)
+    assert candidate_of(place)[0].digest == candidate_of(finished)[0].digest
+    (warning,) = place.events(JOB, "warning")
+    assert "began anew" in warning.data["message"]
+
+
+def test_a_version_that_was_published_before_is_adopted(finished: Workplace) -> None:
+    before = finished.job(JOB)
+    epochs = len(finished.events(JOB, "epoch"))
+    with finished.database.write() as session:
+        # As a worker leaves it that dies right after publishing.
+        job = records.get(session, JOB)
+        job.state, job.owner, job.finished_at = "running", "gone:1", None
+        job.candidate_name = job.candidate_version = job.candidate_digest = None
+    finished.expire(JOB)
+    run_job(JOB, finished.settings)
+    after = finished.job(JOB)
+    assert (after.state, after.attempt) == ("succeeded", 2)
+    assert after.candidate_digest == before.candidate_digest
+    assert (after.gate, after.result) == (before.gate, before.result)
+    assert len(finished.candidates()) == 1
+    assert len(finished.events(JOB, "epoch")) == epochs
+
+
+def test_a_worker_that_lost_its_lease_publishes_nothing(place: Workplace) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(1)))
+    stale = leases.claim(place.database, job_id, "stale", place.settings)
+    assert stale is not None
+    attempt = Attempt(place.database, stale, place.settings)
+    loaded = load_space(place.store, place.space)
+    draft = draft_of(loaded)
+    place.expire(job_id)
+    holder = leases.claim(place.database, job_id, "holder", place.settings)
+    assert holder is not None
+    with pytest.raises(LeaseLost):
+        publish(attempt, place.store, draft, gate={"passed": True, "checks": []}, result={})
+    assert place.candidates() == []
+    assert list((place.settings.store / ".staging").iterdir()) == []
+    assert place.job(job_id).gate is None
+    published = publish(
+        Attempt(place.database, holder, place.settings),
+        place.store,
+        draft,
+        gate={"passed": True, "checks": []},
+        result={},
+    )
+    assert str(published.artefact) == "organ.at-dune@1"
+
+
+def test_one_job_never_becomes_two_versions(place: Workplace) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(1)))
+    lease = leases.claim(place.database, job_id, "worker", place.settings)
+    assert lease is not None
+    attempt, loaded = Attempt(place.database, lease, place.settings), load_space(place.store, place.space)
+    versions = {
+        publish(
+            attempt,
+            place.store,
+            draft_of(loaded, weights),
+            gate={"passed": True, "checks": []},
+            result={},
+        ).artefact.version
+        for weights in (b"first", b"second")
+    }
+    assert versions == {1}
+    assert len(place.candidates()) == 1
+
+
+def test_a_worker_whose_job_went_to_another_stops(place: Workplace) -> None:
+    settings = place.settings.model_copy(update={"lease_seconds": 1})
+    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"epochs": 200})
+    working = threading.Thread(target=run_job, args=(job_id, settings))
+    working.start()
+    wait_for(lambda: place.events(job_id, "epoch"))
+    # The heartbeat may put the lease in force again in between.
+    wait_for(lambda: (place.expire(job_id), leases.claim(place.database, job_id, "other", settings))[1])
+    working.join(60)
+    assert not working.is_alive()
+    job = place.job(job_id)
+    assert (job.state, job.owner, job.token) == ("running", "other", 2)
+    assert place.candidates() == []
+
+
+def test_a_step_too_far_falls_back_to_step_0(place: Workplace) -> None:
+    options = {"epochs": 2, "routing_rate": 10.0, "bn_rate": 10.0}
+    job_id = place.adaptation(place.cohort(outside_scans(1)), options=options)
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert job.state == "fell_back"
+    assert job.reason is not None
+    assert "at epoch 1" in job.reason
+    assert job.result is not None
+    assert job.result["best_epoch"] == 0
+    (manifest,) = place.candidates()
+    used = manifest.lineage.details["coefficients"]
+    assert isinstance(used, dict)
+    np.testing.assert_allclose(used["values"], 1 / 3, atol=1e-6)
+    assert job.gate is not None

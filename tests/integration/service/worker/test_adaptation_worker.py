@@ -1,0 +1,151 @@
+"""Adaptation jobs over HTTP, with a real Redis and a real Celery worker that is really killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+
+from service.runtime.embedded_worker import worker_command, worker_environment
+from tests.helpers import waiting
+from tests.helpers.service.routing_federation import outside_scans
+from tests.helpers.service.workplace import Workplace, opened
+
+PATIENCE_SECONDS = 120
+wait_for = partial(waiting.wait_for, patience_s=PATIENCE_SECONDS, pause_s=0.05)
+TERMINAL = ("succeeded", "fell_back", "failed", "cancelled")
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, routing_store: Path) -> Any:
+    store = tmp_path_factory.mktemp("worker") / "store"
+    shutil.copytree(routing_store, store)
+    running = start(store, redis_url=None, lease_seconds=5, reconcile_every_seconds=0.2)
+    assert running.client.put("/hospitals/dune", json={"name": "Dune"}).status_code == 201
+    return running
+
+
+@pytest.fixture(scope="module")
+def worker(api: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[psutil.Process]:
+    environment = os.environ | worker_environment(api.settings)
+    environment.pop("LOCUM_REDIS_URL", None)
+    log = tmp_path_factory.mktemp("log") / "worker.log"
+    with log.open("w") as output:
+        process = subprocess.Popen(worker_command(), env=environment, stdout=output, stderr=output)
+    try:
+        yield psutil.Process(process.pid)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0
+        # Celery tells of the process that was killed; nothing else may have gone wrong.
+        wrong = [line for line in log.read_text().splitlines() if "Traceback" in line]
+        assert all("WorkerLostError" in line for line in wrong)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def submit(api: Any, scans: int, **options: Any) -> str:
+    cohort = api.client.post("/hospitals/dune/cohorts").json()["id"]
+    for name, data in outside_scans(scans).items():
+        uploaded = api.client.put(f"/hospitals/dune/cohorts/{cohort}/scans/{name}", content=data)
+        assert uploaded.status_code == 201
+    body = {"cohort": cohort, "model": "organ", "options": options}
+    accepted = api.client.post("/hospitals/dune/adaptations", json=body)
+    assert accepted.status_code == 202, accepted.text
+    location: str = accepted.headers["Location"]
+    return location
+
+
+def job_at(api: Any, location: str) -> dict[str, Any]:
+    found: dict[str, Any] = api.client.get(location).json()
+    return found
+
+
+def ended(api: Any, location: str) -> dict[str, Any]:
+    wait_for(lambda: job_at(api, location)["state"] in TERMINAL)
+    return job_at(api, location)
+
+
+def test_a_cancelled_job_makes_room_for_the_next(
+    api: Any, worker: psutil.Process, routing_store: Path
+) -> None:
+    endless = submit(api, 1, epochs=200)
+    following = submit(api, 1, epochs=1)
+    wait_for(lambda: len(job_at(api, endless)["epochs"]) > 1)
+    assert job_at(api, following)["state"] == "queued"
+    assert api.client.delete(endless).status_code == 202
+    cancelled = ended(api, endless)
+    assert (cancelled["state"], cancelled["candidate"]) == ("cancelled", None)
+    assert cancelled["reason"] == "cancelled while adapting"
+    done = ended(api, following)
+    assert (done["state"], done["reason"]) == ("succeeded", None)
+    assert [epoch["epoch"] for epoch in done["epochs"]] == [0, 1]
+    assert done["coefficients"]["models"] == ["aster", "birch", "global"]
+    # The candidate opens, and answers whoever asks for it by name.
+    reference = done["candidate"]["reference"]
+    assert reference == "organ.at-dune@1"
+    assert api.store.open(reference).digest == done["candidate"]["digest"]
+    (scan,) = outside_scans(1).values()
+    answer: httpx.Response = api.segment(scan, model=reference)
+    assert answer.status_code == 200
+    assert answer.headers["Locum-Model"] == reference
+
+
+def test_a_killed_worker_costs_an_epoch_at_most(
+    api: Any, worker: psutil.Process, tmp_path: Path, routing_store: Path
+) -> None:
+    epochs = 5
+    location = submit(api, 1, epochs=epochs)
+    job_id = location.rsplit("/", 1)[1]
+    here = Workplace(api.settings, api.context.database)
+    wait_for(lambda: len(here.events(job_id, "epoch")) > 1)
+    owner = here.job(job_id).owner
+    assert owner is not None
+    killed = psutil.Process(int(owner.rsplit(":", 1)[1]))
+    assert killed.ppid() == worker.pid
+    killed.kill()
+    noted, attempts = len(here.events(job_id, "epoch")), here.job(job_id).attempt
+    done = ended(api, location)
+    assert done["state"] == "succeeded", done["reason"]
+    assert done["attempt"] > attempts
+    assert [epoch["epoch"] for epoch in done["epochs"]] == list(range(epochs + 1))
+    assert worker.is_running()
+    # The next attempt learned only what those before it had not.
+    happened = here.events(job_id, "state", "epoch")
+    begun = [i for i, event in enumerate(happened) if event.data.get("state") == "running"]
+    again = [event.data["epoch"] for event in happened[begun[attempts] :] if event.type == "epoch"]
+    assert again == list(range(noted, epochs + 1))
+    assert len(again) < epochs
+    with opened(tmp_path, routing_store) as undisturbed:
+        from service.worker.runner import run_job
+
+        cohort = undisturbed.cohort(outside_scans(1))
+        undisturbed.adaptation(cohort, job_id=job_id, options=here.job(job_id).options)
+        run_job(job_id, undisturbed.settings)
+        assert undisturbed.job(job_id).candidate_digest == done["candidate"]["digest"]
+    versions = [v.artefact for v in api.store.versions("organ.at-dune")]
+    assert [v.manifest.lineage.run for v in versions].count(job_id) == 1
+
+
+def test_a_scan_is_adapted_to_while_its_client_waits(api: Any, worker: psutil.Process) -> None:
+    (scan,) = outside_scans(1).values()
+    before = api.store.names()
+    answer = api.client.post(
+        "/segment",
+        files={"scan": ("scan", scan)},
+        data={"model": "organ", "personalization": "scan"},
+        headers={"Prefer": "wait=60"},
+    )
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["Locum-Personalization"] == "scan"
+    assert answer.headers["Content-Type"] == "application/gzip"
+    assert api.store.names() == before

@@ -1,0 +1,57 @@
+"""Which slices of a cohort are taken where there are more than are held at once."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+from model_store.scan import Limits
+from personalization.tick import no_tick
+from service.cohorts.files import ScanFile
+from service.worker import cohort_images
+from service.worker.cohort_images import LabelledImages, load_labelled
+from tests.helpers.service.joining_federation import TUMOUR, drawn_scans
+
+DRAWN = ("patient-500.nii.gz", "patient-503.nii.gz")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ScanFile, ScanFile]]:
+    """Four volumes of the same number of slices, and a mask of each."""
+    folder = tmp_path_factory.mktemp("cohort")
+
+    def keep(name: str, content: bytes, to: Path) -> ScanFile:
+        to.write_bytes(content)
+        return ScanFile(name, to, hashlib.sha256(content).hexdigest())
+
+    return {
+        name: (keep(name, scan, folder / name), keep(name, mask, folder / f"mask-{name}"))
+        for name, (scan, mask) in drawn_scans(4).items()
+    }
+
+
+def load(files: dict[str, tuple[ScanFile, ScanFile]]) -> LabelledImages:
+    masks = {name: files[name][1] for name in DRAWN}
+    return load_labelled([scan for scan, _ in files.values()], masks, TUMOUR, Limits(), no_tick)
+
+
+def test_scans_nobody_drew_on_take_no_room_from_the_others(
+    files: dict[str, tuple[ScanFile, ScanFile]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = load(files)
+    assert whole.left_out == 0
+    each = len(whole.images) // 4
+    monkeypatch.setattr(cohort_images, "MOST_IMAGES", 2 * each + 4)
+    some = load(files)
+    counts = {name: some.names.count(name) for name in files}
+    assert counts == {name: each if name in DRAWN else 2 for name in files}
+    assert some.left_out == 2 * each - 4
+    # Slices and what belongs to them stay together.
+    assert [*some.drawn_on] == [name in DRAWN for name in some.names]
+    tumour = some.targets.flatten(1).any(dim=1)
+    assert int(tumour.sum()) == int(whole.targets.flatten(1).any(dim=1).sum()) > 0
+    assert not tumour[~some.drawn_on].any()
+    monkeypatch.setattr(cohort_images, "MOST_IMAGES", 1)
+    assert len(load(files).images) == 4

@@ -1,0 +1,383 @@
+"""A hospital joins a cross-attention over HTTP: scans and masks in, a version of its own out."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import nibabel as nib
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from model_store.manifest import GRAPH, WEIGHTS, CrossAttentionManifest, ModelManifest
+from model_store.preprocessing import prepare
+from personalization.networks import FedOapUNet, build
+from personalization.state import from_safetensors
+from service.errors import AdaptationRefused, LeaseLost
+from service.jobs import records
+from service.jobs.files import JobFolder
+from service.worker import cross_attention
+from service.worker.runner import run_job
+from tests.helpers.service.joining_federation import TUMOUR, drawn_scans
+from tests.helpers.service.routing_federation import volume
+
+SOURCES = ("own", "aster", "birch")
+# Enough for a candidate that its gate lets pass.
+OPTIONS = {"epochs": 8, "batch_size": 16, "learning_rate": 1e-2}
+SCANS = drawn_scans(4)
+UNDRAWN = "patient-503.nii.gz"
+
+
+@dataclass
+class Joined:
+    """An API, the hospital `dune` with three scans with masks and one without, and its finished job."""
+
+    api: Any
+    cohort: str
+    job: dict[str, Any]
+
+    def segment(self, **fields: str) -> httpx.Response:
+        answer: httpx.Response = self.api.segment(SCANS[UNDRAWN][0], output="json", **fields)
+        assert answer.status_code == 200, answer.text
+        return answer
+
+    def model(self, reference: str) -> tuple[ModelManifest, FedOapUNet]:
+        artefact = self.api.store.open(reference)
+        manifest = artefact.manifest
+        assert isinstance(manifest, ModelManifest)
+        network = build("fedoap", **manifest.network.arguments)
+        network.load_state_dict(from_safetensors(artefact.read(WEIGHTS)))
+        assert isinstance(network, FedOapUNet)
+        return manifest, network.eval()
+
+
+def slices(patient: int = 503) -> NDArray[np.float32]:
+    """What a network sees of a scan; by default of the one that nobody drew on."""
+    return prepare(volume("dune", patient)[0], TUMOUR).slices
+
+
+def upload(api: Any, drawn: dict[str, tuple[bytes, bytes]], without: tuple[str, ...] = ()) -> str:
+    place: str = api.client.post("/hospitals/dune/cohorts").headers["location"]
+    for name, (scan, mask) in drawn.items():
+        assert api.client.put(f"{place}/scans/{name}", content=scan).status_code == 201
+        if name not in without:
+            answer = api.client.put(f"{place}/scans/{name}/mask?model=tumour", content=mask)
+            assert answer.status_code == 201, answer.text
+    return place.rpartition("/")[2]
+
+
+def png(pixels: NDArray[np.uint8]) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+def ask(api: Any, cohort: str, **body: Any) -> httpx.Response:
+    answer: httpx.Response = api.client.post("/hospitals/dune/adaptations", json={"cohort": cohort, **body})
+    return answer
+
+
+def named(answer: httpx.Response) -> list[str]:
+    """The names of the warnings, of an answer in any form."""
+    header = answer.headers.get("locum-warning-names", "")
+    assert header.isascii()
+    return header.split(", ")
+
+
+def problem(answer: httpx.Response) -> tuple[int, str]:
+    assert answer.headers["content-type"] == "application/problem+json", answer.text
+    return answer.status_code, answer.json()["type"].removeprefix("urn:locum:problem:")
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], joining_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    store = shutil.copytree(joining_store, tmp_path_factory.mktemp("copy") / "store")
+    running = start(store)
+    for name in ("dune", "north"):
+        running.client.put(f"/hospitals/{name}", json={"name": name})
+    return running
+
+
+@pytest.fixture(scope="module")
+def joined(api: Any) -> Joined:
+    cohort = upload(api, SCANS, without=(UNDRAWN,))
+    accepted = ask(api, cohort, options=OPTIONS)
+    assert accepted.status_code == 202, accepted.text
+    assert accepted.json()["options"]["loss"] == "perturbed"
+    run_job(accepted.json()["id"], api.settings)
+    return Joined(api, cohort, api.client.get(accepted.headers["location"]).json())
+
+
+def test_the_job_tells_of_every_epoch_and_of_both_dice(joined: Joined) -> None:
+    job, result = joined.job, joined.job["result"]
+    assert job["state"] == "succeeded", job["reason"]
+    assert [check for check in job["gate"]["checks"] if not check["passed"]] == []
+    assert [epoch["epoch"] for epoch in job["epochs"]] == list(range(9))
+    assert result["best_epoch"] > 0
+    by_epoch = [epoch["dice"] for epoch in job["epochs"]]
+    assert result["zero_shot_dice"] == by_epoch[0]
+    assert result["validation_dice"] == max(by_epoch) == by_epoch[result["best_epoch"]]
+    assert (result["scans"], result["masks"]) == (4, 3)
+    assert (result["train_patients"], result["validation_patients"]) == (2, 1)
+    checks = {check["name"]: check["value"] for check in job["gate"]["checks"]}
+    assert checks["validation_dice"] == result["validation_dice"]
+    assert checks["dice_gain"] == pytest.approx(max(by_epoch) - by_epoch[0])
+    _, network = joined.model("tumour.at-dune@1")
+    with torch.no_grad():
+        shares = [network.segment(torch.from_numpy(slices(patient).copy()))[1] for patient in range(500, 504)]
+    assert result["attention"] == pytest.approx(
+        dict(zip(SOURCES, torch.cat(shares).mean(dim=0).tolist(), strict=True)), abs=1e-5
+    )
+    assert len({round(share, 4) for share in result["attention"].values()}) == 3
+
+
+def test_the_candidate_is_one_network_whose_graph_says_what_it_attends_to(joined: Joined) -> None:
+    manifest, network = joined.model("tumour.at-dune@1")
+    parent = joined.api.store.open("tumour")
+    assert (manifest.hospital, manifest.lineage.method) == ("dune", cross_attention.METHOD)
+    assert (manifest.lineage.parents, manifest.sources) == ((parent.digest,), SOURCES)
+    assert isinstance(parent.manifest, CrossAttentionManifest)
+    _, shared = joined.model("tumour.global")
+    for name in ("bank_key", "bank_value", "bank_present"):
+        assert torch.equal(network.state_dict()[name], shared.state_dict()[name])
+    session = onnxruntime.InferenceSession(joined.api.store.open("tumour.at-dune@1").read(GRAPH))
+    probabilities, attention = session.run(["probabilities", "attention"], {"image": slices()})
+    with torch.no_grad():
+        logits, mass = network.segment(torch.from_numpy(slices().copy()))
+    np.testing.assert_allclose(probabilities[:, 1], torch.sigmoid(logits[:, 0]).numpy(), atol=1e-5)
+    np.testing.assert_allclose(attention, mass.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("asked", "part", "header"),
+    [
+        ({"personalization": "global"}, "tumour.global", "global"),
+        ({"personalization": "member", "site": "birch"}, "tumour.birch", "member; site=birch"),
+    ],
+)
+def test_every_part_answers_and_says_what_it_attended_to(
+    joined: Joined, asked: dict[str, str], part: str, header: str
+) -> None:
+    answer = joined.segment(model="tumour", **asked)
+    _, network = joined.model(part)
+    with torch.no_grad():
+        expected = network.segment(torch.from_numpy(slices().copy()))[1].mean(dim=0)
+    found = answer.json()
+    assert tuple(found["attention"]) == SOURCES
+    np.testing.assert_allclose(list(found["attention"].values()), expected.numpy(), atol=1e-5)
+    # A member does not attend to its own entry in the bank.
+    assert (found["attention"]["birch"] == 0) == (part == "tumour.birch")
+    assert found["receipt"]["network"]["name"].startswith(part)
+    assert answer.headers["locum-personalization"] == header
+    warned = [warning for warning in found["warnings"] if warning.startswith("zero-shot")]
+    assert len(warned) == (header == "global")
+    assert answer.headers["locum-warnings"] == str(len(found["warnings"]))
+    assert ("zero-shot" in named(answer)) == (header == "global")
+
+
+@pytest.mark.parametrize("asked", [{"personalization": "global"}, {"hospital": "north"}])
+def test_zero_shot_is_warned_of_in_every_form_and_whoever_asks(api: Any, asked: dict[str, str]) -> None:
+    """North is no member, and nothing of its own is assigned to it: `auto` is zero-shot."""
+    scan = SCANS[UNDRAWN][0]
+    told = api.segment(scan, output="json", model="tumour", **asked).json()["warnings"]
+    (sentence,) = (warning for warning in told if warning.startswith("zero-shot: "))
+    for said in (
+        "not a hospital's own query stage and adapter answer here but shared ones",
+        "a Dice of 0.07",
+        "Do not rely on this mask",
+        "POST /hospitals/HOSPITAL/adaptations",
+    ):
+        assert said in sentence
+    for output in ({}, {"output": "nifti"}, {"output": "overlay"}, {"output": "json"}):
+        answer = api.segment(scan, model="tumour", **output, **asked)
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["locum-personalization"] == "global"
+        assert answer.headers["locum-warnings"] == str(len(told))
+        assert named(answer)[0] == "zero-shot"
+    assert ("scan-unlike-task" in named(answer)) == (len(told) > 1)
+
+
+def test_the_guards_warnings_have_one_name_beside_zero_shot(api: Any, make_png: Callable[..., bytes]) -> None:
+    """Training had volumes. A PNG is answered as one, which has no room for a sentence."""
+    pixels = np.random.default_rng(2).integers(0, 255, (96, 96), np.uint8)
+    answer = api.segment(make_png(pixels), model="tumour", personalization="global")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/png")
+    assert int(answer.headers["locum-warnings"]) > 1
+    assert named(answer) == ["zero-shot", "scan-unlike-task"]
+
+
+def test_it_is_assigned_like_every_candidate_and_rolled_back(joined: Joined) -> None:
+    serving = "/hospitals/dune/serving/tumour"
+    body = {"version": "tumour.at-dune@1", "actor": "ines", "reason": "looked at all of them"}
+    made = joined.api.client.put(serving, json={**body, "version": "tumour@1"}, headers={"If-Match": '"0"'})
+    assert made.status_code == 200, made.text
+    made = joined.api.client.put(serving, json=body, headers={"If-Match": made.headers["etag"]})
+    assert (made.status_code, made.json()["override"]) == (200, False), made.text
+    answer = joined.segment(model="tumour", hospital="dune")
+    assert answer.headers["locum-personalization"] == "hospital; hospital=dune"
+    assert tuple(answer.json()["attention"]) == SOURCES
+    assert not any(warning.startswith("zero-shot") for warning in answer.json()["warnings"])
+    assert "zero-shot" not in named(answer)
+    other = joined.api.client.put("/hospitals/north/serving/tumour", json=body, headers={"If-Match": '"0"'})
+    assert problem(other) == (409, "adapted-to-another")
+    why = {"actor": "ines", "reason": "a second look"}
+    back = joined.api.client.post(f"{serving}/rollback", json=why, headers={"If-Match": made.headers["etag"]})
+    assert back.status_code == 200, back.text
+    answer = joined.segment(model="tumour", hospital="dune")
+    assert answer.headers["locum-personalization"] == "global"
+    assert "zero-shot" in named(answer)
+
+
+def test_the_card_shows_curves_gate_attention_and_pictures(joined: Joined) -> None:
+    page = joined.api.client.get(f"/jobs/{joined.job['id']}/card").text
+    for said in (
+        "Whose tokens are attended to",
+        "birch",
+        "validation dice",
+        "zero-shot",
+        "Dice</h3>",
+        "by 1 validation patient with a target",
+    ):
+        assert said in page
+    for share in joined.job["result"]["attention"].values():
+        assert f"{share:.1%}" in page
+    # The two scans that were not learned from, before and after, and the mask of the one that has one.
+    assert page.count("data:image/png;base64,") == 5
+    assert "scan 1, drawn" in page
+    assert "then the candidate, and the mask where one was drawn" in page
+    assert "this hospital sent none" not in page
+
+
+@pytest.mark.parametrize("checkpoint", [2, 9], ids=["of the first epoch", "of the last"])
+def test_what_was_killed_goes_on_to_the_same_weights(
+    joined: Joined, checkpoint: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api, dead = joined.api, []
+    job = ask(api, joined.cohort, options=OPTIONS).json()["id"]
+    write = JobFolder.write
+
+    def dies(self: JobFolder, path: Path, content: bytes) -> None:
+        write(self, path, content)
+        dead.append(path)
+        # Before anybody is told of the epoch.
+        if len(dead) == checkpoint:
+            raise LeaseLost("as if the process were gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(JobFolder, "write", dies)
+        run_job(job, api.settings)
+    assert api.client.get(f"/jobs/{job}").json()["state"] == "running"
+    with api.context.database.write() as session:
+        records.get(session, job).lease_until = records.get(session, job).created_at
+    run_job(job, api.settings)
+    found = api.client.get(f"/jobs/{job}").json()
+    assert (found["attempt"], found["result"]) == (2, joined.job["result"])
+    assert [epoch["epoch"] for epoch in found["epochs"]] == list(range(9))
+    first, second = api.store.open("tumour.at-dune@1"), api.store.open("tumour.at-dune")
+    assert second.version > first.version
+    assert first.read(WEIGHTS) == second.read(WEIGHTS)
+    assert first.read(GRAPH) == second.read(GRAPH)
+
+
+def test_without_masks_of_two_patients_it_is_refused_up_front(api: Any) -> None:
+    drawn = drawn_scans(2)
+    one, two = drawn
+    assert problem(ask(api, upload(api, drawn, without=(one, two)))) == (422, "masks-missing")
+    few = ask(api, upload(api, drawn, without=(two,)))
+    assert problem(few) == (422, "masks-missing")
+    assert "found 1 among 1 masks of 1 patients" in few.json()["detail"]
+    # Two scans of one patient, told by the task's rule.
+    twice = {f"patient-7-{name}": files for name, files in drawn.items()}
+    assert problem(ask(api, upload(api, twice))) == (422, "masks-missing")
+    nameless = ask(api, upload(api, {f"x-{name}": files for name, files in drawn.items()}))
+    assert problem(nameless) == (422, "masks-missing")
+    assert "no patient in the name" in nameless.json()["detail"]
+    sent = api.client.post("/hospitals/dune/adaptations", files=[("scans", drawn[one][0])])
+    assert problem(sent) == (422, "masks-missing")
+
+
+def test_a_member_of_the_federation_does_not_join_it(api: Any) -> None:
+    api.client.put("/hospitals/aster-clinic", json={"name": "aster", "site": "aster"})
+    place = api.client.post("/hospitals/aster-clinic/cohorts").headers["location"]
+    for name, (scan, mask) in drawn_scans(2).items():
+        api.client.put(f"{place}/scans/{name}", content=scan)
+        api.client.put(f"{place}/scans/{name}/mask", content=mask)
+    asked = {"cohort": place.rpartition("/")[2]}
+    refused = api.client.post("/hospitals/aster-clinic/adaptations", json=asked)
+    assert problem(refused) == (422, "member-cannot-join")
+    assert "site 'aster' of the federation that trained 'tumour@1'" in refused.json()["detail"]
+
+
+def test_the_options_decide_who_is_validated_on(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[float, int]] = []
+
+    def stops(_drawn: Any, _digests: Any, _task: Any, share: float, seed: int) -> None:
+        asked.append((share, seed))
+        raise AdaptationRefused("seen enough")
+
+    monkeypatch.setattr(cross_attention, "split_by_patient", stops)
+    options = {"validation": 0.4, "seed": 7}
+    run_job(ask(api, upload(api, drawn_scans(2)), options=options).json()["id"], api.settings)
+    assert asked == [(0.4, 7)]
+
+
+def test_a_target_too_small_for_the_network_teaches_nothing(api: Any) -> None:
+    """What is left of masks counts: two patients have a target, of which the network sees one."""
+    pixels = np.random.default_rng(0).integers(0, 255, (128, 128)).astype(np.uint8)
+    speck = np.zeros_like(pixels)
+    speck[64, 64] = 1  # between the 32x32 that are taken
+    small = {"patient-600.png": (png(pixels), png(speck))}
+    job = ask(api, upload(api, {**drawn_scans(1), **small})).json()["id"]
+    run_job(job, api.settings)
+    found = api.client.get(f"/jobs/{job}").json()
+    assert found["state"] == "failed"
+    assert "found 1 among 2 masks of 2 patients" in found["reason"]
+    (warning,) = found["warnings"]
+    assert warning.startswith("of the target of 1 mask, first scan 'patient-600.png', nothing is left")
+
+
+def test_one_scan_under_two_names_is_one_patients(api: Any) -> None:
+    drawn = drawn_scans(2)
+    twice = next(iter(drawn))
+    drawn["patient-900.nii.gz"] = drawn[twice]
+    job = ask(api, upload(api, drawn), options={"epochs": 1, "validation": 0.5}).json()["id"]
+    run_job(job, api.settings)
+    found = api.client.get(f"/jobs/{job}").json()
+    assert (found["result"]["train_patients"], found["result"]["validation_patients"]) == (1, 1)
+    said = "first 'patient-500.nii.gz' and 'patient-900.nii.gz': counted as one patient's"
+    assert any(said in warning for warning in found["warnings"])
+    same = {twice: drawn[twice], "patient-900.nii.gz": drawn[twice]}
+    assert problem(ask(api, upload(api, same))) == (422, "masks-missing")
+
+
+def test_a_mask_of_another_task_is_refused(api: Any) -> None:
+    place = api.client.post("/hospitals/dune/cohorts").headers["location"]
+    (name, (scan, mask)), *_ = drawn_scans(1).items()
+    image = nib.Nifti1Image.from_bytes(gzip.decompress(mask))
+    other = nib.Nifti1Image(np.asarray(image.dataobj).astype(np.uint8) * 3, image.affine)
+    content = io.BytesIO(other.to_bytes()).getvalue()
+    api.client.put(f"{place}/scans/{name}", content=scan)
+    where = f"{place}/scans/{name}/mask"
+    assert problem(api.client.put(f"{where}?model=tumour", content=content)) == (422, "task-error")
+    assert api.client.put(where, content=content).json()["values"] == [0, 3]
+    refused = ask(api, place.rpartition("/")[2])
+    assert problem(refused) == (422, "mask-mismatch")
+    assert name in refused.json()["detail"]
+
+
+def test_options_are_those_of_joining_and_one_scan_is_not_enough(api: Any) -> None:
+    answer = ask(api, "0" * 32, options={"router": "direct"})
+    assert problem(answer) == (422, "invalid-request")
+    assert answer.json()["errors"][0]["field"] == "body.options.router"
+    scan = api.segment(SCANS[UNDRAWN][0], model="tumour", personalization="scan")
+    assert problem(scan) == (422, "not-adaptable")

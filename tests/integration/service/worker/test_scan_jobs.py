@@ -1,0 +1,133 @@
+"""Jobs of kind `scan`, run in this process: an answer like any other, and nothing else."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nibabel as nib
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model_store.digest import sha256
+from service.kinds.routing_space import RoutingOptions
+from service.worker.runner import run_job
+from tests.helpers.service.routing_federation import outside_scans, volume
+from tests.helpers.service.workplace import Workplace, opened
+
+PATIENT = 500
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, routing_store: Path) -> Iterator[Workplace]:
+    with opened(tmp_path_factory.mktemp("scans"), routing_store) as opened_place:
+        yield opened_place
+
+
+@pytest.fixture(scope="module")
+def scan() -> bytes:
+    (data,) = outside_scans(1, first=PATIENT).values()
+    return data
+
+
+def files_in(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def test_the_same_scan_gets_the_same_mask_and_nothing_is_kept(place: Workplace, scan: bytes) -> None:
+    before = files_in(place.settings.store)
+    answers = []
+    for _ in range(2):
+        job_id = place.scan_job(scan)
+        run_job(job_id, place.settings)
+        job = place.job(job_id)
+        assert (job.state, job.candidate_name, job.gate) == ("succeeded", None, None)
+        answer = place.folder(job_id).read_result()
+        assert answer is not None
+        answers.append(answer)
+        assert {path.name for path in place.folder(job_id).path.iterdir()} == {"result", "result.json"}
+    first, second = answers
+    assert first.body == second.body
+    assert first.headers["Locum-Graph"] == second.headers["Locum-Graph"]
+    assert first.headers["Locum-Graph"] not in {sha256(content) for content in before.values()}
+    assert (first.headers["Locum-Model"], first.headers["Locum-Personalization"]) == ("organ@1", "scan")
+    assert first.media_type == "application/gzip"
+    assert files_in(place.settings.store) == before
+    _, truth = volume("dune", PATIENT)
+    mask = np.asarray(nib.Nifti1Image.from_bytes(gzip.decompress(first.body)).dataobj)
+    assert _dice(mask, truth.voxels[..., 0]) > 0.7
+
+
+def _dice(mask: NDArray[np.generic], truth: NDArray[np.generic]) -> float:
+    return float(2 * np.sum((mask > 0) & (truth > 0)) / (np.sum(mask > 0) + np.sum(truth > 0)))
+
+
+def test_what_is_learned_from_a_scan_can_be_said(place: Workplace, scan: bytes) -> None:
+    found = {}
+    for name, options in {
+        "as a hospital's": {},
+        "the default, said": {"preset": RoutingOptions().preset},
+        "no shape": {"shape_weight": 0.0},
+        "statistics": {"preset": "statistics"},
+    }.items():
+        job_id = place.scan_job(scan, **options)
+        run_job(job_id, place.settings)
+        answer, result = place.folder(job_id).read_result(), place.job(job_id).result
+        assert answer is not None
+        assert result is not None
+        found[name] = (answer.headers["Locum-Graph"], result["epochs"])
+    assert found["as a hospital's"] == found["the default, said"]
+    assert len({graph for graph, _ in found.values()}) == 3
+    assert found["statistics"][1] == 0
+    assert found["no shape"][1] > 0
+
+
+def test_the_report_says_what_answered(place: Workplace, scan: bytes) -> None:
+    job_id = place.scan_job(scan, output="json", model="organ", personalization="scan")
+    run_job(job_id, place.settings)
+    answer = place.folder(job_id).read_result()
+    assert answer is not None
+    report = json.loads(answer.body)
+    receipt = report["receipt"]
+    assert receipt["input_sha256"] == sha256(scan)
+    assert (receipt["model"]["name"], receipt["personalization"]) == ("organ@1", "scan")
+    assert receipt["network"]["digest"] == receipt["graph"] == answer.headers["Locum-Graph"]
+    assert receipt["options"]["output"] == "json"
+    assert report["labels"]["organ"]["voxels"] > 0
+    stages = [event.data["stage"] for event in place.events(job_id, "progress")]
+    assert list(dict.fromkeys(stages)) == ["preparing", "adapting", "segmenting"]
+
+
+def test_a_scan_that_does_not_fit_fails_and_is_not_kept(
+    place: Workplace, make_png: Callable[..., bytes]
+) -> None:
+    colour = np.zeros((32, 32, 3), np.uint8)
+    colour[..., 0] = np.arange(32)
+    job_id = place.scan_job(make_png(colour))
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert job.state == "failed"
+    assert job.reason is not None
+    assert "colour" in job.reason
+    assert not place.folder(job_id).input.exists()
+    assert place.folder(job_id).read_result() is None
+
+
+def test_the_guard_refuses_where_it_was_told_to(place: Workplace, make_png: Callable[..., bytes]) -> None:
+    image = np.random.default_rng(0).integers(0, 255, (64, 64)).astype(np.uint8)
+    job_id = place.scan_job(make_png(image), guard="refuse")
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert job.state == "failed"
+    assert job.reason is not None
+    assert "grey image" in job.reason
+
+
+def test_a_scan_that_is_gone_fails_in_words(place: Workplace) -> None:
+    job_id = place.scan_job(b"scan")
+    place.folder(job_id).input.unlink()
+    run_job(job_id, place.settings)
+    assert place.job(job_id).reason == "the scan is not there any more; send it again"

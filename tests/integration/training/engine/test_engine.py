@@ -1,0 +1,275 @@
+"""The in-process engine, with real worker processes, on a method computed by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.helpers.training.toy_federation import Toy, site
+from training.engine.client import Surroundings
+from training.engine.folder import RunFolder, SiteFolder
+from training.engine.history import Silent
+from training.engine.in_process import InProcessEngine
+from training.errors import AlgorithmError, EgressRefused, FederationError, RoundFailed
+
+
+def run(root, sites, algorithm=None, *, workers=0, seed=0, **options):
+    engine = InProcessEngine(
+        algorithm or Toy(), sites, Surroundings(seed), RunFolder(root), workers=workers, **options
+    )
+    return engine.run()
+
+
+def three_sites(**faults):
+    return [
+        site(name, *values, faults=faults.get(name))
+        for name, values in (("A", (1.0, 3.0)), ("B", (5.0,)), ("C", (0.0, 0.0, 9.0)))
+    ]
+
+
+def test_a_run_equals_the_computation_by_hand(tmp_path):
+    outcome = run(tmp_path, three_sites())
+    assert not any(entry.dropped for entry in outcome.history)
+    # Per round: sample-weighted mean of the sites' mean values (2, 5, 3) with weights 2, 1, 3.
+    gain = (2 * 2.0 + 1 * 5.0 + 3 * 3.0) / 6
+    expected = 3 * gain * 2 * 2  # three rounds, then doubled twice by the server stage
+    assert outcome.server.tensors["w"].tolist() == pytest.approx([expected, expected])
+    assert outcome.server.tensors["count"].item() == 2  # integers are the first site's
+    first = outcome.server.facts["log"][0]
+    assert first == {
+        "sites": ["A", "B", "C"],
+        "total": 6.0,
+        "tokens": [1.0, 3.0, 5.0, 0.0, 0.0, 9.0],
+        "notes": {"A": 1.0, "B": 5.0, "C": 0.0},
+    }
+
+
+def test_sites_carry_their_memory_and_bytes_are_counted(tmp_path):
+    outcome = run(tmp_path, three_sites())
+    train = [entry for entry in outcome.history if entry.phase == "train"]
+    assert [entry.sites["B"].metrics for entry in train] == [{"seen": 1}, {"seen": 2}, {"seen": 3}]
+    # w: 2 float32, count: 1 int64; total: 1 float64; tokens: 3 float32; notes: 1 float32; one metric.
+    assert train[0].sites["C"].sent == {
+        "weights": 2 * 4 + 8,
+        "total": 8,
+        "tokens": 3 * 4,
+        "notes": 4,
+        "metrics": 8,
+    }
+    assert train[0].sites["C"].received == {"weights": 2 * 4 + 8}
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path):
+    sites = three_sites()
+    none, one, two = (
+        run(tmp_path / str(workers), sites, Toy(noise=True), workers=workers, participation=0.7)
+        for workers in (0, 1, 2)
+    )
+    for other in (one, two):
+        assert torch.equal(none.server.tensors["w"], other.server.tensors["w"])
+        assert none.server.facts == other.server.facts
+
+
+def test_another_seed_gives_another_result(tmp_path):
+    first = run(tmp_path / "0", three_sites(), Toy(noise=True), seed=0)
+    second = run(tmp_path / "1", three_sites(), Toy(noise=True), seed=1)
+    assert not torch.equal(first.server.tensors["w"], second.server.tensors["w"])
+
+
+def test_partial_participation_draws_sites_and_says_so(tmp_path):
+    outcome = run(tmp_path, three_sites(), Toy(rounds=8), participation=0.67)
+    train = [entry for entry in outcome.history if entry.phase == "train"]
+    assert all(len(entry.sites) == 2 for entry in train)
+    assert all(list(entry.absent.values()) == ["not drawn"] for entry in train)
+    assert len({tuple(entry.sites) for entry in train}) > 1  # not always the same two
+
+
+def test_a_phase_of_everyone_draws_nobody(tmp_path):
+    class ForEveryone(Toy):
+        def plan(self):
+            train, *rest = super().plan()
+            return (replace(train, everyone=True), *rest)
+
+    outcome = run(tmp_path, three_sites(), ForEveryone(), participation=0.34)
+    train = [entry for entry in outcome.history if entry.phase == "train"]
+    assert [list(entry.sites) for entry in train] == [["A", "B", "C"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("raise", "the scanner is on fire"),
+        ("bug", "KeyError"),
+        ("die", "signal 9"),
+        ("nan", "not finite"),
+        ("shape", "expected [2]"),
+    ],
+)
+def test_a_site_that_fails_is_left_out_of_its_round_only(tmp_path, fault, reason):
+    # A step that kills its process needs one of its own.
+    outcome = run(tmp_path, three_sites(B={1: fault}), workers=2 if fault == "die" else 0)
+    train = [entry for entry in outcome.history if entry.phase == "train"]
+    assert [list(entry.sites) for entry in train] == [["A", "B", "C"], ["A", "C"], ["A", "B", "C"]]
+    assert reason in train[1].dropped["B"]
+    # Weights renormalise over who is there: A and C with 2 and 3.
+    full, without = (2 * 2.0 + 5.0 + 3 * 3.0) / 6, (2 * 2.0 + 3 * 3.0) / 5
+    assert outcome.server.tensors["w"][0].item() == pytest.approx((2 * full + without) * 4)
+    # The failed step left no trace in the site's own memory.
+    assert train[2].sites["B"].metrics == {"seen": 2}
+
+
+def test_a_round_without_any_site_is_a_clear_failure_and_resumes(tmp_path):
+    broken = [site("A", 1.0, faults={1: "raise"}), site("B", 2.0, faults={1: "raise"})]
+    with pytest.raises(RoundFailed, match=r"round 2: no site delivered \(A: the scanner is on fire; B"):
+        run(tmp_path, broken)
+    mended = run(tmp_path, [site("A", 1.0), site("B", 2.0)])
+    assert [entry.round for entry in mended.history if entry.phase == "train"] == [0, 1, 2]
+
+
+def test_unreadable_data_is_known_before_the_first_round(tmp_path):
+    with pytest.raises(FederationError, match="site B: image 3 is torn"):
+        run(tmp_path, [site("A", 1.0), site("B", 1.0, faults={-1: "unreadable"})])
+
+
+def test_an_undeclared_upload_stops_the_run(tmp_path):
+    with pytest.raises(AlgorithmError, match="secret"):
+        run(tmp_path, [site("A", 1.0, faults={0: "undeclared"})])
+
+
+def test_a_policy_that_refuses_the_essential_refuses_the_run(tmp_path):
+    sites = [site("A", 1.0), site("B", 1.0, allows=frozenset({"statistics"}))]
+    with pytest.raises(EgressRefused, match=r"site B: phase 'train' uploads 'weights'"):
+        run(tmp_path, sites)
+    assert not (tmp_path / "checkpoint.json").exists()
+
+
+def test_a_policy_keeps_the_rest_in(tmp_path):
+    sites = [site("A", 1.0), site("B", 5.0, allows=frozenset({"weights"}))]
+    outcome = run(tmp_path, sites)
+    entry = outcome.history[0]
+    assert entry.sites["B"].withheld == ("total", "tokens", "notes", "metrics")
+    assert entry.sites["B"].sent == {"weights": 16}
+    assert entry.sites["B"].metrics == {}
+    assert outcome.server.facts["log"][0]["tokens"] == [1.0]
+    assert outcome.server.facts["log"][0]["notes"] == {"A": 1.0}
+    assert outcome.server.tensors["w"][0].item() == pytest.approx(3 * 3.0 * 4)
+
+
+class Listener(Silent):
+    def __init__(self):
+        self.warnings = []
+
+    def warning(self, message):
+        self.warnings.append(message)
+
+
+def test_export_takes_only_who_consents(tmp_path):
+    sites = [site("A", 1.0, consents=True), site("B", 5.0)]
+    outcome = run(tmp_path, sites)
+    assert outcome.server.facts["trails"] == {"A": pytest.approx([1.0, 4.0, 7.0])}
+    assert outcome.history[-1].absent == {"B": "no consent to 'export'"}
+    assert outcome.history[-1].sites["A"].sent == {"trail": 3 * 4}
+
+
+def test_export_without_any_consent_is_skipped_and_said(tmp_path):
+    listener = Listener()
+    outcome = run(tmp_path, [site("A", 1.0)], observer=listener)
+    assert "trails" not in outcome.server.facts
+    assert listener.warnings == ["phase 'export' skipped: no consent to 'export'"]
+
+
+def test_consent_that_comes_later_or_goes_changes_the_export_alone(tmp_path):
+    def trails(*consenting):
+        sites = [site("A", 1.0, consents="A" in consenting), site("B", 5.0, consents="B" in consenting)]
+        outcome = run(tmp_path, sites)
+        assert [entry.phase for entry in outcome.history] == ["train"] * 3 + ["double"] * 2 + ["export"]
+        return outcome.server.facts.get("trails")
+
+    # w_g gains 3 a round; each site's trail is its own mean above it.
+    a, b = pytest.approx([1.0, 4.0, 7.0]), pytest.approx([5.0, 8.0, 11.0])
+    assert trails() is None
+    files = sorted((tmp_path / "sites").rglob("*.safetensors"))
+    before = [path.stat().st_mtime_ns for path in files]
+    assert trails("A") == {"A": a}
+    assert trails("A", "B") == {"A": a, "B": b}
+    assert trails("A", "B") == {"A": a, "B": b}
+    assert trails("B") == {"B": b}
+    assert trails() is None
+    assert [path.stat().st_mtime_ns for path in files] == before  # nobody trained again
+
+
+def test_a_site_that_failed_in_the_export_is_asked_again(tmp_path):
+    sites = [site("A", 1.0, faults={-2: "raise"}, consents=True), site("B", 5.0, consents=True)]
+    first = run(tmp_path, sites)
+    assert first.history[-1].dropped == {"A": "the line is down"}
+    assert first.server.facts["trails"].keys() == {"B"}
+    a, b = (site("A", 1.0, consents=True), site("B", 5.0, consents=True))
+    second = run(tmp_path, [a, b])
+    assert second.server.facts["trails"].keys() == {"A", "B"}
+    assert [entry.phase for entry in second.history] == ["train"] * 3 + ["double"] * 2 + ["export"]
+    assert second.history[:-1] == first.history[:-1]  # nobody trained again
+    undisturbed = run(tmp_path / "undisturbed", [a, b])
+    assert second.server.facts == undisturbed.server.facts
+    assert torch.equal(second.server.tensors["w"], undisturbed.server.tensors["w"])
+
+
+def test_an_error_that_may_name_a_patient_s_file_is_told_in_the_site_s_own_folder_alone(tmp_path):
+    sites = three_sites(B={1: "bug"})
+    outcome = run(tmp_path, sites)
+    (told,) = (entry.dropped["B"] for entry in outcome.history if entry.dropped)
+    assert told.startswith("KeyError at toy_federation.py:")
+    assert told.endswith("; see sites/B/failures.log in the run's folder")
+    naming = [path for path in tmp_path.rglob("*") if path.is_file() and b"jane-doe" in path.read_bytes()]
+    assert naming == [tmp_path / "sites" / "B" / "failures.log"]
+    assert naming[0].stat().st_mode & 0o777 == 0o600
+    assert naming[0].read_text().startswith("phase 'train', round 2\nTraceback")
+
+
+def test_a_site_s_key_is_made_once_and_for_its_own_eyes(tmp_path):
+    folders = [SiteFolder(tmp_path, name) for name in "AB"]
+    keys = [folder.key() for folder in folders]
+    assert [len(key) for key in keys] == [32, 32]
+    assert keys[0] != keys[1]
+    assert [SiteFolder(tmp_path, name).key() for name in "AB"] == keys
+    assert (tmp_path / "sites" / "A" / "key").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nothing_lies_in_the_exchange_after_a_run(tmp_path, workers):
+    """Neither of one that came to its end, nor of one that failed, nor of one that was killed before."""
+    folder = RunFolder(tmp_path)
+    fine, broken = [site("A", 1.0), site("B", 2.0)], [site(s, 1.0, faults={1: "raise"}) for s in "AB"]
+    with pytest.raises(RoundFailed):
+        run(tmp_path, broken, workers=workers)
+    assert list(folder.exchange.iterdir()) == []
+    (folder.exchange / "up-7-weights").write_bytes(b"of a round that was killed")
+    run(tmp_path, fine, workers=workers)
+    assert list(folder.exchange.iterdir()) == []
+    (folder.exchange / "up-7-weights").write_bytes(b"of a kill just after the last commit")
+    run(tmp_path, fine, workers=workers)
+    assert list(folder.exchange.iterdir()) == []
+
+
+def test_one_site_alone(tmp_path):
+    outcome = run(tmp_path, [site("A", 2.0)], workers=2)
+    assert outcome.server.tensors["w"][0].item() == pytest.approx(3 * 2.0 * 4)
+
+
+def test_nothing_of_a_site_crosses_before_its_consent(tmp_path, monkeypatch):
+    """The trail is never in a file of the exchange folder while nobody consented to export it."""
+    trail = torch.tensor([1234.5, 2469.0, 3703.5])
+    crossed, empty = b"", RunFolder.empty_exchange
+
+    def watched(folder):
+        nonlocal crossed
+        crossed += b"".join(path.read_bytes() for path in folder.exchange.glob("*"))
+        empty(folder)
+
+    monkeypatch.setattr(RunFolder, "empty_exchange", watched)
+    run(tmp_path, [site("A", 1234.5)])
+    assert trail[:1].numpy().tobytes() in crossed  # the last round's w did cross
+    assert trail.numpy().tobytes() not in crossed
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "sites" / "A").iterdir())
+    assert trail.numpy().tobytes() in kept

@@ -1,0 +1,85 @@
+"""A run that is killed at any instant and resumed publishes the same bytes as one that is not."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from model_store.store import Store
+from tests.helpers.training.killing import Zygote, committed, kill
+from training.phantom import write_federation
+
+NAMES = ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
+KILLS = 10
+
+
+def digests(root: Path) -> dict[str, str]:
+    """Every artefact of the store with its digest; each name has one version."""
+    store = Store(root / "store")
+    assert store.names() == NAMES
+    assert all(len(store.versions(name)) == 1 for name in NAMES)
+    return {name: store.open(name).digest for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def zygote(tmp_path_factory):
+    data = write_federation(
+        tmp_path_factory.mktemp("phantom"), sites=("aster", "birch"), patients_per_site=3, size=16
+    )
+    zygote = Zygote(data, "iop-fl", rounds=4, batch_size=8)
+    yield zygote
+    zygote.close()
+
+
+@pytest.fixture(scope="module")
+def reference(zygote, tmp_path_factory):
+    """The digests of a run that nobody disturbed."""
+    root = tmp_path_factory.mktemp("reference")
+    assert zygote.run(root, workers=1)
+    return digests(root)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("workers", [1, 2])
+def test_killed_at_random_instants_it_publishes_the_same_bytes(zygote, reference, tmp_path, workers):
+    draw = random.Random(workers)
+    kills: list[tuple[int, float]] = []
+    attempt = 0
+    while len(kills) < KILLS:
+        root = tmp_path / str(attempt)
+        attempt += 1
+        ended = False
+        while not ended:
+            # Anywhere from before the next round to the end of the publishing that follows the last one.
+            instant = (committed(root) + draw.randint(0, 2), draw.uniform(0, 0.25))
+            ended = zygote.run(root, workers, instant if len(kills) < KILLS else None)
+            if not ended:
+                kills.append((committed(root), instant[1]))
+        assert digests(root) == reference, kills
+
+
+@pytest.mark.timeout(200)
+def test_killed_while_publishing_nothing_half_made_is_seen(zygote, reference, tmp_path):
+    draw = random.Random(7)
+    ended, kills = False, 0
+    while not ended:
+        if kills < 4:
+            # Watch the store, and strike once one of its parts is there.
+            pid, part = zygote.start(tmp_path, 1), draw.choice(NAMES[1:])
+            while not (tmp_path / "store" / part / "1").exists():
+                time.sleep(0.002)
+            kill(pid)
+            ended = zygote.end(tmp_path)
+        else:
+            ended = zygote.run(tmp_path, 1)
+        kills += not ended
+        store = Store(tmp_path / "store")
+        for name in store.names():
+            store.open(name).verify()
+        if "phantom" in store.names():
+            assert set(store.names()) == set(NAMES)
+    assert kills > 0
+    assert digests(tmp_path) == reference

@@ -1,0 +1,265 @@
+"""NIfTI: every valid variant is read as it is meant, every lie is refused with a reason."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import tracemalloc
+import zlib
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
+from model_store.scan import Limits, decode, encode_nifti
+from tests.helpers.model_store.scan_files import CODES, nifti1
+
+AFFINE = np.array([[2, 0, 0, -10], [0, 3, 0, -20], [0, 0, 4, -30], [0, 0, 0, 1.0]])
+
+
+def ramp(dtype: str, shape: tuple[int, ...] = (9, 10, 11)) -> np.ndarray[Any, Any]:
+    return (np.arange(np.prod(shape)) % 120).reshape(shape).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", CODES)
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_every_type_in_both_byte_orders_plain_and_gzipped(dtype: str, order: str, zipped: bool) -> None:
+    voxels = ramp(dtype)
+    content = nifti1(voxels, order)
+    scan = decode(gzip.compress(content) if zipped else content)
+    assert scan.format == "nifti"
+    assert scan.voxels.dtype == np.dtype(dtype)
+    assert scan.voxels.dtype.isnative
+    np.testing.assert_array_equal(scan.voxels[..., 0], voxels)
+    np.testing.assert_allclose(scan.affine, AFFINE)
+    assert scan.voxel_volume_ml == pytest.approx(0.024)
+    assert not scan.voxels.flags.writeable
+
+
+def test_nifti2_of_either_byte_order() -> None:
+    voxels = ramp("i2")
+    for order in "<>":
+        header = nib.Nifti2Header(endianness=order)
+        header.set_data_dtype(np.dtype(order + "i2"))
+        image = nib.Nifti2Image(voxels, AFFINE, header)
+        scan = decode(image.to_bytes())
+        np.testing.assert_array_equal(scan.voxels[..., 0], voxels)
+        np.testing.assert_allclose(scan.affine, AFFINE)
+
+
+@given(
+    slope=st.floats(-50, 50, width=32).filter(lambda s: abs(s) > 1e-3),
+    intercept=st.floats(-2000, 2000, width=32),
+)
+@settings(max_examples=30, deadline=None)
+def test_scaling_is_applied(slope: float, intercept: float) -> None:
+    voxels = ramp("i2")
+    scan = decode(nifti1(voxels, scl_slope=slope, scl_inter=intercept))
+    np.testing.assert_allclose(scan.voxels[..., 0], voxels * slope + intercept, rtol=1e-5, atol=1e-2)
+
+
+@pytest.mark.parametrize("slope", [0.0, float("nan")])
+def test_a_slope_of_zero_or_nan_means_unscaled(slope: float) -> None:
+    voxels = ramp("u2")
+    scan = decode(nifti1(voxels, scl_slope=slope, scl_inter=7.0))
+    np.testing.assert_array_equal(scan.voxels[..., 0], voxels)
+
+
+def test_a_scaling_into_infinity_is_refused() -> None:
+    with pytest.raises(DamagedScan, match="NaN or infinity"):
+        decode(nifti1(ramp("f4") * np.float32(1e12), scl_slope=1e30))
+
+
+def test_rgb_keeps_its_channels() -> None:
+    rgb = np.arange(9 * 10 * 11 * 3, dtype=np.uint8).reshape(9, 10, 11, 3)
+    stored = np.ascontiguousarray(np.moveaxis(rgb, -1, 0))
+    content = nifti1(stored, dim=[3, 9, 10, 11], datatype=128)
+    scan = decode(content)
+    assert scan.channels == 3
+    np.testing.assert_array_equal(scan.voxels, rgb)
+    image = nib.Nifti1Image.from_bytes(content)
+    for channel, name in enumerate("RGB"):
+        np.testing.assert_array_equal(np.asarray(image.dataobj)[name], scan.voxels[..., channel])
+
+
+@pytest.mark.parametrize("shape", [(9, 10), (9, 10, 1), (9, 10, 11, 1), (9, 10, 11, 1, 1)])
+def test_images_single_slices_and_trailing_singletons(shape: tuple[int, ...]) -> None:
+    voxels = ramp("i2", shape)
+    scan = decode(nifti1(voxels))
+    assert scan.grid == (*shape, 1, 1)[:3]
+    np.testing.assert_array_equal(scan.voxels.ravel(), voxels.ravel())
+
+
+def test_a_single_slice_without_thickness_is_read_and_says_so() -> None:
+    scan = decode(nifti1(ramp("i2", (9, 10)), sform_code=0, qform_code=1, pixdim=[1.0, 2, 3, 0, 0, 0, 0, 0]))
+    np.testing.assert_allclose(np.diag(scan.affine)[:3], (2, 3, 1))  # type: ignore[arg-type]
+    assert "thickness" in scan.notes[0]
+
+
+def test_qform_alone_and_units_in_metres() -> None:
+    half = float(np.sqrt(0.5))
+    pixdim = [1.0, 0.002, 0.003, 0.004, 0, 0, 0, 0]
+    place = {"quatern": (0.0, 0.0, half), "qoffset": (1.0, 2.0, 3.0)}
+    scan = decode(nifti1(ramp("i2"), sform_code=0, qform_code=1, pixdim=pixdim, units=1, **place))
+    # A quarter turn about z: the first axis runs to anterior, the second to the left.
+    expected = [[0, -0.003, 0, 1], [0.002, 0, 0, 2], [0, 0, 0.004, 3], [0, 0, 0, 1]]
+    np.testing.assert_allclose(scan.affine, expected, atol=1e-6)
+    assert scan.voxel_volume_ml == pytest.approx(0.024, rel=1e-3)
+
+
+def test_without_any_orientation_the_scan_says_so() -> None:
+    content = nifti1(ramp("i2"), sform_code=0)
+    scan = decode(content)
+    assert "orientation" in scan.notes[0]
+    assert "x from the patient's right to left" in scan.notes[0]
+    np.testing.assert_array_equal(scan.affine, nib.Nifti1Image.from_bytes(content).affine)
+    # R is positive: x falls from one voxel to the next.
+    assert scan.affine is not None
+    assert scan.affine[0, 0] == -2
+
+
+def test_contradicting_voxel_sizes_are_noted() -> None:
+    scan = decode(nifti1(ramp("i2"), pixdim=[1.0, 1.0, 1.0, 1.0, 0, 0, 0, 0]))
+    assert "pixdim" in scan.notes[0]
+    assert decode(nifti1(ramp("i2"))).notes == ()
+
+
+def test_several_gzip_members_and_padding_are_one_file() -> None:
+    content = nifti1(ramp("i2"))
+    members = gzip.compress(content[:100]) + gzip.compress(content[100:1500]) + gzip.compress(content[1500:])
+    np.testing.assert_array_equal(decode(members + bytes(512)).voxels, decode(content).voxels)
+
+
+NAN = float("nan")
+QFORM = {"sform_code": 0, "qform_code": 1}
+LIES: dict[str, tuple[dict[str, Any], type[ScanError], str]] = {
+    "dim0-zero": ({"dim": [0, 9, 10, 11]}, DamagedScan, "dim"),
+    "dim0-many": ({"dim": [9, 9, 10, 11]}, DamagedScan, "dim"),
+    "negative": ({"dim": [3, -9, 10, 11]}, DamagedScan, "positive dimensions"),
+    "larger": ({"dim": [3, 90, 10, 11]}, DamagedScan, "announces 90 x 10 x 11"),
+    "smaller": ({"dim": [3, 9, 10, 2]}, DamagedScan, "more data follow"),
+    "huge": ({"dim": [3, 30000, 30000, 30000]}, ScanTooLarge, "voxels"),
+    "one-voxel": ({"dim": [3, 1, 1, 1]}, DamagedScan, "at least 8"),
+    "line": ({"dim": [3, 990, 1, 1]}, DamagedScan, "at least 8"),
+    "series": ({"dim": [4, 9, 10, 1, 11]}, UnsupportedScan, "one volume"),
+    "offset-beyond": ({"vox_offset": 1e9}, DamagedScan, "found 0 bytes|can hold"),
+    "offset-inside": ({"vox_offset": 100.0}, DamagedScan, "vox_offset"),
+    "offset-fraction": ({"vox_offset": 352.5}, DamagedScan, "vox_offset"),
+    "offset-nan": ({"vox_offset": NAN}, DamagedScan, "vox_offset"),
+    "complex": ({"datatype": 32}, UnsupportedScan, "datatype"),
+    "float128": ({"datatype": 1536}, UnsupportedScan, "datatype"),
+    "bits": ({"datatype": 1}, UnsupportedScan, "datatype"),
+    "slope-infinite": ({"scl_slope": float("inf")}, DamagedScan, "scaling"),
+    "affine-nan": ({"srow": [[NAN, 0, 0, 0], [0, 3, 0, 0], [0, 0, 4, 0]]}, DamagedScan, "finite affine"),
+    "affine-flat": ({"srow": [[2, 2, 0, 0], [2, 2, 0, 0], [0, 0, 4, 0]]}, DamagedScan, "span space"),
+    "affine-zero": ({"srow": [[0] * 4] * 3}, DamagedScan, "span space"),
+    "affine-huge": ({"srow": [[2e9, 0, 0, 0], [0, 3, 0, 0], [0, 0, 4, 0]]}, DamagedScan, "voxel sizes"),
+    "pixdim-zero": ({**QFORM, "pixdim": [1.0, 2, 0, 4, 0, 0, 0, 0]}, DamagedScan, "pixdim"),
+    "pixdim-nan": ({"sform_code": 0, "pixdim": [1.0, 2, NAN, 4, 0, 0, 0, 0]}, DamagedScan, "pixdim"),
+    "qfac": ({**QFORM, "pixdim": [5.0, 2, 3, 4, 0, 0, 0, 0]}, DamagedScan, "orientation"),
+    "quaternion": ({**QFORM, "quatern": (9.0, 9.0, 9.0)}, DamagedScan, "orientation"),
+    "pair": ({"magic": b"ni1\0"}, UnsupportedScan, "pair"),
+    "analyze": ({"magic": b"\0\0\0\0"}, UnsupportedScan, "ANALYZE"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("order", ["<", ">"])
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_lying_header_is_refused_with_its_reason(lie: str, order: str, zipped: bool) -> None:
+    fields, error, reason = LIES[lie]
+    voxels = ramp("i2") if lie != "smaller" else ramp("i2", (9, 10, 110))
+    content = nifti1(voxels, order, **fields)
+    with pytest.raises(error, match=reason):
+        decode(gzip.compress(content) if zipped else content)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_one_voxel_that_is_no_intensity_is_enough(value: float, dtype: str) -> None:
+    voxels = ramp(dtype)
+    voxels[4, 5, 6] = value
+    with pytest.raises(DamagedScan, match="intensities"):
+        decode(nifti1(voxels))
+
+
+@pytest.mark.parametrize("keep", [0, 3, 4, 200, 347, 350, 360, -1])
+def test_truncated_files_are_refused(keep: int) -> None:
+    content = nifti1(ramp("i2"))
+    with pytest.raises(ScanError):
+        decode(content[:keep])
+    with pytest.raises(DamagedScan):
+        decode(gzip.compress(content)[:-9])
+
+
+def test_a_flipped_bit_in_gzip_is_found_by_its_checksum() -> None:
+    stored = bytearray(gzip.compress(nifti1(ramp("i2")), 0))
+    stored[-200] ^= 1
+    with pytest.raises(DamagedScan, match="gzip"):
+        decode(bytes(stored))
+
+
+def test_a_gzip_bomb_costs_no_memory() -> None:
+    engine = zlib.compressobj(9, wbits=31)
+    bomb = b"".join(engine.compress(bytes(2**20)) for _ in range(300)) + engine.flush()
+    honest_start = nifti1(ramp("i2"))[:352]
+    behind_header = zlib.compressobj(9, wbits=31)
+    disguised = behind_header.compress(honest_start)
+    disguised += b"".join(behind_header.compress(bytes(2**20)) for _ in range(300)) + behind_header.flush()
+    liar = gzip.compress(nifti1(ramp("i2"), dim=[3, 500, 500, 500]))
+    tracemalloc.start()
+    for content in (bomb, disguised, liar):
+        with pytest.raises(ScanError):
+            decode(content)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 * 2**20
+
+
+def test_limits_are_kept() -> None:
+    content = nifti1(ramp("i2"))
+    exact = Limits(max_bytes=len(content), max_voxels=990, max_decompressed=352 + 1980)
+    decode(content, exact)
+    decode(gzip.compress(content), exact)
+    for limits in (
+        Limits(max_bytes=len(content) - 1),
+        Limits(max_voxels=989),
+        Limits(max_decompressed=352 + 1979),
+    ):
+        with pytest.raises(ScanTooLarge):
+            decode(content, limits)
+
+
+def test_masks_are_written_with_their_affine_the_same_bytes_each_time() -> None:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, (9, 10, 11), dtype=np.uint8)
+    turn = nib.eulerangles.euler2mat(0.3, 0.2, 0.1) @ np.diag([2.0, 3.0, 4.0])
+    affine = np.eye(4)
+    affine[:3, :3], affine[:3, 3] = turn, (1, 2, 3)
+    content = encode_nifti(labels, affine)
+    assert content == encode_nifti(np.asfortranarray(labels), affine)
+    image = nib.Nifti1Image.from_stream(io.BytesIO(gzip.decompress(content)))
+    np.testing.assert_array_equal(np.asarray(image.dataobj), labels)
+    for form, code in (image.get_sform(coded=True), image.get_qform(coded=True)):
+        assert code > 0
+        np.testing.assert_allclose(form, affine, atol=1e-5)
+    back = decode(content)
+    np.testing.assert_array_equal(back.voxels[..., 0], labels)
+    np.testing.assert_allclose(back.affine, affine, atol=1e-5)
+
+
+def test_a_sheared_affine_survives_in_the_sform() -> None:
+    affine = np.array([[2, 0.4, 0, 1], [0, 3, 0, 2], [0, 0, 4, 3], [0, 0, 0, 1.0]])
+    back = decode(encode_nifti(np.zeros((9, 10, 11), np.uint8), affine))
+    np.testing.assert_allclose(back.affine, affine, atol=1e-6)
+
+
+def test_a_mask_longer_than_nifti1_can_say_is_nifti2() -> None:
+    labels = np.zeros((40000, 8, 1), np.uint8)
+    labels[39999] = 1
+    assert int(decode(encode_nifti(labels, np.eye(4))).voxels[39999].min()) == 1

@@ -1,0 +1,172 @@
+"""Picking a cluster without labels: each cost on a case worked out by hand, and what is never picked."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from personalization.fedbicross.picking import (
+    CRITERIA,
+    Observed,
+    cheapest,
+    costs,
+    entropies,
+    observe,
+    stability,
+    variation,
+)
+from personalization.gate.statistics import statistics_distance
+from personalization.networks import build
+
+
+def observed(answers: list[list[float]], noisy: list[list[float]] | None = None) -> Observed:
+    given = torch.tensor(answers, dtype=torch.float64)
+    nothing = torch.zeros(len(given), 2, 1, dtype=torch.float64)
+    return Observed(
+        given,
+        given if noisy is None else torch.tensor(noisy, dtype=torch.float64),
+        nothing,
+        nothing[0],
+        torch.ones(1, dtype=torch.float64),
+    )
+
+
+def statistics(network: nn.Module, images: torch.Tensor) -> float:
+    return costs("statistics", {"it": observe(network, images)})["it"]
+
+
+def information(*answers: list[float]) -> float:
+    return costs("information", {"it": observed(list(answers))})["it"]
+
+
+class Tiny(nn.Module):
+    """A batch norm of the image itself, then the channels' means as logits."""
+
+    def __init__(self, mean: float = 0.0, variance: float = 1.0) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(2)
+        self.norm.running_mean = torch.full((2,), mean)
+        self.norm.running_var = torch.full((2,), variance)
+
+    def forward(self, image: torch.Tensor) -> torch.Tensor:
+        return self.norm(image).mean(dim=(2, 3))
+
+
+def test_entropy_is_0_for_sure_and_1_for_even_answers() -> None:
+    given = torch.tensor([[1.0, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0]], dtype=torch.float64)
+    assert entropies(given).tolist() == pytest.approx([0, 1, math.log(2) / math.log(3)])
+
+
+def test_information_is_least_for_sure_answers_of_every_class_and_0_for_one_answer() -> None:
+    assert information([1, 0, 0], [0, 1, 0], [0, 0, 1]) == pytest.approx(-1)
+    assert information([0, 1, 0], [0, 1, 0]) == pytest.approx(0)
+    own = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1)) / math.log(2)
+    assert information([0.9, 0.1], [0.1, 0.9]) == pytest.approx(own - 1)
+
+
+def test_variation_is_half_the_absolute_difference() -> None:
+    first = torch.tensor([[1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
+    second = torch.tensor([[0.0, 1.0], [0.5, 0.5]], dtype=torch.float64)
+    assert variation(first, second).tolist() == [1.0, 0.0]
+
+
+def test_statistics_are_those_over_all_images_as_a_plain_loop_has_them() -> None:
+    images = torch.randn(70, 2, 5, 4, generator=torch.Generator().manual_seed(1)) * 2 + 3
+    network = Tiny(mean=1.0, variance=4.0)
+    found = statistics(network, images)
+    expected = 0.0
+    for channel in range(2):
+        values = images[:, channel].double().flatten()
+        m, v, w = float(values.mean()), float(values.var(correction=0)) + 1e-5, 4.0 + 1e-5
+        affinity = math.sqrt(2 * math.sqrt(v * w) / (v + w)) * math.exp(-((m - 1) ** 2) / (4 * (v + w)))
+        expected += (1 - affinity) / 2
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_what_is_seen_as_expected_costs_nothing_and_what_is_not_more() -> None:
+    images = torch.randn(40, 2, 16, 16, generator=torch.Generator().manual_seed(2))
+    near, far = (statistics(network, images) for network in (Tiny(), Tiny(mean=2.0, variance=0.25)))
+    assert near < 1e-3
+    assert far > 0.3
+
+
+def test_answers_are_those_that_are_served_and_leave_the_network_as_it_was() -> None:
+    network = build("resnet18", in_channels=1, classes=3, width=1)
+    network.train()
+    network(torch.randn(8, 1, 8, 8))
+    before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+    images = torch.randn(5, 1, 12, 12)
+    found = observe(network, images)
+    network.eval()
+    assert torch.allclose(found.answers, network(images).double().softmax(dim=1), atol=1e-6)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+    assert not torch.equal(found.answers, found.noisy)
+    assert torch.equal(found.noisy, observe(network, images).noisy)
+    assert not any(module._forward_pre_hooks for module in network.modules())
+
+
+def test_every_layer_counts_the_same_however_wide() -> None:
+    """Against the gate's distance between states, which goes layer by layer."""
+    network = build("resnet18", in_channels=1, classes=2, width=2)
+    network.train()
+    network(torch.randn(16, 1, 16, 16, generator=torch.Generator().manual_seed(4)))
+    network.eval()
+    images = 2 * torch.randn(9, 1, 16, 16, generator=torch.Generator().manual_seed(5)) + 1
+    seen: dict[str, torch.Tensor] = {}
+
+    def note(name: str) -> None:
+        def hook(_: nn.Module, inputs: tuple[torch.Tensor]) -> None:
+            values = inputs[0].double().transpose(0, 1).flatten(1)
+            seen[f"{name}.running_mean"], seen[f"{name}.running_var"] = (
+                values.mean(dim=1),
+                values.var(dim=1, correction=0),
+            )
+
+        dict(network.named_modules())[name].register_forward_pre_hook(hook)
+
+    for name, module in network.named_modules():
+        if isinstance(module, nn.BatchNorm2d):
+            note(name)
+    with torch.no_grad():
+        network(images)
+    expected = statistics_distance({name: network.state_dict()[name] for name in seen}, seen)
+    assert statistics(network, images) == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_criterion_on_models_of_which_one_suits() -> None:
+    """`always` says the same thing, and is sure of it; `right` tells the images apart."""
+    right = observed([[0.9, 0.1], [0.1, 0.9]], noisy=[[0.8, 0.2], [0.2, 0.8]])
+    always = observed([[0.99, 0.01], [0.99, 0.01]])
+    found = {criterion: cheapest(costs(criterion, {"a": always, "b": right})) for criterion in CRITERIA}
+    assert found["information"] == "b"
+    assert found["combined"] == "b"
+    assert (found["entropy"], found["consistency"]) == ("a", "a")
+    # Of two, both are as far from their mean: nothing is told by it.
+    assert [*costs("consensus", {"a": always, "b": right}).values()] == pytest.approx([0.245, 0.245])
+    assert costs("consistency", {"b": right})["b"] == pytest.approx(0.1)
+
+
+def test_the_first_of_equals_is_picked_and_never_what_is_no_number() -> None:
+    assert cheapest({"1": 0.2, "2": 0.1, "3": 0.1}) == "2"
+    assert cheapest({"1": math.nan, "2": 5.0, "3": -math.inf}) == "2"
+    with pytest.raises(ValueError, match="no cluster"):
+        cheapest({"1": math.nan})
+    with pytest.raises(ValueError, match="no image"):
+        observe(Tiny(), torch.zeros(0, 2, 8, 8))
+
+
+def test_a_pick_that_hangs_on_one_scan_is_not_stable() -> None:
+    """Of four scans only the first, of two images, is told apart by `b`; the others by neither."""
+    same = [[0.5, 0.5]] * 3
+    a = observed([[0.6, 0.4], [0.5, 0.5], *same])
+    b = observed([[0.9, 0.1], [0.1, 0.9], *same])
+    scans = torch.tensor([0, 0, 1, 2, 3])
+    draws = 400
+    found = stability("information", {"a": a, "b": b}, scans, torch.Generator().manual_seed(0), draws)
+    # Only a draw without the first scan ends in a tie, which the first cluster wins: (3/4)^4 of them.
+    assert found == pytest.approx(1 - 0.75**4, abs=4 * math.sqrt(0.32 * 0.68 / draws))
+    sure = stability("information", {"a": b, "b": a}, scans, torch.Generator().manual_seed(0), 50)
+    assert sure == 1.0

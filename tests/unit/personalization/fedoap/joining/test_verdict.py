@@ -1,0 +1,79 @@
+"""The gate of what joined, check by check, on masks drawn by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from personalization.errors import LabelError
+from personalization.fedoap.joining import Joining, JoiningEpoch, judge_joining
+
+GOOD = Joining((JoiningEpoch(0, None, 0.2, 1.0), JoiningEpoch(1, 0.5, 0.8, 0.25)), 1)
+SCANS = np.array([0, 0, 1, 2, 3])
+DRAWN_ON = np.array([True, True, True, False, False])
+
+
+def masks(*sizes: int) -> np.ndarray:
+    """One slice of 20 x 20 per size, with one square piece of that side."""
+    maps = np.zeros((len(sizes), 20, 20), np.uint8)
+    for one, side in zip(maps, sizes, strict=True):
+        one[:side, :side] = 1
+    return maps
+
+
+DRAWN = masks(4, 6, 0, 0, 0)
+FOUND = masks(4, 6, 1, 5, 5)
+
+
+def failed(joining: Joining = GOOD, found: np.ndarray = FOUND, **more: Any) -> dict[str, float | None]:
+    arguments = {"drawn_NHW": DRAWN, "drawn_on_N": DRAWN_ON, "scan_index_N": SCANS, **more}
+    verdict = judge_joining(joining, found, **arguments)
+    bad = {check.name: check.value for check in verdict.checks if not check.passed}
+    assert verdict.passed == (not bad)
+    return bad
+
+
+def test_a_good_one_passes() -> None:
+    assert failed() == {}
+
+
+def test_what_is_no_better_than_zero_shot_fails() -> None:
+    kept = Joining((JoiningEpoch(0, None, 0.9, 0.0),), 0)
+    assert failed(kept) == {"dice_gain": 0.0}
+    poor = Joining((JoiningEpoch(0, None, 0.1, None), JoiningEpoch(1, 0.5, 0.4, None)), 1)
+    assert failed(poor) == {"validation_dice": 0.4}
+
+
+def test_finding_tumours_where_none_is_fails() -> None:
+    alarmed = Joining((JoiningEpoch(0, None, 0.2, 1.0), JoiningEpoch(1, 0.5, 0.8, 0.6)), 1)
+    assert failed(alarmed) == {"false_positives": 0.6}
+
+
+def test_giants_are_told_by_the_largest_that_was_drawn() -> None:
+    # The largest drawn share of a scan: (16 + 36) / 800 = 0.065; twice that are 52 of 400 pixels.
+    assert failed(found=masks(4, 6, 0, 7, 7)) == {}
+    assert failed(found=masks(4, 6, 0, 8, 7)) == {"giant": 0.25}
+
+
+def test_empty_masks_count_beyond_those_that_were_drawn_empty() -> None:
+    # One of two drawn scans is empty, both of the others are found so: half more, which is the limit.
+    assert failed(found=masks(4, 6, 0, 0, 0)) == {}
+    drawn = masks(4, 6, 2, 0, 0)
+    assert failed(found=masks(4, 6, 2, 0, 0), drawn_NHW=drawn) == {"emptied": 1.0}
+    assert failed(found=masks(4, 6, 0, 0, 0), drawn_NHW=masks(4, 6, 0, 9, 9), drawn_on_N=[True] * 5) == {}
+
+
+def test_noise_is_in_too_many_pieces() -> None:
+    found = FOUND.copy()
+    found[:, 10::3, 10::3] = 1
+    # 4 x 4 specks beside the square in each of five slices, against one piece in each that was drawn.
+    assert failed(found=found) == {"fragments": 18 / 2}
+
+
+def test_masks_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(LabelError, match="at least one true"):
+        failed(drawn_on_N=[False] * 5)
+    with pytest.raises(LabelError, match="drawn"):
+        failed(drawn_NHW=DRAWN[:3])

@@ -1,0 +1,257 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from personalization.errors import RoutingError
+from personalization.iop_fl.network import (
+    batches,
+    coefficients,
+    parameter_groups,
+    route,
+    routed_layers,
+    share_copy,
+    with_coefficients,
+)
+from personalization.state import clone
+from tests.helpers.personalization.routing_cases import SITES, images, moved, slow, space_of
+
+
+def _gradients(network: nn.Module, batch: Tensor) -> dict[str, Tensor]:
+    """Of a loss in which every output has a weight of its own."""
+    network.zero_grad()
+    output = network(batch)
+    weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
+    (output.softmax(1) * weights).sum().backward()
+    return {name: p.grad for name, p in network.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("router", ["direct", "pooled"])
+@pytest.mark.parametrize(("inside", "count"), [(0, 2), (1, 1), (2, 3), (4, 2)])
+def test_outputs_and_gradients_are_those_of_a_loop_over_images_and_experts(
+    router: str, inside: int, count: int
+) -> None:
+    space, batch = space_of(inside), images(count)
+    network = moved(route(space, router))
+    reference = slow(space, network.state_dict())
+    torch.testing.assert_close(network(batch), reference(batch), rtol=1e-9, atol=1e-9)
+    found, expected = _gradients(network, batch), _gradients(reference, batch)
+    assert found.keys() == expected.keys() == {name for name, _ in _learned(network)}
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-9, msg=name)
+    if inside:
+        assert all(gradient.abs().max() > 1e-6 for name, gradient in expected.items() if "router" in name)
+
+
+@pytest.mark.parametrize("router", ["direct", "pooled"])
+def test_float32_is_as_near_to_the_loop_as_its_rounding_allows(router: str) -> None:
+    space, batch = space_of(3, torch.float32), images(3, dtype=torch.float32)
+    network = moved(route(space, router))
+    reference = slow(space, network.state_dict()).double()
+    torch.testing.assert_close(network(batch).double(), reference(batch.double()), rtol=1e-4, atol=1e-4)
+    found, expected = _gradients(network, batch), _gradients(reference, batch.double())
+    for kind in ("router", "bn"):
+        one, other = (
+            torch.cat([gradients[name].double().flatten() for name in expected if kind in name])
+            for gradients in (found, expected)
+        )
+        assert float((one - other).norm() / other.norm()) < 1e-4
+
+
+@pytest.mark.parametrize("router", ["direct", "pooled"])
+@pytest.mark.parametrize("inside", [0, 1, 3])
+def test_step_0_is_a_plain_network_of_averaged_convolutions(router: str, inside: int) -> None:
+    space = space_of(inside)
+    experts = space.experts
+    plain = space.plain().train()
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            if "_bn" not in name:
+                parameter.copy_(sum(experts[e][name] for e in experts) / (inside + 1))
+    for batch in (images(2), images(1, 64, 32)):
+        network = route(space, router)
+        rows = coefficients(network, batch)
+        assert rows.shape == (len(batch), 23, inside + 1)
+        torch.testing.assert_close(rows, torch.full_like(rows, 1 / (inside + 1)), rtol=1e-15, atol=0)
+        torch.testing.assert_close(network(batch), plain(batch), rtol=1e-9, atol=1e-9)
+
+
+def test_batch_statistics_are_used_in_eval_mode_too_and_by_one_image() -> None:
+    network = moved(route(space_of(2)))
+    batch = images(4)
+    expected = network(batch)
+    torch.testing.assert_close(network.eval()(batch), expected, rtol=0, atol=0)
+    assert not torch.allclose(network(batch[:1]), expected[:1], atol=1e-3)
+    with pytest.raises(RoutingError, match="one value per channel"):
+        network(images(1, 16, 16))
+    assert network(images(2, 16, 16)).isfinite().all()
+
+
+def test_only_routers_and_affine_are_learned_and_kept_in_the_state() -> None:
+    space = space_of(3)
+    direct, pooled = route(space), route(space, "pooled")
+    for network, per_layer in ((direct, 1), (pooled, 4)):
+        groups = parameter_groups(network)
+        assert [len(groups[name]) for name in ("routing", "bn")] == [23 * per_layer, 36]
+        grouped = {id(p) for group in groups.values() for p in group}
+        assert grouped == {id(p) for _, p in _learned(network)} == {id(p) for p in network.parameters()}
+        assert network.state_dict().keys() == {name for name, _ in _learned(network)}
+    assert sum(p.numel() for p in parameter_groups(direct)["routing"]) == 23 * 4
+    for name, parameter in _learned(direct):
+        if "_bn" in name:
+            assert torch.equal(parameter, space.experts["global"][name])
+
+
+@pytest.mark.parametrize("router", ["direct", "pooled"])
+def test_learning_moves_the_learned_and_leaves_the_space(router: str) -> None:
+    space = space_of(2)
+    before = clone(space.stacks)
+    network = route(space, router)
+    start = clone(network.state_dict())
+    optimiser = torch.optim.Adam(network.parameters(), lr=0.1)
+    for _ in range(2):
+        _gradients(network, images(2))
+        optimiser.step()
+    # A pooled router's first layer gets a gradient from the second step on: the second starts at weight 0
+    assert all(not torch.equal(start[name], tensor) for name, tensor in network.state_dict().items())
+    assert all(torch.equal(before[name], tensor) for name, tensor in space.stacks.items())
+
+
+def test_experts_are_never_copied() -> None:
+    space = space_of(3)
+    first, second = route(space), route(space, "pooled")
+    for network in (first, second, share_copy(first), with_coefficients(second, torch.ones(23, 4))):
+        for name, layer in routed_layers(network).items():
+            assert layer.experts.data_ptr() == space.stacks[f"{name}.weight"].data_ptr()
+    parameter = next(share_copy(first).parameters())
+    assert all(parameter.data_ptr() != other.data_ptr() for other in first.parameters())
+
+
+@pytest.mark.parametrize("router", ["direct", "pooled"])
+def test_what_a_step_keeps_for_its_gradients_does_not_grow_with_the_experts(router: str) -> None:
+    def kept(inside: int) -> int:
+        space = space_of(inside)
+        experts = {stack.untyped_storage().data_ptr() for stack in space.stacks.values()}
+        sizes: dict[int, int] = {}
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in experts:
+                sizes[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            output = route(space, router)(images(2))
+        assert output.requires_grad
+        return sum(sizes.values())
+
+    # What grows are coefficients and routers: some thousand numbers, where an expert has 31 thousand
+    assert kept(4) - kept(1) < 0.05 * kept(1)
+
+
+def test_coefficients_are_per_image_and_without_dropout() -> None:
+    space, batch = space_of(2), images(5)
+    generator = torch.Generator().manual_seed(1)
+    network = moved(route(space, "pooled", dropout=0.5, generator=generator))
+    rows = coefficients(network, batch, batch_size=5)
+    assert network.training
+    reference = moved(route(space, "pooled"))
+    reference.load_state_dict(network.state_dict())
+    seen: list[Tensor] = []
+    for layer in routed_layers(reference).values():
+        layer.router.register_forward_hook(lambda _m, _i, output: seen.append(output.detach()))
+    reference(batch)
+    torch.testing.assert_close(rows, torch.stack(seen, dim=1), rtol=1e-12, atol=0)
+    assert float(rows[0].sub(rows[1]).abs().max()) > 1e-3
+    uneven = coefficients(network, batch, batch_size=4)
+    torch.testing.assert_close(uneven[:3], coefficients(network, batch[:3]), rtol=1e-12, atol=0)
+
+
+def test_given_coefficients_replace_the_routers() -> None:
+    space, batch = space_of(1), images(2)
+    given = torch.linspace(0.1, 2, 46, dtype=torch.float64).reshape(23, 2)
+    network = moved(route(space, "pooled"))
+    fixed = with_coefficients(network, given)
+    torch.testing.assert_close(coefficients(fixed, batch), given.expand(2, 23, 2))
+    direct = moved(route(space))
+    direct.load_state_dict(
+        {name: t for name, t in network.state_dict().items() if "router" not in name}, strict=False
+    )
+    for row, layer in zip(given, routed_layers(direct).values(), strict=True):
+        with torch.no_grad():
+            layer.router.logits.copy_(row.log())
+    # Softmax makes them sum to 1; where batch norm follows, that scale does not matter but for its epsilon
+    scaled = with_coefficients(network, given / given.sum(1, keepdim=True))
+    torch.testing.assert_close(scaled(batch), direct(batch), rtol=1e-9, atol=1e-9)
+    with pytest.raises(RoutingError, match=r"expected \[23, 2\] .* found \[22, 2\]"):
+        with_coefficients(network, given[:-1])
+
+
+def test_generator_alone_decides_weights_and_dropout() -> None:
+    space, batch = space_of(2), images(2)
+    before = torch.random.get_rng_state()
+    generators = [torch.Generator().manual_seed(seed) for seed in (5, 5, 6)]
+    same, again, other = (
+        route(space, "pooled", init="official", dropout=0.2, generator=generator) for generator in generators
+    )
+    first = same(batch)
+    assert torch.equal(first, again(batch))
+    assert not torch.equal(first, other(batch))
+    assert not torch.equal(first, same(batch))
+    generators[0].manual_seed(9)
+    repeated = same(batch)
+    generators[0].manual_seed(9)
+    assert torch.equal(repeated, same(batch))
+    assert torch.equal(torch.random.get_rng_state(), before)
+    rows = coefficients(same, batch)
+    assert 0.4 < float(rows.median()) < 0.6
+    assert float(rows.std()) > 0.01
+
+
+def test_dropout_keeps_the_mean() -> None:
+    layer = routed_layers(
+        route(space_of(1), "pooled", init="official", dropout=0.25, generator=torch.Generator())
+    )["encoder4.enc4_conv1"]
+    router = layer.router
+    features = torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(1, 8, 1, 1).expand(4000, -1, -1, -1)
+    logits = router(features).detach().logit()
+    assert float(logits.std(dim=0).min()) > 1e-3
+    expected = router.eval()(features[:1]).detach().logit()
+    torch.testing.assert_close(logits.mean(0, keepdim=True), expected, atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda space: route(space, "dense"), "'direct' or 'pooled', found 'dense'"),
+        (lambda space: route(space, "pooled", init="zero"), "found 'zero'"),
+        (lambda space: route(space, "pooled", dropout=1.0), "dropout: expected"),
+        (lambda space: route(space, init="official"), "belong to the pooled router"),
+        (lambda space: coefficients(space.plain(), images(1)), "expected a routed network"),
+        (lambda space: coefficients(route(space, "pooled"), images(0)), "at least one image"),
+        (lambda space: batches(images(1)[0], 4), r"\[N, C, H, W\]"),
+        (lambda space: batches(images(1), 0), "batch size"),
+    ],
+)
+def test_what_does_not_fit_is_refused(call: Callable[..., object], message: str) -> None:
+    with pytest.raises(RoutingError, match=message):
+        call(space_of(1))
+
+
+def test_batches_are_even_and_no_larger_than_asked() -> None:
+    drawn = images(17, 16, 16)
+    assert [len(batch) for batch in batches(drawn, 16)] == [9, 8]
+    assert [len(batch) for batch in batches(drawn, 17)] == [17]
+    assert torch.equal(torch.cat(batches(drawn, 5)), drawn)
+    assert max(len(batch) for batch in batches(drawn, 5)) <= 5
+
+
+def test_experts_are_in_the_order_of_their_names() -> None:
+    assert space_of(4).names == (*SITES, "global")
+
+
+def _learned(network: nn.Module) -> list[tuple[str, nn.Parameter]]:
+    return [(name, p) for name, p in network.named_parameters() if p.requires_grad]

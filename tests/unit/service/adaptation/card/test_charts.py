@@ -1,0 +1,74 @@
+"""Curves: where points lie, and what is drawn where there are none."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from service.adaptation.card.charts import HEIGHT, WIDTH, Mark, Scale, curve, ticks
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0.0, 1.0, [0.0, 0.5, 1.0]),
+        (0.0, 0.8, [0.0, 0.2, 0.4, 0.6, 0.8]),
+        (0.13, 0.29, [0.1, 0.15, 0.2, 0.25, 0.3]),
+        (-3.0, 9.0, [-5.0, 0.0, 5.0, 10.0]),
+        (0.0001, 0.00039, [0.0001, 0.0002, 0.0003, 0.0004]),
+    ],
+)
+def test_ticks_are_round_and_hold_the_values(low: float, high: float, expected: list[float]) -> None:
+    assert ticks(low, high) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, -2.0, 1e-9])
+def test_ticks_around_a_single_value(value: float) -> None:
+    found = ticks(value, value)
+    assert found[0] < value < found[-1] or value in found
+    assert len(found) > 1
+
+
+def test_a_scale_is_linear_and_may_run_downwards() -> None:
+    scale = Scale(0.0, 10.0, 100.0, 0.0)
+    assert [scale(0), scale(5), scale(10)] == [100.0, 50.0, 0.0]
+
+
+def lines(svg: str) -> list[list[tuple[float, float]]]:
+    return [
+        [(float(x), float(y)) for x, y in (pair.split(",") for pair in points.split())]
+        for points in re.findall(r'<polyline class="curve" points="([^"]*)"', svg)
+    ]
+
+
+def test_a_falling_curve_falls() -> None:
+    (points,) = lines(curve([(0, 3.0), (1, 2.0), (2, 1.0)]))
+    xs, ys = zip(*points, strict=True)
+    assert xs == tuple(sorted(xs))
+    # Downwards on the page.
+    assert ys == tuple(sorted(ys))
+    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1])
+    assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
+
+
+def test_what_is_no_number_leaves_a_gap() -> None:
+    found = lines(curve([(0, 3.0), (1, 2.0), (2, None), (3, 1.0), (4, float("nan")), (5, 1.0), (6, 2.0)]))
+    assert [len(piece) for piece in found] == [2, 2, 2]
+    assert found[1][0] == found[1][1]
+
+
+def test_without_a_number_there_is_no_curve() -> None:
+    assert curve([(0, None), (1, float("inf"))]) == ""
+    assert curve([]) == ""
+
+
+def test_marks_lie_on_the_curve_or_nowhere() -> None:
+    svg = curve([(0, 3.0), (1, 2.0), (2, None)], [Mark(1, "chosen"), Mark(2, "unsafe"), Mark(9, "unsafe")])
+    found = re.findall(r'<circle class="(\w+)" cx="([\d.]+)" cy="([\d.]+)"', svg)
+    assert [(kind, (float(x), float(y))) for kind, x, y in found] == [("chosen", lines(svg)[0][1])]
+
+
+def test_many_epochs_are_not_all_named() -> None:
+    svg = curve([(epoch, 1.0 / (epoch + 1)) for epoch in range(200)])
+    assert len(re.findall(r'<text class="x"', svg)) <= 12

@@ -1,0 +1,236 @@
+"""Who is served what was adapted to whom."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from model_store.errors import ArtefactWithdrawn, ReferenceNotFound
+from model_store.store import Store
+from service.catalog.network import Personalization, Selection, resolve
+from service.catalog.served import serving
+from service.catalog.version import offered_names, resolve_parent
+from service.context import Context
+from service.database import Database, Hospital, upgrade
+from service.http.problems import Problem
+from service.serving.assignments import assign, assignment, roll_back
+from tests.helpers.service.adapted_versions import publish_adapted, publish_model, publish_space
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """brain@1 and @2; of brain@1, brain.at-dune@1 and @2 and brain.at-member@1; copied for each test."""
+    folder = tmp_path_factory.mktemp("adapted")
+    store = Store(folder / "store")
+    first, _ = (publish_space(store, seed) for seed in (1, 2))
+    for seed in (1, 2):
+        publish_adapted(store, first, "dune", seed)
+    publish_adapted(store, first, "member")
+    database = Database(f"sqlite:///{folder / 'locum.db'}")
+    upgrade(database)
+    now = datetime.now(UTC)
+    with database.write() as session:
+        for name, site in (("dune", None), ("erg", None), ("member", "CS")):
+            session.add(Hospital(id=name, name=name, site=site, created_at=now, updated_at=now))
+    database.dispose()
+    return folder
+
+
+@pytest.fixture
+def context(template: Path, tmp_path: Path) -> Iterator[Context]:
+    folder = shutil.copytree(template, tmp_path / "copy")
+    database = Database(f"sqlite:///{folder / 'locum.db'}")
+    yield cast("Context", SimpleNamespace(store=Store(folder / "store"), database=database))
+    database.dispose()
+
+
+def decide(context: Context, reference: str, hospital: str = "dune") -> None:
+    """Assign a version, whatever anybody says of it."""
+    artefact = context.store.open(reference)
+    with context.database.write() as session:
+        current = assignment(session, hospital, "brain")
+        assign(
+            session,
+            hospital,
+            "brain",
+            version=artefact.version,
+            digest=artefact.digest,
+            expected=0 if current is None else current.sequence,
+            actor="ada",
+            reason="better",
+            artefact=None if artefact.name == "brain" else artefact.name,
+        )
+
+
+def told(selection: Selection) -> tuple[str, str, str]:
+    return str(selection.offered), str(selection.model), selection.header
+
+
+DUNE = ("brain.at-dune@1", "brain.at-dune@1", "hospital; hospital=dune")
+
+
+@pytest.mark.parametrize("personalization", ["auto", "hospital"])
+@pytest.mark.parametrize("model", [None, "brain"])
+def test_the_assigned_version_of_a_hospital_answers_it(
+    context: Context, model: str | None, personalization: Personalization
+) -> None:
+    decide(context, "brain.at-dune@1")
+    selection = resolve(context, model, "dune", personalization)
+    assert told(selection) == DUNE
+    assert selection.why == "the version assigned to hospital 'dune'; adapted to hospital 'dune'"
+
+
+def test_a_candidate_serves_nobody_until_it_is_assigned(context: Context) -> None:
+    assert told(resolve(context, None, "dune")) == ("brain@2", "brain.global@2", "global")
+    decide(context, "brain.at-dune@1")
+    # The second candidate is newer, and still nobody's.
+    assert told(resolve(context, None, "dune")) == DUNE
+
+
+def test_auto_prefers_it_to_the_member_model(context: Context) -> None:
+    assert told(resolve(context, None, "member"))[1] == "brain.CS@2"
+    decide(context, "brain.at-member@1", "member")
+    assert told(resolve(context, None, "member"))[1] == "brain.at-member@1"
+
+
+def test_global_and_member_are_those_of_the_space_it_was_made_from(context: Context) -> None:
+    decide(context, "brain.at-member@1", "member")
+    assert told(resolve(context, None, "member", "global")) == ("brain@1", "brain.global@1", "global")
+    member = resolve(context, None, "member", "member")
+    assert told(member) == ("brain@1", "brain.CS@1", "member; site=CS")
+    assert member.why.startswith("what the version assigned to hospital 'member' was made from; ")
+    assert told(resolve(context, None, "member", "member", "DU"))[1] == "brain.DU@1"
+
+
+def test_without_an_assigned_one_there_is_none(context: Context) -> None:
+    for reference in (None, "brain@1"):
+        if reference is not None:
+            decide(context, reference)
+        with pytest.raises(Problem, match="/hospitals/dune/adaptations") as refused:
+            resolve(context, None, "dune", "hospital")
+        assert (refused.value.status, refused.value.type_slug) == (404, "no-adapted-version")
+
+
+def test_a_rollback_takes_it_back(context: Context) -> None:
+    for reference in ("brain@2", "brain.at-dune@1", "brain.at-dune@2"):
+        decide(context, reference)
+    assert told(resolve(context, None, "dune"))[0] == "brain.at-dune@2"
+    for sequence, expected in ((3, "brain.at-dune@1"), (4, "brain@2")):
+        with context.database.write() as session:
+            roll_back(session, "dune", "brain", expected=sequence, actor="ada", reason="worse")
+        assert told(resolve(context, None, "dune"))[0] == expected
+
+
+@pytest.mark.parametrize("hospital", [None, "dune"])
+@pytest.mark.parametrize("personalization", ["auto", "hospital"])
+def test_a_candidate_that_is_named_answers(
+    context: Context, hospital: str | None, personalization: Personalization
+) -> None:
+    digest = context.store.open("brain.at-dune@2").digest
+    for reference in ("brain.at-dune@2", f"brain.at-dune@{digest}"):
+        selection = resolve(context, reference, hospital, personalization)
+        assert told(selection) == ("brain.at-dune@2", "brain.at-dune@2", "hospital; hospital=dune")
+        assert "asked for" in selection.why
+
+
+def refusal(
+    context: Context,
+    model: str | None,
+    hospital: str | None,
+    personalization: Personalization = "auto",
+    site: str | None = None,
+) -> tuple[int, str]:
+    with pytest.raises(Problem) as refused:
+        resolve(context, model, hospital, personalization, site)
+    return refused.value.status, refused.value.type_slug
+
+
+def test_no_other_hospital_is_answered_by_it(context: Context) -> None:
+    assert refusal(context, "brain.at-dune@1", "erg") == (422, "contradiction")
+    assert refusal(context, "brain.at-dune@1", "erg", "hospital") == (422, "contradiction")
+
+
+def test_what_contradicts_an_adapted_version_that_is_named(context: Context) -> None:
+    assert refusal(context, "brain.at-dune@1", None, "global") == (422, "contradiction")
+    assert refusal(context, "brain.at-dune@1", "dune", "member", "CS") == (422, "contradiction")
+    assert refusal(context, "brain.at-dune@1", "dune", "auto", "CS") == (422, "contradiction")
+
+
+def test_what_contradicts_hospital(context: Context) -> None:
+    decide(context, "brain.at-dune@1")
+    assert refusal(context, "brain", None, "hospital") == (422, "contradiction")
+    assert refusal(context, "brain@1", "dune", "hospital") == (422, "contradiction")
+    assert refusal(context, "brain", "dune", "hospital", "CS") == (422, "contradiction")
+
+
+def test_a_name_without_a_version_would_serve_candidates_unseen(context: Context) -> None:
+    assert refusal(context, "brain.at-dune", "dune") == (422, "version-not-named")
+
+
+def test_adapted_names_are_not_offered(context: Context) -> None:
+    assert offered_names(context.store) == ["brain"]
+    assert told(resolve(context))[0] == "brain@2"
+
+
+def test_a_named_version_decides_over_the_assigned_one(context: Context) -> None:
+    decide(context, "brain.at-dune@1")
+    assert told(resolve(context, "brain@2", "dune")) == ("brain@2", "brain.global@2", "global")
+    assert told(resolve(context, "brain.at-dune@2", "dune"))[0] == "brain.at-dune@2"
+
+
+@pytest.mark.parametrize("personalization", ["auto", "hospital", "global"])
+def test_one_that_was_withdrawn_is_refused_not_replaced(
+    context: Context, personalization: Personalization
+) -> None:
+    decide(context, "brain.at-dune@1")
+    context.store.withdraw("brain.at-dune@1", actor="ada", reason="wrong")
+    with pytest.raises(ArtefactWithdrawn, match="wrong"):
+        resolve(context, None, "dune", personalization)
+
+
+def test_one_whose_parent_was_withdrawn_answers_with_a_warning(context: Context) -> None:
+    decide(context, "brain.at-dune@1")
+    assert not resolve(context, None, "dune").warnings
+    context.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
+    found = resolve(context, None, "dune")
+    assert told(found) == DUNE
+    (warning,) = found.warnings.items()
+    assert warning[0] == "descends-from-withdrawn"
+    assert warning[1].startswith("'brain.at-dune@1' was made from brain@1, withdrawn since")
+    assert not resolve(context, "brain@2", "dune").warnings
+    with context.database.read() as session:
+        assert serving(context.store, session, "dune", "brain").flagged == ("brain@1",)
+        assert serving(context.store, session, "erg", "brain").flagged == ()
+
+
+def test_one_without_its_parent_answers_itself_alone(context: Context) -> None:
+    decide(context, "brain.at-dune@1")
+    shutil.rmtree(context.store.root / "brain" / "1")
+    context = cast("Context", SimpleNamespace(store=Store(context.store.root), database=context.database))
+    assert told(resolve(context, None, "dune")) == DUNE
+    with pytest.raises(ReferenceNotFound):
+        resolve(context, None, "dune", "global")
+
+
+def test_the_space_to_adapt_is_named_or_assigned_or_behind_what_is_or_the_newest(context: Context) -> None:
+    assert str(resolve_parent(context, "brain@1", "dune")) == "brain@1"
+    assert str(resolve_parent(context, "brain", "dune")) == "brain@2"
+    assert str(resolve_parent(context)) == "brain@2"
+    decide(context, "brain.at-dune@1")
+    assert str(resolve_parent(context, None, "dune")) == "brain@1"
+    assert str(resolve_parent(context, "brain.at-dune@2", "dune")) == "brain@1"
+    decide(context, "brain@2")
+    assert str(resolve_parent(context, None, "dune")) == "brain@2"
+
+
+def test_only_a_routing_space_can_be_adapted(context: Context) -> None:
+    publish_model(context.store, "plain")
+    with pytest.raises(Problem, match="routing-space") as refused:
+        resolve_parent(context, "plain", "dune")
+    assert (refused.value.status, refused.value.type_slug) == (422, "not-adaptable")

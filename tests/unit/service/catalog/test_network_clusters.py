@@ -1,0 +1,178 @@
+"""Whose model of a FedBiCross artefact answers, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from model_store.manifest import ClustersManifest, Lineage
+from model_store.store import Store
+from model_store.task import Task
+from service.catalog.network import Selection, resolve
+from service.context import Context
+from service.database import Database, Hospital, upgrade
+from service.http.problems import Problem
+from service.serving.assignments import assign
+from tests.helpers.service.adapted_versions import publish_model
+
+TASK = Task(name="shapes", kind="classification", class_names=("disc", "ring"), size=(28, 28))
+ASSIGNMENT = {"elm": "1", "fir": "1", "hazel": "2"}
+
+
+def publish_clusters(store: Store, name: str, assignment: dict[str, str], personal: tuple[str, ...]) -> None:
+    """Cluster models by name, and the personal models of some hospitals."""
+    names = sorted(set(assignment.values()))
+    parts: dict[str, Any] = {"part_of": name, "task": TASK}
+    clusters = {k: publish_model(store, f"{name}.cluster-{k}", role="cluster", **parts).digest for k in names}
+    own = {
+        site: publish_model(store, f"{name}.{site}", role="inside", site=site, **parts).digest
+        for site in personal
+    }
+    manifest = ClustersManifest(
+        name=name,
+        task=TASK,
+        lineage=Lineage(method="fedbicross", run="r", sites=tuple(assignment), rounds=1, seed=0),
+        clusters=clusters,
+        assignment=assignment,
+        personal=own,
+        mixing={k: {j: 1 / len(names) for j in names} for k in names},
+    )
+    store.publish(manifest, {})
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`shapes` with two clusters, `single` with one; a hospital of each site, and one from outside."""
+    folder = tmp_path_factory.mktemp("clusters")
+    store = Store(folder / "store")
+    publish_clusters(store, "shapes", ASSIGNMENT, ("elm",))
+    publish_clusters(store, "single", {"elm": "1", "fir": "1"}, ())
+    database = Database(f"sqlite:///{folder / 'locum.db'}")
+    upgrade(database)
+    now = datetime.now(UTC)
+    with database.write() as session:
+        for name, site in (("at-elm", "elm"), ("at-fir", "fir"), ("at-hazel", "hazel"), ("oak", None)):
+            session.add(Hospital(id=name, name=name, site=site, created_at=now, updated_at=now))
+    database.dispose()
+    return folder
+
+
+@pytest.fixture
+def context(template: Path, tmp_path: Path) -> Iterator[Context]:
+    folder = shutil.copytree(template, tmp_path / "copy")
+    database = Database(f"sqlite:///{folder / 'locum.db'}")
+    yield cast("Context", SimpleNamespace(store=Store(folder / "store"), database=database))
+    database.dispose()
+
+
+def told(selection: Selection) -> tuple[str, str]:
+    return str(selection.model), selection.header
+
+
+def refusal(context: Context, *asked: Any) -> Problem:
+    with pytest.raises(Problem) as refused:
+        resolve(context, *asked)
+    return refused.value
+
+
+def test_auto_is_the_members_own_model_else_that_of_its_cluster(context: Context) -> None:
+    assert told(resolve(context, "shapes", "at-elm")) == ("shapes.elm@1", "member; site=elm")
+    fir = resolve(context, "shapes", "at-fir")
+    assert told(fir) == ("shapes.cluster-1@1", "cluster; cluster=1")
+    assert fir.why == "the newest version; hospital 'at-fir' is a member of the federation, in this cluster"
+    assert told(resolve(context, "shapes", "at-hazel"))[1] == "cluster; cluster=2"
+
+
+def test_a_cluster_is_named_or_is_the_hospitals_own(context: Context) -> None:
+    cluster = ("shapes.cluster-2@1", "cluster; cluster=2")
+    assert told(resolve(context, "shapes", None, "cluster", None, "2")) == cluster
+    assert told(resolve(context, "shapes", "oak", "cluster", None, "2")) == cluster
+    assert told(resolve(context, "shapes", "at-hazel", "cluster")) == cluster
+    # What is named counts, whoever asks.
+    assert told(resolve(context, "shapes", "at-elm", "cluster", None, "2")) == cluster
+    assert told(resolve(context, "shapes", "at-elm", "cluster")) == (
+        "shapes.cluster-1@1",
+        "cluster; cluster=1",
+    )
+
+
+@pytest.mark.parametrize("personalization", ["auto", "global"])
+@pytest.mark.parametrize("hospital", [None, "oak"])
+def test_several_clusters_have_no_global_model(
+    context: Context, hospital: str | None, personalization: str
+) -> None:
+    problem = refusal(context, "shapes", hospital, personalization)
+    assert (problem.status, problem.type_slug) == (422, "no-global-model")
+    assert problem.extensions["choices"] == ["1", "2"]
+    assert "clusters: 1, 2" in problem.detail
+    assert f"POST /hospitals/{hospital or 'HOSPITAL'}/adaptations" in problem.detail
+
+
+def test_a_member_has_no_global_model_either(context: Context) -> None:
+    assert refusal(context, "shapes", "at-elm", "global").type_slug == "no-global-model"
+
+
+def test_the_model_of_an_only_cluster_is_global(context: Context) -> None:
+    for hospital, personalization in ((None, "auto"), ("oak", "auto"), ("at-elm", "global")):
+        found = resolve(context, "single", hospital, personalization)  # type: ignore[arg-type]
+        assert told(found) == ("single.cluster-1@1", "global")
+    assert told(resolve(context, "single", "at-elm"))[1] == "cluster; cluster=1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "slug"),
+    [
+        (("shapes", None, "cluster"), 422, "cluster-not-named"),
+        (("shapes", "oak", "cluster"), 422, "cluster-not-named"),
+        (("shapes", None, "cluster", None, "7"), 404, "cluster-not-found"),
+        (("shapes", None, "auto", None, "1"), 422, "contradiction"),
+        (("shapes", None, "cluster", "elm"), 422, "contradiction"),
+        (("shapes", "at-fir", "member"), 404, "site-not-found"),
+        (("shapes", "oak", "hospital"), 404, "no-adapted-version"),
+        (("shapes.cluster-1", None), 422, "part-of-a-model"),
+    ],
+)
+def test_what_is_refused(context: Context, asked: tuple[Any, ...], status: int, slug: str) -> None:
+    problem = refusal(context, *asked)
+    assert (problem.status, problem.type_slug) == (status, slug)
+
+
+def test_what_has_no_clusters_says_so(context: Context) -> None:
+    publish_model(context.store, "plain", task=TASK)
+    problem = refusal(context, "plain", None, "cluster")
+    assert "has the clusters: none" in problem.detail
+
+
+def test_an_assigned_version_decides_before_the_newest(context: Context) -> None:
+    first = context.store.open("shapes@1")
+    publish_clusters(context.store, "shapes", {"elm": "1", "fir": "2", "hazel": "2"}, ())
+    with context.database.write() as session:
+        assign(
+            session,
+            "at-fir",
+            "shapes",
+            version=1,
+            digest=first.digest,
+            expected=0,
+            actor="ada",
+            reason="better",
+        )
+    assert told(resolve(context, "shapes", "at-fir"))[0] == "shapes.cluster-1@1"
+
+
+def test_only_models_for_the_same_kind_of_task_count(context: Context, tmp_path: Path) -> None:
+    store = Store(tmp_path / "mixed")
+    publish_model(store, "brain")
+    publish_clusters(store, "shapes", {"elm": "1"}, ())
+    mixed = cast("Context", SimpleNamespace(store=store, database=context.database))
+    assert str(resolve(mixed, kind="classification").offered) == "shapes@1"
+    assert str(resolve(mixed, kind="segmentation").offered) == "brain@1"
+    with pytest.raises(Problem, match="POST /classify") as refused:
+        resolve(mixed, "shapes", kind="segmentation")
+    assert refused.value.type_slug == "another-kind-of-task"

@@ -1,0 +1,183 @@
+"""Scans that are kept: counted, bounded, under no name of a client's, and really gone when they go."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from service.cohorts import cohorts
+from service.database import Database, Job
+from service.errors import (
+    CohortFull,
+    CohortGone,
+    CohortInUse,
+    CohortUnknown,
+    HospitalUnknown,
+    ScanNameTaken,
+)
+from service.http.uploads.spool import IN_MEMORY_BYTES, Upload
+from tests.helpers.service.cohort_bench import Bench, digest
+
+
+def test_a_scan_lies_under_its_digest_and_for_its_owner_alone(bench: Bench) -> None:
+    content = random.Random(0).randbytes(3 * IN_MEMORY_BYTES + 7)
+    assert bench.add("mueller.nii", content)
+    assert bench.files() == {f"{bench.cohort}/{digest(content)}": content}
+    with bench.database.read() as session:
+        (row,) = cohorts.scans(session, bench.cohort)
+    assert (row.name, row.sha256, row.size) == ("mueller.nii", digest(content), len(content))
+    path = cohorts.file_of(bench.settings, row, row.name).path
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    "name", ["../../../../etc/passwd", "/etc/passwd", "..", "a/b", "C:\\x", "x" * 200, "ä🧠"]
+)
+def test_a_name_is_never_a_path(bench: Bench, name: str, tmp_path: Path) -> None:
+    before = {path for path in tmp_path.rglob("*") if path.is_file()}
+    bench.add(name, b"scan")
+    added = {path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".db-wal"} - before
+    assert added - {tmp_path / "locum.db-shm"} == {bench.settings.cohorts / bench.cohort / digest(b"scan")}
+    assert bench.names() == [name]
+
+
+def test_the_same_bytes_again_change_nothing_and_other_bytes_are_refused(bench: Bench) -> None:
+    assert bench.add("a", b"one")
+    assert not bench.add("a", b"one")
+    with pytest.raises(ScanNameTaken, match=digest(b"one")[:12]):
+        bench.add("a", b"two")
+    assert list(bench.files().values()) == [b"one"]
+
+
+def test_the_same_bytes_under_two_names_are_kept_until_both_are_gone(bench: Bench) -> None:
+    bench.add("a", b"one")
+    bench.add("b", b"one")
+    where = (bench.database, bench.settings, "north", bench.cohort)
+    cohorts.remove_scan(*where, "a")
+    assert (bench.names(), list(bench.files().values())) == (["b"], [b"one"])
+    cohorts.remove_scan(*where, "b")
+    assert (bench.names(), bench.files()) == ([], {})
+    with pytest.raises(CohortUnknown):
+        cohorts.remove_scan(*where, "b")
+
+
+def test_the_quota_is_over_all_cohorts_and_a_refused_scan_leaves_nothing(
+    database: Database, tmp_path: Path
+) -> None:
+    bench = Bench(database, tmp_path / "state", cohort_quota_bytes=10)
+    with database.write() as session:
+        other = cohorts.create(session, bench.settings, "north").id
+    bench.add("a", b"123456")
+    bench.add("a", b"7890", other)
+    for cohort in (bench.cohort, other):
+        with pytest.raises(CohortFull, match="LOCUM_COHORT_QUOTA_BYTES"):
+            bench.add("b", b"!", cohort)
+    assert sorted(bench.files().values()) == [b"123456", b"7890"]
+    cohorts.remove(database, bench.settings, "north", other)
+    assert bench.add("b", b"!")
+
+
+def test_a_cohort_has_so_many_scans_and_no_more(database: Database, tmp_path: Path) -> None:
+    bench = Bench(database, tmp_path / "state", max_cohort_scans=2)
+    bench.add("a", b"1")
+    bench.add("b", b"2")
+    with pytest.raises(CohortFull, match="LOCUM_MAX_COHORT_SCANS"):
+        bench.add("c", b"3")
+    with database.read() as session:
+        # Asked before the bytes come, a name that is there passes: they may be the same again.
+        cohorts.check_room(session, bench.settings, "north", bench.cohort, "b", 1)
+        with pytest.raises(CohortFull):
+            cohorts.check_room(session, bench.settings, "north", bench.cohort, "c", 1)
+
+
+def test_a_full_disk_is_said_and_leaves_nothing(bench: Bench) -> None:
+    class OnFullDisk(Upload):
+        def chunks(self) -> Iterator[bytes]:
+            yield b"the first bytes fit"
+            # What a write says on a full disk, from one.
+            with Path("/dev/full").open("wb", buffering=0) as full:
+                full.write(b"and no more")
+
+    with OnFullDisk(bench.settings.spool) as upload:
+        upload.write(b"content")
+        with pytest.raises(CohortFull, match="disk is full"):
+            cohorts.add_scan(bench.database, bench.settings, "north", bench.cohort, "a", upload, "png")
+    assert bench.files() == {}
+
+
+def test_deleting_a_cohort_removes_its_files_and_keeps_when(bench: Bench) -> None:
+    bench.add("a", b"one")
+    bench.add("b", b"two")
+    cohorts.remove(bench.database, bench.settings, "north", bench.cohort)
+    assert bench.files() == {}
+    assert not (bench.settings.cohorts / bench.cohort).exists()
+    with bench.database.read() as session:
+        deleted = cohorts.get(session, "north", bench.cohort).deleted_at
+        assert deleted is not None
+        assert cohorts.listed(session, "north") == []
+        assert cohorts.scans(session, bench.cohort) == []
+    cohorts.remove(bench.database, bench.settings, "north", bench.cohort)
+    with bench.database.read() as session:
+        assert cohorts.get(session, "north", bench.cohort).deleted_at == deleted
+    with pytest.raises(CohortGone, match="upload them again"):
+        bench.add("c", b"three")
+    assert bench.files() == {}
+
+
+def test_a_cohort_is_one_hospitals(bench: Bench) -> None:
+    with bench.database.read() as session:
+        with pytest.raises(CohortUnknown, match="'south' has no cohort"):
+            cohorts.get(session, "south", bench.cohort)
+        with pytest.raises(HospitalUnknown):
+            cohorts.listed(session, "nowhere")
+
+
+@pytest.mark.parametrize("state", ["queued", "running", "cancelling"])
+def test_scans_stay_as_they_are_while_a_job_needs_them(bench: Bench, state: str) -> None:
+    bench.add("a", b"one")
+    job_id = bench.job(state)
+    where = (bench.database, bench.settings, "north", bench.cohort)
+    with pytest.raises(CohortInUse, match=job_id):
+        cohorts.remove(*where)
+    with pytest.raises(CohortInUse):
+        cohorts.remove_scan(*where, "a")
+    with pytest.raises(CohortInUse):
+        bench.add("b", b"two")
+    assert not bench.add("a", b"one")
+    assert list(bench.files().values()) == [b"one"]
+    with bench.database.write() as session:
+        session.execute(update(Job).values(state="failed"))
+    assert bench.add("b", b"two")
+    cohorts.remove(*where)
+
+
+def test_what_is_added_while_the_cohort_is_deleted_does_not_stay(bench: Bench) -> None:
+    barrier = threading.Barrier(4)
+    surprises: list[BaseException] = []
+
+    def add(number: int) -> None:
+        barrier.wait(60)
+        try:
+            for step in range(5):
+                bench.add(f"{number}-{step}", f"{number}-{step}".encode())
+        except CohortGone:
+            pass
+        except BaseException as error:
+            surprises.append(error)
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    barrier.wait(60)
+    cohorts.remove(bench.database, bench.settings, "north", bench.cohort)
+    for thread in threads:
+        thread.join()
+    assert surprises == []
+    assert bench.names() == []
+    assert bench.files() == {}

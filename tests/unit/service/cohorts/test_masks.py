@@ -1,0 +1,59 @@
+"""Masks that go with a cohort's scans: kept as they are, bounded with them, and gone with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.cohorts import cohorts, masks
+from service.database import Database
+from service.errors import CohortFull, CohortGone, CohortInUse, CohortUnknown, MaskTaken
+from service.jobs.expiry import expire
+from tests.helpers.service.cohort_bench import Bench, digest
+
+
+def test_a_mask_goes_with_its_scan_and_shared_bytes_when_nobody_names_them(bench: Bench) -> None:
+    for name in ("a", "b"):
+        bench.add(name, name.encode())
+        assert bench.draw(name, b"empty")
+    assert not bench.draw("a", b"empty")
+    where = (bench.database, bench.settings, "north", bench.cohort)
+    with pytest.raises(MaskTaken, match=digest(b"empty")[:12]):
+        bench.draw("a", b"another")
+    with bench.database.read() as session:
+        assert cohorts.totals(session, [bench.cohort]) == {bench.cohort: (2, 2 + 2 * len(b"empty"))}
+        assert list(masks.of_cohort(session, bench.cohort)) == ["a", "b"]
+    masks.remove_mask(*where, "a")
+    with pytest.raises(CohortUnknown, match="no mask"):
+        masks.remove_mask(*where, "a")
+    assert sorted(bench.files().values()) == [b"a", b"b", b"empty"]
+    expire(bench.database, bench.settings)
+    assert sorted(bench.files().values()) == [b"a", b"b", b"empty"]
+    cohorts.remove_scan(*where, "b")
+    assert list(bench.files().values()) == [b"a"]
+    bench.draw("a", b"target")
+    with bench.database.read() as session:
+        file = cohorts.file_of(bench.settings, masks.of_cohort(session, bench.cohort)["a"], "a")
+    assert file.read() == b"target"
+    file.path.unlink()
+    with pytest.raises(CohortGone, match="the mask of scan 'a' is not on the disk"):
+        file.read()
+    cohorts.remove(*where)
+    assert bench.files() == {}
+
+
+def test_masks_are_bounded_and_wait_for_jobs(database: Database, tmp_path: Path) -> None:
+    bench = Bench(database, tmp_path / "state", cohort_quota_bytes=10)
+    bench.add("a", b"1234567")
+    with pytest.raises(CohortFull, match="LOCUM_COHORT_QUOTA_BYTES"):
+        bench.draw("a", b"mask")
+    bench.draw("a", b"123")
+    with pytest.raises(CohortFull):
+        bench.add("b", b"1")
+    with pytest.raises(CohortUnknown):
+        bench.draw("b", b"")
+    bench.job("running")
+    with pytest.raises(CohortInUse):
+        masks.remove_mask(bench.database, bench.settings, "north", bench.cohort, "a")
+    assert not bench.draw("a", b"123")

@@ -1,0 +1,280 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import inspect, text
+from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
+
+from service.database import Assignment, Base, CohortScan, Database, Hospital, in_turn, is_current, upgrade
+from service.database.schema import configuration
+from service.errors import DatabaseNotMigrated
+from tests.helpers.service.cohort_bench import Bench
+
+
+def test_the_migrations_make_the_tables_that_the_models_describe(database: Database) -> None:
+    with database.engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, Base.metadata) == []
+
+
+def test_upgrading_again_changes_nothing(database: Database) -> None:
+    upgrade(database)
+    assert is_current(database)
+    with database.read() as session:
+        assert session.get(Hospital, "south") is not None
+
+
+def test_a_database_is_not_current_before_it_is_migrated(database_url: str) -> None:
+    database = Database(database_url)
+    assert not is_current(database)
+    upgrade(database)
+    assert is_current(database)
+    database.dispose()
+
+
+def test_downgrading_leaves_nothing_behind(database: Database) -> None:
+    config = configuration()
+    with database.engine.begin() as connection:
+        config.attributes["connection"] = connection
+        command.downgrade(config, "base")
+    assert inspect(database.engine).get_table_names() == ["alembic_version"]
+    upgrade(database)
+    assert is_current(database)
+
+
+def test_processes_that_start_at_once_migrate_once(database_url: str) -> None:
+    program = (
+        "import sys; from service.database import Database, is_current, upgrade\n"
+        "database = Database(sys.argv[1]); sys.stdin.read(); upgrade(database); assert is_current(database)"
+    )
+    children = [
+        subprocess.Popen([sys.executable, "-c", program, database_url], stdin=subprocess.PIPE)
+        for _ in range(3)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.close()
+    assert [child.wait() for child in children] == [0, 0, 0]
+
+
+def test_a_database_of_a_newer_locum_is_refused(database: Database) -> None:
+    with database.engine.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'from-the-future'"))
+    with pytest.raises(DatabaseNotMigrated, match="from-the-future"):
+        upgrade(database)
+
+
+def entry(sequence: int = 1) -> Assignment:
+    return Assignment(
+        hospital="north",
+        model="brain",
+        sequence=sequence,
+        version=1,
+        digest="sha256:" + "0" * 64,
+        actor="ada",
+        reason="because",
+        previous=None,
+        restores=None,
+        at=datetime.now(UTC),
+    )
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE assignment SET version = 2",
+        "DELETE FROM assignment",
+        "TRUNCATE assignment",
+        "INSERT OR REPLACE INTO assignment SELECT * FROM assignment",
+        "INSERT OR REPLACE INTO assignment SELECT id + 1, hospital, model, sequence, 2, digest, actor, "
+        "reason, previous, restores, at, artefact, override FROM assignment",
+        "INSERT INTO assignment SELECT * FROM assignment WHERE true "
+        "ON CONFLICT (hospital, model, sequence) DO UPDATE SET version = 2",
+    ],
+)
+def test_the_serving_log_can_only_be_added_to(database: Database, statement: str) -> None:
+    foreign = "TRUNCATE" if database.is_sqlite else "OR REPLACE"
+    if foreign in statement:
+        pytest.skip("no such statement in this database")
+    with database.write() as session:
+        session.add(entry())
+    with pytest.raises(DBAPIError, match="append-only"), database.engine.begin() as connection:
+        connection.execute(text(statement))
+    with database.write() as session:
+        assert session.scalar(text("SELECT version FROM assignment")) == 1
+        session.add(entry(sequence=2))
+
+
+def test_replacing_is_refused_on_a_plain_connection_too(database: Database, tmp_path: Path) -> None:
+    if not database.is_sqlite:
+        pytest.skip("SQLite only: its triggers depend on what the connection asked for")
+    import sqlite3
+    from contextlib import closing
+
+    with database.write() as session:
+        session.add(entry())
+    assert database.file is not None
+    with (
+        closing(sqlite3.connect(database.file)) as plain,
+        pytest.raises(sqlite3.IntegrityError, match="append-only: REPLACE refused"),
+    ):
+        plain.execute("INSERT OR REPLACE INTO assignment SELECT * FROM assignment")
+
+
+def test_a_sequence_number_is_taken_once(database: Database) -> None:
+    with database.write() as session:
+        session.add(entry())
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.add(entry())
+
+
+def test_an_entry_needs_its_hospital(database: Database) -> None:
+    lost = entry()
+    lost.hospital = "nowhere"
+    with pytest.raises(IntegrityError), database.write() as session:
+        session.add(lost)
+
+
+def test_times_come_back_in_utc(database: Database) -> None:
+    written = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=-7)))
+    with database.write() as session:
+        session.add(Hospital(id="west", name="W", site=None, created_at=written, updated_at=written))
+    with database.read() as session:
+        row = session.get(Hospital, "west")
+    assert row is not None
+    assert row.created_at == written
+    assert row.created_at.utcoffset() == timedelta(0)
+
+
+def test_a_time_without_a_zone_is_refused(database: Database) -> None:
+    naive = datetime(2026, 1, 2)
+    with pytest.raises(StatementError, match="no time zone"), database.write() as session:
+        session.add(Hospital(id="west", name="W", site=None, created_at=naive, updated_at=naive))
+
+
+def test_a_failing_write_leaves_nothing(database: Database) -> None:
+
+    def fail() -> None:
+        with database.write() as session:
+            session.add(entry())
+            session.flush()
+            raise RuntimeError("half way")
+
+    with pytest.raises(RuntimeError, match="half way"):
+        fail()
+    with database.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM assignment")) == 0
+
+
+def test_readers_are_not_kept_waiting_by_a_writer(database: Database) -> None:
+    with database.write() as writer:
+        writer.add(entry())
+        writer.flush()
+        seen: list[object] = []
+
+        def look() -> None:
+            with database.read() as session:
+                seen.append(session.scalar(text("SELECT count(*) FROM assignment")))
+
+        reader = threading.Thread(target=look)
+        reader.start()
+        reader.join(10)
+        assert seen == [0]
+
+
+def test_writers_that_read_first_wait_for_each_other(database: Database) -> None:
+    """The upgrade of a read lock, which SQLite refuses without waiting, must not occur."""
+    barrier = threading.Barrier(4)
+    failures: list[BaseException] = []
+
+    def add(name: str) -> None:
+        barrier.wait()
+        try:
+            for number in range(5):
+                with database.write() as session:
+                    assert session.get(Hospital, "north") is not None
+                    now = datetime.now(UTC)
+                    session.add(
+                        Hospital(id=f"{name}-{number}", name="n", site=None, created_at=now, updated_at=now)
+                    )
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=add, args=(f"w{n}",)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+    with database.read() as session:
+        assert session.scalar(text("SELECT count(*) FROM hospital")) == 2 + 20
+
+
+def test_no_error_says_what_a_statement_was_to_write(database: Database) -> None:
+    """A scan's name may be a patient's, and errors reach logs."""
+    now = datetime.now(UTC)
+    with pytest.raises(IntegrityError) as refused, database.write() as session:
+        session.add(Hospital(id="north", name="mueller_anna", site=None, created_at=now, updated_at=now))
+    assert "mueller" not in str(refused.value)
+
+
+def test_nor_does_what_the_database_quotes_of_the_row(bench: Bench) -> None:
+    """PostgreSQL does so in lines of their own."""
+    scan = {
+        "cohort": bench.cohort,
+        "sha256": "0",
+        "size": 1,
+        "format": "png",
+        "created_at": datetime.now(UTC),
+    }
+    with pytest.raises(IntegrityError) as refused, bench.database.write() as session:
+        session.add_all([CohortScan(name="mueller_anna", **scan), CohortScan(name="mueller_anna", **scan)])
+    assert "mueller" not in str(refused.value)
+    assert "mueller" not in str(refused.value.orig)
+    assert "unique" in str(refused.value).lower()
+
+
+def test_of_a_databases_words_the_first_line_is_told(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path}/locum.db")
+    # SQLite's messages have one line, but for those of a trigger.
+    said = "first line\nDETAIL:  Key (name)=(mueller_anna)"
+    with database.write() as session:
+        session.execute(text("CREATE TABLE t (name TEXT)"))
+        trigger = f"CREATE TRIGGER no BEFORE INSERT ON t BEGIN SELECT RAISE(ABORT, '{said}'); END"
+        session.connection().exec_driver_sql(trigger)
+    with pytest.raises(IntegrityError) as refused, database.write() as session:
+        session.execute(text("INSERT INTO t VALUES ('a')"))
+    assert "first line" in str(refused.value)
+    assert "mueller" not in "".join(traceback.format_exception(refused.value))
+    database.dispose()
+
+
+def test_who_counts_and_adds_has_its_turn(database: Database) -> None:
+    def count_and_add(name: str) -> None:
+        with database.write() as session:
+            in_turn(session, "hospitals")
+            count = session.scalar(text("SELECT count(*) FROM hospital"))
+            # Long enough for the others to count the same, if they could.
+            time.sleep(0.02)
+            now = datetime.now(UTC)
+            fields = {"name": f"{count}", "site": None, "created_at": now, "updated_at": now}
+            session.add(Hospital(id=name, **fields))
+
+    threads = [threading.Thread(target=count_and_add, args=(f"h{n}",)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with database.read() as session:
+        found = [row[0] for row in session.execute(text("SELECT name FROM hospital WHERE id LIKE 'h%'"))]
+    assert sorted(found, key=int) == [str(n) for n in range(2, 8)]

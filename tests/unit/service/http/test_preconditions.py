@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from service.http.conditions import entity_tag, expected_sequence
+from service.http.problems import Problem
+
+
+@pytest.mark.parametrize(
+    ("current", "if_match", "if_none_match"),
+    [
+        (0, '"0"', None),
+        (0, None, "*"),
+        (3, '"3"', None),
+        (3, '"2", "3"', None),
+        (3, ' W/"9" , "3"', None),
+        (3, "*", None),
+    ],
+)
+def test_conditions_that_hold(current: int, if_match: str | None, if_none_match: str | None) -> None:
+    assert expected_sequence(current, if_match, if_none_match) == current
+
+
+@pytest.mark.parametrize(
+    ("current", "if_match", "if_none_match", "status", "tag"),
+    [
+        (3, None, None, 428, '"3"'),
+        (0, None, None, 428, '"0"'),
+        (3, '"2"', None, 412, '"3"'),
+        (0, "*", None, 412, '"0"'),
+        (1, None, "*", 412, '"1"'),
+        (3, '"3"', "*", 412, '"3"'),
+        (3, 'W/"3"', None, 412, '"3"'),
+        (3, "3", None, 400, None),
+        (3, '"3', None, 400, None),
+        (3, "", None, 400, None),
+        (3, None, '"3"', 400, None),
+    ],
+)
+def test_conditions_that_do_not(
+    current: int, if_match: str | None, if_none_match: str | None, status: int, tag: str | None
+) -> None:
+    with pytest.raises(Problem) as refused:
+        expected_sequence(current, if_match, if_none_match)
+    assert refused.value.status == status
+    assert refused.value.headers.get("ETag") == tag
+
+
+def test_a_tag_is_quoted() -> None:
+    assert entity_tag(12) == '"12"'
+
+
+@pytest.mark.parametrize(
+    ("if_match", "if_none_match", "said"),
+    [
+        (
+            '"1"',
+            None,
+            'The entry in force is "3", which is not what the request was made for (If-Match: "1")',
+        ),
+        (None, "*", "(If-None-Match: *)"),
+        ("3", None, "If-Match: expected the ETag that GET gave, quotes included, or *; found '3'."),
+        (None, '"3"', "If-None-Match: expected *, for a first assignment; found"),
+    ],
+)
+def test_a_refusal_says_what_was_found_and_what_this_header_takes(
+    if_match: str | None, if_none_match: str | None, said: str
+) -> None:
+    with pytest.raises(Problem) as refused:
+        expected_sequence(3, if_match, if_none_match)
+    assert said in refused.value.detail

@@ -1,0 +1,31 @@
+"""`Prefer: wait=N`."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.http.conditions import preferred_wait
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ([], None),
+        (["wait=7"], 7),
+        (["respond-async, wait=7"], 7),
+        (["respond-async", "Wait = 7 ; strict"], 7),
+        (['wait="7"'], 7),
+        (["wait=7, wait=9"], 7),
+        (["wait=0"], 0),
+        (["wait=999999"], 60),
+        (["wait=soon"], None),
+        (["wait=-1"], None),
+        (["wait=1.5"], None),
+        (["await=7"], None),
+        (["wait=99999999999999999999"], None),
+    ],
+)
+def test_the_first_wait_that_can_be_read_counts_up_to_the_limit(
+    headers: list[str], seconds: int | None
+) -> None:
+    assert preferred_wait(headers, 60) == seconds

@@ -1,0 +1,103 @@
+"""Sessions and their cache: each graph loaded once, the least recently used forgotten, the right numbers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from model_store.errors import ArtefactDamaged
+from service.http.problems import Problem
+from service.inference import sessions as providers
+from service.inference.sessions import Session, SessionCache
+
+Graph = Callable[..., bytes]
+
+
+def test_probabilities_are_those_of_the_graph(threshold_graph: Graph) -> None:
+    slices = np.random.default_rng(0).random((5, 1, 16, 16), dtype=np.float32)
+    found = Session("d", threshold_graph(at=0.25), device="cpu").run(slices).probabilities
+    assert found.shape == (5, 2, 16, 16)
+    assert found.dtype == np.float32
+    expected = 1 / (1 + np.exp(-8 * (slices[:, 0].astype(float) - 0.25)))
+    np.testing.assert_allclose(found[:, 1], expected, atol=1e-6)
+    np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
+
+
+def test_the_same_slices_give_the_same_bytes(threshold_graph: Graph) -> None:
+    slices = np.random.default_rng(0).random((3, 1, 16, 16), dtype=np.float32)
+    graph = threshold_graph()
+    results = {Session("d", graph, device="cpu").run(slices).probabilities.tobytes() for _ in range(3)}
+    assert len(results) == 1
+
+
+def test_a_graph_is_loaded_once_however_many_ask(threshold_graph: Graph) -> None:
+    cache = SessionCache(2, device="cpu")
+    reads, together = [], threading.Barrier(8)
+
+    def read() -> bytes:
+        reads.append(1)
+        return threshold_graph()
+
+    def ask(_: int) -> Session:
+        together.wait()
+        return cache.get("sha256:a", read)
+
+    with ThreadPoolExecutor(8) as pool:
+        sessions = set(pool.map(ask, range(8)))
+    assert (len(reads), len(sessions), len(cache)) == (1, 1, 1)
+
+
+def test_the_least_recently_used_goes_first(threshold_graph: Graph) -> None:
+    cache = SessionCache(2, device="cpu")
+    loads: list[str] = []
+
+    def get(name: str) -> Session:
+        def read() -> bytes:
+            loads.append(name)
+            return threshold_graph()
+
+        return cache.get(name, read)
+
+    first = get("a")
+    for name in ("b", "a", "c", "a", "b"):
+        get(name)
+    assert loads == ["a", "b", "c", "b"]
+    assert len(cache) == 2
+    assert first.run(np.zeros((1, 1, 16, 16), np.float32)).probabilities.shape == (1, 2, 16, 16)
+
+
+def test_a_failure_reaches_everyone_who_waits_and_the_next_try_is_fresh(threshold_graph: Graph) -> None:
+    cache = SessionCache(2, device="cpu")
+
+    def damaged() -> bytes:
+        raise ArtefactDamaged("graph.onnx was changed")
+
+    with pytest.raises(ArtefactDamaged, match="changed"):
+        cache.get("a", damaged)
+    assert len(cache) == 0
+    assert cache.get("a", threshold_graph).digest == "a"
+
+
+@pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a" * 100])
+def test_what_is_no_graph_is_refused(content: bytes) -> None:
+    with pytest.raises(ArtefactDamaged, match="sha256:bad"):
+        Session("sha256:bad", content, device="cpu")
+
+
+def test_a_graph_without_the_agreed_names_is_refused(threshold_graph: Graph) -> None:
+    with pytest.raises(ArtefactDamaged, match="expected an input 'image'"):
+        Session("d", threshold_graph(output="logits_or_so"), device="cpu")
+
+
+@pytest.mark.skipif(providers.cuda_is_possible(), reason="this machine has a GPU")
+def test_without_a_gpu_the_cpu_answers_silently_and_cuda_is_not_pretended(
+    threshold_graph: Graph, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert Session("d", threshold_graph(), device="auto").provider == providers.CPU
+    assert capfd.readouterr() == ("", "")
+    with pytest.raises(Problem, match="LOCUM_DEVICE=cuda"):
+        Session("d", threshold_graph(), device="cuda")

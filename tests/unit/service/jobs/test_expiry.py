@@ -1,0 +1,191 @@
+"""What expires is deleted, what a job needs is not, and what nobody knows of is swept."""
+
+from __future__ import annotations
+
+import os
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import update
+
+from service.cohorts import cohorts
+from service.database import Cohort, Job
+from service.jobs.expiry import expire
+from service.jobs.files import JobFolder, StoredResult
+from tests.helpers.service.cohort_bench import Bench, digest
+
+OLD = datetime.now(UTC) - timedelta(days=365)
+
+
+def test_expired_scans_are_deleted_unless_a_job_needs_them(bench: Bench) -> None:
+    bench.add("a", b"one")
+    with bench.database.write() as session:
+        kept = cohorts.create(session, bench.settings, "north").id
+    bench.add("a", b"kept", kept)
+    job_id = bench.job()
+    with bench.database.write() as session:
+        session.execute(update(Cohort).where(Cohort.id == bench.cohort).values(expires_at=OLD))
+    expire(bench.database, bench.settings)
+    assert sorted(bench.files().values()) == [b"kept", b"one"]
+    with bench.database.write() as session:
+        session.execute(update(Job).where(Job.id == job_id).values(state="succeeded"))
+    expire(bench.database, bench.settings)
+    assert list(bench.files().values()) == [b"kept"]
+    with bench.database.read() as session:
+        assert cohorts.get(session, "north", bench.cohort).deleted_at is not None
+
+
+def test_files_that_nobody_knows_of_are_swept(bench: Bench) -> None:
+    """As a process leaves them that is killed between the file and its row, or while it writes."""
+    bench.add("a", b"one")
+    folder = bench.settings.cohorts / bench.cohort
+    (folder / digest(b"lost")).write_bytes(b"lost")
+    cut_off, under_way = (bench.settings.cohorts / ".incoming" / name for name in "12")
+    for path in (cut_off, under_way):
+        path.write_bytes(b"half")
+    os.utime(cut_off, (time.time() - 7200, time.time() - 7200))
+    strange = bench.settings.cohorts / ("0" * 32)
+    strange.mkdir()
+    (strange / "scan").write_bytes(b"of no cohort")
+    expire(bench.database, bench.settings)
+    assert sorted(bench.files()) == sorted([f"{bench.cohort}/{digest(b'one')}", ".incoming/2"])
+
+
+def test_the_files_of_a_job_expire_after_its_end(bench: Bench) -> None:
+    over, running = bench.job("succeeded"), bench.job("running")
+    for job_id in (over, running, "f" * 32):
+        folder = JobFolder(bench.settings.state_dir, job_id)
+        folder.write(folder.pictures / "1.png", b"picture")
+    expire(bench.database, bench.settings)
+    assert len(list(bench.settings.jobs.iterdir())) == 3
+    with bench.database.write() as session:
+        session.execute(update(Job).values(expires_at=OLD))
+    os.utime(bench.settings.jobs / ("f" * 32), (0, 0))
+    expire(bench.database, bench.settings)
+    assert [path.name for path in bench.settings.jobs.iterdir()] == [running]
+
+
+def test_what_only_an_unfinished_job_needs_does_not_outlive_it(bench: Bench) -> None:
+    over, running = bench.job("cancelled"), bench.job("running")
+    for job_id in (over, running):
+        folder = JobFolder(bench.settings.state_dir, job_id)
+        for path in (folder.checkpoint, folder.input, folder.path / "result"):
+            folder.write(path, b"of a patient")
+    expire(bench.database, bench.settings)
+    left = {job: {path.name for path in (bench.settings.jobs / job).iterdir()} for job in (over, running)}
+    assert left == {over: {"result"}, running: {"checkpoint", "input", "result"}}
+
+
+def test_a_jobs_folder_is_private_and_its_result_whole_or_not_there(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path, "a" * 32)
+    assert not folder.exists
+    assert folder.read_result() is None
+    folder.write(folder.path / "result", b"half a result")
+    assert folder.read_result() is None
+    result = StoredResult(b"mask", "image/png", {"Locum-Model": "brain@1"})
+    folder.write_result(result)
+    assert folder.read_result() == result
+    assert folder.path.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in folder.path.iterdir()} == {0o600}
+    folder.delete()
+    folder.delete()
+    assert not folder.exists
+
+
+def test_a_folder_may_go_while_it_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = JobFolder(tmp_path, "a" * 32)
+    folder.write(folder.input, b"of a patient")
+
+    def gone(*_: object) -> list[Path]:
+        folder.delete()
+        raise FileNotFoundError
+
+    monkeypatch.setattr(Path, "rglob", gone)
+    folder.delete_unfinished()
+    assert not folder.exists
+
+
+@pytest.mark.parametrize("job_id", ["../../etc", "", "A" * 32, "a" * 33])
+def test_what_is_no_id_makes_no_folder(tmp_path: Path, job_id: str) -> None:
+    with pytest.raises(ValueError, match="no id of a job"):
+        JobFolder(tmp_path, job_id)
+
+
+def test_a_cohort_that_cannot_be_deleted_keeps_no_other(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.add("a", b"one")
+    with bench.database.write() as session:
+        stuck = cohorts.create(session, bench.settings, "north").id
+        session.execute(update(Cohort).values(expires_at=OLD))
+        session.execute(update(Cohort).where(Cohort.id == stuck).values(expires_at=OLD - timedelta(days=1)))
+    # No folder, so that removing it as one is an OSError, for root too.
+    (bench.settings.cohorts / stuck).write_bytes(b"")
+    odd = bench.settings.cohorts / ".incoming" / "odd"
+    odd.mkdir(parents=True, exist_ok=True)
+    os.utime(odd, (0, 0))
+    of_nobody = bench.settings.cohorts / ("0" * 32) / "scan"
+    of_nobody.parent.mkdir()
+    of_nobody.write_bytes(b"of no cohort")
+    expire(bench.database, bench.settings)
+    assert list(bench.files()) == [stuck]
+    assert "what was left half written cannot be deleted" in caplog.text
+    assert f"the scans of cohort {stuck} cannot be deleted: NotADirectoryError" in caplog.text
+    with bench.database.read() as session:
+        assert cohorts.get(session, "north", bench.cohort).deleted_at is not None
+        assert cohorts.get(session, "north", stuck).deleted_at is None
+    (bench.settings.cohorts / stuck).unlink()
+    expire(bench.database, bench.settings)
+    with bench.database.read() as session:
+        assert cohorts.get(session, "north", stuck).deleted_at is not None
+
+
+def test_neither_does_a_job_nor_a_folder_of_nobody(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    stuck, due = bench.job("failed"), bench.job("failed")
+    JobFolder(bench.settings.state_dir, stuck).checkpoint.mkdir(parents=True)
+    folder = JobFolder(bench.settings.state_dir, due)
+    folder.write(folder.path / "result", b"of a patient")
+    with bench.database.write() as session:
+        session.execute(update(Job).where(Job.id == due).values(expires_at=OLD))
+    of_nobody, odd = (bench.settings.cohorts / (digit * 32) for digit in "01")
+    for path in (of_nobody / "scan", odd / "scan" / "no file"):
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"of no cohort")
+    expire(bench.database, bench.settings)
+    assert not folder.exists
+    assert not (of_nobody / "scan").exists()
+    assert f"the files of job {stuck} cannot be deleted" in caplog.text
+    assert f"the files of cohort {odd.name} cannot be deleted" in caplog.text
+
+
+def test_what_a_killed_worker_had_half_written_goes_with_what_is_unfinished(bench: Bench) -> None:
+    folder = JobFolder(bench.settings.state_dir, bench.job("succeeded"))
+    for path in (folder.path / ".checkpoint.1f", folder.path / ".input.2f", folder.pictures / ".1.png.3f"):
+        folder.write(path, b"half")
+    folder.write(folder.pictures / "1.png", b"whole")
+    expire(bench.database, bench.settings)
+    assert [path.name for path in folder.path.rglob("*") if path.is_file()] == ["1.png"]
+
+
+def test_a_folder_is_deleted_whole_though_another_process_deletes_it_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = JobFolder(tmp_path, "a" * 32)
+    for name in ("input", "result", "result.json"):
+        folder.write(folder.path / name, b"of a patient")
+    unlink = os.unlink
+    faster = True
+
+    def second(path: str, *, dir_fd: int | None = None) -> None:
+        nonlocal faster
+        if faster:
+            faster = False
+            unlink(path, dir_fd=dir_fd)
+        unlink(path, dir_fd=dir_fd)
+
+    monkeypatch.setattr(os, "unlink", second)
+    folder.delete()
+    assert not faster
+    assert not folder.exists

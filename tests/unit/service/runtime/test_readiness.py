@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from service.runtime.readiness import PartState, Readiness
+
+
+def test_every_part_is_told_and_one_that_fails_spoils_all() -> None:
+    told: list[tuple[str, bool]] = []
+    trouble = [True]
+
+    def queue() -> str:
+        if trouble:
+            raise ConnectionError("no Redis")
+        return "answers"
+
+    readiness = Readiness({"store": lambda: "3 names", "queue": queue}, lambda *seen: told.append(seen))
+    asyncio.run(readiness.look())
+    assert readiness.states == {
+        "store": PartState(True, "3 names"),
+        "queue": PartState(False, "ConnectionError: no Redis"),
+    }
+    assert not readiness.ready
+    trouble.clear()
+    asyncio.run(readiness.look())
+    assert readiness.ready
+    assert told == [("store", True), ("queue", False), ("store", True), ("queue", True)]
+    readiness.close()
+
+
+def test_not_ready_before_the_first_look() -> None:
+    readiness = Readiness({"store": lambda: "fine"}, lambda *_: None)
+    assert not readiness.ready
+    readiness.close()
+
+
+def test_a_check_that_hangs_is_told_by_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+    hang, entered = threading.Event(), threading.Event()
+    looks = 0
+
+    def store() -> str:
+        nonlocal looks
+        looks += 1
+        if looks > 1:
+            entered.set()
+            hang.wait(60)
+        return "fine"
+
+    readiness = Readiness({"store": store}, lambda *_: None)
+
+    async def scenario() -> None:
+        await readiness.look()
+        assert readiness.ready
+        looking = asyncio.create_task(readiness.look())
+        await asyncio.to_thread(entered.wait, 60)
+        assert readiness.ready
+        monkeypatch.setattr("service.runtime.readiness.STALE_SECONDS", 0.0)
+        assert not readiness.ready
+        assert "have not come back" in readiness.states["store"].detail
+        monkeypatch.undo()
+        hang.set()
+        await looking
+        assert readiness.ready
+
+    asyncio.run(scenario())
+    readiness.close()

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import threading
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy.orm import Session
+
+from service.database import Assignment, Database
+from service.errors import AssignmentStale, HospitalUnknown, NothingToRollBack
+from service.serving import assignments
+
+
+def digest(version: int) -> str:
+    return f"sha256:{version:064x}"
+
+
+def assign(session: Session, version: int, expected: int, hospital: str = "north") -> Assignment:
+    return assignments.assign(
+        session,
+        hospital,
+        "brain",
+        version=version,
+        digest=digest(version),
+        expected=expected,
+        actor="ada",
+        reason="because",
+    )
+
+
+def assigned(session: Session, hospital: str, model: str, at: datetime | None = None) -> str | None:
+    entry = assignments.assignment(session, hospital, model, at)
+    return None if entry is None else entry.digest
+
+
+def roll_back(session: Session, expected: int) -> Assignment:
+    return assignments.roll_back(session, "north", "brain", expected=expected, actor="bo", reason="worse")
+
+
+def test_the_log_of_the_module_docstring(database: Database) -> None:
+    with database.write() as session:
+        assign(session, 3, expected=0)
+        assign(session, 4, expected=1)
+        roll_back(session, expected=2)
+        assign(session, 5, expected=3)
+    with database.read() as session:
+        entries = assignments.history(session, "north", "brain")
+    found = [(e.sequence, e.version, e.previous, e.restores) for e in entries]
+    assert found == [(1, 3, None, None), (2, 4, 1, None), (3, 3, None, 1), (4, 5, 3, None)]
+    assert [e.digest for e in entries] == [digest(v) for v in (3, 4, 3, 5)]
+    assert [e.actor for e in entries] == ["ada", "ada", "bo", "ada"]
+
+
+def test_a_rollback_after_a_rollback_goes_one_further_back(database: Database) -> None:
+    with database.write() as session:
+        for version in (1, 2, 3):
+            assign(session, version, expected=version - 1)
+        assert roll_back(session, expected=3).version == 2
+        assert roll_back(session, expected=4).version == 1
+        with pytest.raises(NothingToRollBack, match="no earlier assignment of 'brain'"):
+            roll_back(session, expected=5)
+
+
+def test_a_rollback_restores_the_artefact_and_what_was_overridden(database: Database) -> None:
+    with database.write() as session:
+        for sequence, (artefact, override) in enumerate(((None, False), ("brain.at-north", True))):
+            assignments.assign(
+                session,
+                "north",
+                "brain",
+                version=1,
+                digest=digest(sequence),
+                expected=sequence,
+                actor="ada",
+                reason="because",
+                artefact=artefact,
+                override=override,
+            )
+        assign(session, 2, expected=2)
+        second, first = roll_back(session, expected=3), roll_back(session, expected=4)
+        assert (second.artefact, second.override) == ("brain.at-north", True)
+        assert (first.artefact, first.override) == (None, False)
+
+
+def test_nothing_to_roll_back_without_an_assignment(database: Database) -> None:
+    with database.write() as session, pytest.raises(NothingToRollBack):
+        roll_back(session, expected=0)
+
+
+def test_which_version_served_at_an_instant(database: Database) -> None:
+    with database.write() as session:
+        first = assign(session, 1, expected=0)
+        second = assign(session, 2, expected=1)
+        third = roll_back(session, expected=2)
+    tick = timedelta(microseconds=1)
+    expected = {
+        first.at - tick: None,
+        first.at: digest(1),
+        second.at - tick: digest(1),
+        second.at: digest(2),
+        third.at - tick: digest(2),
+        third.at: digest(1),
+        third.at + timedelta(days=1): digest(1),
+    }
+    with database.read() as session:
+        found = {at: assigned(session, "north", "brain", at) for at in expected}
+        assert found == expected
+        assert assigned(session, "north", "brain") == digest(1)
+        assert assigned(session, "north", "another") is None
+        assert assigned(session, "south", "brain") is None
+
+
+def test_instants_in_other_zones_are_the_same_instants(database: Database) -> None:
+    from zoneinfo import ZoneInfo
+
+    with database.write() as session:
+        entry = assign(session, 1, expected=0)
+    elsewhere = entry.at.astimezone(ZoneInfo("Asia/Kolkata"))
+    with database.read() as session:
+        assert assigned(session, "north", "brain", elsewhere) == digest(1)
+        before = elsewhere - timedelta(microseconds=1)
+        assert assigned(session, "north", "brain", before) is None
+
+
+def test_a_clock_set_back_does_not_reorder_the_log(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = [datetime(2026, 5, 2, tzinfo=UTC), datetime(2026, 5, 1, tzinfo=UTC)]
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: object = None) -> datetime:  # type: ignore[override]
+            return times.pop(0)
+
+    monkeypatch.setattr(assignments, "datetime", Clock)
+    with database.write() as session:
+        first = assign(session, 1, expected=0)
+        second = assign(session, 2, expected=1)
+    assert first.at < second.at
+    with database.read() as session:
+        assert assigned(session, "north", "brain", second.at) == digest(2)
+
+
+def test_a_stale_writer_is_refused_and_leaves_nothing(database: Database) -> None:
+    with database.write() as session:
+        assign(session, 1, expected=0)
+    with pytest.raises(AssignmentStale, match="at entry 1, not 0"), database.write() as session:
+        assign(session, 2, expected=0)
+    with pytest.raises(AssignmentStale, match="at entry 1, not 7"), database.write() as session:
+        roll_back(session, expected=7)
+    with database.read() as session:
+        assert [e.version for e in assignments.history(session, "north", "brain")] == [1]
+
+
+def test_of_many_who_decide_at_once_one_wins(database: Database) -> None:
+    writers = 8
+    barrier = threading.Barrier(writers)
+    outcomes: list[str] = []
+
+    def decide(version: int) -> None:
+        barrier.wait()
+        try:
+            with database.write() as session:
+                assign(session, version, expected=0)
+            outcomes.append("won")
+        except AssignmentStale:
+            outcomes.append("stale")
+
+    threads = [threading.Thread(target=decide, args=(n + 1,)) for n in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["stale"] * (writers - 1) + ["won"]
+    with database.read() as session:
+        assert len(assignments.history(session, "north", "brain")) == 1
+
+
+def test_the_site_of_a_member_and_of_an_outsider(database: Database) -> None:
+    with database.read() as session:
+        assert assignments.site_of(session, "south") == "CS"
+        assert assignments.site_of(session, "north") is None
+        for ask in (assignments.site_of, assignments.registered):
+            with pytest.raises(HospitalUnknown, match="'west'"):
+                ask(session, "west")
+        with pytest.raises(HospitalUnknown):
+            assigned(session, "west", "brain")

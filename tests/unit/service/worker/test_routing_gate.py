@@ -1,0 +1,145 @@
+"""Whose slices are judged as one, and what a candidate is held against: halves of the hospital's patients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor, nn
+
+from model_store.digest import sha256
+from model_store.guard import ReferenceStatistics
+from model_store.scan import Limits
+from model_store.task import Task
+from personalization.gate import Evidence, consensus, gather, shift_of_statistics, statistics_distance
+from personalization.test_time.config import AdaptationConfig
+from personalization.tick import no_tick
+from service.cohorts.files import ScanFile
+from service.worker import routing_gate
+from service.worker.cohort_images import CohortImages, load_images
+from service.worker.routing_adapt import Adapted, adapt_and_merge
+from service.worker.routing_gate import _rivals
+from tests.helpers.personalization.discs import discs, space
+
+TASK = Task(name="spots", labels={"spot": (1,)}, size=(16, 16), patient=r"^(?P<patient>\w+)-")
+
+
+def test_a_cohort_knows_whose_its_slices_are(tmp_path: Path) -> None:
+    files = []
+    draw = np.random.default_rng(0)
+    for name in ("anna-1.png", "anna-2.png", "bert-1.png"):
+        Image.fromarray(draw.integers(255, size=(20, 20), dtype=np.uint8)).save(tmp_path / name)
+        data = (tmp_path / name).read_bytes()
+        files.append(ScanFile(name, tmp_path / name, sha256(data).removeprefix("sha256:")))
+    cohort = load_images(files, TASK, None, Limits(), lambda: None)
+    assert cohort.patient_of_image.tolist() == [0, 0, 1]
+    assert cohort.scan_of_image.tolist() == [0, 1, 2]
+
+
+def cohort_of(patients: list[int]) -> CohortImages:
+    return CohortImages(
+        torch.zeros(len(patients), 1, 4, 4),
+        np.arange(len(patients)),  # every image a file of its own
+        np.array(patients),
+        0.0,
+        ReferenceStatistics.model_construct(),
+        0,
+    )
+
+
+def rivals(patients: list[int]) -> dict[str, tuple[int, list[int]]]:
+    found = _rivals(cohort_of(patients), AdaptationConfig(seed=5))
+    return {name: (seed, chosen.tolist()) for name, seed, chosen in found}
+
+
+def test_halves_share_no_patient_and_leave_none_out() -> None:
+    patients = [0, 0, 1, 2, 2, 2, 3, 1, 4]
+    found = rivals(patients)
+    assert found["another seed"] == (6, list(range(9)))
+    halves = [found[f"half {half} of the scans"] for half in (1, 2)]
+    assert [seed for seed, _ in halves] == [5, 5]
+    sides = [{patients[image] for image in chosen} for _, chosen in halves]
+    assert sides == [{0, 2, 4}, {1, 3}]
+    assert sorted(image for _, chosen in halves for image in chosen) == list(range(9))
+
+
+def test_many_slices_of_few_patients_have_no_halves() -> None:
+    assert list(rivals([0, 1, 2] * 20)) == ["another seed"]
+
+
+def test_statistics_alone_have_no_other_seed() -> None:
+    cohort = cohort_of([0, 1, 2, 3])
+    found = _rivals(cohort, AdaptationConfig(preset="statistics"))
+    assert [name for name, _, _ in found] == ["half 1 of the scans", "half 2 of the scans"]
+
+
+def test_the_evidence_is_of_the_candidate_beside_what_it_is_to_be_held_against(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What `gather` is given is taken here by another way: by plain networks, one after the other."""
+    over = space()
+    images = discs(8, 3, contrast=1.4)[0]
+    cohort = replace(
+        cohort_of([0, 0, 1, 1, 2, 2, 3, 3]), images=images, warned=0.25, scan_of_image=np.arange(8)
+    )
+    config = AdaptationConfig(epochs=1, batch_size=4, routing_rate=0.5, seed=5)
+    loaded: Any = SimpleNamespace(space=over, task=TASK)
+    entered: list[str] = []
+    attempt: Any = SimpleNamespace(tick=no_tick, enter=lambda _, against: entered.append(against))
+    device = torch.device("cpu")
+
+    def adapted(chosen: Tensor, seed: int) -> Adapted:
+        return adapt_and_merge(over, chosen, replace(config, seed=seed), device, no_tick)
+
+    seen: dict[str, Any] = {}
+
+    def spy(*_: Any, **given: Any) -> Evidence:
+        seen.update(given)
+        return gather(**given)
+
+    monkeypatch.setattr(routing_gate, "gather", spy)
+    candidate = adapted(images, 5)
+    routing_gate.verdict_on(attempt, loaded, candidate, cohort, config, device)
+
+    def maps(network: nn.Module) -> NDArray[np.int64]:
+        with torch.no_grad():
+            return network.eval()(images).argmax(dim=1).numpy()
+
+    halves = [[0, 1, 4, 5], [2, 3, 6, 7]]
+    rivals = [adapted(images, 6), *(adapted(images[half], 5) for half in halves)]
+    np.testing.assert_array_equal(seen["candidate"], maps(candidate.merged))
+    np.testing.assert_array_equal(seen["parent"], maps(over.plain()))
+    assert len(seen["rivals"]) == 3
+    for found, rival in zip(seen["rivals"], rivals, strict=True):
+        np.testing.assert_array_equal(found, maps(rival.merged))
+    assert len({found.tobytes() for found in (seen["candidate"], seen["parent"], *seen["rivals"])}) > 2
+    for found, expected in zip(seen["references"], consensus(over, images), strict=True):
+        np.testing.assert_array_equal(found, expected)
+    assert seen["scan_index"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert (seen["classes"], seen["source_warnings"]) == (2, 0.25)
+    shift = shift_of_statistics(over.plain().state_dict(), candidate.merged, images)
+    assert seen["statistics_distance"] == pytest.approx(shift)
+    assert entered == ["another seed", "half 1 of the scans", "half 2 of the scans", "the federation"]
+
+
+def test_few_images_are_as_far_from_training_as_many() -> None:
+    """The statistics that are served are drawn towards the parent's; the distance is not."""
+    over, images = space(), discs(32, 3, contrast=1.6)[0]
+    parent = over.plain().state_dict()
+    config = AdaptationConfig(preset="statistics")
+    found = {}
+    for count in (2, 32):
+        chosen = images[:count]
+        merged = adapt_and_merge(over.alone(), chosen, config, torch.device("cpu"), no_tick).merged
+        served = merged.state_dict()
+        found[count] = shift_of_statistics(parent, merged, chosen)
+        assert statistics_distance(parent, served) < found[count]
+        assert all(torch.equal(tensor, served[name]) for name, tensor in merged.state_dict().items())
+    assert found[2] > 0.7 * found[32]

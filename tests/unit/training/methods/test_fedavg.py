@@ -1,0 +1,255 @@
+"""FedAvg's steps alone, without an engine."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+
+from personalization.losses import soft_dice_loss
+from personalization.networks import build
+from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data, slices
+from training.algorithm import RoundResult
+from training.data.segmentation.dataset import batches
+from training.engine.reduction import Reducer
+from training.methods import FedAvg, FedAvgConfig
+from training.methods.common.local_training import (
+    Precision,
+    Schedule,
+    evaluate,
+    network_of,
+    state_of,
+    train_locally,
+)
+from training.methods.common.state_tree import part
+from training.methods.fedavg import note_scores
+
+CONFIG = FedAvgConfig(width=2, batch_size=4, rounds=3)
+SITES = {"A": site_data("A", 6, 4, 0), "B": site_data("B", 3, 2, 10), "C": site_data("C", 1, 0, 20)}
+
+
+def start(config=CONFIG):
+    algorithm = FedAvg(config, TASK)
+    return algorithm, algorithm.initial(context("initial", 0))
+
+
+def steps(algorithm, server, round_=0, phase="train"):
+    train = next(p for p in algorithm.plan() if p.name == phase)
+    return {
+        site: algorithm.client_step(
+            context(phase, round_, site=site), algorithm.broadcast(train, server, site), EMPTY, data
+        )
+        for site, data in SITES.items()
+    }
+
+
+def plain_training(state, data, generator, epochs=1, rate=1e-3, amsgrad=False):
+    """The plain loop: a fresh Adam over shuffled, augmented batches."""
+    network = build("unet", in_channels=1, classes=2, width=2)
+    network.load_state_dict(state)
+    # The memory layout decides in which order a convolution adds up.
+    network.to(memory_format=torch.channels_last).train()
+    optimiser = torch.optim.Adam(network.parameters(), lr=rate, amsgrad=amsgrad)
+    for _ in range(epochs):
+        for images, targets in batches(data.train, 4, generator, True):
+            loss = soft_dice_loss(network(images), targets)
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return network.state_dict()
+
+
+@pytest.mark.parametrize("aggregation", ["sample", "uniform"])
+def test_one_round_equals_the_naive_computation(aggregation):
+    algorithm, server = start(CONFIG.model_copy(update={"aggregation": aggregation}))
+    reducer = Reducer(algorithm.plan()[1])
+    for site, result in steps(algorithm, server).items():
+        reducer.add(site, result.uploads, result.weight, result.metrics)
+    after = algorithm.server_step(context("train", 0), server, reducer.result())
+    start_state = part(server.tensors, "global")
+    local = {
+        site: plain_training(start_state, data, context("train", 0, site=site).generator("train"))
+        for site, data in SITES.items()
+    }
+    shares = {"A": 0.6, "B": 0.3, "C": 0.1} if aggregation == "sample" else dict.fromkeys("ABC", 1 / 3)
+    for name, tensor in part(after.tensors, "global").items():
+        if tensor.is_floating_point():
+            expected = sum(shares[site] * local[site][name].double() for site in local)
+            torch.testing.assert_close(tensor.double(), expected, rtol=1e-6, atol=1e-7)
+        else:
+            assert tensor.item() == local["A"][name].item() == 2  # two batches at the first site
+
+
+def test_amsgrad_is_amsgrad():
+    algorithm, server = start(CONFIG.model_copy(update={"amsgrad": True, "local_epochs": 4}))
+    before = part(server.tensors, "global")
+
+    def draw():
+        return context("train", 0, site="A").generator("train")
+
+    network = network_of(algorithm.network, before, torch.device("cpu"))
+    train_locally(network, SITES["A"].train, algorithm.schedule(0), draw())
+    expected = plain_training(before, SITES["A"], draw(), epochs=4, amsgrad=True)
+    torch.testing.assert_close(state_of(network), dict(expected), rtol=1e-6, atol=1e-7)
+    plain = plain_training(before, SITES["A"], draw(), epochs=4)
+    assert any(not torch.allclose(plain[name], expected[name], rtol=1e-5, atol=1e-6) for name in plain)
+
+
+def test_a_step_leaves_what_it_received_alone():
+    algorithm, server = start()
+    before = {name: tensor.clone() for name, tensor in server.tensors.items()}
+    steps(algorithm, server)
+    assert all(torch.equal(server.tensors[name], tensor) for name, tensor in before.items())
+
+
+def test_the_server_keeps_the_global_model_with_the_best_dice():
+    algorithm, server = start()
+    train = algorithm.plan()[1]
+    sent, dice = [], []
+    for round_ in range(3):
+        results = steps(algorithm, server, round_)
+        sent.append(part(server.tensors, "global"))
+        scores = {site: r.uploads["scores"]["score"] for site, r in results.items()}
+        # Planted: the second model that was sent is the best. C has no validation patient.
+        planted = {"A": [[0.2, 2], [1.6, 2], [1.0, 2]][round_], "B": [[0.1, 1], [0.7, 1], [0.9, 1]][round_]}
+        for site, score in planted.items():
+            scores[site][:] = torch.tensor(score)
+        assert scores["C"].tolist() == [0.0, 0.0]
+        dice.append(sum(s[0] for s in planted.values()) / 3)
+        result = result_of(results, mean="weights", collect=("scores",))
+        server = algorithm.server_step(context("train", round_), server, result)
+    assert server.facts["best"] == {"val_dice": pytest.approx(dice[1]), "round": 1}
+    (draft,) = algorithm.publication(server).models
+    assert all(torch.equal(draft.weights[name], sent[1][name]) for name in sent[1])
+    assert draft.metrics == {"val_dice": pytest.approx(dice[1])}
+    assert train.rounds == 3
+
+
+def test_a_site_that_is_away_counts_with_its_last_score():
+    algorithm, server = start()
+    results = steps(algorithm, server)
+    results["A"].uploads["scores"]["score"][:] = torch.tensor([1.0, 2.0])
+    results["B"].uploads["scores"]["score"][:] = torch.tensor([0.5, 1.0])
+    server = algorithm.server_step(
+        context("train", 0), server, result_of(results, mean="weights", collect=("scores",))
+    )
+    only = {"B": results["B"]}
+    only["B"].uploads["scores"]["score"][:] = torch.tensor([0.9, 1.0])
+    server = algorithm.server_step(
+        context("train", 1), server, result_of(only, mean="weights", collect=("scores",))
+    )
+    assert server.facts["latest"]["val_dice"] == pytest.approx((1.0 + 0.9) / 3)
+
+
+def test_the_best_round_is_chosen_among_those_scored_on_the_same_patients():
+    """B's patients are harder: a round before they count is not better for that."""
+    facts, best = {}, []
+    told = [("A", [1.8, 2.0]), ("B", [0.5, 1.0]), ("A", [1.6, 2.0]), ("B", [0.8, 1.0]), ("A", [1.6, 3.0])]
+    for round_, (site, score) in enumerate(told):
+        state = {"score": torch.tensor(score, dtype=torch.float64)}
+        result = RoundResult({}, {"scores": {site: state}}, {site: 1.0}, {})
+        facts = note_scores(facts, result, "val_dice", round_, "best")
+        best.append((facts["best"]["round"], pytest.approx(facts["best"]["val_dice"])))
+    # A false alarm is one patient more at a site that counts already.
+    assert best == [(0, 0.9), (1, 2.3 / 3), (1, 2.3 / 3), (3, 0.8), (3, 0.8)]
+
+
+def test_a_late_site_without_a_scored_patient_changes_nothing():
+    facts = {}
+    for round_, told in enumerate([{"A": [1.8, 2.0]}, {"A": [1.0, 2.0]}, {"A": [1.0, 2.0], "B": [0.0, 0.0]}]):
+        sent = {site: {"score": torch.tensor(score, dtype=torch.float64)} for site, score in told.items()}
+        result = RoundResult({}, {"scores": sent}, dict.fromkeys(told, 1.0), {})
+        facts = note_scores(facts, result, "val_dice", round_, "best")
+    assert facts["best"] == {"val_dice": 0.9, "round": 0}
+
+
+def test_without_any_score_the_last_model_is_published():
+    algorithm, server = start()
+    results = steps(algorithm, server)
+    server = algorithm.server_step(
+        context("train", 0), server, result_of(results, mean="weights", collect=())
+    )
+    (draft,) = algorithm.publication(server).models
+    last = part(server.tensors, "global")
+    assert all(torch.equal(draft.weights[name], last[name]) for name in last)
+    assert draft.metrics == {}
+
+
+def test_the_last_model_on_request():
+    algorithm, server = start(CONFIG.model_copy(update={"selection": "last"}))
+    result = result_of(steps(algorithm, server), mean="weights", collect=("scores",))
+    server = algorithm.server_step(context("train", 0), server, result)
+    validated = result_of(steps(algorithm, server, 0, "validate"), mean=None, collect=("scores",))
+    after = algorithm.server_step(context("validate", 0), server, validated)
+    (draft,) = algorithm.publication(after).models
+    last = part(server.tensors, "global")
+    assert all(torch.equal(draft.weights[name], last[name]) for name in last)
+    assert draft.metrics["val_dice"] == pytest.approx(after.facts["latest"]["val_dice"])
+
+
+def test_the_learning_rate_decays_by_round():
+    algorithm, _ = start(CONFIG.model_copy(update={"learning_rate": 0.1, "learning_rate_decay": 0.5}))
+    assert [algorithm.schedule(round_).learning_rate for round_ in range(3)] == [0.1, 0.05, 0.025]
+
+
+def test_fixed_steps_run_over_epochs():
+    """Seven batches of a site with two per epoch: batch norm counts them."""
+    algorithm, server = start()
+    network = network_of(algorithm.network, part(server.tensors, "global"), torch.device("cpu"))
+    train_locally(network, SITES["A"].train, Schedule(steps=7, batch_size=4), torch.Generator())
+    counters = {t.item() for name, t in state_of(network).items() if name.endswith("num_batches_tracked")}
+    assert counters == {7}
+
+
+def test_bfloat16_is_for_the_products_only():
+    """Weights and their gradients stay float32; the step is about the same, and not quite."""
+    algorithm, server = start()
+    weights = {}
+    for precision in get_args(Precision):
+        network = network_of(algorithm.network, part(server.tensors, "global"), torch.device("cpu"))
+        schedule = Schedule(steps=1, batch_size=4, precision=precision)
+        loss = train_locally(network, SITES["A"].train, schedule, torch.Generator().manual_seed(1))
+        weights[precision] = state_of(network), loss
+    (single, loss), (half, near) = weights["float32"], weights["bfloat16"]
+    assert near == pytest.approx(loss, rel=0.02)
+    assert near != loss
+    assert {tensor.dtype for tensor in half.values()} == {tensor.dtype for tensor in single.values()}
+
+
+def test_one_image_and_empty_masks_train_to_finite_weights():
+    algorithm, server = start()
+    received = {"weights": part(server.tensors, "global")}
+    for data in (site_data("one", 1, 1, 3), site_data("empty", 4, 2, 4, empty=True)):
+        result = algorithm.client_step(context("train", 0, site=data.site), received, EMPTY, data)
+        assert all(torch.isfinite(tensor).all() for tensor in result.uploads["weights"].values())
+    assert result.weight == 4
+
+
+def test_dice_of_a_patient_is_over_all_its_slices():
+    """A network that says 'disc' everywhere: Dice = 2 * truth / (truth + everything), patient by patient."""
+    algorithm, server = start()
+    state = part(server.tensors, "global")
+    state = {name: torch.zeros_like(tensor) for name, tensor in state.items()}
+    state["conv.bias"] = torch.tensor([0.0, 1.0])
+    network = network_of(algorithm.network, state, torch.device("cpu"))
+    data = slices(5, 7)
+    score = evaluate(network, data, 2, batch_size=2)
+    sizes = {
+        patient: data.targets[np.array(data.patients) == patient].astype(int)
+        for patient in ("p0", "p1", "p2")
+    }
+    expected = [2 * truth.sum() / (truth.sum() + truth.size) for truth in sizes.values()]
+    assert score.patients == 3
+    assert score.mean == pytest.approx(np.mean(expected))
+
+
+def test_an_empty_patient_that_is_left_empty_has_no_dice():
+    algorithm, server = start()
+    state = {name: torch.zeros_like(tensor) for name, tensor in part(server.tensors, "global").items()}
+    state["conv.bias"] = torch.tensor([1.0, 0.0])
+    network = network_of(algorithm.network, state, torch.device("cpu"))
+    score = evaluate(network, slices(4, 1, empty=True), 2)
+    assert score.patients == 0
+    assert np.isnan(score.mean)

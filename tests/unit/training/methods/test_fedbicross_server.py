@@ -1,0 +1,140 @@
+"""FedBiCross on the server: what begins a cluster's model, and what ends it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from model_store.manifest import NetworkSpec
+from tests.helpers.training.sites import context
+from training.algorithm import Memory, State
+from training.errors import TrainingError
+from training.methods import FedBiCrossConfig
+from training.methods.common.local_training import network_of, new_network, state_of
+from training.methods.common.state_tree import join, part
+from training.methods.fedbicross.server import cluster_models, synthesise
+
+SPEC = NetworkSpec(name="resnet18", arguments={"in_channels": 1, "classes": 3, "width": 1})
+SHAPE = (1, 8, 8)
+CONFIG = FedBiCrossConfig(
+    width=1, probes=4, epochs=1, steps=2, outer_steps=1, synthesis_batch=8, checkpoint_every=2
+)
+# Two opinions, each by two sites whose logits are a hundred apart: a softmax does not see that.
+OPINIONS = {
+    "elm": (4.0, 0.0, 0.0),
+    "fir": (104.0, 100.0, 100.0),
+    "hazel": (0.0, 4.0, 0.0),
+    "larch": (100.0, 104.0, 100.0),
+}
+SIZES = {"elm": 3.0, "fir": 9.0, "hazel": 2.0, "larch": 5.0}
+
+
+def upload(seed: int, opinion: tuple[float, ...]) -> State:
+    """A network that says the same of every image. Nothing of it is as a fresh one has it."""
+    draw = torch.Generator().manual_seed(seed)
+    state = state_of(new_network(SPEC, draw))
+    for tensor in state.values():
+        tensor.add_(torch.rand(tensor.shape, generator=draw) if tensor.is_floating_point() else 7)
+    state["linear.weight"].zero_()
+    state["linear.bias"].copy_(torch.tensor(opinion))
+    return state
+
+
+UPLOADS = {site: upload(seed, opinion) for seed, (site, opinion) in enumerate(OPINIONS.items())}
+
+
+def clustered(**options: object) -> Memory:
+    server = Memory(join({f"model/{site}": state for site, state in UPLOADS.items()}), {"sites": SIZES})
+    config = CONFIG.model_copy(update=options)
+    return cluster_models(config, SPEC, SHAPE, context("cluster", 0, 1), server)
+
+
+def students(server: Memory) -> list[State]:
+    return [part(server.tensors, f"stage/student/{k}") for k in range(len(server.tensors["stage/mixing"]))]
+
+
+def same(a: State, b: State) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+
+
+@pytest.mark.parametrize(("output", "companion"), [("softmax", "fir"), ("logits", "hazel")])
+def test_models_are_compared_by_what_was_asked_for(output: str, companion: str) -> None:
+    assignment = clustered(probe_output=output).facts["assignment"]
+    assert {site for site, cluster in assignment.items() if cluster == "1"} == {"elm", companion}
+
+
+def test_a_structure_too_weak_for_the_configuration_is_none() -> None:
+    silhouettes = clustered(probe_output="logits").facts["silhouettes"]
+    best = max(silhouettes.values())
+    for least, count in ((best, 2), (best + 1e-6, 1)):
+        found = clustered(probe_output="logits", min_silhouette=least)
+        assert len(set(found.facts["assignment"].values())) == count
+        assert found.tensors["stage/mixing"].tolist() == [[1 / count] * count] * count
+
+
+def test_a_student_begins_as_its_largest_hospital() -> None:
+    first, second = students(clustered(init="largest_client"))
+    assert same(first, UPLOADS["fir"])
+    assert same(second, UPLOADS["larch"])
+
+
+def test_a_student_begins_as_the_mean_of_its_hospitals_whatever_their_size() -> None:
+    assert CONFIG.init == "cluster_average"
+    for student, (one, other) in zip(
+        students(clustered()), (("elm", "fir"), ("hazel", "larch")), strict=True
+    ):
+        for name, tensor in student.items():
+            a, b = UPLOADS[one][name], UPLOADS[other][name]
+            torch.testing.assert_close(tensor, (a + b) / 2 if tensor.is_floating_point() else a)
+
+
+def test_a_student_begins_at_random() -> None:
+    first, second = students(clustered(init="random"))
+    fresh = state_of(new_network(SPEC, torch.Generator()))
+    for name, tensor in first.items():
+        if name.endswith(("conv1.weight", "linear.weight")):
+            assert not torch.equal(tensor, second[name])
+            assert float(tensor.abs().max()) <= 3  # an upload's are weights plus up to 1, or all 0
+            assert not any(torch.equal(tensor, state[name]) for state in UPLOADS.values())
+        elif "running" in name or "batches" in name:
+            assert torch.equal(tensor, fresh[name])
+    assert same(first, students(clustered(init="random"))[0])
+
+
+def distilled(server: Memory, **options: object) -> Memory:
+    config = CONFIG.model_copy(update={"bilevel": False, **options})
+    return synthesise(config, SPEC, SHAPE, 3, context("synthesise+bilevel", 0, 1), server)
+
+
+def test_finished_models_have_the_statistics_of_the_images_they_learned_from() -> None:
+    server = clustered()
+    mixing = torch.tensor([[0.75, 0.25], [0.4, 0.6]], dtype=torch.float64)
+    finished = distilled(Memory({**server.tensors, "stage/mixing": mixing}, server.facts)).tensors
+    assert torch.equal(finished["mixing"], mixing)
+    images = [finished[f"exhibit/{name}"] for name in ("1", "2")]
+    assert len(images[0]) == CONFIG.synthesis_batch  # all there are
+    for name, row in zip(("1", "2"), mixing.tolist(), strict=True):
+        state = part(finished, f"cluster/{name}")
+        network = network_of(SPEC, state, torch.device("cpu"))
+        seen = [network.conv1(batch).detach() for batch in images]
+        mean = sum(w * found.mean((0, 2, 3)) for w, found in zip(row, seen, strict=True))
+        var = sum(w * found.var((0, 2, 3)) for w, found in zip(row, seen, strict=True))
+        torch.testing.assert_close(state["bn1.running_mean"], mean, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(state["bn1.running_var"], var, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_of_the_uploads_outlives_the_last_step() -> None:
+    kept = {name.split("/")[0] for name in distilled(clustered()).tensors}
+    assert kept == {"mixing", "cluster", "exhibit"}
+
+
+def test_students_that_diverge_end_the_run_and_the_first_is_named() -> None:
+    with pytest.raises(TrainingError, match=r"the model of cluster 1 diverged .*lower inner_rate"):
+        distilled(clustered(init="random"), inner_rate=1e38)
+
+
+def test_the_one_student_that_diverges_is_named() -> None:
+    server = clustered()
+    broken = {**server.tensors, "stage/student/1/linear.bias": torch.tensor([0.0, float("inf"), 0.0])}
+    with pytest.raises(TrainingError, match=r"the model of cluster 2 diverged \('.+' is not finite\)"):
+        distilled(Memory(broken, server.facts))

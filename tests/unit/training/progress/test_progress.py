@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from training.algorithm import Phase
+from training.engine.history import RoundEntry, SiteEntry
+from training.progress import PlainProgress, RichProgress, RunState, open_progress
+from training.progress.format import duration, number, size, sparkline
+
+PLAN = (Phase("describe", 1, (), ()), Phase("train", 4, (), ()), Phase("validate", 1, (), ()))
+SITES = ("aster", "birch")
+
+
+def entry(**metrics: float) -> SiteEntry:
+    return SiteEntry(8.0, metrics, {"weights": 1000, "metrics": 8}, {"weights": 1000}, (), 0.5)
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def play(target, phase: str, round_: int, rounds: int, seconds: float, **sites: SiteEntry) -> RoundEntry:
+    """One round as an engine tells it; sites that are not given drop out."""
+    target.round_started(phase, round_, rounds, SITES)
+    for name, site in sites.items():
+        target.site_finished(phase, round_, name, site)
+    dropped = {name: "its worker died" for name in SITES if name not in sites}
+    done = RoundEntry(phase, round_, rounds, seconds, sites, dropped)
+    target.round_finished(done)
+    return done
+
+
+class _State(RunState):
+    """The state, called as an observer is."""
+
+    def site_finished(self, phase: str, round: int, site: str, entry: SiteEntry) -> None:
+        super().site_finished(site, entry)
+
+
+def test_time_left_is_the_median_of_the_phase_times_what_remains() -> None:
+    clock = Clock()
+    state = _State("run", PLAN, SITES, clock)
+    assert (state.total, state.done, state.left) == (6, 0, None)
+    play(state, "describe", 0, 1, 0.1, aster=entry(), birch=entry())
+    assert (state.done, state.left) == (1, None)
+    play(state, "train", 0, 4, 10.0, aster=entry(loss=1.0), birch=entry(loss=0.5))
+    assert state.left == 30.0
+    play(state, "train", 1, 4, 12.0, aster=entry(loss=1.0), birch=entry(loss=0.5))
+    assert state.left == 22.0
+    state.round_started("train", 2, 4, SITES)
+    clock.now += 5
+    assert state.left == 17.0
+    clock.now += 500
+    assert state.left == 0.0
+
+
+def test_a_resumed_run_counts_the_rounds_before() -> None:
+    state = _State("run", PLAN, SITES, Clock())
+    play(state, "train", 2, 4, 10.0, aster=entry(), birch=entry())
+    assert state.done == 4
+    assert state.left == 10.0
+
+
+def test_what_a_site_line_knows() -> None:
+    state = _State("run", PLAN, SITES, Clock())
+    play(state, "train", 0, 4, 1.0, aster=entry(loss=1.0, val_dice=0.25), birch=entry(loss=0.5))
+    play(state, "train", 1, 4, 1.0, aster=entry(loss=0.8, val_dice=0.5))
+    aster, birch = state.sites["aster"], state.sites["birch"]
+    assert aster.metrics["val_dice"] == [0.25, 0.5]
+    assert (aster.state, aster.bytes) == ("done", 2 * 2008)
+    assert (birch.state, birch.last("loss"), birch.last("val_dice")) == ("dropped", 0.5, None)
+    assert state.metrics == ["loss", "val_dice"]
+    assert state.mean("loss") == pytest.approx(0.65)
+    state.round_started("train", 2, 4, ("birch",))
+    assert aster.state == "absent"
+
+
+def console(terminal: bool) -> tuple[Console, io.StringIO]:
+    stream = io.StringIO()
+    made = Console(file=stream, force_terminal=terminal, width=120, color_system=None, legacy_windows=False)
+    return made, stream
+
+
+def test_a_terminal_gets_a_table_and_a_pipe_lines() -> None:
+    assert isinstance(open_progress(console(terminal=True)[0]), RichProgress)
+    assert isinstance(open_progress(console(terminal=False)[0]), PlainProgress)
+
+
+def test_plain_lines_say_all_of_a_round_in_one_line_each() -> None:
+    made, stream = console(terminal=False)
+    with PlainProgress(made) as progress:
+        progress.run_started("iop-fl on phantom", PLAN, SITES)
+        play(progress, "describe", 0, 1, 0.1, aster=entry(), birch=entry())
+        play(progress, "train", 0, 4, 2.0, aster=entry(loss=0.5, val_dice=0.25), birch=entry(loss=0.75))
+        progress.warning("site [birch] dropped")
+        play(progress, "train", 1, 4, 2.0, aster=entry(loss=0.25, val_dice=0.5))
+        progress.published("phantom@1", "sha256:" + "ab" * 32)
+    lines = stream.getvalue().splitlines()
+    assert lines == [
+        "iop-fl on phantom: 2 sites (aster, birch); rounds: describe 1, train 4, validate 1",
+        "describe 1/1  4.0 kB  0.1 s",
+        "train 1/4  loss 0.625 (aster 0.500, birch 0.750)  Dice 0.250 (aster 0.250)  "
+        "4.0 kB  2.0 s  0:06 left",
+        "warning site [birch] dropped",
+        "train 2/4  loss 0.250 (aster 0.250)  Dice 0.500 (aster 0.500)  2.0 kB  2.0 s  0:04 left",
+        f"published phantom@1  sha256:{'ab' * 32}",
+    ]
+
+
+def test_many_sites_are_summed_up() -> None:
+    made, stream = console(terminal=False)
+    progress = PlainProgress(made)
+    progress.run_started("run", PLAN, [f"s{i}" for i in range(9)])
+    sites = {f"s{i}": entry(val_dice=i / 10) for i in range(9)}
+    progress.round_started("train", 0, 4, tuple(sites))
+    for name, site in sites.items():
+        progress.site_finished("train", 0, name, site)
+    progress.round_finished(RoundEntry("train", 0, 4, 1.0, sites))
+    assert "Dice 0.400 (0.000 to 0.800)" in stream.getvalue()
+
+
+def test_the_live_table_shows_every_site_and_ends_as_done() -> None:
+    made, stream = console(terminal=True)
+    with RichProgress(made) as progress:
+        progress.run_started("iop-fl on phantom", PLAN, SITES)
+        play(progress, "train", 2, 4, 1.0, aster=entry(loss=0.5, val_dice=0.9, own_number=2.0))
+        made.print(progress.render())
+        half = stream.getvalue()
+        play(progress, "train", 3, 4, 1.0, aster=entry(loss=0.5), birch=entry(loss=0.5))
+        play(progress, "validate", 0, 1, 1.0, aster=entry(val_dice=0.875), birch=entry(val_dice=0.5))
+    for fragment in ("iop-fl on phantom", "train 3/4", "aster", "0.900", "own number", "dropped", "left"):
+        assert fragment in half
+    last = stream.getvalue()[len(half) :]
+    assert "done" in last
+    assert "0.688" in last  # the mean of 0.875 and 0.5
+
+
+def test_a_display_without_a_run_is_empty() -> None:
+    made, _ = console(terminal=True)
+    assert str(RichProgress(made).render()) == ""
+    with pytest.raises(RuntimeError, match="run_started comes first"):
+        _ = RichProgress(made).state
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (size(0), "0 B"),
+        (size(999), "999 B"),
+        (size(1000), "1.0 kB"),
+        (size(31_064_600), "31.1 MB"),
+        (size(123_456_789), "123 MB"),
+        (size(4.2e12), "4.2 TB"),
+        (duration(7.4), "0:07"),
+        (duration(765), "12:45"),
+        (duration(11045), "3:04:05"),
+        (number(None), "–"),
+        (number(float("nan")), "–"),
+        (number(0.70951), "0.710"),
+        (sparkline([0.0, 0.5, 1.0, float("nan")]), "▁▅█ "),
+        (sparkline([0.0] * 40 + [1.0], width=3), "▁▁█"),
+    ],
+)
+def test_wording(found: str, expected: str) -> None:
+    assert found == expected

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from model_store.store import Store
+from tests.helpers.training.run_records import TASK, make_record
+from training.config import RunConfig
+from training.data.federation import load_federation
+from training.data.segmentation.dataset import SliceSet
+from training.engine.history import RoundEntry, SiteEntry
+from training.errors import TrainingError
+from training.methods import IopFlConfig
+from training.record import RunRecord
+from training.report import write_overlays, write_report, write_site_pages
+from training.report.charts import Line, line_chart
+from training.report.overlays import PREDICTED, TRUTH
+from training.run import Result, Run, execute
+
+
+class _Reader(HTMLParser):
+    """Collects text, and every address the page refers to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.addresses: list[str] = []
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.addresses += [
+            value for name, value in attrs if name in ("src", "href", "xlink:href") and value is not None
+        ]
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.texts.append(data.strip())
+
+
+def read(path: Path) -> _Reader:
+    reader = _Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    return reader
+
+
+class TestRecord:
+    """What a run leaves as JSON."""
+
+    def test_it_comes_back_as_it_was(self, tmp_path: Path) -> None:
+        record = make_record()
+        assert RunRecord.read(record.write(tmp_path / "record.json")) == record
+
+    def test_traffic_by_group_and_time(self) -> None:
+        record = make_record()
+        assert record.traffic() == {"sent": {"weights": 6000, "metrics": 96}, "received": {"weights": 3000}}
+        assert record.seconds == 6.5
+
+    @pytest.mark.parametrize("content", [b"", b"{}", b'{"run": 1}'])
+    def test_what_is_not_a_record_is_named(self, tmp_path: Path, content: bytes) -> None:
+        (tmp_path / "record.json").write_bytes(content)
+        with pytest.raises(TrainingError, match=r"record\.json is not the record of a run"):
+            RunRecord.read(tmp_path / "record.json")
+
+
+class TestReport:
+    """The page about a run."""
+
+    def test_it_needs_nothing_else(self, tmp_path: Path) -> None:
+        reader = read(write_report(make_record(), tmp_path / "report.html"))
+        assert all(address.startswith("#") for address in reader.addresses)
+        assert not {"script", "link", "img", "iframe"} & set(reader.tags)
+        assert "@import" not in (tmp_path / "report.html").read_text()
+        assert reader.tags.count("svg") == 4
+
+    def test_it_says_what_happened(self, tmp_path: Path) -> None:
+        text = " | ".join(read(write_report(make_record(), tmp_path / "report.html")).texts)
+        for fragment in (
+            "iop-fl on nodules",
+            "left out: west",
+            "the task was inferred <look at it>",
+            "train, round 2: south dropped out: its <worker> died",
+            "export: south not asked in one round: no consent to 'export'",
+            "train: north kept 'scores' to itself in one round",
+            "nodules.north@2",
+            "sha256:abababababababab…",
+            "learning_rate | 0.001",
+            "For research use only",
+            "0.562 | best Dice, mean",  # of the third round: north alone did better in the second
+            "9.1 kB | exchanged",
+        ):
+            assert fragment in text, fragment
+
+    def test_own_models_have_each_their_own_best_round(self, tmp_path: Path) -> None:
+        def own(dice: float) -> SiteEntry:
+            return SiteEntry(1.0, {"personal_val_dice": dice}, {}, {}, (), 0.1)
+
+        rounds = tuple(
+            RoundEntry("train", round_, 2, 0.1, {"north": own(north), "south": own(south)})
+            for round_, (north, south) in enumerate([(0.75, 0.25), (0.5, 0.625)])
+        )
+        text = " | ".join(read(write_report(make_record(rounds=rounds), tmp_path / "report.html")).texts)
+        assert "0.688 | best own Dice, mean" in text
+
+    @pytest.mark.parametrize("metric", ["val_dice", "joined_val_dice", "val_accuracy"])
+    def test_no_false_alarm_is_no_worse(self, tmp_path: Path, metric: str) -> None:
+        """The patients of south are healthy: they have a Dice, of 0, only where something is found."""
+
+        def site(score: float | None) -> SiteEntry:
+            return SiteEntry(1.0, {} if score is None else {metric: score}, {}, {}, (), 0.1)
+
+        told = [(0.3, 0.0), (0.85, None), (0.9, None)]
+        rounds = tuple(
+            RoundEntry("train", round_, 3, 0.1, {"north": site(north), "south": site(south)})
+            for round_, (north, south) in enumerate(told)
+        )
+        # A round without south is of other patients.
+        rounds += (RoundEntry("train", 3, 4, 0.1, {"north": site(1.0)}),)
+        text = " | ".join(read(write_report(make_record(rounds=rounds), tmp_path / "report.html")).texts)
+        assert "0.900 | best" in text
+
+    def test_the_same_record_gives_the_same_bytes(self, tmp_path: Path) -> None:
+        first = write_report(make_record(), tmp_path / "a.html").read_bytes()
+        assert write_report(make_record(), tmp_path / "b.html").read_bytes() == first
+
+    def test_nothing_measured_and_nothing_published(self, tmp_path: Path) -> None:
+        bare = SiteEntry(1.0, {}, {}, {}, (), 0.1)
+        rounds = (RoundEntry("sum", 0, 1, 0.1, {"north": bare}), RoundEntry("cluster", 0, 1, 0.2))
+        record = make_record(rounds=rounds, published=(), warnings=(), left_out=())
+        text = " | ".join(read(write_report(record, tmp_path / "report.html")).texts)
+        assert "Published" not in text
+        assert "Warnings" not in text
+        assert "Sites" in text
+
+
+def test_a_curve_has_its_points_in_order() -> None:
+    svg = line_chart({"north": Line([(1, 0.0), (2, 1.0), (3, 0.5)], "#123456")}, share=True)
+    path = next(d for d in re.findall(r'd="([^"]+)"[^>]*?#123456', svg))
+    points = [tuple(map(float, p.split())) for p in re.findall(r"[ML] ([\d.]+ [\d.]+)", path)]
+    assert len(points) == 3
+    x, y = zip(*points, strict=True)
+    assert x[1] - x[0] == pytest.approx(x[2] - x[1])
+    # SVG counts downwards: 0.5 is halfway between 0 and 1.
+    assert y[1] < y[2] < y[0]
+    assert y[2] == pytest.approx((y[0] + y[1]) / 2, abs=0.01)
+
+
+class TestOverlays:
+    """A site's own page."""
+
+    @staticmethod
+    def slices() -> SliceSet:
+        """Two patients of three slices; the second slice shows most."""
+        rng = np.random.default_rng(0)
+        targets = np.zeros((6, 16, 16), np.uint8)
+        for patient in range(2):
+            targets[3 * patient + 1, 4:12, 4:12] = 1
+            targets[3 * patient + 2, 4:6, 4:6] = 1
+        patients = tuple(f"p{i // 3}" for i in range(6))
+        images = rng.normal(0, 0.1, (6, 3, 16, 16)).astype(np.float32)
+        return SliceSet(images, targets, patients, patients, (0, 1, 2) * 2)
+
+    @staticmethod
+    def pictures(path: Path) -> list[np.ndarray]:
+        sources = [a for a in read(path).addresses if a.startswith("data:image/png;base64,")]
+        return [np.asarray(Image.open(io.BytesIO(base64.b64decode(s.split(",")[1])))) for s in sources]
+
+    def test_outlines_lie_where_the_masks_are(self, tmp_path: Path) -> None:
+        slices = self.slices()
+        predicted = np.zeros_like(slices.targets)
+        predicted[:, 2:8, 2:8] = 1
+        task = TASK.model_copy(update={"neighbours": 1})
+        path = write_overlays(tmp_path / "sites" / "s", "s", task, slices, {"global": predicted})
+        first, second = self.pictures(path)
+        assert first.shape == second.shape == (288, 288, 3)
+        orange = (first == PREDICTED).all(axis=-1)
+        turquoise = (first == TRUTH).all(axis=-1)
+        rows, columns = np.nonzero(orange)
+        assert (rows.min(), rows.max() + 1, columns.min(), columns.max() + 1) == (36, 144, 36, 144)
+        rows, columns = np.nonzero(turquoise)
+        assert (rows.max() + 1, columns.max() + 1) == (216, 216)
+        assert not orange[60:120, 60:120].any()
+
+    def test_dice_is_over_all_slices_of_the_patient(self, tmp_path: Path) -> None:
+        slices = self.slices()
+        predicted = slices.targets.copy()
+        predicted[2] = 0  # misses 4 of the first patient's 68 pixels
+        path = write_overlays(tmp_path, "s", TASK, slices, {"global": predicted, "own": slices.targets})
+        text = " | ".join(read(path).texts)
+        assert "p0 | slice 2 | global: 0.970 | own: 1.000" in text
+        assert "p1 | slice 2 | global: 1.000 | own: 1.000" in text
+        assert "must not leave it" in text
+
+    def test_nothing_to_find_has_no_dice(self, tmp_path: Path) -> None:
+        slices = self.slices()
+        empty = SliceSet(
+            slices.images, np.zeros_like(slices.targets), slices.patients, slices.cases, slices.positions
+        )
+        path = write_overlays(tmp_path, "s", TASK, empty, {"global": empty.targets})
+        assert "global: –" in read(path).texts
+        assert "tokens" not in " ".join(read(path).texts)
+
+    def test_attention_is_drawn_in_proportion(self, tmp_path: Path) -> None:
+        slices = self.slices()
+        shares = {"own": {"own": 0.75, "aster": 0.25, "s": 0.0}}
+        path = write_overlays(tmp_path, "s", TASK, slices, {"own": slices.targets}, shares)
+        assert "own | 75.0 % | aster | 25.0 % | s | 0.0 %" in " | ".join(read(path).texts)
+        assert re.findall(r'class="bar" style="width:([0-9.]+)%"', path.read_text()) == [
+            "75.0",
+            "25.0",
+            "0.0",
+        ]
+
+
+@pytest.fixture(scope="module")
+def result(phantom_federation: Path, tmp_path_factory: pytest.TempPathFactory) -> Result:
+    root = tmp_path_factory.mktemp("run")
+    run = Run(
+        load_federation(phantom_federation),
+        "iop-fl",
+        IopFlConfig(rounds=1, width=2, local_steps=1),
+        RunConfig(leave_out=("cedar",), consent=("aster",)),
+    )
+    return execute(run, root / "run", workers=1, store=Store(root / "store"))
+
+
+class TestOfARun:
+    """After a real, small run."""
+
+    def test_its_record(self, result: Result) -> None:
+        record = RunRecord.of(result, ["look out"])
+        assert (record.method, record.left_out, record.warnings) == ("iop-fl", ("cedar",), ("look out",))
+        assert [site.name for site in record.sites] == ["aster", "birch"]
+        assert record.sites[0].patients == {"train": 2, "val": 1, "test": 1}
+        assert [p.reference for p in record.published][-1] == "phantom@1"
+        assert {(p.role, p.site) for p in record.published} == {
+            ("global", None),
+            ("inside", "aster"),
+            ("routing-space", None),
+        }
+        names = {case.patient for site in result.run.federation.sites for case in site.cases}
+        assert not any(name in record.model_dump_json() for name in names)
+
+    def test_each_site_sees_its_own_patients_and_models_only(self, result: Result, tmp_path: Path) -> None:
+        pages = write_site_pages(result, tmp_path)
+        assert pages == {name: tmp_path / "sites" / name / "overlays.html" for name in ("aster", "birch")}
+        for site in result.run.sites():
+            text = " | ".join(read(pages[site.name]).texts)
+            validated = {case.patient for case in site.of_split("val")}
+            everyone = {patient for other in result.run.federation.sites for patient in other.patients}
+            assert {patient for patient in everyone if patient in text} == validated != set()
+            assert ("own:" in text) == (site.name == "aster")
+            assert "global:" in text

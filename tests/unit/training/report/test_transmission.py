@@ -1,0 +1,71 @@
+"""What the report of a FedOAP run says of its bytes, beside the paper's table."""
+
+from __future__ import annotations
+
+import html
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.training.run_records import make_record
+from training.engine.history import RoundEntry, SiteEntry
+from training.report import write_report
+from training.report.transmission import transmission_of
+
+WEIGHTS = 4 * 34_181_441
+ENTRY = 4 * 2 * 64 * 1024
+
+
+def entry(sent: dict[str, int], received: dict[str, int]) -> SiteEntry:
+    return SiteEntry(1.0, {}, sent, received, (), 0.5)
+
+
+def rounds() -> tuple[RoundEntry, ...]:
+    """North and south send tokens, east keeps its own in; the bank is empty at first."""
+    up, down = {"weights": WEIGHTS, "tokens": ENTRY, "metrics": 16}, {"weights": WEIGHTS}
+    first = {name: entry(up, {**down, "bank": 0}) for name in ("north", "south")}
+    second = {
+        "north": entry(up, {**down, "bank": ENTRY}),
+        "east": entry({"weights": WEIGHTS}, {**down, "bank": 2 * ENTRY}),
+    }
+    exported = {"north": entry({"personal": 9 * WEIGHTS}, {})}
+    return (
+        RoundEntry("train", 0, 2, 1.0, first),
+        RoundEntry("train", 1, 2, 1.0, second),
+        RoundEntry("export", 0, 1, 1.0, exported),
+    )
+
+
+def rows(page: Path) -> dict[str, tuple[str, str]]:
+    section = page.read_text(encoding="utf-8").split("beside the paper</h3>")[1].split("</table>")[0]
+    cells = re.findall(r'<tr><td>(.*?)</td><td class="n">(.*?)</td><td class="n">(.*?)</td></tr>', section)
+    return {html.unescape(name): (sent, received) for name, sent, received in cells}
+
+
+def test_a_rounds_bytes_are_beside_the_papers(tmp_path: Path) -> None:
+    record = make_record(method="fedoap", rounds=rounds(), config={"width": 64})
+    page = write_report(record, tmp_path / "report.html")
+    assert rows(page) == {
+        "weights": ("130.39", "130.39"),
+        "tokens": ("0.50", "–"),
+        "metrics": ("0.00", "–"),
+        "bank": ("–", "1.00"),
+        "FedAvg, in the paper": ("118.37", "118.37"),
+        "FedPer and FedRep, in the paper": ("71.88", "71.88"),
+        "FedDP and FedOAP, in the paper": ("130.44", "130.44"),
+    }
+    assert "not to be held against them" not in page.read_text()
+
+
+@pytest.mark.parametrize("config", [{"width": 16}, {"width": 128}])
+def test_another_width_is_said_to_be_another(config: dict[str, int], tmp_path: Path) -> None:
+    record = make_record(method="fedoap", rounds=rounds(), config=config)
+    said = write_report(record, tmp_path / "report.html").read_text()
+    assert f"this run's has width {config['width']} and is not to be held against them" in said
+
+
+def test_other_methods_and_runs_without_a_round_have_no_such_table(tmp_path: Path) -> None:
+    assert transmission_of(make_record()) is None
+    assert transmission_of(make_record(method="fedoap", rounds=())) is None
+    assert "beside the paper" not in write_report(make_record(), tmp_path / "report.html").read_text()

@@ -1,0 +1,19 @@
+"""Federations of classified images: folders by class, or an .npz shared out among clients."""
+
+from __future__ import annotations
+
+from training.data.classification.dataset import ImageSet, LabelledData, labelled_batches
+from training.data.classification.folders import holds_classes, load_folders
+from training.data.classification.npz import load_npz
+from training.data.classification.partition import Partition, share_out
+
+__all__ = [
+    "ImageSet",
+    "LabelledData",
+    "Partition",
+    "holds_classes",
+    "labelled_batches",
+    "load_folders",
+    "load_npz",
+    "share_out",
+]

@@ -1,0 +1,148 @@
+"""A site's images in memory, ready for the network, by the same preprocessing that serving uses.
+
+Shape suffixes: N images (a volume's slices count one by one), C channels, H rows, W columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from model_store.errors import LocumStoreError
+from model_store.guard import ReferenceStatistics, summarise
+from model_store.preprocessing import prepare
+from model_store.scan import Scan, decode
+from model_store.task import Task
+from personalization.augmentation import Augmentation, transform_images
+from training.data.cases import LabelledCase, Site
+from training.data.classification.npz import read_arrays
+from training.errors import FederationError
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Images [N, C, H, W] float32 and class indices [N] int64, with whose and from where each is.
+
+    `cases` has the names of the cases, `positions` the index of the slice within its volume (0 for an image).
+    """
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    patients: tuple[str, ...]
+    cases: tuple[str, ...]
+    positions: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class LabelledData:
+    """One hospital's images by split, and what its training scans look like.
+
+    A site without validation images validates on its training images. `test` may be empty, and any class may
+    be absent.
+    """
+
+    site: str
+    train: ImageSet
+    val: ImageSet
+    test: ImageSet
+    statistics: ReferenceStatistics | None
+
+    @classmethod
+    def load(cls, site: Site[LabelledCase], task: Task) -> LabelledData:
+        """Decode and prepare a site whose cases have their split.
+
+        Raises FederationError naming the image that cannot be prepared.
+        """
+        source = _Source()
+        statistics: list[ReferenceStatistics] = []
+        train = _prepared(site, site.of_split("train"), task, source, statistics)
+        val = _prepared(site, site.of_split("val"), task, source)
+        test = _prepared(site, site.of_split("test"), task, source)
+        merged = reduce(ReferenceStatistics.merge, statistics) if statistics else None
+        return cls(site.name, train, val if len(val) else train, test, merged)
+
+
+def labelled_batches(
+    images: ImageSet, batch_size: int, generator: torch.Generator, augment: bool
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """One epoch: every image once, shuffled, as (images [B, C, H, W] float32, labels [B], indices [B]) int64.
+
+    The order and every augmentation come from `generator` alone. The last batch may be smaller, but is left
+    out where it would be a single image after larger batches: batch norm has nothing to normalise it by.
+    """
+    order = torch.randperm(len(images), generator=generator)
+    pixels, labels = torch.from_numpy(images.images), torch.from_numpy(images.labels)
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        if len(chosen) == 1 < len(order) and batch_size > 1:
+            continue
+        batch = pixels[chosen]
+        if augment:
+            batch = transform_images(batch, *Augmentation().draw(len(chosen), generator))
+        yield batch, labels[chosen], chosen
+
+
+class _Source:
+    """Where the scans come from; an .npz is read once, however many images a site has of it."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[Path, dict[str, NDArray[Any]]] = {}
+
+    def scan(self, case: LabelledCase) -> Scan:
+        if case.row is None:
+            return decode(case.image.read_bytes())
+        if case.image not in self._arrays:
+            self._arrays[case.image] = read_arrays(case.image)
+        name, index = case.row
+        voxels = self._arrays[case.image][name][index]
+        # What a PNG of these pixels would be decoded to.
+        return Scan(voxels[..., None] if voxels.ndim == 2 else voxels, None, "png")
+
+
+def _prepared(
+    site: Site[LabelledCase],
+    cases: Sequence[LabelledCase],
+    task: Task,
+    source: _Source,
+    statistics: list[ReferenceStatistics] | None = None,
+) -> ImageSet:
+    """The images of `cases`, in order; each scan's statistics are added to `statistics`."""
+    images: list[NDArray[np.float32]] = [np.empty((0, task.in_channels, *task.size), np.float32)]
+    labels: list[int] = []
+    patients: list[str] = []
+    names: list[str] = []
+    positions: list[int] = []
+    for case in cases:
+        try:
+            scan = source.scan(case)
+            prepared = prepare(scan, task)
+            if statistics is not None:
+                statistics.append(ReferenceStatistics.of(summarise(scan, prepared)))
+        except LocumStoreError as error:
+            raise FederationError(
+                f"site '{site.name}' cannot be loaded:", [f"{site.name}/{case.name}: {error}"]
+            ) from error
+        count = len(prepared.slices)
+        images.append(prepared.slices)
+        labels += [case.label] * count
+        patients += [case.patient] * count
+        names += [case.name] * count
+        positions += range(count)
+    return ImageSet(
+        np.concatenate(images),
+        np.array(labels, np.int64),
+        tuple(patients),
+        tuple(names),
+        tuple(positions),
+    )

@@ -1,0 +1,180 @@
+"""Folders by class to sites: every image lies in the folder of the class it belongs to.
+
+root/
+  task.yaml (optional)      kind: classification, with class_names
+  SITE/
+    CLASS/                  PNG, TIFF or NIfTI; a class without images may be left out
+    cases.csv (optional)    columns: file (as CLASS/NAME), and any of patient, split
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from model_store.errors import LocumStoreError, TaskError
+from model_store.preprocessing import geometry_of
+from model_store.preprocessing.intensity import match_channels
+from model_store.scan import decode
+from model_store.task import LEAST_SIDE, Task
+from training.data.cases import Federation, LabelledCase, Site, stem_of
+from training.data.segmentation.layout import (
+    CASES,
+    IMAGES,
+    Row,
+    files_in,
+    find_sites,
+    read_rows,
+    whole_patients,
+)
+from training.errors import FederationError
+
+# Where nothing is said, a size that a laptop trains in reasonable time.
+_LARGEST_SIDE = 224
+
+
+def holds_classes(root: Path) -> bool:
+    """Whether a folder without task.yaml is one of classification: sites with folders, and none of images."""
+    if not root.is_dir() or (root / IMAGES).is_dir():
+        return False
+    sites = _folders(root)
+    return any(_folders(site) for site in sites) and not any((site / IMAGES).is_dir() for site in sites)
+
+
+def load_folders(root: Path, task: Task | None) -> Federation[LabelledCase]:
+    """Read and check a federation of folders by class; the task is inferred where none is given.
+
+    Raises FederationError whose `.problems` lists everything that is wrong, each with its file.
+    """
+    problems: list[str] = []
+    folders = find_sites(root, problems)
+    inferred = task is None
+    if task is None:
+        try:
+            task = _inferred(root, folders)
+        except ValueError as error:
+            problems.append(f"{root}: no task.yaml, and none can be inferred: {error}")
+    if task is None:
+        raise _refused(root, problems)
+    sites = tuple(_read_site(folder, task, problems) for folder in folders)
+    looks = _look_at(sites, task)
+    problems += [problem for look in looks for problem in look.problems]
+    if problems:
+        raise _refused(root, problems)
+    return Federation(root, task, sites, inferred, _digest(task, looks))
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith((".", "_")))
+
+
+def _read_site(folder: Path, task: Task, problems: list[str]) -> Site[LabelledCase]:
+    """The site in `folder`, its cases ordered by class and file name."""
+    site = folder.name
+    known = {name: index for index, name in enumerate(task.class_names)}
+    problems += [
+        f"{site}/{found.name}: no class of task '{task.name}' ({', '.join(known)}); rename or move the folder"
+        for found in _folders(folder)
+        if found.name not in known
+    ]
+    files = {
+        f"{name}/{file}": (index, path)
+        for name, index in known.items()
+        for file, path in sorted(files_in(folder / name).items())
+    }
+    if not files:
+        problems.append(f"site '{site}': empty; expected images in a folder per class ({', '.join(known)})")
+    rows = read_rows(folder / CASES, site, problems)
+    problems += [
+        f"{site}/{CASES}: '{name}' is not a file of it" for name in sorted(rows.keys() - files.keys())
+    ]
+    cases = []
+    for name, (label, path) in files.items():
+        row = rows.get(name, Row(None, None))
+        patient = row.patient
+        if patient is None:
+            try:
+                patient = (
+                    task.patient_of(stem_of(path.name)) if task.patient else f"{path.parent.name}/{path.name}"
+                )
+            except TaskError as error:
+                problems.append(f"{site}/{name}: {error}")
+                continue
+        cases.append(LabelledCase(name, path, label, patient, row.split))
+    return Site(site, whole_patients(site, cases, problems))
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What was seen of one case, and a sha256 of its file's bytes."""
+
+    site: str
+    case: LabelledCase
+    digest: str
+    problems: tuple[str, ...]
+
+
+def _look_at(sites: Sequence[Site[LabelledCase]], task: Task) -> list[_Look]:
+    """Decode every file, in threads, and check it against the task."""
+    with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
+        pairs = [(site.name, case) for site in sites for case in site.cases]
+        return list(pool.map(lambda pair: _look(pair[0], pair[1], task), pairs))
+
+
+def _look(site: str, case: LabelledCase, task: Task) -> _Look:
+    content = case.image.read_bytes()
+    problems: tuple[str, ...] = ()
+    try:
+        scan = decode(content)
+        match_channels(scan, task)
+        geometry_of(scan, task)
+    except LocumStoreError as error:
+        problems = (f"{site}/{case.name}: {error}",)
+    return _Look(site, case, hashlib.sha256(content).hexdigest(), problems)
+
+
+def _inferred(root: Path, folders: Sequence[Path]) -> Task:
+    """The folders' names are the classes; channels and size from the images. Raises ValueError."""
+    names = sorted({found.name for folder in folders for found in _folders(folder)})
+    channels: set[int] = set()
+    sides: list[tuple[int, int]] = []
+    # Only where its slices lie is asked of this one; the size it will have is not yet known.
+    axial = Task(name="any", labels={"any": (1,)}, size=(16, 16))
+    for path in (path for folder in folders for name in names for path in files_in(folder / name).values()):
+        try:
+            scan = decode(path.read_bytes())
+            _, rows, columns = geometry_of(scan, axial).slices
+        except LocumStoreError:
+            continue  # told about when every file is looked at
+        channels.add(scan.channels)
+        sides.append((rows, columns))
+    height, width = np.median(np.array(sides or [(LEAST_SIDE, LEAST_SIDE)]), axis=0)
+    return Task(
+        name=re.sub(r"[^a-z0-9_-]+", "-", root.resolve().name.lower()).strip("-_")[:64] or "federation",
+        kind="classification",
+        class_names=tuple(names),
+        channels=1 if channels == {1} else 3,
+        colour="refuse" if len(channels) <= 1 else "replicate",
+        size=(min(round(height), _LARGEST_SIDE), min(round(width), _LARGEST_SIDE)),
+    )
+
+
+def _digest(task: Task, looks: Sequence[_Look]) -> str:
+    hasher = hashlib.sha256(task.model_dump_json().encode())
+    for look in looks:
+        case = look.case
+        fields = (look.site, case.name, case.patient, case.split or "", look.digest)
+        hasher.update("\0".join(fields).encode() + b"\0")
+    return f"sha256:{hasher.hexdigest()}"
+
+
+def _refused(root: Path, problems: Sequence[str]) -> FederationError:
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return FederationError(f"{root} is not a federation that can be trained on ({count}):", problems)

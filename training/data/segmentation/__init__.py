@@ -1,0 +1,1 @@
+"""Segmentation federations: folder layout, datasets and inspection."""

@@ -1,0 +1,1 @@
+"""Training code that several federated methods share."""

@@ -1,0 +1,131 @@
+"""Training a classifier on one site's images by SGD, and counting what it gets right, class by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from personalization.precision import Precision, products_in, widened
+from training.data.classification import ImageSet, labelled_batches
+from training.methods.common.local_training import predict
+
+# (logits [B, K], images [B, C, H, W], labels [B], indices of the images [B]) -> scalar
+Loss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class SgdSchedule:
+    """SGD for some epochs; the rate falls to a tenth at each of the `milestones`, shares of the epochs."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    milestones: tuple[float, ...] = (0.5, 0.75)
+    augment: bool = False
+    precision: Precision = "float32"
+
+
+def plain_loss(logits_BK: Tensor, images: Tensor, labels_B: Tensor, indices: Tensor) -> Tensor:  # noqa: ARG001
+    """Cross-entropy with the labels, and nothing else."""
+    return cross_entropy(logits_BK, labels_B)
+
+
+def train_classifier(
+    network: nn.Module,
+    images: ImageSet,
+    schedule: SgdSchedule,
+    generator: torch.Generator,
+    loss: Loss = plain_loss,
+) -> float:
+    """Train in place; returns the mean loss of the last epoch's batches (0 of no epoch).
+
+    `generator` alone decides order and augmentation. Raises ValueError when there is nothing to train on.
+    """
+    if not len(images):
+        raise ValueError("there is no image to train on")
+    device = next(network.parameters()).device
+    optimiser = torch.optim.SGD(
+        network.parameters(),
+        lr=schedule.learning_rate,
+        momentum=schedule.momentum,
+        weight_decay=schedule.weight_decay,
+    )
+    network.train()
+    mean = 0.0
+    for epoch in range(schedule.epochs):
+        passed = sum(epoch >= round(share * schedule.epochs) for share in schedule.milestones)
+        for group in optimiser.param_groups:
+            group["lr"] = schedule.learning_rate * 0.1**passed
+        total, count = 0.0, 0
+        for batch, labels, indices in labelled_batches(
+            images, schedule.batch_size, generator, schedule.augment
+        ):
+            optimiser.zero_grad(set_to_none=True)
+            batch, labels = batch.to(device), labels.to(device)
+            with products_in(schedule.precision, device):
+                logits = network(batch)
+            value = loss(widened(logits), batch, labels, indices.to(device))
+            torch.autograd.backward(value)
+            optimiser.step()
+            total, count = total + value.item(), count + 1
+        mean = total / count
+    return mean
+
+
+@torch.no_grad()
+def logits_of(network: nn.Module, images: Tensor, batch_size: int = 64) -> Tensor:
+    """[N, K] with running statistics, on the network's device; the network is left in evaluation mode."""
+    network.eval()
+    device = next(network.parameters()).device
+    return torch.cat([network(part.clone().to(device)) for part in torch.split(images, batch_size)])
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """Right answers and images of every class, [K] float64 each: counts of several sites add up."""
+
+    right: Tensor
+    images: Tensor
+
+    @classmethod
+    def of(cls, network: nn.Module, images: ImageSet, classes: int, batch_size: int = 64) -> ClassCounts:
+        """Count on some images; of none, zeros."""
+        labels = torch.from_numpy(images.labels)
+        right = torch.zeros(0, dtype=torch.float64)
+        if len(images):
+            right = (predict(network, images, batch_size) == labels).double()
+        return cls(
+            torch.bincount(labels, weights=right, minlength=classes).double(),
+            torch.bincount(labels, minlength=classes).double(),
+        )
+
+    def state(self) -> dict[str, Tensor]:
+        """As it travels."""
+        return {"right": self.right, "images": self.images}
+
+    def __add__(self, other: ClassCounts) -> ClassCounts:
+        return ClassCounts(self.right + other.right, self.images + other.images)
+
+    def metrics(self, prefix: str) -> dict[str, float]:
+        """`PREFIXaccuracy` and `PREFIXbalanced_accuracy`, the mean over the classes that are there; nothing
+        of no images."""
+        if not self.images.sum():
+            return {}
+        there = self.images > 0
+        return {
+            f"{prefix}accuracy": float(self.right.sum() / self.images.sum()),
+            f"{prefix}balanced_accuracy": float((self.right[there] / self.images[there]).mean()),
+        }
+
+
+def counts_from(facts: Any) -> ClassCounts:
+    """Counts kept as JSON: [right, images]."""
+    right, images = (torch.tensor(values, dtype=torch.float64) for values in facts)
+    return ClassCounts(right, images)

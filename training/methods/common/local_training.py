@@ -1,0 +1,195 @@
+"""Training and validating one network on one site's data: what methods and benchmarks have in common.
+
+The data are slices with masks, or images with classes; each has its loss and its score.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, islice
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from model_store.manifest import NetworkSpec
+from personalization.losses import soft_dice_loss
+from personalization.metrics import foreground_dice
+from personalization.networks import build, initialise
+from personalization.precision import Precision, products_in, widened
+from training.algorithm import State
+from training.data.classification import ImageSet, LabelledData, labelled_batches
+from training.data.segmentation.dataset import SiteData, SliceSet, batches
+
+Examples = SliceSet | ImageSet
+AnySiteData = SiteData | LabelledData
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How a network is trained on one site: `steps` batches, or `epochs` passes when `steps` is None."""
+
+    epochs: int = 1
+    steps: int | None = None
+    batch_size: int = 16
+    learning_rate: float = 1e-3
+    amsgrad: bool = False
+    augment: bool = True
+    precision: Precision = "float32"
+
+
+def new_network(spec: NetworkSpec, generator: torch.Generator) -> nn.Module:
+    """A network with fresh weights from `generator` alone."""
+    return initialise(build(spec.name, **spec.arguments), generator)
+
+
+def network_of(spec: NetworkSpec, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
+    """A network with a copy of these weights, on a device."""
+    # On the meta device no initial weights are drawn only to be dropped.
+    with torch.device("meta"):
+        network = build(spec.name, **spec.arguments)
+    network.load_state_dict({name: _channels_last(tensor) for name, tensor in state.items()}, assign=True)
+    return network.to(device)
+
+
+def _channels_last(tensor: Tensor) -> Tensor:
+    """A copy with channels innermost, where convolutions take a sixth less time on a CPU."""
+    innermost = torch.channels_last if tensor.ndim == 4 else torch.preserve_format
+    return tensor.detach().clone(memory_format=innermost)
+
+
+def state_of(network: nn.Module) -> State:
+    """A copy of a network's parameters and buffers on the CPU."""
+    return {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in network.state_dict().items()
+    }
+
+
+def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Soft Dice for masks [B, H, W], cross-entropy for classes [B]."""
+    return cross_entropy(logits, targets) if targets.ndim == 1 else soft_dice_loss(logits, targets)
+
+
+def train_locally(
+    network: nn.Module, data: Examples, schedule: Schedule, generator: torch.Generator
+) -> float:
+    """Train in place with a fresh Adam; returns the mean loss of its batches.
+
+    `generator` alone decides order and augmentation. Raises ValueError when there is nothing to train on.
+    """
+    if not len(data):
+        raise ValueError("there is no slice to train on")
+    device = next(network.parameters()).device
+    optimiser = torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, amsgrad=schedule.amsgrad)
+    epochs = range(schedule.epochs) if schedule.steps is None else count()
+    # An epoch may have fewer batches than images would fill, so epochs are counted as epochs.
+    passes = (batch for _ in epochs for batch in _epoch(data, schedule, generator))
+    network.train()
+    total, done = 0.0, 0
+    for images, targets in islice(passes, schedule.steps):
+        optimiser.zero_grad(set_to_none=True)
+        with products_in(schedule.precision, device):
+            logits = network(images.to(device))
+        loss = task_loss(widened(logits), targets.to(device))
+        torch.autograd.backward(loss)
+        optimiser.step()
+        total, done = total + loss.item(), done + 1
+    return total / max(done, 1)
+
+
+def _epoch(data: Examples, schedule: Schedule, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of images and targets: class indices [B, H, W], or [B]."""
+    if isinstance(data, SliceSet):
+        return batches(data, schedule.batch_size, generator, schedule.augment)
+    return (
+        (images, labels)
+        for images, labels, _ in labelled_batches(data, schedule.batch_size, generator, schedule.augment)
+    )
+
+
+@torch.no_grad()
+def estimate_statistics(network: nn.Module, slices: Examples, batch_size: int = 16) -> None:
+    """Replace the running batch-norm statistics by the mean over batches of these slices, not augmented.
+
+    After few steps a moving average still describes the weights of many steps ago. Every batch takes slices
+    from the whole set, since neighbours belong to one patient. Leaves the network in training mode.
+    """
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    momenta = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # a cumulative average
+    network.train()
+    device = next(network.parameters()).device
+    count = math.ceil(len(slices) / batch_size)
+    for first in range(count):
+        network(torch.tensor(slices.images[first::count]).to(device))
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+
+
+@torch.no_grad()
+def predict(network: nn.Module, slices: Examples, batch_size: int = 16) -> Tensor:
+    """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics; [N] of
+    images with classes."""
+    network.eval()
+    device = next(network.parameters()).device
+    parts = torch.split(torch.from_numpy(slices.images), batch_size)
+    # A copy is aligned as torch aligns, whatever numpy did: some kernels add up in another order otherwise.
+    classes = [network(part.clone().to(device)).argmax(dim=1).to(torch.uint8).cpu() for part in parts]
+    return torch.cat(classes)
+
+
+def dice_per_patient(
+    network: nn.Module, slices: SliceSet, classes: int, batch_size: int = 16
+) -> dict[str, float]:
+    """Foreground Dice of every patient, all its slices as one volume; NaN where there is none to find."""
+    if not len(slices):
+        return {}
+    predicted = predict(network, slices, batch_size)
+    return foreground_dice(predicted, torch.from_numpy(slices.targets), slices.patients, classes)
+
+
+@dataclass(frozen=True)
+class Score:
+    """A sum of Dice over the patients that have one, so that scores of several sites add up.
+
+    Of images with classes: how many are right, and how many there are.
+    """
+
+    total: float = 0.0
+    patients: int = 0
+
+    @classmethod
+    def of(cls, dice: Mapping[str, float]) -> Score:
+        """The score of some patients; NaN is left out."""
+        defined = [value for value in dice.values() if not math.isnan(value)]
+        return cls(math.fsum(defined), len(defined))
+
+    @property
+    def mean(self) -> float:
+        """Mean Dice per patient; NaN of none."""
+        return self.total / self.patients if self.patients else math.nan
+
+    def beats(self, best: Score) -> bool:
+        """Whether the mean is higher.
+
+        Where no patient has a target, nobody has a Dice while none is found, and 0 once one is: none is no
+        worse than 0.
+        """
+        if not self.patients:
+            return not best.total
+        return self.mean > (best.mean if best.patients else 0.0)
+
+
+def evaluate(network: nn.Module, data: Examples, classes: int, batch_size: int = 16) -> Score:
+    """The network's foreground Dice on some slices, or its accuracy on some images."""
+    if isinstance(data, SliceSet):
+        return Score.of(dice_per_patient(network, data, classes, batch_size))
+    if not len(data):
+        return Score()
+    right = predict(network, data, batch_size) == torch.from_numpy(data.labels)
+    return Score(float(right.sum()), len(right))

@@ -1,0 +1,1 @@
+"""FedBiCross: one-shot federation by clusters."""

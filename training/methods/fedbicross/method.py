@@ -1,0 +1,242 @@
+"""FedBiCross: Xia et al., FedBiCross: personalized one-shot federation for medical images, 2026.
+
+Every hospital i uploads its model f_i once. The server puts models that answer noise alike into clusters
+(Stage 1), dreams up images that each cluster's models know, and distils a model G_k per cluster from all
+clusters' knowledge, how much of each being learned (Stage 2, bi-level, Alg. 1). Every hospital makes its own
+model from G_k, f_i and its private data (Stage 3):
+
+    f <- argmin CE(f, y) + 0.5 KL(G_k || f) + 0.3 KL(f_i || f)
+
+The paper's algorithm prints Stage 3 inside the server's routine; it needs private data, so it runs at the
+hospital. Classification only: the synthesis starts from a class.
+
+All f_i begin alike unless told otherwise: weights that begin apart have no average to start G_k from, and
+their answers to noise tell seeds apart rather than hospitals. The sites are sent a seed for it, 8 bytes.
+
+Shared:  f_i with its batch-norm statistics, once; the number of training images; summary statistics of the
+         training scans; right answers by class on validation images.
+Stays:   images, labels, and the personal model, unless the hospital agrees to its export.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from model_store.manifest import NetworkSpec
+from model_store.task import Task
+from personalization.fedbicross.personal import personal_loss
+from training.algorithm import (
+    Algorithm,
+    ClientResult,
+    Context,
+    Group,
+    Memory,
+    ModelDraft,
+    Phase,
+    Publication,
+    RoundResult,
+    ServerStage,
+    State,
+)
+from training.data.classification import LabelledData
+from training.errors import ConfigurationError, SiteFailed
+from training.methods.common.classifier_training import ClassCounts, counts_from, logits_of, train_classifier
+from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
+from training.methods.common.local_training import network_of, new_network, state_of
+from training.methods.common.state_tree import join, part
+from training.methods.fedbicross.config import FedBiCrossConfig
+from training.methods.fedbicross.server import chunks, cluster_models, synthesise
+from training.methods.registry import register
+
+SEED = Group("seed", "statistics", "collect")
+MODEL = Group("model", "weights", "collect")
+CLUSTER = Group("cluster", "weights", "collect")
+COUNTS = Group("counts", "statistics", "collect", essential=False)
+PERSONAL = Group("personal", "weights", "collect")
+PERSONAL_COUNTS = Group("personal_counts", "statistics", "collect", essential=False)
+SYNTHESIS = "synthesise+bilevel"
+
+
+@register("fedbicross", FedBiCrossConfig, kinds=("classification",))
+class FedBiCross(Algorithm[LabelledData]):
+    """One upload per hospital, clusters and their models on the server, one personal model back.
+
+    Raises ConfigurationError for a `synthesis_batch` in which not every class of the task has an image.
+    """
+
+    def __init__(self, config: FedBiCrossConfig, task: Task) -> None:
+        self.config = config
+        self.classes = len(task.classes)
+        if config.synthesis_batch < self.classes:
+            raise ConfigurationError(
+                f"method fedbicross does not fit the task '{task.name}'",
+                [
+                    f"synthesis_batch: expected at least {self.classes}, one image for each class, found "
+                    f"{config.synthesis_batch}: of some classes none would be dreamt up; raise it"
+                ],
+            )
+        self.shape = (task.in_channels, *task.size)
+        self.network = NetworkSpec(
+            name="resnet18",
+            arguments={"in_channels": task.in_channels, "classes": self.classes, "width": config.width},
+        )
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """Train and upload; cluster; synthesise and distil; personalise; export what hospitals agree to."""
+        return (
+            Phase("local", 1, (SEED,), (MODEL, STATISTICS), everyone=True),
+            ServerStage("cluster", 1),
+            ServerStage(SYNTHESIS, self.config.epochs * chunks(self.config)),
+            Phase("personalise", 1, (CLUSTER,), (COUNTS,), everyone=True),
+            Phase("export", 1, (), (PERSONAL, PERSONAL_COUNTS), consent=True, everyone=True),
+        )
+
+    def initial(self, context: Context) -> Memory:
+        """The seed of the weights that all sites begin with."""
+        return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})
+
+    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
+        """The seed; G_k of the site's cluster. A site without one is sent the first."""
+        if not phase.downloads:
+            return {}
+        if phase.name == "local":
+            return {SEED.name: {"seed": server.tensors["seed"]}}
+        return {CLUSTER.name: part(server.tensors, f"cluster/{server.facts['assignment'].get(site, '1')}")}
+
+    def client_step(
+        self, context: Context, received: Mapping[str, State], memory: Memory, data: LabelledData
+    ) -> ClientResult:
+        """One of the three things a hospital does. Raises SiteFailed without the step before."""
+        if context.phase == "local":
+            return self._train(context, received[SEED.name]["seed"], data)
+        if not memory.tensors:
+            raise SiteFailed("it has no model of its own: it dropped out of the phase 'local'")
+        if context.phase == "personalise":
+            return self._personalise(context, received[CLUSTER.name], memory, data)
+        return self._export(memory)
+
+    def _train(self, context: Context, seed: Tensor, data: LabelledData) -> ClientResult:
+        start = torch.Generator().manual_seed(int(seed))
+        if not self.config.common_start:
+            start = context.generator("weights")
+        network = new_network(self.network, start).to(context.device)
+        loss = train_classifier(network, data.train, self.config.local(), context.generator("train"))
+        counts = ClassCounts.of(network, data.val, self.classes)
+        own = state_of(network)
+        weight = float(len(data.train))
+        return ClientResult(
+            {MODEL.name: own, **describe(data, weight).uploads},
+            weight,
+            Memory(join({"own": own})),
+            {"loss": loss, **counts.metrics("local_val_")},
+        )
+
+    def _personalise(
+        self, context: Context, cluster: State, memory: Memory, data: LabelledData
+    ) -> ClientResult:
+        """Stage 3, from G_k. The teachers' answers to images that stay as they are, are asked for once."""
+        config = self.config
+        teacher = network_of(self.network, cluster, context.device)
+        counts = ClassCounts.of(teacher, data.val, self.classes)
+        images = torch.from_numpy(data.train.images)
+        from_cluster = logits_of(teacher, images)
+        own = part(memory.tensors, "own")
+        from_own = logits_of(network_of(self.network, own, context.device), images)
+
+        def loss(logits: Tensor, _: Tensor, labels: Tensor, indices: Tensor) -> Tensor:
+            return personal_loss(
+                logits,
+                labels,
+                from_cluster[indices],
+                from_own[indices],
+                cluster_weight=config.cluster_weight,
+                own_weight=config.own_weight,
+                temperature=config.personal_temperature,
+            )
+
+        network = network_of(self.network, cluster, context.device)
+        metrics = {}
+        if config.personal_epochs:
+            metrics["loss"] = train_classifier(
+                network, data.train, config.personal(), context.generator("train"), loss
+            )
+        personal = ClassCounts.of(network, data.val, self.classes)
+        facts = {"counts": [personal.right.tolist(), personal.images.tolist()]}
+        return ClientResult(
+            {COUNTS.name: counts.state()},
+            float(len(data.train)),
+            Memory(join({"own": own, "personal": state_of(network)}), facts),
+            {**metrics, **counts.metrics("cluster_val_"), **personal.metrics("personal_val_")},
+        )
+
+    def _export(self, memory: Memory) -> ClientResult:
+        personal = part(memory.tensors, "personal")
+        if not personal:
+            raise SiteFailed("it has no personal model: it dropped out of the phase 'personalise'")
+        counts = counts_from(memory.facts["counts"])
+        return ClientResult(
+            {PERSONAL.name: personal, PERSONAL_COUNTS.name: counts.state()},
+            weight=1.0,
+            metrics=counts.metrics("personal_val_"),
+        )
+
+    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+        """Keep what came, by site."""
+        if context.phase == "local":
+            models = {f"model/{site}": dict(state) for site, state in result.collected[MODEL.name].items()}
+            return Memory(join(models), {"sites": dict(result.weights), **merge_described(result)})
+        if context.phase == "personalise":
+            counts = _as_facts(result.collected.get(COUNTS.name, {}))
+            return Memory(server.tensors, {**server.facts, "counts": counts})
+        personal = {
+            f"personal/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()
+        }
+        counts = _as_facts(result.collected.get(PERSONAL_COUNTS.name, {}))
+        facts = {**server.facts, "exported": list(result.weights), "personal_counts": counts}
+        return Memory({**server.tensors, **join(personal)}, facts)
+
+    def server_stage(self, context: Context, server: Memory) -> Memory:
+        """Stage 1, and Stage 2 a few steps at a time."""
+        if context.phase == "cluster":
+            return cluster_models(self.config, self.network, self.shape, context, server)
+        return synthesise(self.config, self.network, self.shape, self.classes, context, server)
+
+    def publication(self, server: Memory) -> Publication:
+        """The cluster models, who belongs to which, what each was distilled from; personal models."""
+        facts = server.facts
+        names = sorted(set(facts["assignment"].values()), key=int)
+        counts = {site: counts_from(found) for site, found in facts.get("counts", {}).items()}
+        drafts = []
+        for name in names:
+            members = [
+                counts[site] for site, k in facts["assignment"].items() if k == name and site in counts
+            ]
+            total = sum(members[1:], members[0]).metrics("val_") if members else {}
+            weights = part(server.tensors, f"cluster/{name}")
+            drafts.append(ModelDraft("cluster", self.network, weights, metrics=total, cluster=name))
+        personal = {site: counts_from(c) for site, c in facts.get("personal_counts", {}).items()}
+        for site in facts.get("exported", ()):
+            metrics = personal[site].metrics("val_") if site in personal else {}
+            weights = part(server.tensors, f"personal/{site}")
+            drafts.append(ModelDraft("inside", self.network, weights, site, metrics))
+        rows = server.tensors["mixing"].tolist()
+        mixing = {name: dict(zip(names, row, strict=True)) for name, row in zip(names, rows, strict=True)}
+        exhibits = {name: server.tensors[f"exhibit/{name}"] for name in names}
+        return Publication(
+            "clusters",
+            tuple(drafts),
+            statistics=described(facts),
+            composite={
+                "assignment": facts["assignment"],
+                "mixing": mixing,
+                "silhouettes": facts["silhouettes"],
+            },
+            exhibits=Memory(exhibits, {"log": facts["log"]}),
+        )
+
+
+def _as_facts(counts: Mapping[str, State]) -> dict[str, list[list[float]]]:
+    return {site: [state["right"].tolist(), state["images"].tolist()] for site, state in counts.items()}

@@ -1,0 +1,1 @@
+"""FedIns: a federated pool of scale-and-shift parameters."""

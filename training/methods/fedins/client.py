@@ -1,0 +1,175 @@
+"""What a site does with a pool: its images' queries, training, scoring, and which entries they pick.
+
+Legend: N images, B of a batch, M entries, Q width of a query.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from personalization.augmentation import Augmentation, transform, transform_images
+from personalization.fedins import Answer, Delta, InstanceAdaptive, fedins_loss, random_entries, usage_of
+from personalization.metrics import foreground_dice
+from personalization.precision import Precision, products_in, widened
+from training.algorithm import Noise, State
+from training.bounds import FeatureBounds, clipped
+from training.data.segmentation.dataset import SliceSet
+from training.methods.common.local_training import Examples, Score, task_loss
+
+Routing = Literal["instance", "batch", "random"]
+Optimiser = Literal["adam", "sgd"]
+
+
+@dataclass(frozen=True)
+class PoolTraining:
+    """How a pool is trained at a site. `penalty_M` is subtracted from similarities before choosing."""
+
+    epochs: int
+    batch_size: int
+    learning_rate: float
+    key_weight: float
+    optimiser: Optimiser = "adam"
+    augment: bool = False
+    routing: Routing = "instance"
+    penalty_M: Tensor | None = None
+    precision: Precision = "float32"
+
+
+def queries_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Tensor:
+    """[N, Q], on the CPU. They depend on the frozen backbone alone: made once, they are good for the run."""
+    device = network.pool.scale.device
+    parts = [
+        network.query(part.clone().to(device)).cpu()
+        for part in torch.split(torch.from_numpy(data.images), batch_size)
+        if len(part)
+    ]
+    return torch.cat(parts) if parts else torch.empty(0, network.backbone.query_width)
+
+
+def summed_queries(queries_NQ: Tensor, patients: Sequence[str], bounds: FeatureBounds, noise: Noise) -> State:
+    """{"sum": [Q] float64, "count": []}, of which a server makes a mean; {} for too few images or patients.
+
+    `patients` has each image's. `bounds` are on the site's own mean: noise of its sum is `count` times that
+    of the mean. `noise` is the context's.
+    """
+    if not bounds.allow(patients):
+        return {}
+    total = clipped(queries_NQ[:, None].double(), bounds.clip).squeeze(1).sum(0)
+    if bounds.noise and bounds.clip is not None:
+        total += torch.from_numpy(noise("queries").normal(0, bounds.noise * bounds.clip, total.shape))
+    return {"sum": total, "count": torch.tensor(float(len(queries_NQ)))}
+
+
+def routed(
+    network: InstanceAdaptive,
+    images: Tensor,
+    queries: Tensor,
+    routing: Routing,
+    generator: torch.Generator,
+    penalty_M: Tensor | None = None,
+) -> Answer:
+    """The network's answer, or that of a control: one mean for the whole batch, or entries at random."""
+    if routing == "instance":
+        return network.answer(images, queries, penalty_M)
+    if routing == "random":
+        picked = random_entries(queries - network.pool.centre, network.pool.keys, network.top, generator)
+        return Answer(network.apply_delta(images, network.pool.delta(picked)), picked)
+    picked = network.pick(queries, penalty_M)
+    delta = network.pool.delta(picked)
+    mean = Delta(*(tensor.mean(dim=0, keepdim=True) for tensor in vars(delta).values()))
+    return Answer(network.apply_delta(images, mean), picked)
+
+
+def train_pool(
+    network: InstanceAdaptive,
+    data: Examples,
+    queries_NQ: Tensor,
+    training: PoolTraining,
+    generator: torch.Generator,
+) -> float:
+    """Train the pool in place; returns the mean loss of the batches.
+
+    `generator` alone decides order, augmentation and random entries. Raises ValueError without images.
+    """
+    if not len(data):
+        raise ValueError("there is no image to train on")
+    device = network.pool.scale.device
+    optimisers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
+    optimiser = optimisers[training.optimiser](network.pool.parameters(), lr=training.learning_rate)
+    network.train()
+    total, count = 0.0, 0
+    for _ in range(training.epochs):
+        for images, targets, chosen in _epoch(data, training.batch_size, generator, training.augment):
+            images, targets = images.to(device), targets.to(device)
+            queries = network.query(images) if training.augment else queries_NQ[chosen].to(device)
+            optimiser.zero_grad(set_to_none=True)
+            with products_in(training.precision, device):
+                found = routed(network, images, queries, training.routing, generator, training.penalty_M)
+            loss = fedins_loss(
+                task_loss(widened(found.logits), targets), found.picked.similarities, training.key_weight
+            )
+            torch.autograd.backward(loss)
+            optimiser.step()
+            total, count = total + loss.item(), count + 1
+    return total / count
+
+
+@torch.no_grad()
+def score_pool(
+    network: InstanceAdaptive,
+    data: Examples,
+    queries_NQ: Tensor,
+    classes: int,
+    batch_size: int,
+    routing: Routing,
+    generator: torch.Generator,
+) -> Score:
+    """Foreground Dice by patient, or accuracy, with every image's own entries."""
+    if not len(data):
+        return Score()
+    device = network.pool.scale.device
+    found = [
+        routed(network, images.clone().to(device), queries.to(device), routing, generator)
+        .logits.argmax(dim=1)
+        .to(torch.uint8)
+        .cpu()
+        for images, queries in zip(
+            torch.split(torch.from_numpy(data.images), batch_size),
+            torch.split(queries_NQ, batch_size),
+            strict=True,
+        )
+    ]
+    predicted = torch.cat(found)
+    if isinstance(data, SliceSet):
+        return Score.of(foreground_dice(predicted, torch.from_numpy(data.targets), data.patients, classes))
+    right = predicted == torch.from_numpy(data.labels)
+    return Score(float(right.sum()), len(right))
+
+
+@torch.no_grad()
+def usage_by(network: InstanceAdaptive, queries_NQ: Tensor) -> Tensor:
+    """How often images with these queries pick each entry, int64 [M]."""
+    picked = network.pick(queries_NQ.to(network.pool.scale.device))
+    return usage_of(picked.entries, network.pool.keys.shape[0])
+
+
+def _epoch(
+    data: Examples, batch_size: int, generator: torch.Generator, augment: bool
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Every image once, shuffled: images, targets and indices. No batch norm asks for more than one image."""
+    images = torch.from_numpy(data.images)
+    targets = torch.from_numpy(data.targets if isinstance(data, SliceSet) else data.labels)
+    for chosen in torch.split(torch.randperm(len(images), generator=generator), batch_size):
+        batch, truth = images[chosen], targets[chosen]
+        if augment:
+            drawn = Augmentation().draw(len(chosen), generator)
+            if truth.ndim == 1:
+                batch = transform_images(batch, *drawn)
+            else:
+                batch, truth = transform(batch, truth, *drawn)
+        yield batch, truth, chosen

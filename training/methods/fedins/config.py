@@ -1,0 +1,84 @@
+"""What FedIns takes, and how its run finds its backbone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from model_store.store import Store
+from model_store.task import Task
+from personalization.precision import Precision
+from training.backbones import FrozenBackbone, find_backbone
+from training.config import MethodConfig
+from training.errors import ConfigurationError
+from training.methods.fedins.client import Optimiser, Routing
+
+_MISSING = "FedIns adapts a backbone that is already trained"
+
+
+class FedInsConfig(MethodConfig):
+    """What FedIns takes. The paper has 300 rounds of 10 local epochs by SGD at 0.01, batches of 32."""
+
+    backbone: str | None = Field(
+        None, description="NAME[@VERSION] in the store, or a ViT's weights as .npz or .safetensors"
+    )
+    # Where it lies decides nothing: its digest does, which is part of the pinned reference.
+    store: Path | None = Field(
+        None, exclude=True, description="where the backbone is; --out on a command line"
+    )
+    entries: int = Field(25, ge=1, description="M, the size of the pool")
+    top: int = Field(3, ge=1, description="C, how many an image picks; all of them where M is smaller")
+    key_weight: float = Field(0.1, ge=0, le=1, description="w of the key-matching term; 0 freezes the keys")
+    local_epochs: int = Field(2, ge=1, description="passes over the site's images per round")
+    batch_size: int = Field(16, ge=1)
+    optimiser: Optimiser = Field("adam", description="adam, or the paper's plain sgd; anew every round")
+    learning_rate: float = Field(3e-3, gt=0)
+    learning_rate_decay: float = Field(1.0, gt=0, le=1, description="factor per round")
+    augment: bool = Field(
+        False, description="random rotation and flip; queries are then made anew for every batch"
+    )
+    precision: Precision = Field(
+        "float32", description="of training: bfloat16 takes half the time where the processor has it"
+    )
+    aggregation: Literal["sample", "uniform"] = Field(
+        "sample", description="weight of a site: n_k / n (Eq. 8), or 1/K"
+    )
+    selection: Literal["best", "last"] = Field("best", description="the round whose pool is published")
+    centre: Literal["auto", "yes", "no"] = Field(
+        "auto", description="subtract the federation's mean query before the cosine; auto: for a U-Net"
+    )
+    head: Literal["auto", "backbone", "drawn"] = Field(
+        "auto", description="where the pool's heads start; auto: at the backbone's, if it knows the task"
+    )
+    frequency_penalty: float = Field(
+        0.0,
+        ge=0,
+        description="in training, lowers a key's similarity by this times the share of the images that "
+        "picked it in the round before",
+    )
+    routing: Routing = Field(
+        "instance",
+        description="batch (one mean for a whole batch) and random are controls, and not published",
+    )
+
+    def pinned(self, store: Store, task: Task, name: str) -> FedInsConfig:
+        """With the backbone resolved to one digest in `store`. Raises ConfigurationError."""
+        found = find_backbone(store, self.backbone, task, name)
+        known = found.manifest.network.arguments["classes"]
+        if self.head == "backbone" and known != len(task.classes):
+            raise ConfigurationError(
+                "the pool's heads cannot start at the backbone's",
+                [f"head: it has {known} classes, the task {len(task.classes)}; expected 'auto' or 'drawn'"],
+            )
+        return self.model_copy(update={"backbone": found.reference, "store": found.root})
+
+    @property
+    def frozen(self) -> FrozenBackbone:
+        """The backbone. Raises ConfigurationError when none was pinned."""
+        if self.backbone is None or self.store is None or "@sha256:" not in self.backbone:
+            raise ConfigurationError(
+                _MISSING, ["backbone: expected NAME@sha256:… and a store; FedInsConfig.pinned resolves both"]
+            )
+        return FrozenBackbone(self.store, self.backbone)

@@ -1,0 +1,279 @@
+"""FedIns: Feng et al., Towards Instance-adaptive Inference for Federated Learning, ICCV 2023.
+
+On a frozen backbone, a federation trains a pool of M entries: scale and shift (SSF) for every insertion
+point, a head, and a key. An image asks with the frozen backbone's own view of it, picks the C entries whose
+keys are most like its query, and is adapted by their mean (Eq. 9). In a round every site trains the pool on
+
+    (1 - w) L_task + w (1 - s)         s the sum of the C similarities; the public code's term, which the
+                                       paper leaves out and without which keys get no gradient
+
+and the server averages pools, weighted by images (Eq. 8) or uniformly. Entry m means the same at every site
+only because all start from the server's draw.
+
+The backbone never travels: every site reads it from its own store, checked by digest. A site keeps the
+queries of its images, which nothing that is trained changes, and makes them once.
+
+Beyond the paper: the U-Net, and centring. Its pooled bottleneck is positive, so that all queries look alike;
+the federation's mean query is subtracted first.
+
+Shared:  pool, keys and heads; the number of training images; Dice or accuracy on validation patients; how
+         often each entry was picked; once, summary statistics of the scans and, where queries are centred,
+         their sum and number (kind `features`, within the site's bounds, not essential).
+Stays:   images, masks, classes, queries; the backbone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from model_store.task import Task
+from personalization.fedins import InstanceAdaptive, key_entropy, unused
+from personalization.networks import build
+from training.algorithm import (
+    Algorithm,
+    ClientResult,
+    Context,
+    Group,
+    Memory,
+    ModelDraft,
+    Phase,
+    Publication,
+    RoundResult,
+    ServerStage,
+    State,
+)
+from training.backbones import has_head_for
+from training.errors import SiteFailed
+from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
+from training.methods.common.local_training import AnySiteData
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import SCORES, WEIGHTS, note_scores, score_metrics, score_state
+from training.methods.fedins.client import (
+    PoolTraining,
+    queries_of,
+    score_pool,
+    summed_queries,
+    train_pool,
+    usage_by,
+)
+from training.methods.fedins.config import FedInsConfig
+from training.methods.registry import register
+
+# A sum and a number are a mean of what a network makes of images.
+QUERIES = Group("queries", "features", "sum", essential=False, bounded=True)
+CENTRE = Group("centre", "features")
+USAGE = Group("usage", "statistics", "sum", essential=False)
+_CENTRED = ("unet",)
+_FLOAT_BYTES = 4
+
+
+@register("fedins", FedInsConfig, kinds=("segmentation", "classification"))
+class FedIns(Algorithm[AnySiteData]):
+    """FedIns on a U-Net for a segmentation task, on a ViT for a classification."""
+
+    def __init__(self, config: FedInsConfig, task: Task) -> None:
+        manifest = config.frozen.manifest
+        self.config = config
+        self.classes = len(task.classes)
+        self.network = manifest.network
+        self.metric = "val_dice" if task.kind == "segmentation" else "val_accuracy"
+        self.centred = config.centre == "yes" or (
+            config.centre == "auto" and manifest.network.name in _CENTRED
+        )
+        knows_task = has_head_for(manifest, task)
+        self.starts_at_head = config.head == "backbone" or (config.head == "auto" and knows_task)
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """Describe data and queries once, train, and validate the last pool, which no round has."""
+        once = (STATISTICS, QUERIES) if self.centred else (STATISTICS,)
+        pool = (WEIGHTS, CENTRE) if self.centred else (WEIGHTS,)
+        down = (*pool, USAGE) if self.config.frequency_penalty else pool
+        return (
+            Phase("describe", 1, (), once, everyone=True),
+            Phase("train", self.config.rounds, down, (WEIGHTS, SCORES, USAGE)),
+            Phase("validate", 1, pool, (SCORES, USAGE), everyone=True),
+        )
+
+    def initial(self, context: Context) -> Memory:
+        """The pool of round 0, from the run's seed, and no centre yet."""
+        network = self._on(context.device)
+        backbone = network.backbone
+        head = backbone.get_submodule(backbone.head_path) if self.starts_at_head else None
+        network.pool.draw(context.generator("pool"), head)
+        pool, centre = _split(network)
+        return Memory(join({"global": pool, "fixed": centre}))
+
+    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+        """The pool, the centre, and the picks of the round before; to every site the same."""
+        groups = {
+            WEIGHTS.name: part(server.tensors, "global"),
+            CENTRE.name: part(server.tensors, "fixed"),
+            USAGE.name: part(server.tensors, "usage") or {"picks": torch.zeros(self.config.entries)},
+        }
+        return {group.name: groups[group.name] for group in phase.downloads}
+
+    # ------------------------------------------------------------------ at a site
+
+    def client_step(
+        self, context: Context, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Score the pool that came and count its picks; in training, go on to train from it."""
+        config = self.config
+        weight = float(len(data.train)) if config.aggregation == "sample" else 1.0
+        network = self._on(context.device)
+        queries = memory.tensors or self._queries(network, data)
+        if context.phase == "describe":
+            uploads = dict(describe(data, weight).uploads)
+            if self.centred:
+                patients, bounds = data.train.patients, context.bounds
+                uploads[QUERIES.name] = summed_queries(queries["train"], patients, bounds, context.noise)
+            return ClientResult(uploads, weight, Memory(queries))
+        if not len(data.train):
+            raise SiteFailed("it has no image to train on")
+        # Where there is no centre, the empty pool's zeros stay.
+        centre = received.get(CENTRE.name, _split(network)[1])
+        network.pool.load_state_dict({**received[WEIGHTS.name], **centre})
+        score = score_pool(
+            network,
+            data.val,
+            queries["val"],
+            self.classes,
+            config.batch_size,
+            config.routing,
+            context.generator("score"),
+        )
+        picks = usage_by(network, queries["train"])
+        uploads = {SCORES.name: score_state(score), USAGE.name: {"picks": picks}}
+        metrics = {
+            **score_metrics(self.metric, score),
+            "key_entropy": key_entropy(picks),
+            "dead_keys": float(unused(picks)),
+        }
+        if context.phase == "train":
+            training = self._training(context, received.get(USAGE.name, {}))
+            metrics["loss"] = train_pool(
+                network, data.train, queries["train"], training, context.generator("train")
+            )
+            uploads[WEIGHTS.name] = _split(network)[0]
+        # A site that was not there when queries were made keeps them from now on.
+        return ClientResult(uploads, weight, None if memory.tensors else Memory(queries), metrics)
+
+    def _queries(self, network: InstanceAdaptive, data: AnySiteData) -> State:
+        train = queries_of(network, data.train, self.config.batch_size)
+        val = train if data.val is data.train else queries_of(network, data.val, self.config.batch_size)
+        return {"train": train, "val": val}
+
+    def _training(self, context: Context, usage: State) -> PoolTraining:
+        config = self.config
+        penalty = None
+        if usage:
+            picks = usage["picks"].to(context.device)
+            images = picks.sum() / min(config.top, config.entries)
+            penalty = config.frequency_penalty * picks / images.clamp(min=1)
+        return PoolTraining(
+            config.local_epochs,
+            config.batch_size,
+            config.learning_rate * config.learning_rate_decay**context.round,
+            config.key_weight,
+            config.optimiser,
+            config.augment,
+            config.routing,
+            penalty,
+            config.precision,
+        )
+
+    def _on(self, device: torch.device) -> InstanceAdaptive:
+        """The backbone with an empty pool."""
+        config = self.config
+        network = InstanceAdaptive(config.frozen.load(device), self.classes, config.entries, config.top)
+        network.pool.to(device)
+        return network
+
+    # ------------------------------------------------------------------ at the server
+
+    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+        """Average; note scores and picks of the pool that was sent, and keep it if it is the best so far."""
+        if context.phase == "describe":
+            fixed = self._centre(server, result.reduced.get(QUERIES.name))
+            tensors = {**server.tensors, **join({"fixed": fixed})}
+            return Memory(tensors, {**server.facts, **merge_described(result), "usage": []})
+        rounds_done = context.round if context.phase == "train" else self.config.rounds
+        facts = note_scores(server.facts, result, self.metric, rounds_done, self.config.selection)
+        picks = result.reduced.get(USAGE.name, {}).get("picks")
+        facts["usage"] = [*facts["usage"], _seen(rounds_done, picks)]
+        states = {name: part(server.tensors, name) for name in ("global", "fixed", "best")}
+        if facts["best"] != server.facts.get("best"):
+            states["best"] = states["global"]
+        if picks is not None:
+            states["usage"] = {"picks": picks.float()}
+        if context.phase == "train":
+            states["global"] = dict(result.reduced[WEIGHTS.name])
+        return Memory(join(states), facts)
+
+    def _centre(self, server: Memory, total: State | None) -> State:
+        """The mean query of the training images; as it was (zero) where nobody sends any."""
+        if total is None:
+            return part(server.tensors, "fixed")
+        return {"centre": (total["sum"] / total["count"].double()).float()}
+
+    def publication(self, server: Memory) -> Publication:
+        """The best pool, or the last one where nothing could be validated."""
+        facts = server.facts
+        chosen = facts.get("best")
+        noted = chosen or facts["latest"]
+        weights = {**part(server.tensors, "best" if chosen else "global"), **part(server.tensors, "fixed")}
+        metrics = {} if noted[self.metric] is None else {self.metric: noted[self.metric]}
+        usage = next((seen["picks"] for seen in facts["usage"] if seen["round"] == noted["round"]), None)
+        return Publication(
+            "ssf-pool",
+            (ModelDraft("ssf-pool", self.network, weights, metrics=metrics),),
+            {
+                "selected_round": noted["round"],
+                "backbone": self.config.backbone,
+                "exchanged": self._exchanged(weights),
+                "key_usage": [
+                    {name: seen[name] for name in ("round", "entropy", "dead")} for seen in facts["usage"]
+                ],
+            },
+            described(facts),
+            composite={
+                "backbone": self.config.frozen.artefact().digest,
+                "entries": self.config.entries,
+                "top": min(self.config.top, self.config.entries),
+                "usage": usage,
+                "routing": self.config.routing,
+            },
+            exhibits=Memory({}, {"usage": facts["usage"], "exchanged": self._exchanged(weights)}),
+        )
+
+    def _exchanged(self, pool: State) -> dict[str, int]:
+        """Bytes that a site sends in a round for its pool, and would for all of the backbone's weights."""
+        with torch.device("meta"):
+            full = build(self.network.name, **self.network.arguments).state_dict()
+        floats = [tensor for tensor in full.values() if tensor.is_floating_point()]
+        return {
+            "pool": _FLOAT_BYTES * sum(t.numel() for name, t in pool.items() if name != "centre"),
+            "full_fine_tuning": _FLOAT_BYTES * sum(tensor.numel() for tensor in floats),
+        }
+
+
+def _split(network: InstanceAdaptive) -> tuple[State, State]:
+    """What is averaged, and the centre, on the CPU."""
+    state = {name: tensor.detach().cpu().clone() for name, tensor in network.pool.state_dict().items()}
+    centre = state.pop("centre")
+    return state, {"centre": centre}
+
+
+def _seen(round_: int, picks: Tensor | None) -> dict[str, object]:
+    """How the keys of the pool after `round_` rounds were used, over all sites that let it out."""
+    if picks is None:
+        return {"round": round_, "picks": None, "entropy": None, "dead": None}
+    return {
+        "round": round_,
+        "picks": [int(count) for count in picks.tolist()],
+        "entropy": key_entropy(picks),
+        "dead": unused(picks),
+    }

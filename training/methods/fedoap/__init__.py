@@ -1,0 +1,1 @@
+"""FedOAP: one network for tumours of any organ."""

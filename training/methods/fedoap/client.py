@@ -1,0 +1,135 @@
+"""FedOAP at a site: the steps that both of its stages take, and the second stage, which is the site's alone.
+
+From the end of stage 1 on a site's memory holds one `model`, whole, and the `bank` as it stands then; `best`
+is there while another than the last round's model is the one to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from model_store.manifest import NetworkSpec
+from personalization.adamw import Optimiser, cosine, train_adamw
+from personalization.fedoap.losses import second_stage_loss
+from personalization.fedoap.parts import split
+from personalization.networks import FedOapUNet
+from personalization.precision import products_in, widened
+from training.algorithm import ClientResult, Context, Memory, State
+from training.data.segmentation.dataset import SiteData, batches
+from training.errors import SiteFailed
+from training.methods.common.local_training import Score, evaluate, state_of
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import score_metrics, score_state
+from training.methods.fedoap import models
+from training.methods.fedoap.config import FedOapConfig
+from training.methods.iop_fl import PERSONAL, PERSONAL_SCORE
+
+CLASSES = 2
+JOINED = "joined_val_dice"  # of the weights that a site receives, joined to its own: no one's global model
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def logits(config: FedOapConfig, network: FedOapUNet, images: Tensor) -> Tensor:
+    """z [B, 1, H, W] float32, for a loss; the network's products are of the configured precision."""
+    with products_in(config.precision, images.device):
+        found: Tensor = network.segment(images)[0]
+    return widened(found)
+
+
+def _batches(config: FedOapConfig, data: SiteData, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
+    """One epoch after the other."""
+    if not len(data.train):
+        raise SiteFailed("it has no training slice")
+    draw = context.generator("train")
+    return (batch for _ in count() for batch in batches(data.train, config.batch_size, draw, config.augment))
+
+
+def take_steps(
+    config: FedOapConfig,
+    network: FedOapUNet,
+    data: SiteData,
+    context: Context,
+    memory: Memory,
+    loss: Loss,
+    rates: Sequence[float],
+) -> tuple[float, Optimiser]:
+    """Train in place, a batch per rate, one epoch after the other; moments go on from the memory's.
+
+    Gives the mean loss and the optimiser after it. Raises SiteFailed when there is nothing to train on.
+    """
+    endless = _batches(config, data, context)
+    before = Optimiser(config.weight_decay, part(memory.tensors, "optimiser"), memory.facts.get("taken", 0))
+    return train_adamw(network, endless, loss, rates, before)
+
+
+def begin(model: State, bank: State, score: Score) -> ClientResult:
+    """The end of stage 1: from here on the site's model is one, and its bank stands."""
+    facts = {"total": score.total, "patients": score.patients, "round": 0}
+    kept = Memory(join({"model": model, "bank": bank}), {"latest": facts, "best": facts})
+    return ClientResult({}, 1.0, kept, score_metrics(JOINED, score))
+
+
+def fine_tune(
+    config: FedOapConfig, spec: NetworkSpec, context: Context, memory: Memory, data: SiteData
+) -> ClientResult:
+    """A round of stage 2, validated after it. Raises SiteFailed without a model or a training slice."""
+    model, bank = _model(memory), part(memory.tensors, "bank")
+    network = models.on_device(spec, model, models.entries(bank), context.device)
+    steps = config.fine_tune_steps or config.local_steps
+    rates = cosine(
+        config.fine_tune_rate or config.learning_rate,
+        config.least_rate,
+        steps * context.rounds,
+        range(steps * context.round, steps * (context.round + 1)),
+    )
+    loss = _loss(config, network, context.generator("perturbation"))
+    mean, optimiser = take_steps(config, network, data, context, memory, loss, rates)
+    score = evaluate(network, data.val, CLASSES, config.batch_size)
+    shared, personal = split(state_of(network), own_keys=config.own_keys)
+    latest = {"total": score.total, "patients": score.patients, "round": context.round + 1}
+    best = memory.facts["best"]
+    states = {"model": {**shared, **personal}, "bank": bank, "optimiser": optimiser.moments}
+    if config.selection == "last" or score.beats(Score(best["total"], best["patients"])):
+        best = latest
+    else:
+        states["best"] = part(memory.tensors, "best") or model
+    facts = {"latest": latest, "best": best, "taken": optimiser.taken}
+    metrics = {**score_metrics("personal_val_dice", score), "loss": mean}
+    return ClientResult({}, 1.0, Memory(join(states), facts), metrics)
+
+
+def export(memory: Memory) -> ClientResult:
+    """The chosen model. The bank it attends to is the server's already. Raises SiteFailed without one."""
+    model = part(memory.tensors, "best") or _model(memory)
+    facts = memory.facts["best"]
+    score = Score(facts["total"], facts["patients"])
+    uploads = {PERSONAL.name: model, PERSONAL_SCORE.name: score_state(score)}
+    return ClientResult(uploads, 1.0, metrics=score_metrics("personal_val_dice", score))
+
+
+def _loss(config: FedOapConfig, network: FedOapUNet, generator: torch.Generator) -> Loss:
+    """One forward pass for both terms of the perturbed boundary loss."""
+
+    def loss(images: Tensor, targets: Tensor) -> Tensor:
+        return second_stage_loss(
+            logits(config, network, images),
+            targets,
+            generator,
+            perturbed=config.fine_tune_loss == "perturbed",
+            variance=config.pbl_variance,
+            threshold=config.pbl_threshold,
+            trade_off=config.pbl_trade_off,
+        )
+
+    return loss
+
+
+def _model(memory: Memory) -> State:
+    found = part(memory.tensors, "model")
+    if not found:
+        raise SiteFailed("it has no model of its own: it dropped out of the phase 'validate'")
+    return found

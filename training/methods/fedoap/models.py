@@ -1,0 +1,121 @@
+"""FedOAP's models: from the parts that a run keeps to networks, and to what is published."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import torch
+
+from model_store.manifest import NetworkSpec
+from model_store.task import Task
+from personalization.fedoap.parts import bank_state, identity, split, start_personal
+from personalization.networks import FedOapUNet
+from personalization.networks.fedoap import LEAST_SIDE
+from personalization.state import StreamingMean
+from training.algorithm import Memory, ModelDraft, Publication, RoundResult, State
+from training.errors import ConfigurationError, PublishError
+from training.methods.common.data_statistics import described
+from training.methods.common.local_training import Score, network_of
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import score_metrics
+from training.methods.fedoap.config import FedOapConfig
+from training.methods.iop_fl import PERSONAL, PERSONAL_SCORE
+
+OWN = "own"  # the first source of every attention: the image's own tokens
+
+
+def check_task(task: Task) -> None:
+    """Raise ConfigurationError for a task that is not one tumour against the background."""
+    problems = []
+    if len(task.classes) != 2:
+        labels = ", ".join(task.labels)
+        problems.append(
+            f"labels: expected one foreground class, found {len(task.classes) - 1} ({labels}); FedOAP is "
+            "binary: keep one label, or give the values of all of them to one"
+        )
+    if min(task.size) < LEAST_SIDE:
+        problems.append(f"size: expected sides of at least {LEAST_SIDE}, found {list(task.size)}")
+    if problems:
+        raise ConfigurationError(f"method fedoap does not fit the task '{task.name}'", problems)
+
+
+def entries(bank: State) -> dict[str, State]:
+    """{"CS/key": ..., "CS/value": ...} by site."""
+    return {site: part(bank, site) for site in sorted({name.rpartition("/")[0] for name in bank})}
+
+
+def with_bank(
+    spec: NetworkSpec, model: State, bank: Mapping[str, State], absent: Collection[str] = ()
+) -> tuple[NetworkSpec, State]:
+    """A model and a bank as one network: its arguments and its whole state."""
+    if not spec.arguments["attention"]:
+        return spec, dict(model)
+    width = spec.arguments["width"]
+    assert isinstance(width, int)
+    state = bank_state(bank, 16 * width, absent)
+    sites, tokens, _ = state["bank_key"].shape
+    return spec.model_copy(update={"arguments": {**spec.arguments, "sites": sites, "tokens": tokens}}), {
+        **model,
+        **state,
+    }
+
+
+def on_device(spec: NetworkSpec, model: State, bank: Mapping[str, State], device: torch.device) -> FedOapUNet:
+    """A network with copies of these weights and entries."""
+    network = network_of(*with_bank(spec, model, bank), device)
+    assert isinstance(network, FedOapUNet)
+    return network
+
+
+def start(config: FedOapConfig, shared: State, drawn: State) -> State:
+    """A personal part to begin with: the query stage as configured, and an adapter that does nothing."""
+    return start_personal(shared, drawn) if config.personal_start == "shared" else identity(drawn)
+
+
+def exported(server: Memory, result: RoundResult) -> Memory:
+    """The server's memory with the models that sites agreed to export."""
+    inside = {f"inside/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()}
+    sent = result.collected.get(PERSONAL_SCORE.name, {})
+    scores = {site: sent[site]["score"].tolist() if site in sent else [0.0, 0] for site in result.weights}
+    return Memory({**server.tensors, **join(inside)}, {**server.facts, "exported": scores})
+
+
+def publication(config: FedOapConfig, spec: NetworkSpec, server: Memory) -> Publication:
+    """The global model, which attends to the whole bank, and each exported one, which leaves its own out.
+
+    Raises PublishError when there is nothing trained that the global one's query stage could be made of.
+    """
+    bank = entries(part(server.tensors, "bank"))
+    sources = (OWN, *bank) if config.attention else None
+    model, began = _zero_shot(config, server)
+    network, state = with_bank(spec, model, bank)
+    # Without a metric: members validate it joined to their own parts, which it is published without.
+    drafts = [ModelDraft("global", network, state, sources=sources)]
+    for site, (dice, patients) in server.facts["exported"].items():
+        network, state = with_bank(spec, part(server.tensors, f"inside/{site}"), bank, absent=(site,))
+        metrics = score_metrics("val_dice", Score(dice, int(patients)))
+        drafts.append(ModelDraft("inside", network, state, site, metrics, sources=sources))
+    return Publication("cross-attention", tuple(drafts), {"zero_shot": began}, described(server.facts))
+
+
+def _zero_shot(config: FedOapConfig, server: Memory) -> tuple[State, str]:
+    """gamma with a personal part for a hospital that has none, and what its query stage was made of.
+
+    Keys that are personal have no shared counterpart: there it is the mean, or nothing. An untrained stage
+    would send random features through the residual into a trained decoder.
+    """
+    own_keys = config.own_keys
+    shared, drawn = part(server.tensors, "global"), part(server.tensors, "drawn")
+    sites = server.facts["exported"]
+    if own_keys and not sites:
+        raise PublishError(
+            "kv: own keeps query stages, keys and values at the sites, and no site exported its model: a "
+            "global model would answer with untrained ones. Add --resume and --consent all, or --consent "
+            "SITE,SITE: nothing is trained again. With kv: averaged the shared ones can stand in"
+        )
+    if sites and (own_keys or config.zero_shot == "mean"):
+        mean = StreamingMean()
+        for site in sites:
+            mean.add(split(part(server.tensors, f"inside/{site}"), own_keys=own_keys)[1], 1.0, f"site {site}")
+        return {**shared, **identity(mean.result())}, "mean"
+    return {**shared, **start_personal(shared, drawn)}, "shared"
