@@ -29,7 +29,7 @@ from pydantic import (
 
 from model_store.errors import TaskError
 
-Kind = Literal["segmentation", "classification"]
+TaskKind = Literal["segmentation", "classification"]
 Plane = Literal["axial", "coronal", "sagittal"]
 MaskValue = Annotated[int, Field(ge=0, le=65535)]
 # It is also a folder of the federation, and a key of an answer.
@@ -84,7 +84,7 @@ class Task(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}$")
-    kind: Kind = "segmentation"
+    kind: TaskKind = "segmentation"
     class_names: tuple[ClassName, ...] = Field((), validate_default=True)
     labels: dict[str, tuple[MaskValue, ...]] = Field({}, validate_default=True)
     background: tuple[MaskValue, ...] = (0,)

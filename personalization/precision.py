@@ -12,11 +12,11 @@ from torch import Tensor
 Precision = Literal["float32", "bfloat16"]
 
 
-def products_in(precision: Precision, device: torch.device) -> torch.autocast:
+def mixed_precision(precision: Precision, device: torch.device) -> torch.autocast:
     """A context for forward passes. What comes out may be bfloat16: `widened` before a loss."""
     return torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16")
 
 
-def widened(tensor: Tensor) -> Tensor:
+def to_float32(tensor: Tensor) -> Tensor:
     """float32 for bfloat16, and anything else as it is."""
     return tensor.float() if tensor.dtype == torch.bfloat16 else tensor

@@ -18,12 +18,12 @@ from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 
 from model_store.store import Store
-from service.context import Context
+from service.context import ServiceContext
 from service.database import Database, is_current, upgrade
 from service.errors import BrokerError, DatabaseNotMigrated
 from service.http import problems, refusals
 from service.http.dependencies import known_parameters
-from service.http.uploads.body_limit import BodyLimit
+from service.http.uploads.body_limit import BodyLimitMiddleware
 from service.http.uploads.spool import prepare_spool
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
@@ -41,7 +41,7 @@ from service.routes import (
     serving,
 )
 from service.runtime import logs
-from service.runtime.access_log import Observe
+from service.runtime.access_log import AccessLogMiddleware
 from service.runtime.broker import Broker
 from service.runtime.metrics import Metrics
 from service.runtime.queue import Queue
@@ -105,14 +105,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(routes.router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
     refusals.install(app)
-    app.add_middleware(BodyLimit)
-    app.add_middleware(Observe, metrics=measured)
+    app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(AccessLogMiddleware, metrics=measured)
     # Last, and so outermost: the request's id is there for everything else.
     problems.install(app)
     return app
 
 
-async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) -> Context:
+async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) -> ServiceContext:
     """Open every part, and leave on the stack how it is closed. Whatever blocks does so in a thread."""
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     prepare_spool(settings.spool)
@@ -160,7 +160,9 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     measured.watch(admission, sessions)
     measured.watch_drift(partial(drifts, database, store))
     decoding = CapacityLimiter(settings.inference_slots)
-    return Context(settings, store, database, sessions, admission, measured, readiness, queue, decoding)
+    return ServiceContext(
+        settings, store, database, sessions, admission, measured, readiness, queue, decoding
+    )
 
 
 def _start(broker: Broker) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Context:
+class ServiceContext:
     """The parts of one API process.
 
     `sessions` and `admission` bound what inference may cost, `decoding` how many scans to be kept are read at
@@ -41,15 +41,15 @@ class Context:
     decoding: CapacityLimiter
 
 
-async def context_of(request: Request) -> Context:
+async def context_of(request: Request) -> ServiceContext:
     """The context of the app that received this request.
 
     A coroutine, though it waits for nothing: a plain function would be run in a thread, and health must not
     need one.
     """
-    context: Context = request.app.state.locum
+    context: ServiceContext = request.app.state.locum
     return context
 
 
-InContext = Annotated[Context, Depends(context_of)]
+InContext = Annotated[ServiceContext, Depends(context_of)]
 """A route parameter: `def route(context: InContext) -> ...`."""

@@ -71,7 +71,7 @@ class CohortUnknown(CohortError):
     """The hospital has no cohort of that id, or the cohort no scan of that name."""
 
 
-class CohortGone(CohortError):
+class CohortDeleted(CohortError):
     """Its scans have expired or were deleted."""
 
 
@@ -99,7 +99,7 @@ class JobUnknown(JobError):
     """There is no job of that id."""
 
 
-class JobNotOver(JobError):
+class JobStillRunning(JobError):
     """The job still waits or runs."""
 
 
@@ -119,5 +119,5 @@ class JobCancelled(JobError):
     """The job is to stop. Raised inside a worker, between two steps of its work."""
 
 
-class AdaptationRefused(JobError):
+class AdaptationRejected(JobError):
     """The artefact is of a kind that cannot be adapted, the cohort has no scan, or there is no GPU."""

@@ -54,9 +54,8 @@ from training.bounds import NO_BOUNDS, FeatureBounds
 __all__ = [
     "Algorithm",
     "ClientResult",
-    "Context",
     "Group",
-    "Kind",
+    "GroupKind",
     "Memory",
     "ModelDraft",
     "Noise",
@@ -66,9 +65,10 @@ __all__ = [
     "RoundResult",
     "ServerStage",
     "State",
+    "StepContext",
 ]
 
-Kind = Literal["weights", "features", "statistics", "images"]
+GroupKind = Literal["weights", "features", "statistics", "images"]
 Reduction = Literal["mean", "sum", "concat", "collect"]
 Data = TypeVar("Data")
 Noise = Callable[[str], np.random.Generator]
@@ -85,7 +85,7 @@ class Group:
     """
 
     name: str
-    kind: Kind
+    kind: GroupKind
     reduction: Reduction = "mean"
     essential: bool = True
     bounded: bool = False
@@ -128,7 +128,7 @@ def _no_key(purpose: str) -> np.random.Generator:
 
 
 @dataclass(frozen=True)
-class Context:
+class StepContext:
     """Where a step finds itself. `round` counts from 0 within its phase or stage.
 
     `generator(purpose)` gives a fresh CPU generator that depends on the run's seed, the phase, the round, the
@@ -216,7 +216,7 @@ class Algorithm(ABC, Generic[Data]):
         """Everything the run does, in order."""
 
     @abstractmethod
-    def initial(self, context: Context) -> Memory:
+    def initial(self, context: StepContext) -> Memory:
         """The server's memory before the first round."""
 
     @abstractmethod
@@ -228,15 +228,15 @@ class Algorithm(ABC, Generic[Data]):
 
     @abstractmethod
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: Data
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: Data
     ) -> ClientResult:
         """One round at one site. `received` and `memory` must not be changed in place."""
 
     @abstractmethod
-    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """The server's memory after a round."""
 
-    def server_stage(self, context: Context, server: Memory) -> Memory:  # noqa: ARG002
+    def server_stage(self, context: StepContext, server: Memory) -> Memory:  # noqa: ARG002
         """One step of a server stage; `context` names the stage and the step."""
         raise TypeError(
             f"{type(self).__name__} plans the server stage '{context.phase}' but does not define it"

@@ -28,7 +28,7 @@ from model_store.manifest import (
     RoutingSpaceManifest,
 )
 from model_store.store import Store
-from model_store.task import Kind, Task
+from model_store.task import Task, TaskKind
 from personalization.errors import NetworkError
 from personalization.export import to_onnx
 from personalization.networks import Backbone, build_backbone
@@ -37,7 +37,7 @@ from personalization.state import State, from_safetensors, to_safetensors
 from training.errors import ConfigurationError
 from training.publish import check_names, software
 
-_NETWORK: Mapping[Kind, str] = {"segmentation": "unet", "classification": "vit"}
+_NETWORK: Mapping[TaskKind, str] = {"segmentation": "unet", "classification": "vit"}
 _FILES = (".npz", ".safetensors")
 _HEADING = "there is no backbone to adapt"
 

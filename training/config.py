@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from training.algorithm import Kind
+from training.algorithm import GroupKind
 from training.bounds import FeatureBounds
 from training.errors import ConfigurationError
 
@@ -49,7 +49,7 @@ class RunConfig(StrictConfig):
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = Field(1, ge=1, description="threads of one site's step; the result may depend on it")
     consent: tuple[str, ...] | Literal["all"] = Field((), description="sites that agree to the export phase")
-    egress: dict[str, tuple[Kind, ...]] = Field(
+    egress: dict[str, tuple[GroupKind, ...]] = Field(
         {},
         description="site -> kinds it lets out (weights, features, statistics, images); unnamed sites: all",
     )

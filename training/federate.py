@@ -18,7 +18,7 @@ from rich.console import Console
 
 from model_store.errors import LocumStoreError
 from model_store.store import Store
-from model_store.task import Kind
+from model_store.task import TaskKind
 from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
@@ -27,7 +27,7 @@ from training.methods import FedInsConfig, methods
 from training.methods import method as find_method
 from training.phantom import phantom_of
 from training.progress import open_progress
-from training.publish import check_names, parts_of
+from training.publish import check_names, drafts_of
 from training.record import RECORD_FILE, RunRecord
 from training.run import Result, Run, execute
 from training.tasks import resolve as resolve_task
@@ -149,7 +149,7 @@ def _federate(
     folder = folder or store.root.parent / "runs" / job.id
     plan, sites = job.algorithm().plan(), job.specs()
     # What cannot be published, or a store that cannot be written to, is better known now than after training.
-    check_names(published, parts_of(plan, sites))
+    check_names(published, drafts_of(plan, sites))
     for place in (store.root, folder):
         place.mkdir(parents=True, exist_ok=True)
     warnings: list[str] = []
@@ -213,7 +213,7 @@ def _consent(text: str | None) -> tuple[str, ...] | Literal["all"] | None:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def _phantom(folder: Path, kind: Kind) -> Path:
+def _phantom(folder: Path, kind: TaskKind) -> Path:
     """The phantom federation for tasks of a kind, written once, into a folder."""
     phantom = phantom_of(kind)
     root = folder / phantom.name

@@ -68,7 +68,7 @@ def check_names(name: str, parts: Sequence[str] = ()) -> None:
         raise ConfigurationError("what is trained cannot be published under this name", problems)
 
 
-def parts_of(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -> tuple[str, ...]:
+def drafts_of(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -> tuple[str, ...]:
     """What a run may publish beside the artefact that is asked for by name: parts of the sites that consent,
     of all, and of clusters, which are as many as the sites at most.
     """

@@ -23,14 +23,14 @@ from training.data.cases import Federation, Site
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import check_trains, split_by_patient
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.egress import ALL_KINDS, SiteSpec
 from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.in_process import InProcessEngine
 from training.errors import ConfigurationError
 from training.methods import method, methods
-from training.publish import Origin, check_names, parts_of, publish
+from training.publish import Origin, check_names, drafts_of, publish
 
 
 @dataclass(frozen=True)
@@ -165,14 +165,14 @@ def execute(
         raise ConfigurationError("the run cannot start", ["device: no CUDA device is available; use cpu"])
     name = name or run.federation.task.name
     if store is not None:
-        check_names(name, parts_of(algorithm.plan(), specs))
+        check_names(name, drafts_of(algorithm.plan(), specs))
     run_folder = RunFolder(folder)
     with run_folder.held():
         run_folder.claim(run.identity(), resume=resume)
         engine = InProcessEngine(
             algorithm,
             specs,
-            Surroundings(run.settings.seed, run.settings.device, run.settings.threads),
+            RunEnvironment(run.settings.seed, run.settings.device, run.settings.threads),
             run_folder,
             workers=(os.cpu_count() or 1) if workers is None else workers,
             participation=run.settings.participation,

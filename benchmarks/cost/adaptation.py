@@ -38,7 +38,7 @@ from personalization.losses import soft_dice_loss
 from personalization.state import State
 from personalization.test_time.adapt import adapt
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.objective import terms_of
+from personalization.test_time.objective import loss_terms
 from training.methods.common.local_training import network_of, new_network, state_of
 
 BATCH = 16
@@ -88,7 +88,7 @@ def _step(cell: Cell) -> dict[str, Any]:
     counter = iter(range(sys.maxsize))
 
     def adaptation() -> None:
-        terms, _ = terms_of(routed, images, config, next(counter))
+        terms, _ = loss_terms(routed, images, config, next(counter))
         terms.loss.item()
         optimiser.zero_grad()
         torch.autograd.backward(terms.loss)

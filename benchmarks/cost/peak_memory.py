@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness.measuring import high_water
-from service.inference.sessions import Session
+from service.inference.sessions import GraphSession
 
 
 def peak_mb(graph: Path, shape: Sequence[int]) -> float:
@@ -26,7 +26,7 @@ def peak_mb(graph: Path, shape: Sequence[int]) -> float:
 
 def _measure(graph: Path, shape: Sequence[int]) -> float:
     before = high_water()
-    session = Session(graph.name, graph.read_bytes(), threads=1, device="cpu")
+    session = GraphSession(graph.name, graph.read_bytes(), threads=1, device="cpu")
     for _ in range(3):
         session.run(np.zeros(shape, np.float32))
     return (high_water() - before) / 1e6

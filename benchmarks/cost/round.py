@@ -38,7 +38,7 @@ from benchmarks.harness.tables import table, write_page
 from model_store.task import Task
 from personalization.state import StreamingMean, to_safetensors
 from training.algorithm import Memory
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry, Silent
@@ -105,7 +105,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     process = spawn.Process(
         target=plain_rounds, args=(there, width, slices, size, rounds, personal), daemon=True
     )
-    floor = partial(_least_round, work / "floor", algorithm.initial(Surroundings(SEED).context("i", 0, 1)))
+    floor = partial(_least_round, work / "floor", algorithm.initial(RunEnvironment(SEED).context("i", 0, 1)))
 
     def plain_round() -> None:
         here.send("go")
@@ -117,7 +117,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     # A killed measurement starts anew: half of one is worth nothing.
     folder = RunFolder(work / f"run-{os.getpid()}")
     specs = [SiteSpec(site, partial(site_data, site, slices, size)) for site in SITES]
-    outcome = InProcessEngine(algorithm, specs, Surroundings(SEED), folder, workers=1, observer=clock).run()
+    outcome = InProcessEngine(algorithm, specs, RunEnvironment(SEED), folder, workers=1, observer=clock).run()
     if trains:
         if here.recv() != to_safetensors(part(outcome.server.tensors, "global")):
             raise RuntimeError("engine and plain loop ended with different weights: not the same steps")

@@ -12,10 +12,10 @@ import torch
 from personalization.losses import soft_dice_loss
 from personalization.networks import build, initialise
 from personalization.state import to_safetensors
-from training.algorithm import ClientResult, Context, Memory, State
+from training.algorithm import ClientResult, Memory, State, StepContext
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData, SliceSet, batches
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.worker import keep_freed_memory
 from training.methods.common.local_training import dice_per_patient
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg
@@ -32,7 +32,7 @@ class Echo(FedAvg):
 
     def client_step(
         self,
-        context: Context,
+        context: StepContext,
         received: Mapping[str, State],
         memory: Memory,
         data: SiteData | LabelledData,
@@ -65,7 +65,7 @@ def plain_rounds(pipe: Connection, width: int, slices: int, size: int, rounds: i
     # As the engine's workers do; else the ratio would be that of two allocators.
     keep_freed_memory()
     torch.set_num_threads(1)
-    surroundings = Surroundings(SEED)
+    surroundings = RunEnvironment(SEED)
     sites = {site: site_data(site, slices, size) for site in SITES}
     network = build("unet", in_channels=1, classes=2, width=width)
     initialise(network, surroundings.context("initial", 0, 1).generator("weights"))

@@ -47,7 +47,7 @@ from personalization.export import to_onnx
 from personalization.networks import build
 from personalization.state import to_safetensors
 from service.inference.pipeline import BATCH
-from service.inference.sessions import Session
+from service.inference.sessions import GraphSession
 
 SIZE = 256
 SLICES = 128
@@ -151,7 +151,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         publish(work / "store", cell["width"], scan)
     artefact = Store(work / "store").open("cost")
     digest = artefact.manifest.files[GRAPH].sha256
-    session = Session(digest, artefact.read(GRAPH), threads=cell["threads"], device="cpu")
+    session = GraphSession(digest, artefact.read(GRAPH), threads=cell["threads"], device="cpu")
     batches = [prepared.slices[i : i + BATCH] for i in range(0, len(prepared.slices), BATCH)]
     restorer = Restorer(prepared.geometry)
     for batch in batches:

@@ -30,7 +30,7 @@ from benchmarks.harness.tables import table, write_page
 from personalization.export import to_onnx
 from personalization.fedins import InstanceAdaptive
 from personalization.networks import Backbone, build_backbone, initialise
-from service.inference.sessions import Session
+from service.inference.sessions import GraphSession
 
 # Of a ViT nearly two passes are the floor; of a U-Net an encoder and a whole pass.
 TARGETS = {"vit": 2.0, "unet": 1.6}
@@ -103,7 +103,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         for name, served in (("plain", network.backbone), ("pool", network))
     }
     images = np.random.default_rng(0).normal(size=(cell["batch"], channels, size, size)).astype(np.float32)
-    plain, pool = (Session(name, graph, threads=1, device="cpu") for name, graph in graphs.items())
+    plain, pool = (GraphSession(name, graph, threads=1, device="cpu") for name, graph in graphs.items())
     query = pool.queries(images).mean(0, keepdims=True)
     steps: dict[str, Callable[[], Any]] = {
         "plain": lambda: plain.run(images),

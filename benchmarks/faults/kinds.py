@@ -43,7 +43,7 @@ class Scene:
     chance: Random
 
 
-Kind = Callable[[Scene], Pids]
+FaultKind = Callable[[Scene], Pids]
 
 
 def kill(*pids: int | None) -> Pids:
@@ -158,7 +158,7 @@ def job_cancelled(scene: Scene) -> Pids:
     return []
 
 
-KINDS: dict[str, tuple[Kind, int]] = {
+KINDS: dict[str, tuple[FaultKind, int]] = {
     "task killed": (task_killed, 6),
     "worker killed": (worker_killed, 5),
     "worker stopped": (worker_stopped, 4),

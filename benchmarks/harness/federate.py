@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from training.algorithm import Algorithm
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
 from training.engine.folder import RunFolder
-from training.engine.in_process import InProcessEngine, Outcome
+from training.engine.in_process import InProcessEngine, RunOutcome
 
 Data = TypeVar("Data")
 
@@ -19,10 +19,10 @@ Data = TypeVar("Data")
 def federate(
     algorithm: Algorithm[Any],
     data: Mapping[str, Any],
-    surroundings: Surroundings,
+    surroundings: RunEnvironment,
     work: Path,
     identity: Mapping[str, Any],
-) -> Outcome:
+) -> RunOutcome:
     """Run, or resume, a federation over sites whose data are in memory; every site consents to its export.
 
     The sites' steps are done by this process. `identity` is what a run found in `work` must be of. Raises

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from personalization.precision import widened
+from personalization.precision import to_float32
 
 LARGEST_JITTER = 2
 
@@ -50,7 +50,7 @@ class NormDistance:
         assert isinstance(module, nn.BatchNorm2d)
         assert module.running_mean is not None
         assert module.running_var is not None
-        found = widened(inputs[0])
+        found = to_float32(inputs[0])
         # torch's var_mean takes three times as long on a CPU.
         mean = found.mean(dim=(0, 2, 3), keepdim=True)
         variance = (found - mean).square().mean(dim=(0, 2, 3))
@@ -104,7 +104,7 @@ def inversion_loss(
     for member in members:
         member.eval()
     with norm_distance(members) as distance:
-        logits = torch.stack([widened(member(images_BCHW)) for member in members]).mean(dim=0)
+        logits = torch.stack([to_float32(member(images_BCHW)) for member in members]).mean(dim=0)
     batch_norm = distance.total().to(images_BCHW.device)
     if weights.per_member:
         batch_norm = batch_norm / len(members)

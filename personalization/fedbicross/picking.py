@@ -29,8 +29,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.gate.statistics import squared_hellinger
-from personalization.tick import Tick, no_tick
 
 Criterion = Literal["information", "statistics", "combined", "entropy", "consistency", "consensus"]
 CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
@@ -58,9 +58,12 @@ class Observed:
 
 
 @torch.no_grad()
-def observe(network: nn.Module, images_NCHW: Tensor, seed: int = 0, tick: Tick = no_tick) -> Observed:
+def observe(
+    network: nn.Module, images_NCHW: Tensor, seed: int = 0, check_cancelled: CancelCheck = never_cancelled
+) -> Observed:
     """Ask the model, in evaluation mode as it is served, on its own device. `seed` draws the noise, the same
-    for every model; `tick` is called before every batch, and may raise. Raises ValueError for no images."""
+    for every model; `check_cancelled` is called before every batch, and may raise. Raises ValueError for no
+    images."""
     if not len(images_NCHW):
         raise ValueError("there is no image to pick a cluster by")
     network.eval()
@@ -70,10 +73,10 @@ def observe(network: nn.Module, images_NCHW: Tensor, seed: int = 0, tick: Tick =
     size = max(1, min(_BATCH, _PIXELS // images_NCHW[0, 0].numel()))
     with _watched(network) as moments:
         for part in torch.split(images_NCHW, size):
-            tick()
+            check_cancelled()
             plain.append(network(part.to(device)).double().softmax(dim=1).cpu())
     for part in torch.split(images_NCHW, size):
-        tick()
+        check_cancelled()
         noise = torch.randn(part.shape, generator=draw) * part.std(dim=(1, 2, 3), keepdim=True, correction=0)
         noisy.append(network((part + NOISE * noise).to(device)).double().softmax(dim=1).cpu())
     norms = batch_norms(network)

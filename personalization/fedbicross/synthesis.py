@@ -26,7 +26,7 @@ from personalization.fedbicross.bilevel import (
 from personalization.fedbicross.distillation import TEMPERATURE, distillation_loss
 from personalization.fedbicross.inversion import InversionWeights, balanced_labels, inversion_loss, jitter
 from personalization.fedbicross.teachers import Teacher
-from personalization.precision import Precision, products_in, widened
+from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.state import State
 
 Labels = Literal["balanced", "uniform"]
@@ -186,11 +186,11 @@ class Trajectory:
         with self._products():
             logits = student(lesson.images)
         return distillation_loss(
-            widened(logits), lesson.teacher, lesson.adapted, share, self.config.temperature
+            to_float32(logits), lesson.teacher, lesson.adapted, share, self.config.temperature
         )
 
     def _products(self) -> torch.autocast:
-        return products_in(self.config.precision, self._device)
+        return mixed_precision(self.config.precision, self._device)
 
     def tensors(self) -> State:
         """Everything that a trajectory taken up again needs beside its arguments, on the CPU."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from personalization.precision import widened
+from personalization.precision import to_float32
 from personalization.state import State
 
 MOMENTUM = 0.1
@@ -68,4 +68,4 @@ def _with_own_buffers(network: nn.Module) -> nn.Module:
 
 
 def _mean_logits(networks: Sequence[nn.Module], images_BCHW: Tensor) -> Tensor:
-    return torch.stack([widened(network(images_BCHW)) for network in networks]).mean(dim=0)
+    return torch.stack([to_float32(network(images_BCHW)) for network in networks]).mean(dim=0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from personalization.fedins.lookup import Picked, look_up, random_entries
+from personalization.fedins.lookup import PoolLookup, look_up, random_entries
 from personalization.fedins.losses import fedins_loss, key_matching_loss
 from personalization.fedins.merge import merge_single
 from personalization.fedins.network import Answer, InstanceAdaptive
@@ -14,8 +14,8 @@ __all__ = [
     "Answer",
     "Delta",
     "InstanceAdaptive",
-    "Picked",
     "Point",
+    "PoolLookup",
     "SsfPool",
     "adapted",
     "fedins_loss",

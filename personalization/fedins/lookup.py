@@ -13,14 +13,14 @@ from torch.nn.functional import normalize
 
 
 @dataclass(frozen=True)
-class Picked:
+class PoolLookup:
     """`entries` int64 [B, C], the most similar first, and their cosine `similarities` [B, C]."""
 
     entries: Tensor
     similarities: Tensor
 
 
-def look_up(query_BQ: Tensor, keys_MQ: Tensor, top: int, penalty_M: Tensor | None = None) -> Picked:
+def look_up(query_BQ: Tensor, keys_MQ: Tensor, top: int, penalty_M: Tensor | None = None) -> PoolLookup:
     """The `top` entries by cosine similarity; all of them when there are fewer.
 
     Of equal similarities the lower entry goes first, as in onnx. A query of zero is like nothing: all its
@@ -35,16 +35,16 @@ def look_up(query_BQ: Tensor, keys_MQ: Tensor, top: int, penalty_M: Tensor | Non
         entries = torch.topk(ranked, top, dim=1).indices
     else:
         entries = torch.sort(ranked.detach(), dim=1, descending=True, stable=True).indices[:, :top]
-    return Picked(entries, similarity_BM.gather(1, entries))
+    return PoolLookup(entries, similarity_BM.gather(1, entries))
 
 
-def random_entries(query_BQ: Tensor, keys_MQ: Tensor, top: int, generator: torch.Generator) -> Picked:
+def random_entries(query_BQ: Tensor, keys_MQ: Tensor, top: int, generator: torch.Generator) -> PoolLookup:
     """As many entries for each image, drawn without regard to the query: the control of `look_up`."""
     entries_M = keys_MQ.shape[0]
     drawn = torch.rand(len(query_BQ), entries_M, generator=generator).argsort(dim=1)
     entries = drawn[:, : min(top, entries_M)].to(query_BQ.device)
     similarity_BM = _cosines(query_BQ, keys_MQ)
-    return Picked(entries, similarity_BM.gather(1, entries))
+    return PoolLookup(entries, similarity_BM.gather(1, entries))
 
 
 def _cosines(query_BQ: Tensor, keys_MQ: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from personalization.fedins.lookup import Picked, look_up
+from personalization.fedins.lookup import PoolLookup, look_up
 from personalization.fedins.points import adapted, points_of
 from personalization.fedins.pool import Delta, SsfPool, head_of
 from personalization.networks import Backbone
@@ -24,7 +24,7 @@ class Answer:
     """Logits [B, K] or [B, K, H, W], and what each image picked."""
 
     logits: Tensor
-    picked: Picked
+    picked: PoolLookup
 
 
 class InstanceAdaptive(nn.Module):
@@ -56,7 +56,7 @@ class InstanceAdaptive(nn.Module):
         """[B, Q]: depends on the image and the frozen backbone alone, so it may be kept. Not yet centred."""
         return self.backbone.query(image_BCHW)
 
-    def pick(self, query_BQ: Tensor, penalty_M: Tensor | None = None) -> Picked:
+    def pick(self, query_BQ: Tensor, penalty_M: Tensor | None = None) -> PoolLookup:
         """The entries for queries as `query` gives them, less the federation's centre."""
         return look_up(query_BQ - self.pool.centre, self.pool.keys, self.top, penalty_M)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.errors import NetworkError
-from personalization.fedins.lookup import Picked
+from personalization.fedins.lookup import PoolLookup
 
 _SSF_STD = 0.02
 _KEY_STD = 0.02
@@ -70,7 +70,7 @@ class SsfPool(nn.Module):
             self.head_bias.copy_(bias.expand_as(self.head_bias))
         return self
 
-    def delta(self, picked: Picked) -> Delta:
+    def delta(self, picked: PoolLookup) -> Delta:
         """The mean of the picked entries, each image's own:
 
         delta(x) = (1/C) sum_c SSF_c   (Eq. 9)

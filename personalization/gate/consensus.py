@@ -13,12 +13,12 @@ from functools import reduce
 import torch
 from torch import Tensor, nn
 
+from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.iop_fl.layers import use_batch_statistics
 from personalization.iop_fl.network import mixed_batches
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build
 from personalization.state import State
-from personalization.tick import Tick, no_tick
 
 
 @torch.no_grad()
@@ -28,14 +28,14 @@ def consensus(
     *,
     device: torch.device | None = None,
     batch_size: int = 16,
-    tick: Tick = no_tick,
+    check_cancelled: CancelCheck = never_cancelled,
 ) -> tuple[Tensor, Tensor]:
     """Class indices [N, H, W], uint8, of the experts' mean probabilities; two forwards of each expert.
 
     The first by the statistics each expert was published with, the second by those of each batch. Batches
     are drawn from all over the images, so that their statistics are the hospital's and not one scan's.
     Of the probabilities only those of one batch are in memory at a time. The experts work on `device`, by
-    default where the images are. `tick` is called before every batch of an expert, and may raise.
+    default where the images are. `check_cancelled` is called before every batch of an expert, and may raise.
     Raises RoutingError for no images.
     """
     device = device or images_NCHW.device
@@ -44,7 +44,7 @@ def consensus(
     networks = [_network(space, state).to(device) for state in space.experts.values()]
 
     def probabilities(network: nn.Module, batch: Tensor) -> Tensor:
-        tick()
+        check_cancelled()
         return torch.softmax(network(batch.to(device)), dim=1)
 
     def maps() -> Tensor:

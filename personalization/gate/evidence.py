@@ -1,4 +1,4 @@
-"""What the gate looks at: a candidate's masks beside its parent's and its rivals'."""
+"""What the gate looks at: a candidate's masks beside its parent's and its replicas'."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Evidence:
 def gather(
     candidate: ArrayLike,
     parent: ArrayLike,
-    rivals: Sequence[ArrayLike],
+    replicas: Sequence[ArrayLike],
     scan_index: ArrayLike,
     classes: int,
     source_warnings: float,
@@ -58,7 +58,7 @@ def gather(
 ) -> Evidence:
     """Measure the class maps [N, H, W] of a candidate on the hospital's scans.
 
-    `parent` is what the global model gives on the same slices, whatever serves the hospital now. `rivals`
+    `parent` is what the global model gives on the same slices, whatever serves the hospital now. `replicas`
     are what the same adaptation gives with another seed, or from half of the scans. `scan_index` [N] says
     which slices are of one scan; those of one patient count as one where patients can be told.
     `source_warnings` is the share of scans that do not look like training's, `statistics_distance` what the
@@ -70,7 +70,9 @@ def gather(
     ours = checked_maps(candidate, "candidate", classes)
     theirs = checked_maps(parent, "parent", classes, ours)
     index = checked_index(scan_index, len(ours))
-    others = [checked_maps(rival, f"rival {i}", classes, ours) for i, rival in enumerate(rivals, start=1)]
+    others = [
+        checked_maps(replica, f"replica {i}", classes, ours) for i, replica in enumerate(replicas, start=1)
+    ]
     said = [checked_maps(maps, f"reference {i}", classes, ours) for i, maps in enumerate(references, start=1)]
     comparison = Comparison.of(ours, theirs, index, classes)
     own, before = comparison.first[:, 1:].sum(axis=1), comparison.second[:, 1:].sum(axis=1)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from personalization.gate.verdict import Bound, Verdict, held_against
+from personalization.gate.verdict import Bound, GateVerdict, held_against
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,6 @@ _MEANINGS: dict[str, tuple[Bound, str]] = {
 }
 
 
-def judge_pick(evidence: PickEvidence, thresholds: PickThresholds | None = None) -> Verdict:
+def judge_pick(evidence: PickEvidence, thresholds: PickThresholds | None = None) -> GateVerdict:
     """Hold the evidence against the thresholds."""
     return held_against(vars(evidence), vars(thresholds or PickThresholds()), _MEANINGS)

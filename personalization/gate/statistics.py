@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import StateError
 from personalization.iop_fl.batch_norm import bake_statistics
-from personalization.tick import Tick, no_tick
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
 # Of batch norm: what it adds to a variance before it divides by it
@@ -18,14 +18,17 @@ _EPSILON = 1e-5
 
 
 def shift_of_statistics(
-    parent: Mapping[str, Tensor], candidate: nn.Module, images_NCHW: Tensor, tick: Tick = no_tick
+    parent: Mapping[str, Tensor],
+    candidate: nn.Module,
+    images_NCHW: Tensor,
+    check_cancelled: CancelCheck = never_cancelled,
 ) -> float:
     """`statistics_distance` of a parent's state and a candidate, measured anew on these images alone.
 
     The candidate's own are drawn towards the parent's, the more the fewer images there are: two images would
     always be near. Costs what `bake_statistics` does; the candidate is left as it was.
     """
-    measured = bake_statistics(copy.deepcopy(candidate), images_NCHW, tick=tick)
+    measured = bake_statistics(copy.deepcopy(candidate), images_NCHW, check_cancelled=check_cancelled)
     return statistics_distance(parent, measured.state_dict())
 
 

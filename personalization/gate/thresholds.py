@@ -14,8 +14,8 @@ class Thresholds:
       without labels. On phantoms it costs nothing beside consensus_gain: what that lets through has 0.94 and
       more. It was 0.7 until six candidates for one real site passed at 0.76 to 0.84, of which two were more
       than 2 points of Dice worse and four between 1 and 5 better: what it does for real scans is untested.
-    - stability 0.8: the middle of that range, since a rival from half of the scans has also seen less. Where
-      only chance differs and yet as much as between two people, chance decides. Phantoms: 0.93.
+    - stability 0.8: the middle of that range, since a replica from half of the scans has also seen less.
+      Where only chance differs and yet as much as between two people, chance decides. Phantoms: 0.93.
     - consensus_gain above 0: that the candidate is nearer than its parent to what the federation says, by
       either statistics, is to be shown and not to be assumed; no change shows nothing. Of 124 phantom
       candidates that lost more than a point of Dice the other checks, with an agreement of 0.7, let 91

@@ -30,7 +30,7 @@ class Check:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class GateVerdict:
     """Whether the candidate may be assigned: it must pass every check."""
 
     passed: bool
@@ -77,7 +77,7 @@ _HOLDS: Mapping[Bound, Callable[[float, float], bool]] = {
 }
 
 
-def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> Verdict:
+def judge(evidence: Evidence, thresholds: Thresholds = THRESHOLDS) -> GateVerdict:
     """Hold the evidence against the thresholds."""
     return held_against(vars(evidence), vars(thresholds), _MEANINGS)
 
@@ -86,11 +86,11 @@ def held_against(
     values: Mapping[str, float | None],
     limits: Mapping[str, float],
     meanings: Mapping[str, tuple[Bound, str]],
-) -> Verdict:
+) -> GateVerdict:
     """A check for each of `meanings`. What is no number passes none; None was not measured, and passes."""
     checks = []
     for name, (bound, meaning) in meanings.items():
         value, limit = values[name], limits[name]
         passed = value is None or _HOLDS[bound](value, limit)
         checks.append(Check(name, value, limit, passed, meaning, bound))
-    return Verdict(all(check.passed for check in checks), tuple(checks))
+    return GateVerdict(all(check.passed for check in checks), tuple(checks))

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import RoutingError
 from personalization.iop_fl.network import batches, routed_layers, share_copy
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
-from personalization.tick import Tick, no_tick
 
 # How many images the federation's statistics count as, beside a hospital's own
 PRIOR_IMAGES = 4.0
@@ -27,7 +27,7 @@ def bake_statistics(
     batch_size: int = 16,
     prior: Mapping[str, Tensor] | None = None,
     prior_images: float = 0.0,
-    tick: Tick = no_tick,
+    check_cancelled: CancelCheck = never_cancelled,
 ) -> nn.Module:
     """Set the running statistics of every batch norm to those of its input over all images; in place.
 
@@ -38,8 +38,8 @@ def bake_statistics(
     it were worth that many images: few images make poor statistics (Schneider et al., NeurIPS 2020, 2).
 
     Costs one forward pass when the images fit into one batch, else about half a pass per batch norm. Leaves
-    the network in eval mode and returns it. `tick` is called before every batch of a pass, and may raise.
-    Raises RoutingError for no images, or a `prior_images` below 0 or without a prior.
+    the network in eval mode and returns it. `check_cancelled` is called before every batch of a pass, and
+    may raise. Raises RoutingError for no images, or a `prior_images` below 0 or without a prior.
     """
     if prior_images < 0 or (prior_images and prior is None):
         raise RoutingError(f"prior images: expected 0 or more, and a prior, found {prior_images}")
@@ -65,7 +65,7 @@ def bake_statistics(
                 for name, norm in norms
             ]
             try:
-                tick()
+                check_cancelled()
                 network(chunks[0])
             finally:
                 for handle in handles:
@@ -74,26 +74,26 @@ def bake_statistics(
             for name, norm in norms:
                 moments = []
                 for chunk in chunks:
-                    tick()
+                    check_cancelled()
                     moments.append(_moments(_input_of(norm, network, chunk)))
                 means, variances = (torch.cat(parts) for parts in zip(*moments, strict=True))
                 settle(name, norm, means, variances)
     return network
 
 
-def bake_dynamic(
+def recalibrate_statistics(
     space: RoutingSpace,
     network: nn.Module,
     images_NCHW: Tensor,
     *,
     batch_size: int = 16,
     prior_images: float = PRIOR_IMAGES,
-    tick: Tick = no_tick,
+    check_cancelled: CancelCheck = never_cancelled,
 ) -> nn.Module:
     """A copy of a routed network, coefficients still per image, with batch norm's statistics baked.
 
     As `bake_statistics` with the global model's running statistics as the prior. The experts are shared.
-    `tick` is called before every batch of a pass, and may raise.
+    `check_cancelled` is called before every batch of a pass, and may raise.
     """
     if not routed_layers(network):
         raise RoutingError(f"expected a routed network (see `route`), found a plain {type(network).__name__}")
@@ -103,10 +103,12 @@ def bake_dynamic(
             norm = nn.BatchNorm2d(module.num_features, module.eps, affine=module.affine).to(images_NCHW)
             norm.load_state_dict(module.state_dict(), strict=False)
             baked.set_submodule(name, norm)
-    return bake_statistics(baked, images_NCHW, batch_size, space.experts[GLOBAL], prior_images, tick)
+    return bake_statistics(
+        baked, images_NCHW, batch_size, space.experts[GLOBAL], prior_images, check_cancelled
+    )
 
 
-class _Reached(Exception):
+class _StopAtLayer(Exception):
     """Unwinds a forward pass at the layer whose input was wanted: the rest need not be computed."""
 
     def __init__(self, features: Tensor) -> None:
@@ -116,12 +118,12 @@ class _Reached(Exception):
 
 def _input_of(layer: nn.Module, network: nn.Module, images: Tensor) -> Tensor:
     def stop(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        raise _Reached(inputs[0])
+        raise _StopAtLayer(inputs[0])
 
     handle = layer.register_forward_pre_hook(stop)
     try:
         network(images)
-    except _Reached as reached:
+    except _StopAtLayer as reached:
         return reached.features
     finally:
         handle.remove()

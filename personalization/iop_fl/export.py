@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import ExportError
 from personalization.export import to_onnx
-from personalization.iop_fl.batch_norm import PRIOR_IMAGES, bake_dynamic
+from personalization.iop_fl.batch_norm import PRIOR_IMAGES, recalibrate_statistics
 from personalization.iop_fl.network import routed_layers
 from personalization.iop_fl.routers import PooledRouter
 from personalization.iop_fl.space import RoutingSpace
-from personalization.tick import Tick, no_tick
 
 # An onnx file is one protobuf message, which cannot hold 2 GiB; some room is left for the graph
 LARGEST_BYTES = 2**31 - 2**24
@@ -23,14 +23,14 @@ def to_dynamic_onnx(
     *,
     batch_size: int = 16,
     prior_images: float = PRIOR_IMAGES,
-    tick: Tick = no_tick,
+    check_cancelled: CancelCheck = never_cancelled,
 ) -> bytes:
     """The graph of a routed network with batch norm baked on these images, of which it takes the size.
 
     Interface as of `personalization.export.to_onnx`, but a graph with pooled routers takes one image at a
     time (B = 1): each image has weights of its own, and onnx fixes the number of groups of a convolution.
-    All experts are inside: the file is E times a plain network's. `tick` is called before every batch of a
-    pass, and may raise.
+    All experts are inside: the file is E times a plain network's. `check_cancelled` is called before every
+    batch of a pass, and may raise.
 
     Raises ExportError when they do not fit into one onnx file, or a weight is not finite.
     """
@@ -40,8 +40,13 @@ def to_dynamic_onnx(
             f"the {len(space.names)} experts take {size} bytes, one onnx file holds {LARGEST_BYTES}: "
             "serve the merged network, or route over fewer models"
         )
-    baked = bake_dynamic(
-        space, network, images_NCHW, batch_size=batch_size, prior_images=prior_images, tick=tick
+    baked = recalibrate_statistics(
+        space,
+        network,
+        images_NCHW,
+        batch_size=batch_size,
+        prior_images=prior_images,
+        check_cancelled=check_cancelled,
     )
     single = any(isinstance(module, PooledRouter) for module in baked.modules())
     _, channels, height, width = images_NCHW.shape

@@ -14,11 +14,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
+from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import RoutingError
 from personalization.iop_fl.layers import RoutedConv2d, RoutedConvTranspose2d, use_batch_statistics
 from personalization.iop_fl.routers import DirectCoefficients, FixedCoefficients, Init, PooledRouter, Router
 from personalization.iop_fl.space import RoutingSpace
-from personalization.tick import Tick, no_tick
 
 RoutedLayer = RoutedConv2d | RoutedConvTranspose2d
 
@@ -93,7 +93,10 @@ def parameter_groups(network: nn.Module) -> dict[str, list[nn.Parameter]]:
 
 
 def coefficients(
-    network: nn.Module, images_NCHW: Tensor, batch_size: int = 16, tick: Tick = no_tick
+    network: nn.Module,
+    images_NCHW: Tensor,
+    batch_size: int = 16,
+    check_cancelled: CancelCheck = never_cancelled,
 ) -> Tensor:
     """The coefficients [N, L, E] of each image and layer, without dropout.
 
@@ -108,7 +111,7 @@ def coefficients(
             return shared.expand(len(images_NCHW), -1, -1)
         rows = []
         for batch in batches(images_NCHW, batch_size):
-            tick()
+            check_cancelled()
             seen: list[Tensor] = []
             handles = [
                 layer.router.register_forward_hook(

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.checkpoint import digest
 from personalization.errors import AdaptationError
 from personalization.iop_fl.network import mixed_batches, parameter_groups, routed_layers
@@ -26,11 +27,17 @@ from personalization.iop_fl.routers import PooledRouter
 from personalization.iop_fl.space import RoutingSpace
 from personalization.seeds import seed_of
 from personalization.state import State, clone
-from personalization.test_time.checkpoint import Checkpoint, EpochRecord, Fingerprint
+from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord, Fingerprint
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.objective import Score, class_maps, finite, like, score, terms_of
-from personalization.test_time.safety import SafetyLimits, danger
-from personalization.tick import Tick, no_tick
+from personalization.test_time.objective import (
+    EpochScore,
+    class_maps,
+    json_float,
+    loss_terms,
+    score,
+    to_network_dtype,
+)
+from personalization.test_time.safety import SafetyLimits, unsafe_reason
 
 _LIMITS = SafetyLimits()
 
@@ -54,16 +61,16 @@ def adapt(
     images_NCHW: Tensor,
     config: AdaptationConfig,
     *,
-    resume: Checkpoint | None = None,
-    after_epoch: Callable[[Checkpoint], None] | None = None,
-    tick: Tick = no_tick,
+    resume: AdaptationCheckpoint | None = None,
+    after_epoch: Callable[[AdaptationCheckpoint], None] | None = None,
+    check_cancelled: CancelCheck = never_cancelled,
     limits: SafetyLimits = _LIMITS,
 ) -> Adaptation:
     """Adapt a routed network (`route`) in place to one hospital's images; it is left at its best safe state.
 
     `after_epoch` gets a checkpoint after every epoch, step 0 included, with the network as it then is; from
     any of them `resume` goes on bit for bit, in another process if need be, and gives it once more: whoever
-    was killed may not have told of it. `tick` is called before every
+    was killed may not have told of it. `check_cancelled` is called before every
     step and every batch that is measured. Whatever either raises ends the adaptation at once and is passed
     on, with the network at the best safe state so far. Nothing is drawn from torch's global generator.
 
@@ -71,7 +78,7 @@ def adapt(
     another configuration, other experts or other images.
     """
     _check(network, images_NCHW, config)
-    run = _Run(network, images_NCHW, config, limits, tick)
+    run = _Run(network, images_NCHW, config, limits, check_cancelled)
     if resume is not None:
         run.check(resume)
     try:
@@ -99,9 +106,19 @@ class _Run:
     """One adaptation while it runs: what is learned, how far it is, and the best so far."""
 
     def __init__(
-        self, network: nn.Module, images: Tensor, config: AdaptationConfig, limits: SafetyLimits, tick: Tick
+        self,
+        network: nn.Module,
+        images: Tensor,
+        config: AdaptationConfig,
+        limits: SafetyLimits,
+        check_cancelled: CancelCheck,
     ) -> None:
-        self._network, self._config, self._limits, self._tick = network, config, limits, tick
+        self._network, self._config, self._limits, self._check_cancelled = (
+            network,
+            config,
+            limits,
+            check_cancelled,
+        )
         # Even, and from all over, since batch norm measures its batch; the reference code does neither
         size, official = config.batch_size, config.weights.official
         self._batches = torch.split(images, size) if official else mixed_batches(images, size)
@@ -126,11 +143,11 @@ class _Run:
         last = self.history[-1]
         return not last.safe or last.epoch == self._config.passes
 
-    def check(self, checkpoint: Checkpoint) -> None:
+    def check(self, checkpoint: AdaptationCheckpoint) -> None:
         """Raise CheckpointError if it is another adaptation's."""
         self._fingerprint.check(checkpoint.fingerprint)
 
-    def begin(self, checkpoint: Checkpoint | None) -> None:
+    def begin(self, checkpoint: AdaptationCheckpoint | None) -> None:
         """Measure step 0, which all epochs are held against; then go to where the checkpoint left off.
 
         After a resume too: step 0's masks would weigh more in a checkpoint than making them again costs.
@@ -138,7 +155,7 @@ class _Run:
         if checkpoint is not None:
             self._initial, self._best = checkpoint.initial, checkpoint.best
         self._load(self._initial)
-        self._before = class_maps(self._network, self._batches, self._tick)
+        self._before = class_maps(self._network, self._batches, self._check_cancelled)
         start = self._score()
         self._start = start.reading
         if checkpoint is None:
@@ -168,14 +185,14 @@ class _Run:
             self.best_epoch, self._best = epoch, clone(self._learned)
         self.history.append(record)
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self) -> AdaptationCheckpoint:
         """All that is needed to go on from here; shares no memory with the run."""
         optimiser = {
             f"{name}/{moment}": value.detach().clone()
             for name, parameter in self._learned.items()
             for moment, value in self._optimiser.state.get(parameter, {}).items()
         }
-        return Checkpoint(
+        return AdaptationCheckpoint(
             fingerprint=self._fingerprint,
             epoch=self.history[-1].epoch,
             state=clone(self._learned),
@@ -196,11 +213,11 @@ class _Run:
         """One pass over the images; a record that is not safe where it broke off."""
         self._network.train()
         for step, images in enumerate(self._batches):
-            self._tick()
+            self._check_cancelled()
             # The reference code seeds itself anew before every step, so that it draws the same each time
             parts = () if self._config.weights.official else (epoch, step)
             seed = seed_of(self._config.seed, "step", *parts)
-            terms, _ = terms_of(self._network, like(self._network, images), self._config, seed)
+            terms, _ = loss_terms(self._network, to_network_dtype(self._network, images), self._config, seed)
             if not math.isfinite(terms.loss.item()):
                 reason = f"the loss of step {step + 1} is not a finite number; lower the learning rates"
                 return EpochRecord(epoch, None, None, None, None, None, None, safe=False, reason=reason)
@@ -209,19 +226,19 @@ class _Run:
             self._optimiser.step()
         return None
 
-    def _score(self) -> Score:
-        return score(self._network, self._batches, self._config, self._before, self._tick)
+    def _score(self) -> EpochScore:
+        return score(self._network, self._batches, self._config, self._before, self._check_cancelled)
 
-    def _record(self, epoch: int, found: Score) -> EpochRecord:
-        reason = danger(found.reading, self._start, self._limits)
+    def _record(self, epoch: int, found: EpochScore) -> EpochRecord:
+        reason = unsafe_reason(found.reading, self._start, self._limits)
         return EpochRecord(
             epoch,
-            loss=finite(found.reading.loss),
-            consistency=finite(found.consistency),
-            shape=finite(found.shape),
-            entropy=finite(found.entropy),
-            foreground=finite(found.reading.foreground),
-            agreement=finite(found.reading.agreement),
+            loss=json_float(found.reading.loss),
+            consistency=json_float(found.consistency),
+            shape=json_float(found.shape),
+            entropy=json_float(found.entropy),
+            foreground=json_float(found.reading.foreground),
+            agreement=json_float(found.reading.agreement),
             safe=reason is None,
             reason=reason,
         )

@@ -66,7 +66,7 @@ class Fingerprint:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class AdaptationCheckpoint:
     """An adaptation after epoch `epoch` (0: before the first step).
 
     `state`, `best` and `initial` hold the trainable parameters by name: now, at the best safe epoch
@@ -94,7 +94,7 @@ class Checkpoint:
         return to_bytes({part: getattr(self, part) for part in _PARTS}, facts)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Checkpoint:
+    def from_bytes(cls, data: bytes) -> AdaptationCheckpoint:
         """The checkpoint in these bytes. Raises CheckpointError when they are not one."""
         try:
             parts, facts = from_bytes(data, _PARTS, FORMAT)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from personalization.cancellation import CancelCheck
 from personalization.iop_fl.routers import PooledRouter
 from personalization.seeds import seed_of
 from personalization.test_time import losses
 from personalization.test_time.config import AdaptationConfig, LossWeights
 from personalization.test_time.perturb import RotFlip, add_noise
-from personalization.test_time.safety import Overlap, Reading
-from personalization.tick import Tick
+from personalization.test_time.safety import MaskOverlap, MaskStats
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,16 @@ class Terms:
 
 
 @dataclass(frozen=True)
-class Score:
+class EpochScore:
     """The terms as means over all images, and what the masks look like beside those of step 0."""
 
     consistency: float
     shape: float
     entropy: float
-    reading: Reading
+    reading: MaskStats
 
 
-def terms_of(
+def loss_terms(
     network: nn.Module, images_BCHW: Tensor, config: AdaptationConfig, seed: int
 ) -> tuple[Terms, Tensor]:
     """The loss of one batch, with gradient, and the probabilities [B, K, H, W] of the images as they are.
@@ -81,20 +81,20 @@ def ceiling(weights: LossWeights, largest_batch: int, classes: int) -> float:
     return weights.consistency + weights.entropy * (largest_batch / classes if weights.official else 1)
 
 
-def like(network: nn.Module, images: Tensor) -> Tensor:
+def to_network_dtype(network: nn.Module, images: Tensor) -> Tensor:
     """The images where, and of the type in which, the network computes."""
     reference = next(network.parameters())
     return images.to(reference.device, reference.dtype)
 
 
 @torch.no_grad()
-def class_maps(network: nn.Module, batches: Sequence[Tensor], tick: Tick) -> list[Tensor]:
+def class_maps(network: nn.Module, batches: Sequence[Tensor], check_cancelled: CancelCheck) -> list[Tensor]:
     """The most probable class of every pixel, uint8 [B, H, W] on the CPU, for each batch."""
     network.eval()
     maps = []
     for images in batches:
-        tick()
-        maps.append(network(like(network, images)).argmax(dim=1).to("cpu", torch.uint8))
+        check_cancelled()
+        maps.append(network(to_network_dtype(network, images)).argmax(dim=1).to("cpu", torch.uint8))
     return maps
 
 
@@ -104,8 +104,8 @@ def score(
     batches: Sequence[Tensor],
     config: AdaptationConfig,
     before: Sequence[Tensor],
-    tick: Tick,
-) -> Score:
+    check_cancelled: CancelCheck,
+) -> EpochScore:
     """The loss over all images, without dropout, with noise that is the same at every call.
 
     `before` are step 0's class maps of the same batches. The terms are means of the batches', each counted by
@@ -113,13 +113,13 @@ def score(
     """
     network.eval()
     rows, counts = [], []
-    overlap: Overlap | None = None
+    overlap: MaskOverlap | None = None
     for index, (images, masks) in enumerate(zip(batches, before, strict=True)):
-        tick()
-        terms, probabilities = terms_of(
-            network, like(network, images), config, seed_of(config.seed, "score", index)
+        check_cancelled()
+        terms, probabilities = loss_terms(
+            network, to_network_dtype(network, images), config, seed_of(config.seed, "score", index)
         )
-        overlap = overlap or Overlap(probabilities.shape[1])
+        overlap = overlap or MaskOverlap(probabilities.shape[1])
         overlap.add(probabilities.argmax(dim=1), masks)
         rows.append([term.item() for term in (terms.loss, terms.consistency, terms.shape, terms.entropy)])
         counts.append(len(images))
@@ -129,10 +129,12 @@ def score(
         for column in zip(*rows, strict=True)
     )
     most = ceiling(config.weights, max(counts), overlap.classes)
-    return Score(consistency, shape, entropy, Reading(loss, most, overlap.sizes(), overlap.agreement()))
+    return EpochScore(
+        consistency, shape, entropy, MaskStats(loss, most, overlap.sizes(), overlap.agreement())
+    )
 
 
-def finite(value: float) -> float | None:
+def json_float(value: float) -> float | None:
     """The value, or None for what JSON cannot hold."""
     return value if math.isfinite(value) else None
 

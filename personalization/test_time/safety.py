@@ -40,7 +40,7 @@ class SafetyLimits:
 
 
 @dataclass(frozen=True)
-class Reading:
+class MaskStats:
     """What one state of the network does on all images, as seen against step 0.
 
     `loss` is the unsupervised loss, `ceiling` about the most it can be; `sizes` the share of all pixels each
@@ -58,7 +58,7 @@ class Reading:
         return 1 - self.sizes[0]
 
 
-class Overlap:
+class MaskOverlap:
     """Counts of two class maps, batch by batch: sizes and agreement without keeping the masks."""
 
     def __init__(self, classes: int) -> None:
@@ -86,7 +86,7 @@ class Overlap:
         return float(dice[present].mean()) if bool(present.any()) else 1.0
 
 
-def danger(now: Reading, start: Reading, limits: SafetyLimits) -> str | None:
+def unsafe_reason(now: MaskStats, start: MaskStats, limits: SafetyLimits) -> str | None:
     """Why `now` is not safe beside step 0 (`start`), as a sentence; None if it is."""
     if not math.isfinite(now.loss):
         return "the loss is not a finite number; lower the learning rates"

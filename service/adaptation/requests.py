@@ -12,12 +12,12 @@ from sqlalchemy.orm import Session
 from model_store.artefact import Artefact
 from service.catalog.version import resolve_parent
 from service.cohorts import cohorts
-from service.context import Context
+from service.context import ServiceContext
 from service.database import Job
 from service.http.parameters import COHORT_ID
 from service.http.problems import Problem
 from service.http.uploads.spool import Upload
-from service.http.validation import valid
+from service.http.validation import parse
 from service.jobs import records, submission
 from service.kinds import AdaptableKind, kind_of
 from service.serving.assignments import registered
@@ -44,7 +44,7 @@ class CohortAdaptation(AdaptationRequest):
     cohort: str = Field(pattern=COHORT_ID, description="Its scans are all used, and stay as they are.")
 
 
-def check_place(context: Context, hospital: str, key: str | None) -> None:
+def check_place(context: ServiceContext, hospital: str, key: str | None) -> None:
     """Refuse what is known to be refused before a single scan was received.
 
     A key that made a job passes: that job is the answer, however many wait.
@@ -54,15 +54,15 @@ def check_place(context: Context, hospital: str, key: str | None) -> None:
     """
     with context.database.read() as session:
         registered(session, hospital)
-        if key is None or records.of_key(session, hospital, key) is None:
+        if key is None or records.find_by_idempotency_key(session, hospital, key) is None:
             records.check_queue(session, context.settings)
 
 
 @dataclass(frozen=True)
-class Accepting:
+class AdaptationSubmission:
     """One request. `uploads` and their `formats` are there when the scans came with it."""
 
-    context: Context
+    context: ServiceContext
     hospital: str
     asked: AdaptationRequest
     key: str | None
@@ -120,7 +120,7 @@ class Accepting:
         parent = resolve_parent(self.context, self.asked.model, self.hospital)
         kind = kind_of(parent)
         assert kind is not None
-        return parent, kind, valid(kind.options, self.asked.options, "options").model_dump(mode="json")
+        return parent, kind, parse(kind.options, self.asked.options, "options").model_dump(mode="json")
 
     def _fingerprint(self) -> str:
         scans = [upload.sha256 for upload in self.uploads]

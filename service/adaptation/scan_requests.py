@@ -23,7 +23,7 @@ from model_store.manifest import ModelManifest, RoutingSpaceManifest
 from model_store.preprocessing import check_restorable, prepare
 from model_store.scan import decode
 from service.catalog.version import contradiction, resolve_parent
-from service.context import Context
+from service.context import ServiceContext
 from service.database import Job, in_turn
 from service.http.problems import Problem
 from service.http.uploads.spool import Upload
@@ -45,7 +45,7 @@ _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.05, 0.5
 class ScanRequest:
     """A scan to be segmented by a model adapted to it, and who asks how."""
 
-    context: Context
+    context: ServiceContext
     request_id: str
     options: SegmentOptions
     upload: Upload
@@ -125,7 +125,7 @@ class ScanRequest:
         return job_id
 
 
-async def wait_for(request: Request, context: Context, job_id: str, seconds: float) -> Job:
+async def wait_for(request: Request, context: ServiceContext, job_id: str, seconds: float) -> Job:
     """The job, once it is over or `seconds` have passed. Nothing blocks the event loop.
 
     Raises:
@@ -169,12 +169,12 @@ def _check_room(session: Session, settings: Settings, size: int) -> None:
         raise Problem(507, "no-room", "No room for the scan", detail)
 
 
-def _look(context: Context, job_id: str) -> Job:
+def _look(context: ServiceContext, job_id: str) -> Job:
     with context.database.read() as session:
         return records.get(session, job_id)
 
 
-def _cancel(context: Context, job_id: str) -> None:
+def _cancel(context: ServiceContext, job_id: str) -> None:
     with context.database.write() as session:
         job = records.cancel(session, job_id)
     if job.state == "cancelled":
@@ -182,7 +182,7 @@ def _cancel(context: Context, job_id: str) -> None:
         JobFolder(context.settings.state_dir, job_id).delete()
 
 
-def _global_manifest(context: Context, space: Artefact) -> ModelManifest:
+def _global_manifest(context: ServiceContext, space: Artefact) -> ModelManifest:
     manifest = space.manifest
     assert isinstance(manifest, RoutingSpaceManifest)
     model = context.store.by_digest(manifest.global_model).manifest

@@ -94,7 +94,7 @@ def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
     return True
 
 
-def adaptable(store: Store, offered: Artefact) -> Artefact:
+def resolve_adaptable(store: Store, offered: Artefact) -> Artefact:
     """What is to be adapted: the artefact itself, or the one behind an adapted version.
 
     Raises:

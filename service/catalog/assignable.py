@@ -12,7 +12,7 @@ from service.catalog.version import require_name
 from service.http.problems import Problem
 
 
-def assignable(store: Store, hospital: str, model: str, version: int | str) -> Artefact:
+def resolve_assignable(store: Store, hospital: str, model: str, version: int | str) -> Artefact:
     """The version, if it may serve: it opens whole, is no part of a composite, and is either one of the model
     or one that was adapted from the model to this very hospital.
 

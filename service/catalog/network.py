@@ -27,14 +27,14 @@ from urllib.parse import quote
 
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest, NetworkManifest, SsfPoolManifest
-from model_store.task import Kind
+from model_store.task import TaskKind
 from service.catalog.adapted import parent_behind
-from service.catalog.parts import Asked, Personalization, choose
-from service.catalog.version import Offered, contradiction, offered
-from service.context import Context
+from service.catalog.parts import PartRequest, Personalization, choose
+from service.catalog.version import ResolvedVersion, contradiction, resolve_version
+from service.context import ServiceContext
 from service.http.problems import Problem
 
-__all__ = ["Personalization", "Selection", "adapts_itself", "resolve"]
+__all__ = ["Personalization", "Selection", "adapts_itself", "resolve_network"]
 
 ZERO_SHOT = "zero-shot"
 ZERO_SHOT_SAYS = (
@@ -92,14 +92,14 @@ class Selection:
         return "; ".join([self.personalization, *named])
 
 
-def resolve(
-    context: Context,
+def resolve_network(
+    context: ServiceContext,
     model: str | None = None,
     hospital: str | None = None,
     personalization: Personalization | Literal["scan"] = "auto",
     site: str | None = None,
     cluster: str | None = None,
-    kind: Kind | None = None,
+    kind: TaskKind | None = None,
 ) -> Selection:
     """Choose the network. Reads the store and the database: call it in a thread.
 
@@ -114,13 +114,13 @@ def resolve(
 
 
 def _resolved(
-    context: Context,
+    context: ServiceContext,
     model: str | None,
     hospital: str | None,
     personalization: Personalization | Literal["scan"],
     site: str | None,
     cluster: str | None,
-    kind: Kind | None,
+    kind: TaskKind | None,
 ) -> Selection:
     for name, value, belongs in (("site", site, "member"), ("cluster", cluster, "cluster")):
         if value is not None and personalization != belongs:
@@ -128,7 +128,7 @@ def _resolved(
                 f"`{name}` belongs to personalization={belongs}, found personalization={personalization}; "
                 "leave one of them out."
             )
-    found = offered(context, model, hospital, kind)
+    found = resolve_version(context, model, hospital, kind)
     artefact, owner, why = found.artefact, found.owner, found.why
     if isinstance(artefact.manifest, SsfPoolManifest):
         return _by_itself(found, personalization)
@@ -148,7 +148,7 @@ def _resolved(
                 f"or hospital with it, found {personalization}; or name the model that it was made from."
             )
         artefact, why = parent_behind(context.store, artefact), f"what {why} was made from"
-    chosen = choose(artefact, Asked(personalization, site, cluster, hospital, found.home))
+    chosen = choose(artefact, PartRequest(personalization, site, cluster, hospital, found.home))
     network = artefact if chosen.digest == artefact.digest else context.store.by_digest(chosen.digest)
     if not isinstance(network.manifest, ModelManifest):
         raise Problem(
@@ -167,12 +167,12 @@ def _resolved(
     )
 
 
-def adapts_itself(context: Context, model: str | None, hospital: str | None, kind: Kind) -> bool:
+def adapts_itself(context: ServiceContext, model: str | None, hospital: str | None, kind: TaskKind) -> bool:
     """Whether what is offered adapts to a scan on the spot, without a job. Raises as `resolve`."""
-    return isinstance(offered(context, model, hospital, kind).artefact.manifest, SsfPoolManifest)
+    return isinstance(resolve_version(context, model, hospital, kind).artefact.manifest, SsfPoolManifest)
 
 
-def _by_itself(found: Offered, personalization: str) -> Selection:
+def _by_itself(found: ResolvedVersion, personalization: str) -> Selection:
     if personalization not in ("auto", "scan"):
         raise contradiction(
             f"'{found.artefact}' is an ssf-pool, which adapts to every scan by itself: expected "
@@ -182,7 +182,7 @@ def _by_itself(found: Offered, personalization: str) -> Selection:
     return Selection(found.artefact, found.artefact, "scan", None, why)
 
 
-def _no_adapted_version(found: Offered) -> Problem:
+def _no_adapted_version(found: ResolvedVersion) -> Problem:
     if found.hospital is None:
         return contradiction("personalization=hospital needs `hospital`; name it, or leave both out.")
     if found.cause == "named":

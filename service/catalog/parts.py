@@ -29,7 +29,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Asked:
+class PartRequest:
     """A request, the hospital's own version being out of the question; `home` is the hospital's site."""
 
     personalization: Personalization
@@ -40,7 +40,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Choice:
+class PartChoice:
     """One network by its digest, whose it is, and in words why this one."""
 
     digest: str
@@ -50,7 +50,7 @@ class Choice:
     cluster: str | None = None
 
 
-def parts_of(artefact: Artefact) -> Parts:
+def offered_parts(artefact: Artefact) -> Parts:
     """What can be asked of an artefact. Raises Problem 422 for one of a kind that answers no scan.
 
     The model of an only cluster has learned from all hospitals: it is a global one. Of several clusters none
@@ -75,14 +75,14 @@ def parts_of(artefact: Artefact) -> Parts:
     )
 
 
-def choose(artefact: Artefact, asked: Asked) -> Choice:
+def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
     """The network that is meant.
 
     Raises:
         Problem: 422 where nothing or nobody is named that would decide, 404 for a site or a cluster that is
             not there.
     """
-    parts = parts_of(artefact)
+    parts = offered_parts(artefact)
     if asked.personalization == "member":
         return _member(artefact, parts, asked)
     if asked.personalization == "cluster":
@@ -91,21 +91,23 @@ def choose(artefact: Artefact, asked: Asked) -> Choice:
         member = f"hospital '{asked.hospital}' is a member of the federation"
         home = asked.home or ""
         if home in parts.members:
-            return Choice(parts.members[home], "member", member, site=home)
+            return PartChoice(parts.members[home], "member", member, site=home)
         cluster = parts.assignment.get(home)
         if cluster is not None:
-            return Choice(parts.clusters[cluster], "cluster", f"{member}, in this cluster", cluster=cluster)
+            return PartChoice(
+                parts.clusters[cluster], "cluster", f"{member}, in this cluster", cluster=cluster
+            )
     if parts.global_model is not None:
         named = asked.personalization == "global"
         why = "the global model was asked for" if named else _no_member(asked)
-        return Choice(parts.global_model, "global", why)
+        return PartChoice(parts.global_model, "global", why)
     if asked.personalization == "auto" and len(parts.members) == 1 and not parts.clusters:
         ((site, digest),) = parts.members.items()
-        return Choice(digest, "member", "the only model there is", site=site)
+        return PartChoice(digest, "member", "the only model there is", site=site)
     raise _no_global(artefact, parts, asked)
 
 
-def _member(artefact: Artefact, parts: Parts, asked: Asked) -> Choice:
+def _member(artefact: Artefact, parts: Parts, asked: PartRequest) -> PartChoice:
     site = asked.site or asked.home
     if site is None:
         raise Problem(
@@ -125,10 +127,10 @@ def _member(artefact: Artefact, parts: Parts, asked: Asked) -> Choice:
             choices=sorted(parts.members),
         )
     why = "the site that was asked for" if asked.site else f"hospital '{asked.hospital}' is this site"
-    return Choice(parts.members[site], "member", why, site=site)
+    return PartChoice(parts.members[site], "member", why, site=site)
 
 
-def _cluster(artefact: Artefact, parts: Parts, asked: Asked) -> Choice:
+def _cluster(artefact: Artefact, parts: Parts, asked: PartRequest) -> PartChoice:
     cluster = asked.cluster or parts.assignment.get(asked.home or "")
     if cluster is None:
         raise Problem(
@@ -148,10 +150,10 @@ def _cluster(artefact: Artefact, parts: Parts, asked: Asked) -> Choice:
             choices=sorted(parts.clusters),
         )
     why = "the cluster that was asked for" if asked.cluster else f"hospital '{asked.hospital}' is in it"
-    return Choice(parts.clusters[cluster], "cluster", why, cluster=cluster)
+    return PartChoice(parts.clusters[cluster], "cluster", why, cluster=cluster)
 
 
-def _no_global(artefact: Artefact, parts: Parts, asked: Asked) -> Problem:
+def _no_global(artefact: Artefact, parts: Parts, asked: PartRequest) -> Problem:
     if parts.clusters:
         hospital = asked.hospital or "HOSPITAL"
         return Problem(
@@ -173,13 +175,13 @@ def _no_global(artefact: Artefact, parts: Parts, asked: Asked) -> Problem:
     )
 
 
-def _no_member(asked: Asked) -> str:
+def _no_member(asked: PartRequest) -> str:
     if asked.home is None:
         return "no member model applies"
     return f"hospital '{asked.hospital}' is registered as site '{asked.home[:64]}', which has no model here"
 
 
-def _asking(asked: Asked) -> str:
+def _asking(asked: PartRequest) -> str:
     return "no hospital was named" if asked.hospital is None else f"hospital '{asked.hospital}' is no member"
 
 

@@ -15,7 +15,7 @@ from service.serving import assignments
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServedVersion:
     """One answer to "which version served this hospital for this model then".
 
     `artefact` is the name that the version belongs to: the model's own, or that of what was adapted to the
@@ -33,7 +33,9 @@ class Serving:
     flagged: tuple[str, ...] = ()
 
 
-def serving(store: Store, session: Session, hospital: str, model: str, at: datetime | None = None) -> Serving:
+def serving(
+    store: Store, session: Session, hospital: str, model: str, at: datetime | None = None
+) -> ServedVersion:
     """Answer from the log, and where it is silent from the times at which versions came and went.
 
     Raises:
@@ -51,12 +53,12 @@ def serving(store: Store, session: Session, hospital: str, model: str, at: datet
         meant = [version for version in versions if version.artefact.digest == entry.digest]
         withdrawn = any(_withdrawn(version, when) for version in meant)
         flagged = meant[-1].flagged if meant else ()
-        return Serving(name, entry.version, entry.digest, "assigned", withdrawn, entry, flagged)
+        return ServedVersion(name, entry.version, entry.digest, "assigned", withdrawn, entry, flagged)
     offered = [v for v in versions if v.artefact.published <= when and not _withdrawn(v, when)]
     if not offered:
-        return Serving(model, None, None, "nothing", False, None)
+        return ServedVersion(model, None, None, "nothing", False, None)
     newest = offered[-1]
-    return Serving(
+    return ServedVersion(
         model, newest.artefact.version, newest.artefact.digest, "newest", False, None, newest.flagged
     )
 

@@ -13,9 +13,9 @@ from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound, StoreError
 from model_store.reference import parse_reference
 from model_store.store import Store
-from model_store.task import Kind
-from service.catalog.adapted import adaptable, adapted_for
-from service.context import Context
+from model_store.task import TaskKind
+from service.catalog.adapted import adapted_for, resolve_adaptable
+from service.context import ServiceContext
 from service.database import Assignment
 from service.http.problems import Problem
 from service.serving.assignments import assignment, site_of
@@ -23,14 +23,14 @@ from service.serving.assignments import assignment, site_of
 Cause = Literal["named", "assigned", "newest"]
 
 # Where scans for a task of that kind are sent, and what is done to them there.
-_ROUTES: dict[Kind, tuple[str, str]] = {
+_ROUTES: dict[TaskKind, tuple[str, str]] = {
     "segmentation": ("/segment", "segmented"),
     "classification": ("/classify", "classified"),
 }
 
 
 @dataclass(frozen=True)
-class Offered:
+class ResolvedVersion:
     """The version that is meant, and what made it so. `home` is the site of a hospital that is a member."""
 
     artefact: Artefact
@@ -73,7 +73,9 @@ def require_name(store: Store, name: str) -> None:
         raise ReferenceNotFound(f"'{name}' is not in the store, which offers: {known}")
 
 
-def offered(context: Context, model: str | None, hospital: str | None, kind: Kind | None = None) -> Offered:
+def resolve_version(
+    context: ServiceContext, model: str | None, hospital: str | None, kind: TaskKind | None = None
+) -> ResolvedVersion:
     """Find the version, of a model for tasks of that kind. Reads the store and the database: call it in a
     thread.
 
@@ -94,7 +96,7 @@ def offered(context: Context, model: str | None, hospital: str | None, kind: Kin
     if cause != "assigned":
         require_name(context.store, name)
     # The graph is hashed when it is loaded, which is when it matters.
-    found = Offered(context.store.open(reference, verify=False), cause, home, hospital)
+    found = ResolvedVersion(context.store.open(reference, verify=False), cause, home, hospital)
     if found.artefact.manifest.part_of is not None:
         raise Problem(
             422,
@@ -111,7 +113,10 @@ def offered(context: Context, model: str | None, hospital: str | None, kind: Kin
 
 
 def resolve_parent(
-    context: Context, model: str | None = None, hospital: str | None = None, kind: Kind | None = None
+    context: ServiceContext,
+    model: str | None = None,
+    hospital: str | None = None,
+    kind: TaskKind | None = None,
 ) -> Artefact:
     """The artefact to adapt for this hospital: the one named, else what the hospital is served (or what
     that was made from), else the newest. Reads the store and the database: call it in a thread.
@@ -121,10 +126,10 @@ def resolve_parent(
         HospitalUnknown: nobody registered it.
         StoreError: the reference does not open.
     """
-    return adaptable(context.store, offered(context, model, hospital, kind).artefact)
+    return resolve_adaptable(context.store, resolve_version(context, model, hospital, kind).artefact)
 
 
-def route_of(kind: Kind) -> str:
+def route_of(kind: TaskKind) -> str:
     """Where scans for a task of that kind are sent."""
     return _ROUTES[kind][0]
 
@@ -134,7 +139,7 @@ def contradiction(detail: str) -> Problem:
     return Problem(422, "contradiction", "The parameters contradict each other", detail)
 
 
-def _check_kind(artefact: Artefact, kind: Kind) -> None:
+def _check_kind(artefact: Artefact, kind: TaskKind) -> None:
     task = artefact.manifest.task
     if task.kind == kind:
         return
@@ -149,7 +154,7 @@ def _check_kind(artefact: Artefact, kind: Kind) -> None:
     )
 
 
-def _check_owner(found: Offered, owner: str) -> None:
+def _check_owner(found: ResolvedVersion, owner: str) -> None:
     if found.cause == "newest":
         raise Problem(
             422,
@@ -166,7 +171,7 @@ def _check_owner(found: Offered, owner: str) -> None:
         )
 
 
-def _only_model(store: Store, kind: Kind | None) -> str:
+def _only_model(store: Store, kind: TaskKind | None) -> str:
     names = offered_names(store)
     fitting = [name for name in names if kind in (None, store.open(name, verify=False).manifest.task.kind)]
     # Of another kind: asked for, so that the refusal can say where it belongs.
@@ -181,7 +186,9 @@ def _only_model(store: Store, kind: Kind | None) -> str:
     return chosen[0]
 
 
-def _of_hospital(context: Context, hospital: str | None, name: str) -> tuple[str | None, Assignment | None]:
+def _of_hospital(
+    context: ServiceContext, hospital: str | None, name: str
+) -> tuple[str | None, Assignment | None]:
     """The hospital's site in the federation, and the assignment in force for this model."""
     if hospital is None:
         return None, None

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from service.cohorts.files import CohortFolder, ScanFile, write_aside
 from service.database import Cohort, CohortMask, CohortScan, Database, Job, in_turn
-from service.errors import CohortFull, CohortGone, CohortInUse, CohortUnknown, ScanNameTaken
+from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, ScanNameTaken
 from service.http.uploads.spool import Upload
 from service.jobs.states import TERMINAL
 from service.serving.assignments import registered
@@ -66,7 +66,7 @@ def usable(session: Session, hospital: str, cohort_id: str, *, lock: bool = Fals
     """
     found = get(session, hospital, cohort_id, lock=lock)
     if found.deleted_at is not None:
-        raise CohortGone(
+        raise CohortDeleted(
             f"the scans of cohort {cohort_id} were deleted on {found.deleted_at:%Y-%m-%d}: "
             "make a new cohort and upload them again"
         )

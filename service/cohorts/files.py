@@ -17,7 +17,7 @@ from pathlib import Path
 
 from model_store.digest import sha256
 from model_store.durable import remove_folder, sync_folder
-from service.errors import CohortGone
+from service.errors import CohortDeleted
 
 # An upload is written within seconds once it was received; what is older was left by a killed process.
 _ASIDE_LIFETIME_SECONDS = 3600.0
@@ -40,11 +40,11 @@ class ScanFile:
         try:
             data = self.path.read_bytes()
         except FileNotFoundError as error:
-            raise CohortGone(
+            raise CohortDeleted(
                 f"{self.what} '{self.name}' is not on the disk any more: upload the cohort again"
             ) from error
         if sha256(data) != f"sha256:{self.sha256}":
-            raise CohortGone(
+            raise CohortDeleted(
                 f"{self.what} '{self.name}' was changed on the disk since its upload: upload it again"
             )
         return data

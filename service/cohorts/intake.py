@@ -10,7 +10,7 @@ from anyio import to_thread
 
 from model_store.errors import ScanError
 from model_store.scan import decode
-from service.context import Context
+from service.context import ServiceContext
 from service.http.problems import Problem
 from service.http.uploads.spool import Upload
 from service.settings import scan_limits
@@ -29,7 +29,7 @@ def refuse_form(content_type: str | None) -> None:
         )
 
 
-async def formats_of(context: Context, uploads: Sequence[Upload]) -> list[str]:
+async def formats_of(context: ServiceContext, uploads: Sequence[Upload]) -> list[str]:
     """Decode each scan, and forget it: what its format is. As many at once as may be segmented at once.
 
     Raises:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from model_store.errors import TaskError
 from model_store.task import Task
-from service.errors import AdaptationRefused
+from service.errors import AdaptationRejected
 
 _SUFFIXES = (".nii.gz", ".nii", ".png", ".tiff", ".tif")
 # One to learn from and one to validate on.
@@ -69,7 +69,7 @@ def numbered(names: Sequence[str], task: Task) -> list[int]:
     for name in names:
         try:
             patient: tuple[str, ...] = (_patient(name, task),)
-        except AdaptationRefused:
+        except AdaptationRejected:
             patient = ("nobody's", name)
         found.append(numbers.setdefault(patient, len(numbers)))
     return found
@@ -92,7 +92,7 @@ def split_by_patient(
         AdaptationRefused: no masks, a name without a patient, or fewer than two patients with a target.
     """
     if not drawn:
-        raise AdaptationRefused(
+        raise AdaptationRejected(
             f"no scan of the cohort has a mask, and joining learns from masks of at least {FEWEST} patients "
             "with a target: PUT /hospitals/HOSPITAL/cohorts/COHORT/scans/NAME/mask adds one; a form with "
             "scans has no place for them"
@@ -100,7 +100,7 @@ def split_by_patient(
     patients = _united({name: _patient(name, task) for name in drawn}, digests)
     ill = {patients[name] for name, there in drawn.items() if there}
     if len(ill) < FEWEST:
-        raise AdaptationRefused(
+        raise AdaptationRejected(
             f"masks of at least {FEWEST} patients must show a target, to learn from one and to validate on "
             f"another; found {len(ill)} among {len(drawn)} masks of {len({*patients.values()})} patients"
             f"{'' if task.patient is None else f' (a name tells the patient by {task.patient})'}: draw more"
@@ -143,4 +143,4 @@ def _patient(name: str, task: Task) -> str:
     try:
         return task.patient_of(name[: len(name) - len(suffix)])
     except TaskError as error:
-        raise AdaptationRefused(f"scan {error}") from error
+        raise AdaptationRejected(f"scan {error}") from error

@@ -24,8 +24,8 @@ from starlette.responses import Response
 from starlette.routing import Match
 
 from model_store import errors as store_errors
-from service.http.request_id import RequestScope
-from service.http.validation import of_body
+from service.http.request_id import RequestIdMiddleware
+from service.http.validation import describe_error
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:locum:problem:"
@@ -113,7 +113,7 @@ def respond(request: Request, problem: Problem) -> Response:
 
 def from_validation_error(error: RequestValidationError, content_type: str | None) -> Problem:
     """422 with one entry per field. Values are not echoed: they can be large, and they can be a patient's."""
-    return invalid([of_body(item, content_type) for item in error.errors()[:20]])
+    return invalid([describe_error(item, content_type) for item in error.errors()[:20]])
 
 
 def invalid(entries: list[dict[str, str]]) -> Problem:
@@ -174,7 +174,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(store_errors.LocumStoreError, on_store_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_middleware(RequestScope)
+    app.add_middleware(RequestIdMiddleware)
     _describe(app)
 
 

@@ -23,7 +23,7 @@ current_request: ContextVar[str] = ContextVar("locum_request", default="-")
 _log = logging.getLogger("locum.service")
 
 
-class RequestScope:
+class RequestIdMiddleware:
     """ASGI middleware: gives the request its id and the response its `Locum-Request` header."""
 
     def __init__(self, app: ASGIApp) -> None:

@@ -34,7 +34,7 @@ def reason(item: Mapping[str, Any], known: Collection[str] = ()) -> str:
     return str(item["msg"])[:_LONGEST]
 
 
-def of_body(item: Mapping[str, Any], content_type: str | None) -> dict[str, str]:
+def describe_error(item: Mapping[str, Any], content_type: str | None) -> dict[str, str]:
     """A line about one field of a request that FastAPI refused, as `field` and `reason`."""
     location = list(item["loc"])
     if item["type"] == "json_invalid" and isinstance(location[-1], int):
@@ -53,10 +53,10 @@ def of_body(item: Mapping[str, Any], content_type: str | None) -> dict[str, str]
     return {"field": place(location), "reason": reason(item)}
 
 
-Asked = TypeVar("Asked", bound=BaseModel)
+Body = TypeVar("Body", bound=BaseModel)
 
 
-def valid(kind: type[Asked], found: bytes | dict[str, Any], *where: str) -> Asked:
+def parse(kind: type[Body], found: bytes | dict[str, Any], *where: str) -> Body:
     """JSON bytes, or what was read from them, as `kind`; `where` in the body it was found.
 
     Raises:

@@ -18,8 +18,8 @@ from model_store.errors import ArtefactDamaged
 from model_store.manifest import NetworkManifest
 from model_store.scan import Limits, Scan
 from service.inference.pipeline import BeforeRunning, Stopwatch, add, read, run
-from service.inference.pool import Picked, Picks, Routing
-from service.inference.sessions import Session
+from service.inference.pool import Picks, PickUnit, PoolPick
+from service.inference.sessions import GraphSession
 
 # Of the sum of a slice's probabilities, from 1: float32, and half precision on a GPU.
 _TOLERANCE = 0.01
@@ -35,7 +35,7 @@ class Classification:
     scan: Scan
     probabilities: NDArray[np.float64]
     warnings: tuple[str, ...]
-    picked: tuple[Picked, ...] | None = None
+    picked: tuple[PoolPick, ...] | None = None
 
     @property
     def mean(self) -> NDArray[np.float64]:
@@ -47,11 +47,11 @@ class Classification:
 def classify(
     data: bytes,
     manifest: NetworkManifest,
-    session: Session,
+    session: GraphSession,
     limits: Limits,
     watch: Stopwatch,
     before_running: BeforeRunning,
-    routing: Routing = "scan",
+    routing: PickUnit = "scan",
 ) -> Classification:
     """Classify the scan in `data`; arguments as of `pipeline.segment`.
 
@@ -76,5 +76,5 @@ def classify(
     return Classification(reading.scan, probabilities, reading.warnings, picks.picked)
 
 
-def _damaged(session: Session, what: str) -> ArtefactDamaged:
+def _damaged(session: GraphSession, what: str) -> ArtefactDamaged:
     return ArtefactDamaged(f"graph {session.digest}: {what}; withdraw the model or publish it again")

@@ -19,8 +19,8 @@ from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest, NetworkManifest
 from model_store.preprocessing import Geometry, Prepared, Restorer, check_restorable, prepare
 from model_store.scan import Limits, Scan, decode
-from service.inference.pool import Picked, Picks, Routing
-from service.inference.sessions import Outputs, Session
+from service.inference.pool import Picks, PickUnit, PoolPick
+from service.inference.sessions import GraphSession, Outputs
 from service.inference.uncertainty import Attention, Uncertainty
 
 Taken = TypeVar("Taken", contravariant=True)
@@ -51,7 +51,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True)
-class Reading:
+class PreparedScan:
     """A scan as it was decoded, what the network is to see of it, and what the guard says to it."""
 
     scan: Scan
@@ -73,7 +73,7 @@ class Segmentation:
     uncertainty: float
     warnings: tuple[str, ...]
     attention: dict[str, float] | None = None
-    picked: tuple[Picked, ...] | None = None
+    picked: tuple[PoolPick, ...] | None = None
 
 
 # Called with the decoded scan and the guard's warnings, before anything is run; it refuses by raising.
@@ -82,7 +82,7 @@ BeforeRunning = Callable[[Scan, tuple[str, ...]], None]
 
 def read(
     data: bytes, manifest: NetworkManifest, limits: Limits, watch: Stopwatch, before_running: BeforeRunning
-) -> Reading:
+) -> PreparedScan:
     """Decode `data` (the bytes of a file: PNG, TIFF or NIfTI, told by its content), prepare it for the task
     of `manifest`, and hold it against the scans of its training.
 
@@ -95,10 +95,12 @@ def read(
     with watch.stage("guard"):
         warnings = tuple(check(summarise(scan, prepared), manifest.statistics, manifest.task))
     before_running(scan, warnings)
-    return Reading(scan, prepared, warnings)
+    return PreparedScan(scan, prepared, warnings)
 
 
-def run(reading: Reading, session: Session, watch: Stopwatch, routing: Routing = "scan") -> Iterator[Outputs]:
+def run(
+    reading: PreparedScan, session: GraphSession, watch: Stopwatch, routing: PickUnit = "scan"
+) -> Iterator[Outputs]:
     """What the network gives for the slices in order, at most BATCH at a time.
 
     `routing` says how a volume picks from a network's pool: as a whole, by the mean of its slices' queries,
@@ -120,11 +122,11 @@ def run(reading: Reading, session: Session, watch: Stopwatch, routing: Routing =
 def segment(
     data: bytes,
     manifest: NetworkManifest,
-    session: Session,
+    session: GraphSession,
     limits: Limits,
     watch: Stopwatch,
     before_running: BeforeRunning,
-    routing: Routing = "scan",
+    routing: PickUnit = "scan",
 ) -> Segmentation:
     """Segment the scan in `data`.
 

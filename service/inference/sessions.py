@@ -35,14 +35,14 @@ QUERY = "query"
 _LARGE = 1024
 
 
-class Part(NamedTuple):
+class GraphPart(NamedTuple):
     """A graph's bytes, and those of its weights, by name, that lie outside."""
 
     graph: bytes
     weights: Mapping[str, OrtValue]
 
 
-def parts_of(graph: bytes) -> tuple[Part, ...]:
+def split_at_query(graph: bytes) -> tuple[GraphPart, ...]:
     """`graph` alone; of one that has a query, what gives it and what takes it, which share their weights.
 
     Raises what onnx raises for bytes that are no graph.
@@ -50,7 +50,7 @@ def parts_of(graph: bytes) -> tuple[Part, ...]:
     model = onnx.load_from_string(graph)
     outputs = [output.name for output in model.graph.output]
     if QUERY not in outputs:
-        return (Part(graph, {}),)
+        return (GraphPart(graph, {}),)
     weights = dict(_moved_out(model))
     extractor = Extractor(model)
     halves = (
@@ -60,9 +60,9 @@ def parts_of(graph: bytes) -> tuple[Part, ...]:
     return tuple(_part(half, weights) for half in halves)
 
 
-def _part(half: ModelProto, weights: Mapping[str, OrtValue]) -> Part:
+def _part(half: ModelProto, weights: Mapping[str, OrtValue]) -> GraphPart:
     names = (tensor.name for tensor in half.graph.initializer if tensor.name in weights)
-    return Part(half.SerializeToString(), {name: weights[name] for name in names})
+    return GraphPart(half.SerializeToString(), {name: weights[name] for name in names})
 
 
 def _moved_out(model: ModelProto) -> Iterator[tuple[str, OrtValue]]:
@@ -123,13 +123,13 @@ class Outputs(NamedTuple):
     similarities: NDArray[np.float32] | None = None
 
 
-class Session:
+class GraphSession:
     """One loaded graph. Safe to run from several threads at once."""
 
     def __init__(self, digest: str, graph: bytes, *, threads: int = 0, device: Device = "auto") -> None:
         """Load `graph` (the bytes of an onnx file). Raises ArtefactDamaged, Problem 503."""
         try:
-            sessions = [_load(part, threads, device) for part in parts_of(graph)]
+            sessions = [_load(part, threads, device) for part in split_at_query(graph)]
             outputs = {output.name for output in sessions[-1].get_outputs()}
             inputs = {node.name for session in sessions for node in session.get_inputs()}
         except Exception as error:  # onnx and onnxruntime raise a dozen unrelated types here
@@ -177,7 +177,7 @@ class Session:
         return found
 
 
-def _load(part: Part, threads: int, device: Device) -> onnxruntime.InferenceSession:
+def _load(part: GraphPart, threads: int, device: Device) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -197,16 +197,16 @@ class SessionCache:
         self._threads = threads
         self._device = device
         self._lock = threading.Lock()
-        self._sessions: OrderedDict[str, Future[Session]] = OrderedDict()
+        self._sessions: OrderedDict[str, Future[GraphSession]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def get(self, digest: str, read: Callable[[], bytes]) -> Session:
+    def get(self, digest: str, read: Callable[[], bytes]) -> GraphSession:
         """The session of the graph with this digest; `read` gives its checked bytes if it must be loaded.
 
-        Blocking: a graph takes a second or so to load. Raises what `read` and `Session` raise, to everyone
-        who waited for it; the next call tries again.
+        Blocking: a graph takes a second or so to load. Raises what `read` and `GraphSession` raise, to
+        everyone who waited for it; the next call tries again.
         """
         with self._lock:
             future = self._sessions.get(digest)
@@ -218,7 +218,7 @@ class SessionCache:
                 self._sessions.popitem(last=False)
         if mine:
             try:
-                future.set_result(Session(digest, read(), threads=self._threads, device=self._device))
+                future.set_result(GraphSession(digest, read(), threads=self._threads, device=self._device))
             except BaseException as error:
                 with self._lock:
                     if self._sessions.get(digest) is future:

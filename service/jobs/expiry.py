@@ -26,10 +26,10 @@ def expire(database: Database, settings: Settings) -> None:
     """Delete the scans of cohorts and the files of jobs whose time has come, and whatever no row knows of."""
     _expire_cohorts(database, settings)
     _expire_jobs(database, settings)
-    with going_on("what was left half written"):
+    with log_and_continue("what was left half written"):
         sweep_aside(settings.cohorts)
     for folder in _folders(settings.cohorts):
-        with going_on(f"the files of cohort {folder.name}"):
+        with log_and_continue(f"the files of cohort {folder.name}"):
             _sweep(database, settings, folder.name)
 
 
@@ -41,14 +41,14 @@ def _expire_cohorts(database: Database, settings: Settings) -> None:
         found = [(row.hospital, row.id) for row in session.execute(due)]
     for hospital, cohort_id in found:
         # Its job was promised the scans; they go when it is over.
-        with suppress(CohortInUse), going_on(f"the scans of cohort {cohort_id}"):
+        with suppress(CohortInUse), log_and_continue(f"the scans of cohort {cohort_id}"):
             cohorts.remove(database, settings, hospital, cohort_id)
             _log.info("cohort %s has expired; its scans are deleted", cohort_id)
 
 
 def _expire_jobs(database: Database, settings: Settings) -> None:
     for folder in _folders(settings.jobs):
-        with going_on(f"the files of job {folder.name}"):
+        with log_and_continue(f"the files of job {folder.name}"):
             _expire_job(database, settings, folder)
 
 
@@ -80,7 +80,7 @@ def _sweep(database: Database, settings: Settings, cohort_id: str) -> None:
 
 
 @contextmanager
-def going_on(what: str) -> Iterator[None]:
+def log_and_continue(what: str) -> Iterator[None]:
     """What cannot be deleted now is logged, and keeps nothing else; it is tried again the next time."""
     try:
         yield

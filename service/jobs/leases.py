@@ -26,7 +26,7 @@ from service.database import Database, Job
 from service.database.models import UtcDateTime
 from service.errors import LeaseLost
 from service.jobs import records
-from service.jobs.states import HELD, Ending
+from service.jobs.states import HELD, JobEnd
 from service.settings import Settings
 
 
@@ -120,7 +120,7 @@ def fenced(database: Database, lease: Lease) -> Iterator[tuple[Session, Job]]:
 def finish(
     database: Database,
     lease: Lease,
-    state: Ending,
+    state: JobEnd,
     *,
     reason: str | None = None,
     result: dict[str, Any] | None = None,
@@ -151,4 +151,4 @@ def finish(
         records.transition(session, job, state, reason)
         if job.kind == "scan" and job.cancel_requested:
             # Whoever asked for it to stop, or left, does not come for a mask that was made all the same.
-            records.keep_no_files(job)
+            records.expire_files_now(job)

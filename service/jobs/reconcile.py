@@ -23,9 +23,9 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database import Database, Job
 from service.errors import BrokerError
 from service.jobs import records
-from service.jobs.expiry import expire, going_on
+from service.jobs.expiry import expire, log_and_continue
 from service.jobs.files import JobFolder
-from service.jobs.states import HELD, TERMINAL, Kind, State
+from service.jobs.states import HELD, TERMINAL, JobKind, JobState
 from service.jobs.submission import send
 from service.runtime.metrics import Metrics
 from service.runtime.queue import Queue
@@ -50,8 +50,8 @@ class JobStatistics:
                     seconds = (job.finished_at - job.started_at).total_seconds()
                     self._metrics.job_seconds.labels(job.kind, job.state).observe(seconds)
                 self._since = job.finished_at or self._since
-        for kind in get_args(Kind):
-            for state in get_args(State):
+        for kind in get_args(JobKind):
+            for state in get_args(JobState):
                 self._metrics.jobs.labels(kind, state).set(found.get((kind, state), 0))
 
 
@@ -108,11 +108,11 @@ class Reconciler:
                 records.transition(session, job, *over)
                 _log.warning("job %s lost its worker: %s", job.id, over[0])
                 if job.state in TERMINAL:
-                    records.keep_no_files(job)
-                    with going_on(f"the files of job {job.id}"):
+                    records.expire_files_now(job)
+                    with log_and_continue(f"the files of job {job.id}"):
                         JobFolder(self._settings.state_dir, job.id).delete()
 
-    def _take_from_worker(self, job: Job) -> tuple[State, str | None]:
+    def _take_from_worker(self, job: Job) -> tuple[JobState, str | None]:
         if job.state == "cancelling":
             return "cancelled", "cancelled; the worker that ran it was gone"
         if job.attempt >= self._settings.max_attempts:

@@ -21,7 +21,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Job, JobEvent, in_turn
 from service.errors import IdempotencyConflict, JobUnknown, QueueFull
-from service.jobs.states import HELD, TERMINAL, Kind, State
+from service.jobs.states import HELD, TERMINAL, JobKind, JobState
 from service.settings import Settings
 
 EventType = Literal["state", "epoch", "progress", "gate", "warning"]
@@ -45,7 +45,7 @@ def create(
     session: Session,
     settings: Settings,
     *,
-    kind: Kind,
+    kind: JobKind,
     hospital: str | None,
     model: str,
     parent: str,
@@ -125,7 +125,7 @@ def get(session: Session, job_id: str, *, lock: bool = False) -> Job:
     return found
 
 
-def of_key(session: Session, hospital: str, key: str) -> Job | None:
+def find_by_idempotency_key(session: Session, hospital: str, key: str) -> Job | None:
     """The job that this idempotency key made, of whatever request."""
     return session.scalars(select(Job).where(Job.hospital == hospital, Job.idempotency_key == key)).first()
 
@@ -136,7 +136,7 @@ def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job
     Raises:
         IdempotencyConflict: the key made a job of another request.
     """
-    found = of_key(session, hospital, key)
+    found = find_by_idempotency_key(session, hospital, key)
     if found is not None and found.fingerprint != fingerprint:
         raise IdempotencyConflict(
             f"the Idempotency-Key was used for job {found.id}, whose request was another one: "
@@ -146,7 +146,7 @@ def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job
 
 
 def listed(
-    session: Session, hospital: str | None = None, state: State | None = None, limit: int = 100
+    session: Session, hospital: str | None = None, state: JobState | None = None, limit: int = 100
 ) -> list[Job]:
     """Jobs, newest first."""
     query = select(Job)
@@ -181,7 +181,7 @@ def cancel(session: Session, job_id: str) -> Job:
     return job
 
 
-def keep_no_files(job: Job) -> None:
+def expire_files_now(job: Job) -> None:
     """From now on no file of a job that is over is kept.
 
     A worker that lost the job without knowing it yet may write one more; the reconciler sweeps it.
@@ -189,7 +189,7 @@ def keep_no_files(job: Job) -> None:
     job.expires_at = min(job.expires_at, datetime.now(UTC))
 
 
-def transition(session: Session, job: Job, state: State, reason: str | None = None) -> None:
+def transition(session: Session, job: Job, state: JobState, reason: str | None = None) -> None:
     """Move a locked job to another state, and say so among its events.
 
     Whoever ends it or puts it back gives the lease up with it. Raises ValueError for a way that is not there.

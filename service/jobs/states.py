@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-Kind = Literal["adaptation", "scan"]
-State = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
-Ending = Literal["succeeded", "fell_back", "failed", "cancelled"]
+JobKind = Literal["adaptation", "scan"]
+JobState = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
+JobEnd = Literal["succeeded", "fell_back", "failed", "cancelled"]
 
 TERMINAL: frozenset[str] = frozenset({"succeeded", "fell_back", "failed", "cancelled"})
 HELD: frozenset[str] = frozenset({"running", "cancelling"})

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from service.database import Job
 from service.jobs import records
-from service.jobs.states import Kind, State
+from service.jobs.states import JobKind, JobState
 from service.prediction.receipt import NOTICE
 
 
@@ -30,8 +30,8 @@ class JobSummary(BaseModel):
     """A job, in a list."""
 
     id: str
-    kind: Kind
-    state: State
+    kind: JobKind
+    state: JobState
     hospital: str | None
     model: str
     attempt: int = Field(description="How many workers have begun it; more than one when one was lost.")

@@ -13,7 +13,7 @@ from model_store.preprocessing import check_values
 from service.cohorts import cohorts, masks
 from service.cohorts.patients import other_values, shows_target, split_by_patient
 from service.database import Cohort
-from service.errors import AdaptationRefused
+from service.errors import AdaptationRejected
 from service.http.problems import Problem
 from service.kinds.kind import AdaptableKind, Words
 from service.serving.assignments import site_of
@@ -78,7 +78,7 @@ def check(session: Session, parent: Artefact, cohort: str) -> None:
     there = {name: shows_target(mask.label_values, task) for name, mask in drawn.items()}
     try:
         split_by_patient(there, digests, task, 0.5, 0)
-    except AdaptationRefused as error:
+    except AdaptationRejected as error:
         hint = other_values({name: mask.label_values for name, mask in drawn.items()}, task)
         raise _refused("masks-missing", f"{error}. {hint}" if hint else str(error)) from error
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 
-Check = Callable[[Session, Artefact, str], None]
+CohortCheck = Callable[[Session, Artefact, str], None]
 
 
 def no_check(_session: Session, _parent: Artefact, _cohort: str) -> None:
@@ -52,4 +52,4 @@ class AdaptableKind:
     options: type[BaseModel]
     by_scan: bool
     words: Words
-    check: Check = no_check
+    check: CohortCheck = no_check

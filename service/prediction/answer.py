@@ -17,15 +17,15 @@ from starlette.responses import Response
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, SsfPoolManifest
 from model_store.scan import Limits, Scan
-from model_store.task import Kind
+from model_store.task import TaskKind
 from service.catalog.network import Selection
 from service.catalog.version import contradiction
-from service.context import Context
+from service.context import ServiceContext
 from service.http.problems import Problem
 from service.http.uploads.spool import Upload
 from service.inference.pipeline import Stopwatch
-from service.inference.pool import Picked, Routing
-from service.inference.sessions import Session
+from service.inference.pool import PickUnit, PoolPick
+from service.inference.sessions import GraphSession
 from service.prediction.options import ScanOptions
 from service.prediction.receipt import ModelReceipt, Receipt, software
 from service.serving import key_usage
@@ -44,7 +44,7 @@ class Answer:
     body: bytes
     media_type: str
     headers: dict[str, str]
-    picked: tuple[Picked, ...] | None = None
+    picked: tuple[PoolPick, ...] | None = None
 
 
 def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None:
@@ -70,7 +70,7 @@ def check_routing(options: ScanOptions, offered: Artefact) -> None:
 
 
 @dataclass
-class Answering(ABC, Generic[Options]):
+class Predictor(ABC, Generic[Options]):
     """One scan, once its bytes are there and its network is chosen and loaded.
 
     `network` is what answers inside `selection`, for the receipt; `input_sha256` the digest of the bytes.
@@ -79,7 +79,7 @@ class Answering(ABC, Generic[Options]):
     request_id: str
     options: Options
     selection: Selection
-    session: Session
+    session: GraphSession
     network: ModelReceipt
     input_sha256: str
     limits: Limits
@@ -87,7 +87,7 @@ class Answering(ABC, Generic[Options]):
     _size: int = field(default=0, init=False)
 
     # Of the task that the network was trained for.
-    KIND: ClassVar[Kind]
+    KIND: ClassVar[TaskKind]
 
     def make(self, data: bytes) -> Answer:
         """Run the network on the scan in `data`. Raises ScanError, StoreError, Problem."""
@@ -95,7 +95,7 @@ class Answering(ABC, Generic[Options]):
         return self._answer(data)
 
     @property
-    def routing(self) -> Routing:
+    def routing(self) -> PickUnit:
         """How a volume picks from a pool. Raises Problem 422 where one is asked for and there is none."""
         check_routing(self.options, self.selection.offered)
         return self.options.routing or "scan"
@@ -147,8 +147,8 @@ class Answering(ABC, Generic[Options]):
 
 
 def answer_upload(
-    kind: type[Answering[Options]],
-    context: Context,
+    kind: type[Predictor[Options]],
+    context: ServiceContext,
     request_id: str,
     options: Options,
     selection: Selection,

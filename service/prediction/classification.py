@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 
 from service.inference.classification import Classification, classify
 from service.inference.uncertainty import entropy
-from service.prediction.answer import Answer, Answering
+from service.prediction.answer import Answer, Predictor
 from service.prediction.options import ClassifyOptions
-from service.prediction.output import PICKED, PickReport, pick_reports
+from service.prediction.output import POOL_SELECTION_TEXT, PickReport, pool_selections
 from service.prediction.receipt import NOTICE, Receipt
 
 
@@ -36,7 +36,7 @@ class ClassificationReport(ClassReport):
     slices: list[ClassReport] | None = Field(
         description="Each slice of a volume, along the task's plane in order; null for an image."
     )
-    picked: list[PickReport] | None = Field(None, description=PICKED)
+    picked: list[PickReport] | None = Field(None, description=POOL_SELECTION_TEXT)
     warnings: list[str] = Field(
         description="In which ways the scan does not look like the task, and what else to beware of."
     )
@@ -47,7 +47,7 @@ class ClassificationReport(ClassReport):
 
 
 @dataclass
-class Classifying(Answering[ClassifyOptions]):
+class ClassificationPredictor(Predictor[ClassifyOptions]):
     """One scan to be classified."""
 
     KIND = "classification"
@@ -73,7 +73,7 @@ class Classifying(Answering[ClassifyOptions]):
         return ClassificationReport(
             **class_report(found.mean, names).model_dump(),
             slices=slices if found.scan.is_volume else None,
-            picked=pick_reports(found.picked),
+            picked=pool_selections(found.picked),
             warnings=[*self.selection.warnings.values(), *found.warnings],
             shape=list(found.scan.grid),
             timing_ms=self._timing(),

@@ -10,7 +10,7 @@ from service.catalog.network import Personalization
 from service.http.parameters import HOSPITAL_ID
 from service.http.problems import invalid
 from service.http.validation import reason
-from service.inference.pool import Routing
+from service.inference.pool import PickUnit
 from service.kinds.routing_space import Preset
 from service.prediction.output import Output
 
@@ -35,7 +35,7 @@ class ScanOptions(BaseModel):
     site: str | None = Field(
         None, max_length=256, description="With `member`: which site; the hospital's own by default."
     )
-    routing: Routing | None = Field(
+    routing: PickUnit | None = Field(
         None,
         description="With an ssf-pool, how a volume picks its entries: the `scan` as a whole (the default), "
         "by the mean of its slices' queries, or `slice` by slice.",

@@ -23,11 +23,11 @@ from model_store.scan import Scan, encode_nifti, encode_png
 from model_store.task import Plane, Task
 from service.http.problems import Problem
 from service.inference.pipeline import Segmentation
-from service.inference.pool import Picked
+from service.inference.pool import PoolPick
 from service.prediction.overlay import Panel, choose_slices, overlay
 from service.prediction.receipt import NOTICE, Receipt
 
-PICKED: Final = (
+POOL_SELECTION_TEXT: Final = (
     "Of an ssf-pool (FedIns): what the scan picked; with routing=slice, what each slice of a volume did, in "
     "order."
 )
@@ -43,7 +43,7 @@ class PickReport(BaseModel):
     )
 
 
-def pick_reports(picked: Sequence[Picked] | None) -> list[PickReport] | None:
+def pool_selections(picked: Sequence[PoolPick] | None) -> list[PickReport] | None:
     """What was picked, as a JSON answer tells it."""
     if picked is None:
         return None
@@ -87,7 +87,7 @@ class SegmentationReport(BaseModel):
         "itself (`own`) and on the tokens of each of the federation's sites, mean over the slices; they add "
         "up to 1.",
     )
-    picked: list[PickReport] | None = Field(None, description=PICKED)
+    picked: list[PickReport] | None = Field(None, description=POOL_SELECTION_TEXT)
     warnings: list[str] = Field(
         description="In which ways the scan does not look like the task, and what else to beware of."
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from model_store.scan import Scan
 from service.inference.pipeline import Segmentation, segment
-from service.prediction.answer import Answer, Answering
+from service.prediction.answer import Answer, Predictor
 from service.prediction.options import SegmentOptions
 from service.prediction.output import (
     MEDIA_TYPES,
@@ -16,12 +16,12 @@ from service.prediction.output import (
     encode,
     label_header,
     measure,
-    pick_reports,
+    pool_selections,
 )
 
 
 @dataclass
-class Segmenting(Answering[SegmentOptions]):
+class SegmentationPredictor(Predictor[SegmentOptions]):
     """One scan to be segmented."""
 
     output: Output = field(default="json", init=False)
@@ -56,7 +56,7 @@ class Segmenting(Answering[SegmentOptions]):
             labels=measure(found, self.selection.manifest.task),
             uncertainty=found.uncertainty,
             attention=found.attention,
-            picked=pick_reports(found.picked),
+            picked=pool_selections(found.picked),
             warnings=[*self.selection.warnings.values(), *found.warnings],
             shape=list(found.classes.shape),
             timing_ms=self._timing(),

@@ -9,14 +9,14 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import JsonValue, RootModel
 
-from service.adaptation.requests import Accepting, AdaptationRequest, CohortAdaptation, check_place
+from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
 from service.cohorts.intake import formats_of
-from service.context import Context, InContext
+from service.context import InContext, ServiceContext
 from service.http.parameters import HospitalId
 from service.http.problems import problem_responses
 from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadLimits, receive
-from service.http.validation import valid
+from service.http.validation import parse
 from service.jobs import records
 from service.jobs.views import JobView, view
 from service.kinds import ADAPTABLE
@@ -103,13 +103,13 @@ async def adapt(
             if not uploads:
                 raise missing(_SCANS)
             asked = _read_form(form.fields)
-            accepting = Accepting(context, hospital, asked, idempotency_key, request_id, uploads)
+            accepting = AdaptationSubmission(context, hospital, asked, idempotency_key, request_id, uploads)
             if await to_thread.run_sync(accepting.is_new):
                 accepting = replace(accepting, formats=await formats_of(context, uploads))
             job, created = await to_thread.run_sync(accepting.make)
     else:
-        named = valid(CohortAdaptation, await request.body())
-        accepting = Accepting(context, hospital, named, idempotency_key, request_id)
+        named = parse(CohortAdaptation, await request.body())
+        accepting = AdaptationSubmission(context, hospital, named, idempotency_key, request_id)
         job, created = await to_thread.run_sync(accepting.make)
     response.headers["Location"] = f"/jobs/{job}"
     if not created:
@@ -117,7 +117,7 @@ async def adapt(
     return await to_thread.run_sync(_view, context, job)
 
 
-def _view(context: Context, job: str) -> JobView:
+def _view(context: ServiceContext, job: str) -> JobView:
     with context.database.read() as session:
         return view(session, records.get(session, job))
 
@@ -126,5 +126,5 @@ def _read_form(fields: dict[str, str]) -> AdaptationRequest:
     """The text fields, of which `options` is JSON; an empty one counts as left out."""
     given: dict[str, Any] = {name: value for name, value in fields.items() if value != ""}
     if "options" in given:
-        given["options"] = valid(_Options, given["options"].encode(), "options").root
-    return valid(AdaptationRequest, given)
+        given["options"] = parse(_Options, given["options"].encode(), "options").root
+    return parse(AdaptationRequest, given)

@@ -7,13 +7,13 @@ from functools import partial
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.catalog.network import Selection, resolve
+from service.catalog.network import Selection, resolve_network
 from service.context import InContext
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
 from service.prediction.answer import answer_upload
-from service.prediction.classification import ClassificationReport, Classifying
+from service.prediction.classification import ClassificationPredictor, ClassificationReport
 from service.prediction.options import ClassifyOptions, read_options, request_body
 from service.routes.scan_request import answer_now, receive_scan, scan_in
 
@@ -46,17 +46,19 @@ async def classify_scan(request: Request, context: InContext) -> Response:
         scan = scan_in(form)
 
         select = partial(
-            resolve,
+            resolve_network,
             context,
             options.model,
             options.hospital,
             options.personalization,
             options.site,
             options.cluster,
-            kind=Classifying.KIND,
+            kind=ClassificationPredictor.KIND,
         )
 
         def answer(selection: Selection) -> Response:
-            return answer_upload(Classifying, context, request_id, options, selection, scan, watch)
+            return answer_upload(
+                ClassificationPredictor, context, request_id, options, selection, scan, watch
+            )
 
         return await answer_now(request, context, watch, select, answer)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from service.cohorts import cohorts
 from service.cohorts.intake import check_digest, formats_of, refuse_form
 from service.cohorts.masks import of_cohort
-from service.context import Context, InContext
+from service.context import InContext, ServiceContext
 from service.database import Cohort, CohortMask, CohortScan
 from service.http.parameters import CohortId, HospitalId, ScanName, Text
 from service.http.problems import problem_responses
@@ -176,12 +176,12 @@ def delete_scan(context: InContext, hospital: HospitalId, cohort: CohortId, name
     cohorts.remove_scan(context.database, context.settings, hospital, cohort, name)
 
 
-def _check_room(context: Context, hospital: str, cohort: str, name: str, size: int) -> None:
+def _check_room(context: ServiceContext, hospital: str, cohort: str, name: str, size: int) -> None:
     with context.database.read() as session:
         cohorts.check_room(session, context.settings, hospital, cohort, name, size)
 
 
-def _mask_of(context: Context, scan: CohortScan) -> CohortMask | None:
+def _mask_of(context: ServiceContext, scan: CohortScan) -> CohortMask | None:
     with context.database.read() as session:
         return session.get(CohortMask, scan.id)
 

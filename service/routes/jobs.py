@@ -14,14 +14,14 @@ from starlette.responses import HTMLResponse
 
 from service.adaptation.card.page import CONTENT_POLICY, render
 from service.adaptation.card.reading import read_card
-from service.context import Context, InContext
+from service.context import InContext, ServiceContext
 from service.database import JobEvent
-from service.errors import JobNotOver
+from service.errors import JobStillRunning
 from service.http.parameters import HOSPITAL_ID, JobId
 from service.http.problems import Problem, problem_responses
 from service.jobs import records
 from service.jobs.files import JobFolder
-from service.jobs.states import TERMINAL, State
+from service.jobs.states import TERMINAL, JobState
 from service.jobs.views import JobSummary, JobView, summary, view
 
 router = APIRouter(tags=["jobs"])
@@ -41,7 +41,7 @@ class JobList(BaseModel):
 def list_jobs(
     context: InContext,
     hospital: Annotated[str | None, Query(pattern=HOSPITAL_ID)] = None,
-    state: Annotated[State | None, Query()] = None,
+    state: Annotated[JobState | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JobList:
     """The newest jobs, of one hospital or in one state if that is asked for."""
@@ -69,7 +69,7 @@ def cancel_job(context: InContext, job: JobId, response: Response) -> JobView:
     with context.database.write() as session:
         found = records.cancel(session, job)
         if found.state == "cancelled":
-            records.keep_no_files(found)
+            records.expire_files_now(found)
     if found.state == "cancelled":
         # Nobody has begun it, or its worker has cleared up: the scan it was to work on is not kept.
         JobFolder(context.settings.state_dir, job).delete()
@@ -101,7 +101,9 @@ def get_result(context: InContext, job: JobId) -> Response:
             f"Job {job} is of kind '{found.kind}': what came of it is its candidate, at /jobs/{job}.",
         )
     if found.state not in TERMINAL:
-        raise JobNotOver(f"job {job} is {found.state}: follow /jobs/{job}/events, or ask again in a while")
+        raise JobStillRunning(
+            f"job {job} is {found.state}: follow /jobs/{job}/events, or ask again in a while"
+        )
     if found.state not in ("succeeded", "fell_back"):
         raise Problem(
             409, "job-without-result", "The job made no mask", f"Job {job} is {found.state}: {found.reason}."
@@ -123,10 +125,10 @@ def delete_files(context: InContext, job: JobId) -> None:
     with context.database.write() as session:
         found = records.get(session, job, lock=True)
         if found.state not in TERMINAL:
-            raise JobNotOver(
+            raise JobStillRunning(
                 f"job {job} is {found.state} and needs its files: DELETE /jobs/{job} stops it first"
             )
-        records.keep_no_files(found)
+        records.expire_files_now(found)
     JobFolder(context.settings.state_dir, job).delete()
 
 
@@ -172,7 +174,7 @@ async def follow_job(
             await asyncio.sleep(_LOOK_SECONDS)
 
 
-def _look(context: Context, job: str, last: int) -> tuple[list[JobEvent], bool]:
+def _look(context: ServiceContext, job: str, last: int) -> tuple[list[JobEvent], bool]:
     with context.database.read() as session:
         # In this order: a job that is over has no more events than those that are read next.
         over = records.get(session, job).state in TERMINAL

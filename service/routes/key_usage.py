@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from model_store.errors import StoreError
 from model_store.manifest import SsfPoolManifest
 from service.catalog.version import require_name
-from service.context import Context, InContext
+from service.context import InContext, ServiceContext
 from service.database import KeyUsage
 from service.http.parameters import HospitalId, ModelName
 from service.http.problems import problem_responses
@@ -75,7 +75,7 @@ def get_key_usage(context: InContext, hospital: HospitalId, model: ModelName) ->
     )
 
 
-def _version(context: Context, rows: list[KeyUsage]) -> VersionUsage:
+def _version(context: ServiceContext, rows: list[KeyUsage]) -> VersionUsage:
     try:
         manifest = context.store.by_digest(rows[0].digest).manifest
     except StoreError:

@@ -12,10 +12,10 @@ from pydantic import BaseModel, Field
 from model_store.preprocessing import check_grid, check_values, label_values
 from model_store.scan import decode
 from model_store.task import Task
-from service.catalog.version import offered
+from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
 from service.cohorts.intake import check_digest, refuse_form
-from service.context import Context, InContext
+from service.context import InContext, ServiceContext
 from service.database import CohortMask, CohortScan
 from service.http.parameters import CohortId, HospitalId, ScanName
 from service.http.problems import problem_responses
@@ -92,7 +92,7 @@ async def put_mask(
             _check_room, context, hospital, cohort, name, declared_length(request) or 0
         )
         if model is not None:
-            meant = await to_thread.run_sync(offered, context, model, hospital, "segmentation")
+            meant = await to_thread.run_sync(resolve_version, context, model, hospital, "segmentation")
             task = meant.artefact.manifest.task
 
     limits = UploadLimits(context.settings.max_upload_bytes)
@@ -126,12 +126,12 @@ def delete_mask(context: InContext, hospital: HospitalId, cohort: CohortId, name
     masks.remove_mask(context.database, context.settings, hospital, cohort, name)
 
 
-def _check_room(context: Context, hospital: str, cohort: str, name: str, size: int) -> CohortScan:
+def _check_room(context: ServiceContext, hospital: str, cohort: str, name: str, size: int) -> CohortScan:
     with context.database.read() as session:
         return masks.check_room(session, context.settings, hospital, cohort, name, size)
 
 
-def _decoded(context: Context, scan: CohortScan, data: bytes, task: Task | None) -> masks.DecodedMask:
+def _decoded(context: ServiceContext, scan: CohortScan, data: bytes, task: Task | None) -> masks.DecodedMask:
     limits = scan_limits(context.settings)
     drawn = decode(data, limits)
     values = label_values(drawn)

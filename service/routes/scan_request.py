@@ -15,14 +15,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from service.catalog.network import Selection
-from service.context import Context
+from service.context import ServiceContext
 from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.http.uploads.spool import Upload
 from service.inference.pipeline import Stopwatch
 
 
-async def receive_scan(request: Request, context: Context, watch: Stopwatch) -> UploadForm:
+async def receive_scan(request: Request, context: ServiceContext, watch: Stopwatch) -> UploadForm:
     """The form with the scan, refused before it is read when nobody would have time for it.
 
     Raises Problem, ClientDisconnect.
@@ -46,7 +46,7 @@ def scan_in(form: UploadForm) -> Upload:
 
 async def answer_now(
     request: Request,
-    context: Context,
+    context: ServiceContext,
     watch: Stopwatch,
     select: Callable[[], Selection],
     answer: Callable[[Selection], Response],

@@ -12,22 +12,22 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import Response
 
 from service.adaptation.scan_requests import ScanRequest, wait_for
-from service.catalog.network import Selection, adapts_itself, resolve
+from service.catalog.network import Selection, adapts_itself, resolve_network
 from service.catalog.version import contradiction
-from service.context import Context, InContext
+from service.context import InContext, ServiceContext
 from service.http.conditions import preferred_wait
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
 from service.jobs import records
-from service.jobs.expiry import going_on
+from service.jobs.expiry import log_and_continue
 from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL
 from service.jobs.views import JobView, view
 from service.prediction.answer import answer_upload
 from service.prediction.options import SegmentOptions, read_options, request_body
 from service.prediction.output import SegmentationReport
-from service.prediction.segmentation import Segmenting
+from service.prediction.segmentation import SegmentationPredictor
 from service.routes.jobs import get_result
 from service.routes.scan_request import answer_now, receive_scan, scan_in
 
@@ -81,7 +81,7 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
         options = read_options(SegmentOptions, form.fields)
         scan = scan_in(form)
         by_job = options.personalization == "scan" and not await to_thread.run_sync(
-            adapts_itself, context, options.model, options.hospital, Segmenting.KIND
+            adapts_itself, context, options.model, options.hospital, SegmentationPredictor.KIND
         )
         if not by_job:
             if options.preset is not None or options.shape_weight is not None:
@@ -90,17 +90,19 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
                     "them out."
                 )
             select = partial(
-                resolve,
+                resolve_network,
                 context,
                 options.model,
                 options.hospital,
                 options.personalization,
                 options.site,
-                kind=Segmenting.KIND,
+                kind=SegmentationPredictor.KIND,
             )
 
             def answer(selection: Selection) -> Response:
-                return answer_upload(Segmenting, context, request_id, options, selection, scan, watch)
+                return answer_upload(
+                    SegmentationPredictor, context, request_id, options, selection, scan, watch
+                )
 
             return await answer_now(request, context, watch, select, answer)
         job_id = await ScanRequest(context, request_id, options, scan).submit()
@@ -113,19 +115,19 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
     return response
 
 
-def _collected(context: Context, job_id: str) -> Response:
+def _collected(context: ServiceContext, job_id: str) -> Response:
     try:
         return get_result(context, job_id)
     finally:
         # Nobody was told of the job, so that nobody else would ever ask for its result, or delete it. What
         # cannot be deleted now has expired; an answer that is there is not withheld for it.
         with suppress(SQLAlchemyError), context.database.write() as session:
-            records.keep_no_files(records.get(session, job_id))
-        with going_on(f"the files of job {job_id}"):
+            records.expire_files_now(records.get(session, job_id))
+        with log_and_continue(f"the files of job {job_id}"):
             JobFolder(context.settings.state_dir, job_id).delete()
 
 
-def _accepted(context: Context, job_id: str) -> Response:
+def _accepted(context: ServiceContext, job_id: str) -> Response:
     with context.database.read() as session:
         body = view(session, records.get(session, job_id)).model_dump_json()
     headers = {"Location": f"/jobs/{job_id}", "Cache-Control": "no-store"}

@@ -10,7 +10,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, St
 from sqlalchemy.orm import Session
 
 from service.catalog.adapted import adapted_for, require_gate
-from service.catalog.assignable import assignable
+from service.catalog.assignable import resolve_assignable
 from service.catalog.served import serving
 from service.catalog.version import require_name
 from service.context import InContext
@@ -149,7 +149,7 @@ def put_serving(
 
     One that was adapted to the hospital must have passed its gate, or the gate must be overridden.
     """
-    artefact = assignable(context.store, hospital, model, body.version)
+    artefact = resolve_assignable(context.store, hospital, model, body.version)
     adapted = adapted_for(artefact) is not None
     with context.database.write() as session:
         expected = expected_sequence(_sequence(session, hospital, model), if_match, if_none_match)
@@ -191,7 +191,7 @@ def roll_back(
     if target is not None:
         # Hashing takes its time, so it is done before the write lock is taken; `expected` keeps the two
         # together.
-        assignable(context.store, hospital, model, f"{target.artefact or model}@{target.digest}")
+        resolve_assignable(context.store, hospital, model, f"{target.artefact or model}@{target.digest}")
     with context.database.write() as session:
         entry = assignments.roll_back(
             session, hospital, model, expected=expected, actor=body.actor, reason=body.reason

@@ -20,7 +20,7 @@ _CLIENT_GONE = 499
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 
-class Observe:
+class AccessLogMiddleware:
     """ASGI middleware. Sits inside the request's scope, so that its log line carries the request's id."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:

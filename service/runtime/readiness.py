@@ -18,7 +18,7 @@ _log = logging.getLogger("locum.service")
 INTERVAL_SECONDS = 2.0
 STALE_SECONDS = 15.0
 
-Check = Callable[[], str]
+ReadinessCheck = Callable[[], str]
 """Says in words what it found; raises when the part does not work."""
 
 
@@ -33,7 +33,7 @@ class PartState:
 class Readiness:
     """The latest state of every part."""
 
-    def __init__(self, checks: Mapping[str, Check], observe: Callable[[str, bool], None]) -> None:
+    def __init__(self, checks: Mapping[str, ReadinessCheck], observe: Callable[[str, bool], None]) -> None:
         """`checks` by name of the part; `observe(part, ok)` is told of every result."""
         self._checks = dict(checks)
         self._observe = observe
@@ -75,7 +75,7 @@ class Readiness:
             self._observe(name, state.ok)
         return states
 
-    def _try(self, name: str, check: Check) -> PartState:
+    def _try(self, name: str, check: ReadinessCheck) -> PartState:
         try:
             return PartState(True, check())
         except Exception as error:  # whatever it is, the part does not work

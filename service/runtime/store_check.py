@@ -25,7 +25,7 @@ _log = logging.getLogger("locum.service")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class StoreVerdict:
     """The outcome of the latest finished pass; `damaged` maps a reference to what is wrong with it."""
 
     finished_at: datetime
@@ -33,7 +33,7 @@ class Verdict:
     damaged: dict[str, str]
 
 
-def verify_store(root: Path, database: Database) -> Verdict:
+def verify_store(root: Path, database: Database) -> StoreVerdict:
     """Hash every file of every version that is not withdrawn. Changes nothing in the store."""
     started = datetime.now(UTC)
     # A store of its own: one that was used before remembers manifests instead of reading them again.
@@ -55,14 +55,14 @@ def verify_store(root: Path, database: Database) -> Verdict:
         session.add(
             Verification(started_at=started, finished_at=finished, versions=versions, damaged=damaged)
         )
-    return Verdict(finished, versions, damaged)
+    return StoreVerdict(finished, versions, damaged)
 
 
-def latest_verdict(database: Database) -> Verdict | None:
+def latest_verdict(database: Database) -> StoreVerdict | None:
     """What the latest pass found; None before the first."""
     with database.read() as session:
         row = session.scalars(select(Verification).order_by(Verification.finished_at.desc()).limit(1)).first()
-    return None if row is None else Verdict(row.finished_at, row.versions, row.damaged)
+    return None if row is None else StoreVerdict(row.finished_at, row.versions, row.damaged)
 
 
 class Verifier:

@@ -27,7 +27,7 @@ from model_store.errors import StoreError
 from model_store.manifest import SsfPoolManifest
 from model_store.store import Store
 from service.database import Database, KeyUsage
-from service.inference.pool import Picked, shares
+from service.inference.pool import PoolPick, shares
 
 # The newest days that a current drift is taken over: some scans of a small hospital, and not its past.
 WINDOW_DAYS = 30
@@ -48,7 +48,7 @@ class Usage:
         return [float(value) for value in self.total / self.scans]
 
 
-def note(database: Database, hospital: str, pool: Artefact, picked: Sequence[Picked]) -> None:
+def note(database: Database, hospital: str, pool: Artefact, picked: Sequence[PoolPick]) -> None:
     """Add one scan to the day. What goes wrong is logged: an answer that is there is not withheld for it."""
     manifest = pool.manifest
     assert isinstance(manifest, SsfPoolManifest)

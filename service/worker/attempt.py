@@ -19,15 +19,15 @@ from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.leases import Lease, fenced, renew
 from service.jobs.records import EventType
-from service.jobs.states import Ending
+from service.jobs.states import JobEnd
 from service.settings import Settings
 
 
 @dataclass(frozen=True)
-class Outcome:
+class AttemptOutcome:
     """What `service.jobs.leases.finish` is told; `reason` is owed for every end but `succeeded`."""
 
-    state: Ending
+    state: JobEnd
     reason: str | None = None
     result: dict[str, Any] | None = None
     gate: dict[str, Any] | None = None
@@ -35,20 +35,20 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedCandidate:
     """A candidate that a job published, with what the job keeps of it."""
 
     artefact: Artefact
     result: dict[str, Any]
     gate: dict[str, Any] | None
 
-    def outcome(self, nothing_better: str) -> Outcome:
-        """The end of the job; `nothing_better`: why it fell back, unless it was stopped."""
+    def outcome(self, fallback_reason: str) -> AttemptOutcome:
+        """The end of the job; `fallback_reason`: why it fell back, unless it was stopped."""
         result, candidate = self.result, (self.artefact.name, self.artefact.version, self.artefact.digest)
         if not result.get("fell_back"):
-            return Outcome("succeeded", result.get("stopped"), result, self.gate, candidate)
-        reason = result.get("stopped") or nothing_better
-        return Outcome("fell_back", reason, result, self.gate, candidate)
+            return AttemptOutcome("succeeded", result.get("stopped"), result, self.gate, candidate)
+        reason = result.get("stopped") or fallback_reason
+        return AttemptOutcome("fell_back", reason, result, self.gate, candidate)
 
 
 _log = logging.getLogger("locum.worker")
@@ -85,7 +85,7 @@ class Attempt:
 
     # ------------------------------------------------------------------ told
 
-    def tick(self) -> None:
+    def check_cancelled(self) -> None:
         """To be called before every step of the work, however small.
 
         Raises:
@@ -114,9 +114,11 @@ class Attempt:
 
     # ------------------------------------------------------------------ written
 
-    def enter(self, stage: str, **more: Any) -> None:
-        """A new stage, or news from the present one, for whoever looks at the job. Raises as `tick`."""
-        self.tick()
+    def set_stage(self, stage: str, **more: Any) -> None:
+        """A new stage, or news from the present one, for whoever looks at the job. Raises as
+        `check_cancelled`.
+        """
+        self.check_cancelled()
         self.stage = stage
         progress = {"stage": stage, **more}
         with fenced(self.database, self.lease) as (session, job):
@@ -124,7 +126,7 @@ class Attempt:
                 job.progress = progress
                 records.append_event(session, job, "progress", progress)
 
-    def note(self, event_type: EventType, data: Mapping[str, Any]) -> None:
+    def emit(self, event_type: EventType, data: Mapping[str, Any]) -> None:
         """An event. Raises LeaseLost."""
         with fenced(self.database, self.lease) as (session, job):
             records.append_event(session, job, event_type, as_json(data))

@@ -15,13 +15,13 @@ from model_store.manifest import Lineage, ModelManifest
 from model_store.store import Store
 from service.catalog.adapted import adapted_name
 from service.jobs.leases import fenced
-from service.worker.attempt import Attempt, Published
+from service.worker.attempt import Attempt, PublishedCandidate
 
 _SOFTWARE = ("locum", "torch", "onnx", "numpy")
 
 
 @dataclass(frozen=True)
-class Draft:
+class CandidateDraft:
     """What a job found.
 
     `method` made it from `parent`, a composite, in `epochs` from `seed`. `model` is the manifest of the
@@ -53,11 +53,11 @@ def published_by(store: Store, name: str, job_id: str) -> Artefact | None:
 def publish(
     attempt: Attempt,
     store: Store,
-    draft: Draft,
+    draft: CandidateDraft,
     *,
     gate: dict[str, Any],
     result: dict[str, Any],
-) -> Published:
+) -> PublishedCandidate:
     """Make the draft the job's candidate version, and keep verdict and result with the job.
 
     Raises:
@@ -95,7 +95,7 @@ def publish(
         earlier = published_by(Store(store.root), name, job.id)
         if earlier is not None:
             raise _AlreadyPublished(earlier)
-        attempt.tick()
+        attempt.check_cancelled()
         with fenced(attempt.database, attempt.lease) as (_, row):
             # Kept before the version is visible: whoever finds it after this worker died finds these too.
             row.gate, row.result = gate, result
@@ -104,7 +104,7 @@ def publish(
         artefact = store.publish(manifest, dict(draft.files), admit=admit)
     except _AlreadyPublished as found:
         artefact = found.artefact
-    return Published(artefact, result, gate)
+    return PublishedCandidate(artefact, result, gate)
 
 
 class _AlreadyPublished(Exception):

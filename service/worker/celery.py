@@ -31,7 +31,8 @@ worker = celery_app(settings, broker.celery_url)
 def _configure_logging(**_: object) -> None:
     # A receiver of this signal is what keeps Celery from setting up logging of its own.
     logs.configure(settings, whole_process=True)
-    # Celery advises to cancel what runs when Redis blinks; see `service.runtime.queue` for why that is not done.
+    # Celery advises to cancel what runs when Redis blinks; see `service.runtime.queue` for why that is not
+    # done.
     warnings.simplefilter("ignore", CPendingDeprecationWarning)
 
 

@@ -34,16 +34,16 @@ from personalization.fedbicross.picking import (
     observe,
     stability,
 )
-from personalization.gate import Verdict
+from personalization.gate import GateVerdict
 from personalization.gate.picking import PickEvidence, judge_pick
 from personalization.networks import build
 from personalization.state import from_safetensors
 from service.cohorts.files import ScanFile
-from service.errors import AdaptationRefused
+from service.errors import AdaptationRejected
 from service.kinds.clusters import PickingOptions
 from service.settings import scan_limits
-from service.worker.attempt import Attempt, Published, as_json
-from service.worker.candidate import Draft, publish
+from service.worker.attempt import Attempt, PublishedCandidate, as_json
+from service.worker.candidate import CandidateDraft, publish
 from service.worker.cohort_images import CohortImages, cohort_files, load_images
 from service.worker.device import device_of
 from service.worker.pictures import draw_answers
@@ -84,7 +84,7 @@ def load_clusters(store: Store, digest: str) -> LoadedClusters:
     """
     offered = store.by_digest(digest)
     if not isinstance(offered.manifest, ClustersManifest):
-        raise AdaptationRefused(
+        raise AdaptationRejected(
             f"'{offered}' is of kind {offered.manifest.kind}; expected clusters, as FedBiCross makes them"
         )
     found = offered.manifest.clusters
@@ -109,14 +109,14 @@ METHOD = "fedbicross-picking"
 _FEWEST_PATIENTS = 4
 
 
-def run_picking(attempt: Attempt) -> Published:
+def run_picking(attempt: Attempt) -> PublishedCandidate:
     """Compare, judge, publish. Raises what its parts raise; the runner turns that into words."""
     store, job = Store(attempt.settings.store), attempt.job
     loaded = load_clusters(store, job.parent)
     options = PickingOptions.model_validate(job.options)
     files = cohort_files(attempt)
     known = next(loaded.model_manifest(name).statistics for name in loaded.models)
-    cohort = load_images(files, loaded.task, known, scan_limits(attempt.settings), attempt.tick)
+    cohort = load_images(files, loaded.task, known, scan_limits(attempt.settings), attempt.check_cancelled)
     if cohort.left_out:
         attempt.warn(
             f"the cohort has {cohort.left_out} slices more than are looked at: {len(cohort.images)}, evenly "
@@ -127,16 +127,16 @@ def run_picking(attempt: Attempt) -> Published:
     try:
         chosen = cheapest(found[options.criterion])
     except ValueError as error:
-        raise AdaptationRefused(f"nothing can be picked: {error}") from error
-    attempt.enter("judging", cluster=chosen)
+        raise AdaptationRejected(f"nothing can be picked: {error}") from error
+    attempt.set_stage("judging", cluster=chosen)
     gate = as_json(_verdict(observed, chosen, cohort, options).to_json())
-    attempt.note("gate", gate)
-    attempt.enter("drawing")
+    attempt.emit("gate", gate)
+    attempt.set_stage("drawing")
     _draw(attempt, loaded, files, observed, chosen, cohort.scan_of_image)
-    attempt.enter("publishing")
+    attempt.set_stage("publishing")
     result = _result(loaded, options, chosen, found, cohort, files)
     model = loaded.models[chosen]
-    draft = Draft(
+    draft = CandidateDraft(
         parent=loaded.offered,
         model=loaded.model_manifest(chosen),
         method=METHOD,
@@ -155,8 +155,8 @@ def _observe(
     device = device_of(attempt.settings)
     observed = {}
     for name, network in loaded.networks.items():
-        attempt.enter("comparing", cluster=name)
-        observed[name] = observe(network.to(device), cohort.images, seed, attempt.tick)
+        attempt.set_stage("comparing", cluster=name)
+        observed[name] = observe(network.to(device), cohort.images, seed, attempt.check_cancelled)
     return observed
 
 
@@ -165,7 +165,7 @@ def _verdict(
     chosen: str,
     cohort: CohortImages,
     options: PickingOptions,
-) -> Verdict:
+) -> GateVerdict:
     patients = torch.from_numpy(cohort.patient_of_image)
     draw = torch.Generator().manual_seed(options.seed)
     criterion: Criterion = options.criterion

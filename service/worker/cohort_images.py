@@ -16,12 +16,12 @@ from model_store.guard import ReferenceStatistics, ScanSummary, check, summarise
 from model_store.preprocessing import prepare, prepare_mask
 from model_store.scan import Limits, decode
 from model_store.task import Task
-from personalization.fedoap.joining import Examples
-from personalization.tick import Tick
+from personalization.cancellation import CancelCheck
+from personalization.fedoap.joining import JoiningExamples
 from service.cohorts import cohorts, masks
 from service.cohorts.files import ScanFile
 from service.cohorts.patients import PatientSplit, numbered, other_values, shows_target
-from service.errors import AdaptationRefused
+from service.errors import AdaptationRejected
 from service.worker.attempt import Attempt
 
 
@@ -55,12 +55,12 @@ class LabelledImages:
                 found[name] = found.get(name, False) or there
         return found
 
-    def examples(self, scans: Sequence[str], split: PatientSplit) -> Examples:
+    def examples(self, scans: Sequence[str], split: PatientSplit) -> JoiningExamples:
         """Every slice of these scans."""
         wanted = set(scans)
         chosen = [index for index, name in enumerate(self.names) if name in wanted]
         patients = tuple(split.patients[self.names[index]] for index in chosen)
-        return Examples(self.images[chosen], self.targets[chosen], patients)
+        return JoiningExamples(self.images[chosen], self.targets[chosen], patients)
 
 
 def masks_of(attempt: Attempt, task: Task) -> tuple[dict[str, ScanFile], frozenset[str]]:
@@ -82,7 +82,7 @@ def load_labelled(
     drawn: Mapping[str, ScanFile],
     task: Task,
     limits: Limits,
-    tick: Tick,
+    check_cancelled: CancelCheck,
 ) -> LabelledImages:
     """Decode and prepare every scan, and its mask if it has one.
 
@@ -95,7 +95,7 @@ def load_labelled(
     images, targets, names, drawn_on, statistics, left_out = [], [], [], [], [], 0
     room = MOST_IMAGES
     for file, after in _drawn_first(scans, drawn):
-        tick()
+        check_cancelled()
         try:
             scan = decode(file.read(), limits)
             prepared = prepare(scan, task)
@@ -164,7 +164,7 @@ def cohort_files(attempt: Attempt) -> list[ScanFile]:
         cohorts.usable(session, job.hospital, job.cohort)
         rows = cohorts.scans(session, job.cohort)
     if not rows:
-        raise AdaptationRefused(
+        raise AdaptationRejected(
             f"cohort {job.cohort} has no scan: upload some, then ask for the adaptation again"
         )
     return [cohorts.file_of(attempt.settings, row, row.name) for row in rows]
@@ -175,7 +175,7 @@ def load_images(
     task: Task,
     reference: ReferenceStatistics | None,
     limits: Limits,
-    tick: Tick,
+    check_cancelled: CancelCheck,
 ) -> CohortImages:
     """Decode and prepare every scan.
 
@@ -186,7 +186,7 @@ def load_images(
     budget = max(1, MOST_IMAGES // len(files))
     parts, summaries, total = [], [], 0
     for file in files:
-        tick()
+        check_cancelled()
         try:
             slices, summary = prepare_scan(file.read(), task, limits)
         except ScanError as error:

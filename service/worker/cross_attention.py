@@ -31,12 +31,12 @@ from personalization.fedoap.joining import (
 from personalization.networks import FedOapUNet, build
 from personalization.state import from_safetensors, to_safetensors
 from service.cohorts.patients import PatientSplit, same_bytes, split_by_patient
-from service.errors import AdaptationRefused
+from service.errors import AdaptationRejected
 from service.jobs import records
 from service.kinds.cross_attention import JoiningOptions
 from service.settings import scan_limits
-from service.worker.attempt import Attempt, Published, as_json
-from service.worker.candidate import Draft, publish
+from service.worker.attempt import Attempt, PublishedCandidate, as_json
+from service.worker.candidate import CandidateDraft, publish
 from service.worker.cohort_images import LabelledImages, cohort_files, load_labelled, masks_of
 from service.worker.device import device_of
 from service.worker.pictures import draw_pictures
@@ -62,7 +62,7 @@ class _Parent:
         return self.manifest.task.in_channels
 
 
-def run_joining(attempt: Attempt) -> Published:
+def run_joining(attempt: Attempt) -> PublishedCandidate:
     """Join, judge, publish. Raises what its parts raise; the runner turns that into words."""
     store = Store(attempt.settings.store)
     parent = _load(store, attempt.job.parent)
@@ -71,7 +71,7 @@ def run_joining(attempt: Attempt) -> Published:
     task = parent.manifest.task
     masks, ill = masks_of(attempt, task)
     files = cohort_files(attempt)
-    cohort = load_labelled(files, masks, task, scan_limits(attempt.settings), attempt.tick)
+    cohort = load_labelled(files, masks, task, scan_limits(attempt.settings), attempt.check_cancelled)
     _say_what_was_lost(attempt, cohort, ill)
     # By what is left of the masks: who has no target any more can neither teach nor choose.
     digests = {file.name: file.sha256 for file in files}
@@ -79,22 +79,22 @@ def run_joining(attempt: Attempt) -> Published:
     _say_what_is_little(attempt, split, digests)
     parent.network.to(device_of(attempt.settings))
     joining = _join(attempt, parent, cohort, split, config)
-    attempt.enter("judging")
-    maps, attention = predict(parent.network, cohort.images, attempt.tick)
+    attempt.set_stage("judging")
+    maps, attention = predict(parent.network, cohort.images, attempt.check_cancelled)
     verdict = judge_joining(
         joining, maps.numpy(), cohort.targets.numpy(), cohort.drawn_on, cohort.scan_of_image
     )
     gate = as_json(verdict.to_json())
-    attempt.note("gate", gate)
-    attempt.enter("drawing")
+    attempt.emit("gate", gate)
+    attempt.set_stage("drawing")
     graph = to_onnx(parent.network, parent.channels, task.size)
     chosen = [*(file for file in files if file.name in split.validation)]
     chosen += [file for file in files if file.name not in split.patients]
     draw_pictures(attempt, chosen, parent.model, graph, masks)
-    attempt.enter("publishing")
+    attempt.set_stage("publishing")
     result = _result(joining, config, cohort, split) | {"attention": _shares(parent.manifest, attention)}
     known = parent.manifest.statistics
-    draft = Draft(
+    draft = CandidateDraft(
         parent=parent.offered,
         model=parent.manifest,
         method=METHOD,
@@ -119,7 +119,7 @@ def _load(store: Store, digest: str) -> _Parent:
     assert isinstance(manifest, ModelManifest)
     network = build(manifest.network.name, **manifest.network.arguments)
     if not isinstance(network, FedOapUNet):
-        raise AdaptationRefused(
+        raise AdaptationRejected(
             f"'{model}' is a network '{manifest.network.name}', expected fedoap; publish the artefact again"
         )
     network.load_state_dict(from_safetensors(model.read(WEIGHTS)))
@@ -129,19 +129,19 @@ def _load(store: Store, digest: str) -> _Parent:
 def _join(
     attempt: Attempt, parent: _Parent, cohort: LabelledImages, split: PatientSplit, config: JoiningConfig
 ) -> Joining:
-    attempt.enter("joining", epoch=0, epochs=config.epochs)
+    attempt.set_stage("joining", epoch=0, epochs=config.epochs)
     with attempt.database.read() as session:
         noted = {event.data["epoch"] for event in records.events_of_type(session, attempt.job.id, "epoch")}
 
     def after_epoch(checkpoint: JoiningCheckpoint) -> None:
-        attempt.tick()
+        attempt.check_cancelled()
         # The file first: an epoch that is told of is never learned again.
         attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
         for record in checkpoint.history:
             if record.epoch not in noted:
                 noted.add(record.epoch)
-                attempt.note("epoch", asdict(record))
-        attempt.enter("joining", epoch=checkpoint.history[-1].epoch, epochs=config.epochs)
+                attempt.emit("epoch", asdict(record))
+        attempt.set_stage("joining", epoch=checkpoint.history[-1].epoch, epochs=config.epochs)
 
     train, validation = (cohort.examples(names, split) for names in (split.train, split.validation))
 
@@ -153,7 +153,7 @@ def _join(
             config,
             resume=resume,
             after_epoch=after_epoch,
-            tick=attempt.tick,
+            check_cancelled=attempt.check_cancelled,
         )
 
     try:

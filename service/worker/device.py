@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from service.errors import AdaptationRefused
+from service.errors import AdaptationRejected
 from service.settings import Settings
 
 
@@ -23,7 +23,7 @@ def device_of(settings: Settings) -> torch.device:
     if torch.cuda.is_available():
         return torch.device("cuda")
     if settings.device == "cuda":
-        raise AdaptationRefused(
+        raise AdaptationRejected(
             "LOCUM_DEVICE=cuda, but the worker's torch finds no GPU: run the worker where there is one, or "
             "set LOCUM_DEVICE=auto"
         )

@@ -16,7 +16,7 @@ from model_store.scan import decode
 from model_store.task import Task
 from service.cohorts.files import ScanFile
 from service.inference.pipeline import Segmentation, Stopwatch, segment
-from service.inference.sessions import Session
+from service.inference.sessions import GraphSession
 from service.prediction.output import common_slices, picture
 from service.prediction.overlay import Panel, choose_slices, overlay
 from service.prediction.receipt import NOTICE
@@ -51,7 +51,7 @@ def draw_pictures(
         data, mask = files[index].read(), (masks or {}).get(files[index].name)
         found: dict[str, Segmentation] = {}
         for when, session in sessions.items():
-            attempt.tick()
+            attempt.check_cancelled()
             found[when] = run(data, manifest, session, attempt.settings)
         if mask is not None:
             classes = class_map(decode(mask.read(), scan_limits(attempt.settings)), task)
@@ -78,7 +78,7 @@ def draw_answers(
         nothing = np.zeros(pictures[0].shape[:2], np.uint8)
         panels = [Panel(pictures[i], nothing) for i in choose_slices(np.zeros(len(pictures), int))]
         for when, answers in told.items():
-            attempt.tick()
+            attempt.check_cancelled()
             likeliest = np.argsort(-answers[index], kind="stable")[:_MOST_CLASSES]
             words = ", ".join(f"{task.class_names[k]} {answers[index][k]:.0%}" for k in likeliest)
             content = overlay(panels, [], f"scan {number}  ·  {words}", NOTICE)
@@ -89,11 +89,11 @@ def _chosen(files: Sequence[ScanFile]) -> list[int]:
     return [int(i) for i in np.unique(np.linspace(0, len(files) - 1, MOST_SCANS).round().astype(int))]
 
 
-def load(graph: bytes, settings: Settings) -> Session:
+def load(graph: bytes, settings: Settings) -> GraphSession:
     """The graph as the API would run it."""
-    return Session(sha256(graph), graph, threads=settings.threads, device=settings.device)
+    return GraphSession(sha256(graph), graph, threads=settings.threads, device=settings.device)
 
 
-def run(data: bytes, manifest: ModelManifest, session: Session, settings: Settings) -> Segmentation:
+def run(data: bytes, manifest: ModelManifest, session: GraphSession, settings: Settings) -> Segmentation:
     """Segment a scan's file as the API would."""
     return segment(data, manifest, session, scan_limits(settings), Stopwatch(), lambda _scan, _warnings: None)

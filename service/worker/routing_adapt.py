@@ -14,15 +14,15 @@ from model_store.artefact import Artefact
 from model_store.manifest import WEIGHTS, ModelManifest, RoutingSpaceManifest
 from model_store.store import Store
 from model_store.task import Task
+from personalization.cancellation import CancelCheck
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import batches, route
 from personalization.iop_fl.space import RoutingSpace
 from personalization.state import State, from_safetensors
 from personalization.test_time.adapt import Adaptation, adapt, space_for
-from personalization.test_time.checkpoint import Checkpoint
+from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
-from personalization.tick import Tick
-from service.errors import AdaptationRefused
+from service.errors import AdaptationRejected
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def load_space(store: Store, digest: str) -> LoadedSpace:
     """
     offered = store.by_digest(digest)
     if not isinstance(offered.manifest, RoutingSpaceManifest):
-        raise AdaptationRefused(
+        raise AdaptationRejected(
             f"'{offered}' is of kind {offered.manifest.kind}; only a routing-space can be adapted here"
         )
     global_model = store.by_digest(offered.manifest.global_model)
@@ -85,31 +85,37 @@ def adapt_and_merge(
     images: Tensor,
     config: AdaptationConfig,
     device: torch.device,
-    tick: Tick,
+    check_cancelled: CancelCheck,
     *,
-    resume: Checkpoint | None = None,
-    after_epoch: Callable[[nn.Module, Checkpoint], None] | None = None,
+    resume: AdaptationCheckpoint | None = None,
+    after_epoch: Callable[[nn.Module, AdaptationCheckpoint], None] | None = None,
 ) -> Adapted:
-    """Adapt to `images` [N, C, H, W]; deterministic. Raises what `adapt`, `tick` and `after_epoch` raise."""
+    """Adapt to `images` [N, C, H, W]; deterministic. Raises what `adapt`, `check_cancelled` and
+    `after_epoch` raise.
+    """
     space = space_for(config, space)
     network = route(space, config.router).to(device)
     images = images.to(device)
 
-    def note(checkpoint: Checkpoint) -> None:
+    def note(checkpoint: AdaptationCheckpoint) -> None:
         if after_epoch is not None:
             after_epoch(network, checkpoint)
 
-    adaptation = adapt(network, images, config, resume=resume, after_epoch=note, tick=tick)
-    merged = merge(space, network, images, batch_size=_BATCH, tick=tick)
+    adaptation = adapt(
+        network, images, config, resume=resume, after_epoch=note, check_cancelled=check_cancelled
+    )
+    merged = merge(space, network, images, batch_size=_BATCH, check_cancelled=check_cancelled)
     return Adapted(adaptation, space, network, merged)
 
 
-def class_maps(network: nn.Module, images: Tensor, device: torch.device, tick: Tick) -> NDArray[np.uint8]:
+def class_maps(
+    network: nn.Module, images: Tensor, device: torch.device, check_cancelled: CancelCheck
+) -> NDArray[np.uint8]:
     """Class indices [N, H, W] that a plain network gives, with its running statistics, as it is served."""
     network = network.to(device).eval()
     maps = []
     with torch.no_grad():
         for batch in batches(images, _BATCH):
-            tick()
+            check_cancelled()
             maps.append(network(batch.to(device)).argmax(dim=1).to(torch.uint8).cpu().numpy())
     return np.concatenate(maps)

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from personalization.gate import Verdict, consensus, gather, judge, shift_of_statistics
+from personalization.gate import GateVerdict, consensus, gather, judge, shift_of_statistics
 from personalization.test_time.config import AdaptationConfig
 from service.worker.attempt import Attempt
 from service.worker.cohort_images import CohortImages
@@ -29,38 +29,44 @@ def verdict_on(
     cohort: CohortImages,
     config: AdaptationConfig,
     device: torch.device,
-) -> Verdict:
+) -> GateVerdict:
     """Gather the evidence and judge it.
 
     Costs as much again as the adaptation twice, two forwards of each of the federation's models, and half a
     forward of the candidate for each of its batch norms.
     """
-    tick, images = attempt.tick, cohort.images
+    check_cancelled, images = attempt.check_cancelled, cohort.images
     parent = loaded.space.plain()
-    rivals = []
-    for name, seed, chosen in _rivals(cohort, config):
-        attempt.enter("judging", against=name)
-        rival = adapt_and_merge(
-            loaded.space, images[torch.from_numpy(chosen)], replace(config, seed=seed), device, tick
+    replicas = []
+    for name, seed, chosen in _replicas(cohort, config):
+        attempt.set_stage("judging", against=name)
+        replica = adapt_and_merge(
+            loaded.space,
+            images[torch.from_numpy(chosen)],
+            replace(config, seed=seed),
+            device,
+            check_cancelled,
         )
-        rivals.append(class_maps(rival.merged, images, device, tick))
-    attempt.enter("judging", against="the federation")
-    references = consensus(loaded.space, images, device=device, tick=tick)
+        replicas.append(class_maps(replica.merged, images, device, check_cancelled))
+    attempt.set_stage("judging", against="the federation")
+    references = consensus(loaded.space, images, device=device, check_cancelled=check_cancelled)
     evidence = gather(
-        candidate=class_maps(adapted.merged, images, device, tick),
-        parent=class_maps(parent, images, device, tick),
-        rivals=rivals,
+        candidate=class_maps(adapted.merged, images, device, check_cancelled),
+        parent=class_maps(parent, images, device, check_cancelled),
+        replicas=replicas,
         # Slices of one patient are no several opinions.
         scan_index=cohort.patient_of_image,
         classes=len(loaded.task.classes),
         source_warnings=cohort.warned,
-        statistics_distance=shift_of_statistics(parent.state_dict(), adapted.merged, images.to(device), tick),
+        statistics_distance=shift_of_statistics(
+            parent.state_dict(), adapted.merged, images.to(device), check_cancelled
+        ),
         references=references,
     )
     return judge(evidence)
 
 
-def _rivals(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
+def _replicas(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
     """(what it is, its seed, the indices of its images)."""
     patients = cohort.patient_of_image
     if config.passes:

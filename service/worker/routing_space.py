@@ -19,6 +19,7 @@ from torch import nn
 from model_store.guard import ReferenceStatistics
 from model_store.manifest import GRAPH, WEIGHTS
 from model_store.store import Store
+from personalization.cancellation import CancelCheck
 from personalization.errors import CheckpointError, ExportError
 from personalization.export import to_onnx
 from personalization.iop_fl.export import to_dynamic_onnx
@@ -26,14 +27,13 @@ from personalization.iop_fl.network import coefficients, routed_layers
 from personalization.iop_fl.space import RoutingSpace
 from personalization.state import to_safetensors
 from personalization.test_time.adapt import Adaptation, space_for
-from personalization.test_time.checkpoint import Checkpoint, EpochRecord
+from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord
 from personalization.test_time.config import AdaptationConfig
-from personalization.tick import Tick
 from service.cohorts.files import ScanFile
 from service.jobs import records
 from service.settings import scan_limits
-from service.worker.attempt import Attempt, Published, as_json
-from service.worker.candidate import Draft, publish
+from service.worker.attempt import Attempt, PublishedCandidate, as_json
+from service.worker.candidate import CandidateDraft, publish
 from service.worker.cohort_images import CohortImages, cohort_files, load_images
 from service.worker.device import device_of
 from service.worker.pictures import draw_pictures
@@ -46,14 +46,14 @@ DYNAMIC = "dynamic.onnx"
 NOTHING_BETTER = "no epoch was better than step 0 by the loss; the candidate is step 0"
 
 
-def run_routing(attempt: Attempt) -> Published:
+def run_routing(attempt: Attempt) -> PublishedCandidate:
     """Adapt, judge, publish. Raises what its parts raise; the runner turns that into words."""
     store = Store(attempt.settings.store)
     loaded = load_space(store, attempt.job.parent)
     config = AdaptationConfig(**attempt.job.options)
     files = cohort_files(attempt)
     limits = scan_limits(attempt.settings)
-    cohort = load_images(files, loaded.task, loaded.manifest.statistics, limits, attempt.tick)
+    cohort = load_images(files, loaded.task, loaded.manifest.statistics, limits, attempt.check_cancelled)
     if cohort.left_out:
         attempt.warn(
             f"the cohort has {cohort.left_out} slices more than can be adapted to at once: "
@@ -63,16 +63,16 @@ def run_routing(attempt: Attempt) -> Published:
     adapted = _adapt(attempt, loaded.space, cohort, config, device)
     verdict = verdict_on(attempt, loaded, adapted, cohort, config, device)
     gate = as_json(verdict.to_json())
-    attempt.note("gate", gate)
-    attempt.enter("drawing")
+    attempt.emit("gate", gate)
+    attempt.set_stage("drawing")
     graph = to_onnx(adapted.merged, loaded.task.in_channels, loaded.task.size)
     draw_pictures(attempt, files, loaded.global_model, graph)
-    attempt.enter("publishing")
+    attempt.set_stage("publishing")
     result = _result(adapted.adaptation, config, cohort, files)
-    used = _coefficients(adapted.space, adapted.routed, cohort, device, attempt.tick)
+    used = _coefficients(adapted.space, adapted.routed, cohort, device, attempt.check_cancelled)
     files_out = {WEIGHTS: to_safetensors(adapted.merged.state_dict()), GRAPH: graph}
     dynamic = _dynamic(attempt, adapted, cohort, device)
-    draft = Draft(
+    draft = CandidateDraft(
         parent=loaded.offered,
         model=loaded.manifest,
         method=METHOD,
@@ -92,25 +92,31 @@ def _adapt(
     config: AdaptationConfig,
     device: torch.device,
 ) -> Adapted:
-    attempt.enter("adapting", epoch=0, epochs=config.passes)
+    attempt.set_stage("adapting", epoch=0, epochs=config.passes)
     space = space_for(config, space)
     with attempt.database.read() as session:
         noted = {event.data["epoch"] for event in records.events_of_type(session, attempt.job.id, "epoch")}
 
-    def after_epoch(network: nn.Module, checkpoint: Checkpoint) -> None:
-        attempt.tick()
+    def after_epoch(network: nn.Module, checkpoint: AdaptationCheckpoint) -> None:
+        attempt.check_cancelled()
         # The file first: an epoch that is told of is never learned again.
         attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
-        used = _coefficients(space, network, cohort, device, attempt.tick)
+        used = _coefficients(space, network, cohort, device, attempt.check_cancelled)
         for record in checkpoint.history:
             if record.epoch not in noted:
                 noted.add(record.epoch)
-                attempt.note("epoch", _epoch(record, used if record.epoch == checkpoint.epoch else None))
-        attempt.enter("adapting", epoch=checkpoint.epoch, epochs=config.passes)
+                attempt.emit("epoch", _epoch(record, used if record.epoch == checkpoint.epoch else None))
+        attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes)
 
-    def go(resume: Checkpoint | None) -> Adapted:
+    def go(resume: AdaptationCheckpoint | None) -> Adapted:
         return adapt_and_merge(
-            space, cohort.images, config, device, attempt.tick, resume=resume, after_epoch=after_epoch
+            space,
+            cohort.images,
+            config,
+            device,
+            attempt.check_cancelled,
+            resume=resume,
+            after_epoch=after_epoch,
         )
 
     try:
@@ -120,9 +126,9 @@ def _adapt(
         return go(None)
 
 
-def _checkpoint(attempt: Attempt) -> Checkpoint | None:
+def _checkpoint(attempt: Attempt) -> AdaptationCheckpoint | None:
     content = attempt.folder.read(attempt.folder.checkpoint)
-    return None if content is None else Checkpoint.from_bytes(content)
+    return None if content is None else AdaptationCheckpoint.from_bytes(content)
 
 
 def _epoch(record: EpochRecord, used: dict[str, Any] | None) -> dict[str, Any]:
@@ -130,10 +136,14 @@ def _epoch(record: EpochRecord, used: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _coefficients(
-    space: RoutingSpace, network: nn.Module, cohort: CohortImages, device: torch.device, tick: Tick
+    space: RoutingSpace,
+    network: nn.Module,
+    cohort: CohortImages,
+    device: torch.device,
+    check_cancelled: CancelCheck,
 ) -> dict[str, Any]:
     """The mean over the images, layer by layer."""
-    mean_LE = coefficients(network, cohort.images.to(device), tick=tick).mean(dim=0)
+    mean_LE = coefficients(network, cohort.images.to(device), check_cancelled=check_cancelled).mean(dim=0)
     return {
         "layers": list(routed_layers(network)),
         "models": list(space.names),
@@ -143,7 +153,9 @@ def _coefficients(
 
 def _dynamic(attempt: Attempt, adapted: Adapted, cohort: CohortImages, device: torch.device) -> bytes | None:
     try:
-        return to_dynamic_onnx(adapted.space, adapted.routed, cohort.images.to(device), tick=attempt.tick)
+        return to_dynamic_onnx(
+            adapted.space, adapted.routed, cohort.images.to(device), check_cancelled=attempt.check_cancelled
+        )
     except ExportError as error:
         attempt.warn(f"the candidate has no graph with its routers inside: {error}")
         return None

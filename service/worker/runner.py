@@ -21,14 +21,14 @@ from service.errors import JobCancelled, LeaseLost, ServiceError
 from service.http.problems import Problem
 from service.jobs.leases import claim, finish
 from service.settings import Settings
-from service.worker.attempt import Attempt, Outcome
+from service.worker.attempt import Attempt, AttemptOutcome
 from service.worker.device import prepare_torch
 from service.worker.registry import run_adaptation
 from service.worker.scan import run_scan
 
 _log = logging.getLogger("locum.worker")
 
-HANDLERS: Mapping[str, Callable[[Attempt], Outcome]] = {"adaptation": run_adaptation, "scan": run_scan}
+HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {"adaptation": run_adaptation, "scan": run_scan}
 
 # Their messages are written for whoever asked for the job.
 _IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
@@ -71,36 +71,36 @@ def _attend(attempt: Attempt) -> None:
     attempt.folder.delete_unfinished()
 
 
-def _outcome(attempt: Attempt) -> Outcome:
+def _outcome(attempt: Attempt) -> AttemptOutcome:
     try:
         prepare_torch(attempt.settings)
         return HANDLERS[attempt.job.kind](attempt)
     except LeaseLost:
         raise
     except JobCancelled as cancelled:
-        return Outcome("cancelled", str(cancelled))
+        return AttemptOutcome("cancelled", str(cancelled))
     except SoftTimeLimitExceeded:
         hours = attempt.settings.hard_limit_seconds / 3600
-        return Outcome(
+        return AttemptOutcome(
             "failed",
             f"took longer than a job may ({hours:.3g} h) while {attempt.stage}: send fewer scans, or ask for "
             "fewer epochs",
         )
     except Problem as problem:
-        return Outcome("failed", problem.detail)
+        return AttemptOutcome("failed", problem.detail)
     except _IN_WORDS as error:
-        return Outcome("failed", str(error))
+        return AttemptOutcome("failed", str(error))
     except SQLAlchemyError:
         # Nothing can be written down now. The lease runs out, and another attempt is made.
         raise
     except (MemoryError, OSError) as error:
         _log.exception("job %s", attempt.lease.job_id)
-        return Outcome(
+        return AttemptOutcome(
             "failed", f"while {attempt.stage}: {type(error).__name__}: {error}; see the worker's log"
         )
     except Exception as error:
         _log.exception("job %s", attempt.lease.job_id)
-        return Outcome(
+        return AttemptOutcome(
             "failed",
             f"an unexpected {type(error).__name__} while {attempt.stage}; the worker's log has it under job "
             f"{attempt.lease.job_id}",

@@ -11,30 +11,30 @@ from model_store.digest import sha256
 from model_store.store import Store
 from personalization.export import to_onnx
 from personalization.test_time.adapt import Adaptation
-from personalization.test_time.checkpoint import Checkpoint
+from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from service.catalog.network import Selection
-from service.errors import AdaptationRefused
+from service.errors import AdaptationRejected
 from service.inference.pipeline import Stopwatch
 from service.jobs.files import StoredResult
 from service.kinds.routing_space import RoutingOptions
 from service.prediction.options import SegmentOptions
 from service.prediction.receipt import ModelReceipt
-from service.prediction.segmentation import Segmenting
+from service.prediction.segmentation import SegmentationPredictor
 from service.settings import scan_limits
-from service.worker.attempt import Attempt, Outcome
+from service.worker.attempt import Attempt, AttemptOutcome
 from service.worker.cohort_images import evenly, prepare_scan
 from service.worker.device import device_of
 from service.worker.pictures import load
 from service.worker.routing_adapt import LoadedSpace, adapt_and_merge, load_space
 
 
-def run_scan(attempt: Attempt) -> Outcome:
+def run_scan(attempt: Attempt) -> AttemptOutcome:
     """Adapt and answer. Raises what its parts raise; the runner turns that into words."""
-    attempt.enter("preparing")
+    attempt.set_stage("preparing")
     data = attempt.folder.read(attempt.folder.input)
     if data is None:
-        raise AdaptationRefused("the scan is not there any more; send it again")
+        raise AdaptationRejected("the scan is not there any more; send it again")
     options = SegmentOptions.model_validate(attempt.job.options)
     watch = Stopwatch()
     with watch.stage("prepare"):
@@ -42,8 +42,8 @@ def run_scan(attempt: Attempt) -> Outcome:
         slices, _ = prepare_scan(data, loaded.task, scan_limits(attempt.settings))
     with watch.stage("adapt"):
         adaptation, graph = _adapted_graph(attempt, options, loaded, slices)
-    attempt.enter("segmenting")
-    answer = Segmenting(
+    attempt.set_stage("segmenting")
+    answer = SegmentationPredictor(
         request_id=attempt.job.request_id or attempt.job.id,
         options=options,
         selection=Selection(
@@ -59,13 +59,13 @@ def run_scan(attempt: Attempt) -> Outcome:
         limits=scan_limits(attempt.settings),
         watch=watch,
     ).make(data)
-    attempt.tick()
+    attempt.check_cancelled()
     attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
     result = {"epochs": adaptation.history[-1].epoch, "best_epoch": adaptation.best_epoch}
     if not adaptation.fell_back:
-        return Outcome("succeeded", adaptation.stopped, result)
+        return AttemptOutcome("succeeded", adaptation.stopped, result)
     reason = adaptation.stopped or "no epoch was better than step 0 by the loss"
-    return Outcome("fell_back", f"{reason}; the mask is that of step 0", result)
+    return AttemptOutcome("fell_back", f"{reason}; the mask is that of step 0", result)
 
 
 def _routing(options: SegmentOptions) -> RoutingOptions:
@@ -80,11 +80,11 @@ def _adapted_graph(
     """Without a checkpoint: one scan is adapted to in seconds, and leaves no trace."""
     config = AdaptationConfig(**_routing(options).model_dump())
 
-    def after_epoch(_: torch.nn.Module, checkpoint: Checkpoint) -> None:
-        attempt.enter("adapting", epoch=checkpoint.epoch, epochs=config.passes)
+    def after_epoch(_: torch.nn.Module, checkpoint: AdaptationCheckpoint) -> None:
+        attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes)
 
     device = device_of(attempt.settings)
     adapted = adapt_and_merge(
-        loaded.space, evenly(slices), config, device, attempt.tick, after_epoch=after_epoch
+        loaded.space, evenly(slices), config, device, attempt.check_cancelled, after_epoch=after_epoch
     )
     return adapted.adaptation, to_onnx(adapted.merged, loaded.task.in_channels, loaded.task.size)

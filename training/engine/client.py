@@ -9,32 +9,32 @@ from typing import Any
 import numpy as np
 import torch
 
-from training.algorithm import Algorithm, Context, Memory, Phase, State
+from training.algorithm import Algorithm, Memory, Phase, State, StepContext
 from training.engine.egress import Outgoing, SiteSpec, let_out
 from training.engine.seeds import generator, keyed
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RunEnvironment:
     """What a run gives every step: its seed, its device, and threads per site (never per machine)."""
 
     seed: int
     device: str = "cpu"
     threads: int = 1
 
-    def context(self, phase: str, round_: int, rounds: int, site: str | None = None) -> Context:
+    def context(self, phase: str, round_: int, rounds: int, site: str | None = None) -> StepContext:
         """The context of one step; the server's has no site."""
 
         def draw(purpose: str) -> torch.Generator:
             return generator(self.seed, phase, round_, site or "", purpose)
 
-        return Context(phase, round_, rounds, torch.device(self.device), draw, site)
+        return StepContext(phase, round_, rounds, torch.device(self.device), draw, site)
 
 
 def run_step(
     algorithm: Algorithm[Any],
     phase: Phase,
-    context: Context,
+    context: StepContext,
     site: SiteSpec,
     received: Mapping[str, State],
     memory: Memory,

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from training.algorithm import ClientResult, Group, Kind, Phase, ServerStage, State
+from training.algorithm import ClientResult, Group, GroupKind, Phase, ServerStage, State
 from training.bounds import NO_BOUNDS, FeatureBounds
 from training.errors import AlgorithmError, EgressRefused
 
-ALL_KINDS: frozenset[Kind] = frozenset(get_args(Kind))
+ALL_KINDS: frozenset[GroupKind] = frozenset(get_args(GroupKind))
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SiteSpec:
 
     name: str
     load: Callable[[], Any] = field(compare=False)
-    allows: frozenset[Kind] = ALL_KINDS
+    allows: frozenset[GroupKind] = ALL_KINDS
     consents: bool = False
     size: int = 1
     bounds: FeatureBounds = NO_BOUNDS

@@ -41,7 +41,7 @@ def other(slot: Slot | None) -> Slot:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class RunCheckpoint:
     """Where a run stands: `step` indexes the plan, `round` is the next one to do within it."""
 
     step: int
@@ -137,21 +137,21 @@ class RunFolder:
                 f"{self.root} holds this run already", ["resume it, or delete the folder to start anew"]
             )
 
-    def checkpoint(self) -> Checkpoint | None:
+    def checkpoint(self) -> RunCheckpoint | None:
         """The last committed round; None before the first."""
         path = self.root / "checkpoint.json"
-        return Checkpoint(**json.loads(path.read_text())) if path.exists() else None
+        return RunCheckpoint(**json.loads(path.read_text())) if path.exists() else None
 
     def server(self, slot: Slot) -> Memory:
         """The server's memory in a slot."""
         return Memory(*read_tensors(self._server_file(slot)))
 
-    def history(self, checkpoint: Checkpoint) -> list[dict[str, Any]]:
+    def history(self, checkpoint: RunCheckpoint) -> list[dict[str, Any]]:
         """What was noted of each committed round."""
         content = (self.root / "history.jsonl").read_bytes()[: checkpoint.history_bytes]
         return [json.loads(line) for line in content.splitlines()]
 
-    def commit(self, checkpoint: Checkpoint, server: Memory, note: Mapping[str, Any]) -> Checkpoint:
+    def commit(self, checkpoint: RunCheckpoint, server: Memory, note: Mapping[str, Any]) -> RunCheckpoint:
         """Make a round part of the run: all of it or, after a kill, nothing of it.
 
         `checkpoint.history_bytes` is the length before this round; `note` is added. Returns the checkpoint.
@@ -177,7 +177,7 @@ class RunFolder:
         for path in self.exchange.glob("*"):
             path.unlink()
 
-    def take_back(self, checkpoint: Checkpoint, step: int) -> Checkpoint:
+    def take_back(self, checkpoint: RunCheckpoint, step: int) -> RunCheckpoint:
         """Undo the last committed round, which was all of plan step `step` and changed no site's memory.
 
         The server's memory before it is still in its other slot.

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from training.algorithm import Algorithm, Memory, Phase, ServerStage
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan, may_take_part
-from training.engine.folder import Checkpoint, RunFolder, other
+from training.engine.folder import RunCheckpoint, RunFolder, other
 from training.engine.history import Observer, RoundEntry, Silent
 from training.engine.pool import Inline, Pool, WorkerPool
 from training.engine.rounds import Rounds
@@ -26,7 +26,7 @@ from training.errors import FederationError
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """A finished run: the server's memory, and what happened."""
 
     server: Memory
@@ -37,7 +37,7 @@ class Outcome:
 class _Standing:
     """Where a run stands: the last checkpoint (None before the first) and what it points at."""
 
-    checkpoint: Checkpoint | None
+    checkpoint: RunCheckpoint | None
     server: Memory
     history: tuple[RoundEntry, ...]
 
@@ -64,7 +64,7 @@ class InProcessEngine:
         self,
         algorithm: Algorithm[Any],
         sites: Sequence[SiteSpec],
-        surroundings: Surroundings,
+        surroundings: RunEnvironment,
         folder: RunFolder,
         *,
         workers: int,
@@ -80,7 +80,7 @@ class InProcessEngine:
         self._participation = participation
         self._observer = observer or Silent()
 
-    def run(self) -> Outcome:
+    def run(self) -> RunOutcome:
         """Run the plan from the last committed round (or the beginning) to its end.
 
         Raises EgressRefused before anything starts, FederationError when a site's data cannot be read,
@@ -106,7 +106,7 @@ class InProcessEngine:
         finally:
             # Not after every round: writing over files that are there is several times as fast.
             self._folder.empty_exchange()
-        return Outcome(standing.server, standing.history)
+        return RunOutcome(standing.server, standing.history)
 
     def _done(self, standing: _Standing) -> bool:
         return standing.checkpoint is not None and standing.checkpoint.step >= len(self._plan)
@@ -121,7 +121,7 @@ class InProcessEngine:
             found, history = self._folder.take_back(found, len(self._plan) - 1), history[:-1]
         return _Standing(found, self._folder.server(found.server_slot), history)
 
-    def _asks_again(self, found: Checkpoint, history: Sequence[RoundEntry]) -> bool:
+    def _asks_again(self, found: RunCheckpoint, history: Sequence[RoundEntry]) -> bool:
         """Whether hospitals changed their minds after the run, or one of them failed in its last phase: then
         only that is run again."""
         last = self._plan[-1]
@@ -156,7 +156,7 @@ class InProcessEngine:
             server, entry = self._stage(step, round_, standing.server)
         last = round_ + 1 >= entry.rounds
         committed = self._folder.commit(
-            Checkpoint(
+            RunCheckpoint(
                 index + 1 if last else index,
                 0 if last else round_ + 1,
                 other(checkpoint.server_slot if checkpoint else None),

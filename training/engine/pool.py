@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from training.algorithm import Algorithm
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
 from training.engine.worker import Delivery, Failure, Task, Worker, serve
 
@@ -37,7 +37,7 @@ class Inline:
     """Does the sites' steps in this process, one after the other."""
 
     def __init__(
-        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: Surroundings, root: Path
+        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: RunEnvironment, root: Path
     ) -> None:
         self.window = 1
         self._worker = Worker(algorithm, sites, surroundings, root)
@@ -65,7 +65,7 @@ class WorkerPool:
         self,
         algorithm: Algorithm[Any],
         sites: Sequence[SiteSpec],
-        surroundings: Surroundings,
+        surroundings: RunEnvironment,
         root: Path,
         workers: int,
     ) -> None:

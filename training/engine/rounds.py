@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from training.algorithm import Algorithm, Memory, Phase, State
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, may_take_part
 from training.engine.folder import Slot
 from training.engine.history import Observer, RoundEntry, SiteEntry
@@ -33,7 +33,7 @@ class Rounds:
         self,
         algorithm: Algorithm[Any],
         sites: Sequence[SiteSpec],
-        surroundings: Surroundings,
+        surroundings: RunEnvironment,
         pool: Pool,
         exchange: Path,
         *,

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from training.algorithm import Algorithm, Memory, Phase, State
-from training.engine.client import Surroundings, run_step
+from training.engine.client import RunEnvironment, run_step
 from training.engine.egress import SiteSpec
 from training.engine.folder import FAILURES, SiteFolder, Slot, other
 from training.engine.tensorfile import read_tensors, size_of, write_tensors
@@ -92,7 +92,7 @@ def serve(
     connection: Connection,
     algorithm: Algorithm[Any],
     sites: Sequence[SiteSpec],
-    surroundings: Surroundings,
+    surroundings: RunEnvironment,
     root: Path,
 ) -> None:
     """The worker's main loop; returns when the other end of the pipe closes."""
@@ -123,7 +123,7 @@ class Worker:
     """The sites of one process: their data and memories, loaded when first needed."""
 
     def __init__(
-        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: Surroundings, root: Path
+        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: RunEnvironment, root: Path
     ) -> None:
         self._algorithm = algorithm
         self._plan = algorithm.plan()

@@ -25,12 +25,11 @@ import torch
 from pydantic import Field
 
 from model_store.manifest import NetworkSpec
-from model_store.task import Kind, Task
+from model_store.task import Task, TaskKind
 from personalization.precision import Precision
 from training.algorithm import (
     Algorithm,
     ClientResult,
-    Context,
     Group,
     Memory,
     ModelDraft,
@@ -39,13 +38,14 @@ from training.algorithm import (
     RoundResult,
     ServerStage,
     State,
+    StepContext,
 )
 from training.config import MethodConfig
 from training.methods.common.data_statistics import DESCRIBE, describe, described, merge_described
 from training.methods.common.local_training import (
     AnySiteData,
     Schedule,
-    Score,
+    ValidationScore,
     evaluate,
     network_of,
     new_network,
@@ -59,8 +59,8 @@ WEIGHTS = Group("weights", "weights", "mean")
 SCORES = Group("scores", "statistics", "collect", essential=False)
 
 
-_NETWORKS: Mapping[Kind, str] = {"segmentation": "unet", "classification": "resnet18"}
-_METRICS: Mapping[Kind, str] = {"segmentation": "val_dice", "classification": "val_accuracy"}
+_NETWORKS: Mapping[TaskKind, str] = {"segmentation": "unet", "classification": "resnet18"}
+_METRICS: Mapping[TaskKind, str] = {"segmentation": "val_dice", "classification": "val_accuracy"}
 
 
 class FedAvgConfig(MethodConfig):
@@ -104,7 +104,7 @@ class FedAvg(Algorithm[AnySiteData]):
             Phase("validate", 1, (WEIGHTS,), (SCORES,), everyone=True),
         )
 
-    def initial(self, context: Context) -> Memory:
+    def initial(self, context: StepContext) -> Memory:
         """w_g of round 0: PyTorch's default weights, from the run's seed."""
         return Memory(join({"global": state_of(new_network(self.network, context.generator("weights")))}))
 
@@ -114,7 +114,7 @@ class FedAvg(Algorithm[AnySiteData]):
 
     def client_step(
         self,
-        context: Context,
+        context: StepContext,
         received: Mapping[str, State],
         memory: Memory,  # noqa: ARG002
         data: AnySiteData,
@@ -148,7 +148,7 @@ class FedAvg(Algorithm[AnySiteData]):
             config.precision,
         )
 
-    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Note the scores of the w_g that was sent, keep it if it is the best so far, take the average."""
         if context.phase == "describe":
             return Memory(server.tensors, {**server.facts, **merge_described(result)})
@@ -162,7 +162,7 @@ class FedAvg(Algorithm[AnySiteData]):
             states["global"] = dict(result.reduced[WEIGHTS.name])
         return Memory(join(states), facts)
 
-    def _rounds_done(self, context: Context) -> int:
+    def _rounds_done(self, context: StepContext) -> int:
         """How many rounds of training the w_g that was sent has behind it."""
         return context.round if context.phase == "train" else self.config.rounds
 
@@ -192,7 +192,7 @@ def note_scores(
     scores = dict(before)
     for site, state in result.collected.get(SCORES.name, {}).items():
         scores[site] = state["score"].tolist()
-    total = Score(math.fsum(s[0] for s in scores.values()), int(sum(s[1] for s in scores.values())))
+    total = ValidationScore(math.fsum(s[0] for s in scores.values()), int(sum(s[1] for s in scores.values())))
     latest = {metric: total.mean if total.patients else None, "round": rounds_done}
     newly = any(patients for site, (_, patients) in scores.items() if site not in before)
     best = None if newly else facts.get("best")
@@ -201,11 +201,11 @@ def note_scores(
     return {**facts, "scores": scores, "latest": latest, "best": best if selection == "best" else None}
 
 
-def score_state(score: Score) -> State:
+def score_state(score: ValidationScore) -> State:
     """A score as tensors: float64 [2], sum and count."""
     return {"score": torch.tensor([score.total, score.patients], dtype=torch.float64)}
 
 
-def score_metrics(name: str, score: Score) -> dict[str, float]:
+def score_metrics(name: str, score: ValidationScore) -> dict[str, float]:
     """A score as a metric; nothing when no patient has a Dice."""
     return {name: score.mean} if score.patients else {}

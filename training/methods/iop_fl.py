@@ -24,7 +24,6 @@ from model_store.task import Task
 from personalization.state import clone, ema
 from training.algorithm import (
     ClientResult,
-    Context,
     Group,
     Memory,
     ModelDraft,
@@ -33,11 +32,12 @@ from training.algorithm import (
     RoundResult,
     ServerStage,
     State,
+    StepContext,
 )
 from training.errors import SiteFailed
 from training.methods.common.local_training import (
     AnySiteData,
-    Score,
+    ValidationScore,
     estimate_statistics,
     evaluate,
     network_of,
@@ -75,7 +75,7 @@ class IopFl(FedAvg):
         return (*super().plan(), export)
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: AnySiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """FedAvg's step, and after local training the personal model's."""
         if context.phase == "export":
@@ -83,7 +83,9 @@ class IopFl(FedAvg):
         result = super().client_step(context, received, memory, data)
         if context.phase == "validate" and not memory.tensors:
             # It was in no round: what it has is the global model, with no local training.
-            return replace(result, memory=self._remember(0, memory, clone(received[WEIGHTS.name]), Score()))
+            return replace(
+                result, memory=self._remember(0, memory, clone(received[WEIGHTS.name]), ValidationScore())
+            )
         if context.phase != "train":
             return result
         # A site that joins late starts from the first global model it sees.
@@ -96,18 +98,18 @@ class IopFl(FedAvg):
             result, memory=self._remember(context.round + 1, memory, personal, score), metrics=metrics
         )
 
-    def _remember(self, round_: int, memory: Memory, personal: State, score: Score) -> Memory:
+    def _remember(self, round_: int, memory: Memory, personal: State, score: ValidationScore) -> Memory:
         """The site's memory after a round: P_k, and the P_k worth exporting."""
         best = memory.facts.get("best")
         latest = {"total": score.total, "patients": score.patients, "round": round_}
-        improved = best is None or score.beats(Score(best["total"], best["patients"]))
+        improved = best is None or score.beats(ValidationScore(best["total"], best["patients"]))
         if self.config.selection == "best" and improved:
             best, kept = latest, personal
         else:
             kept = part(memory.tensors, "best")
         return Memory(join({"personal": personal, "best": kept}), {"latest": latest, "best": best})
 
-    def _published(self, personal: State, data: AnySiteData, context: Context) -> State:
+    def _published(self, personal: State, data: AnySiteData, context: StepContext) -> State:
         """What P_k is published as: as it is, or with batch-norm statistics of its own site's."""
         if self.config.personal_statistics == "averaged":
             return personal
@@ -115,13 +117,13 @@ class IopFl(FedAvg):
         estimate_statistics(network, data.train, self.config.batch_size)
         return state_of(network)
 
-    def _export(self, context: Context, memory: Memory, data: AnySiteData) -> ClientResult:
+    def _export(self, context: StepContext, memory: Memory, data: AnySiteData) -> ClientResult:
         """The chosen P_k. Raises SiteFailed at a site that dropped out of every phase before."""
         if not memory.facts:
             raise SiteFailed("it has no personal model: it dropped out of every round")
         facts = memory.facts["best"] or memory.facts["latest"]
         chosen = part(memory.tensors, "best" if memory.facts["best"] else "personal")
-        score = Score(facts["total"], facts["patients"])
+        score = ValidationScore(facts["total"], facts["patients"])
         return ClientResult(
             {
                 PERSONAL.name: self._published(chosen, data, context),
@@ -131,7 +133,7 @@ class IopFl(FedAvg):
             metrics=score_metrics("personal_val_dice", score),
         )
 
-    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Set the exported models beside the global one."""
         if context.phase != "export":
             return super().server_step(context, server, result)
@@ -152,7 +154,7 @@ class IopFl(FedAvg):
                 self.network,
                 part(server.tensors, f"inside/{site}"),
                 site,
-                score_metrics("val_dice", Score(total, int(patients))),
+                score_metrics("val_dice", ValidationScore(total, int(patients))),
             )
             for site, (total, patients) in server.facts.get("exported", {}).items()
         )

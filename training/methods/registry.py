@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from model_store.task import Kind, Task
+from model_store.task import Task, TaskKind
 from training.algorithm import Algorithm
 from training.config import MethodConfig
 from training.errors import ConfigurationError
@@ -22,11 +22,11 @@ class Method:
     name: str
     config: type[MethodConfig]
     build: Callable[[Any, Task], Algorithm[Any]]
-    kinds: tuple[Kind, ...]
+    kinds: tuple[TaskKind, ...]
 
 
 def register(
-    name: str, config: type[MethodConfig], kinds: tuple[Kind, ...] = ("segmentation",)
+    name: str, config: type[MethodConfig], kinds: tuple[TaskKind, ...] = ("segmentation",)
 ) -> Callable[[Built], Built]:
     """Class decorator: make an algorithm, built as `Class(config, task)`, runnable under `name`."""
 

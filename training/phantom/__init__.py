@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from model_store.task import Kind
+from model_store.task import TaskKind
 from training.phantom import shapes
 from training.phantom.anatomy import Anatomy, true_centroid, true_volume_ml
 from training.phantom.federation import TASK, TRAINING, patient_seed, write_federation
@@ -42,12 +42,12 @@ class Phantom:
     training: Mapping[str, Any]
 
 
-_PHANTOMS: Mapping[Kind, Phantom] = {
+_PHANTOMS: Mapping[TaskKind, Phantom] = {
     "segmentation": Phantom("phantom", write_federation, TRAINING),
     "classification": Phantom("shapes", shapes.write_shapes, shapes.TRAINING),
 }
 
 
-def phantom_of(kind: Kind) -> Phantom:
+def phantom_of(kind: TaskKind) -> Phantom:
     """The phantom for tasks of that kind."""
     return _PHANTOMS[kind]

@@ -33,7 +33,7 @@ class Camera:
 
 
 @dataclass(frozen=True)
-class Hospital:
+class PhantomHospital:
     """A site's camera and how its images are shared among the classes (not all need be there)."""
 
     camera: Camera
@@ -44,12 +44,12 @@ _SOFT = Camera(contrast=90, level=60, noise=14)
 _HARD = Camera(contrast=140, level=70, noise=22, slope=40)
 _NEGATIVE = Camera(contrast=110, level=190, noise=16, inverted=True)
 
-HOSPITALS: dict[str, Hospital] = {
-    "elm": Hospital(_SOFT, (0.60, 0.30, 0.10)),
-    "fir": Hospital(_SOFT, (0.50, 0.40, 0.10)),
-    "hazel": Hospital(_NEGATIVE, (0.10, 0.30, 0.60)),
-    "larch": Hospital(_NEGATIVE, (0.00, 0.40, 0.60)),
-    "maple": Hospital(_HARD, (0.34, 0.33, 0.33)),
+HOSPITALS: dict[str, PhantomHospital] = {
+    "elm": PhantomHospital(_SOFT, (0.60, 0.30, 0.10)),
+    "fir": PhantomHospital(_SOFT, (0.50, 0.40, 0.10)),
+    "hazel": PhantomHospital(_NEGATIVE, (0.10, 0.30, 0.60)),
+    "larch": PhantomHospital(_NEGATIVE, (0.00, 0.40, 0.60)),
+    "maple": PhantomHospital(_HARD, (0.34, 0.33, 0.33)),
 }
 
 TASK = Task(name="shapes", kind="classification", class_names=CLASSES, size=(28, 28))

@@ -16,11 +16,11 @@ from benchmarks.accuracy.cross_organ.methods import FedBn, FedPer, FedRep, First
 from benchmarks.harness.cells import Cell
 from benchmarks.harness.federate import federate
 from model_store.manifest import NetworkSpec
-from personalization.fedoap.joining import Examples, JoiningConfig, join
+from personalization.fedoap.joining import JoiningConfig, JoiningExamples, join
 from personalization.state import State
 from training.data.segmentation.dataset import SliceSet
-from training.engine.client import Surroundings
-from training.engine.in_process import Outcome
+from training.engine.client import RunEnvironment
+from training.engine.in_process import RunOutcome
 from training.methods.common.local_training import network_of, new_network, state_of
 from training.methods.fedoap.client import JOINED
 from training.methods.fedoap.config import FedOapConfig
@@ -59,7 +59,7 @@ class _Study:
     def __init__(self, hospitals: Hospitals, device: str, cell: Cell, work: Path) -> None:
         self._hospitals, self._cell, self._work = hospitals, cell, work
         self._task = hospitals.task(cell["size"])
-        self._around = Surroundings(cell["seed"], device)
+        self._around = RunEnvironment(cell["seed"], device)
         self._device = torch.device(device)
         self._config = FedOapConfig(**cell["method"])
         self._found: dict[str, dict[str, Any]] = {"inside": {}, "curves": {}, "outside": {}}
@@ -110,13 +110,13 @@ class _Study:
         shared = method.publication(first.server).models[0]
         self._join_outside(starts, shared.network, shared.weights)
 
-    def _run(self, method: FedOap, name: str, site: str | None = None) -> Outcome:
+    def _run(self, method: FedOap, name: str, site: str | None = None) -> RunOutcome:
         data = self._inside.data
         data = {site: data[site]} if site else data
         identity = {"cell": dict(self._cell), "data": self._hospitals.federation.digest}
         return federate(method, data, self._around, self._work / name, identity)
 
-    def _take(self, arm: str, method: FedOap, outcome: Outcome) -> None:
+    def _take(self, arm: str, method: FedOap, outcome: RunOutcome) -> None:
         """Test every site's model on its own test images, and note its Dice in validation by round."""
         tests = self._inside.tests
         for draft in method.publication(outcome.server).models:
@@ -193,5 +193,5 @@ def _fork(folder: Path, to: Path) -> None:
         aside.replace(to)
 
 
-def _examples(slices: SliceSet) -> Examples:
-    return Examples(torch.from_numpy(slices.images), torch.from_numpy(slices.targets), slices.patients)
+def _examples(slices: SliceSet) -> JoiningExamples:
+    return JoiningExamples(torch.from_numpy(slices.images), torch.from_numpy(slices.targets), slices.patients)

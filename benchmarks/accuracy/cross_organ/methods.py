@@ -19,8 +19,8 @@ from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.networks import FedOapUNet, build
 from personalization.networks.registry import names, register
-from personalization.precision import Precision, products_in, widened
-from training.algorithm import ClientResult, Context, Memory, Phase, ServerStage, State
+from personalization.precision import Precision, mixed_precision, to_float32
+from training.algorithm import ClientResult, Memory, Phase, ServerStage, State, StepContext
 from training.data.segmentation.dataset import SiteData, SliceSet
 from training.methods.common.local_training import network_of
 from training.methods.common.state_tree import join, part
@@ -37,7 +37,7 @@ class Sparing(FedOap):
     """FedOAP that validates few rounds of stage 1, and the end of it: nothing is chosen by them."""
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """The phase's step."""
         if context.phase == "train" and context.round % VALIDATED:
@@ -61,7 +61,7 @@ class FedPer(Sparing):
         return name.startswith(HEAD)
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """The phase's step, with what stays put in before it and taken out of what it sends."""
         kept = part(memory.tensors, "kept")
@@ -82,7 +82,7 @@ class FedPer(Sparing):
         )
 
     def whole_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """The phase's step on a site's whole network."""
         return super().client_step(context, received, memory, data)
@@ -122,7 +122,7 @@ class FedRep(FedPer):
             self._turns[turn].network = NetworkSpec(name=name, arguments=arguments)
 
     def whole_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """The phase's step on a site's whole network; in training both turns, one after the other."""
         if context.phase != "train":
@@ -183,9 +183,9 @@ class TrainedIn(FedOapUNet):
         """As FedOAP's; logits are float32."""
         if not self.training:
             return super().segment(image_BCHW)
-        with products_in(self._precision, image_BCHW.device):
+        with mixed_precision(self._precision, image_BCHW.device):
             logits, mass = super().segment(image_BCHW)
-        return widened(logits), mass
+        return to_float32(logits), mass
 
 
 def _registered(name: str, network: type[nn.Module]) -> str:
@@ -195,7 +195,7 @@ def _registered(name: str, network: type[nn.Module]) -> str:
     return name
 
 
-def _for_a_turn(context: Context, turn: str) -> Any:
+def _for_a_turn(context: StepContext, turn: str) -> Any:
     """Draws of its own for each turn of a round."""
     return lambda purpose: context.generator(f"{turn} {purpose}")
 

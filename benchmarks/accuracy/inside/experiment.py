@@ -27,12 +27,12 @@ from benchmarks.accuracy.inside.report import page
 from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
 from benchmarks.harness.evaluation import patient_dice
 from model_store.task import Task
-from training.algorithm import Algorithm, Context, Memory, Publication, State
+from training.algorithm import Algorithm, Memory, Publication, State, StepContext
 from training.data.cases import Federation, Site
 from training.data.federation import TASK_FILE, load_federation
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import folds
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
@@ -70,7 +70,7 @@ class FineTuning(FedAvg):
         super().__init__(config, task)
         self._start = start
 
-    def initial(self, context: Context) -> Memory:  # noqa: ARG002
+    def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
         """The given weights."""
         return Memory(join({"global": self._start}))
 
@@ -157,7 +157,7 @@ class Experiment:
             SiteSpec(site.name, partial(SiteData.load, site, task), consents=True, size=len(site.cases))
             for site in sites
         ]
-        surroundings = Surroundings(cell["seed"], self._device, threads=1)
+        surroundings = RunEnvironment(cell["seed"], self._device, threads=1)
         outcome = InProcessEngine(algorithm, specs, surroundings, folder, workers=self._workers).run()
         for entry in outcome.history:
             if entry.dropped:

@@ -34,7 +34,7 @@ from training.data.classification import ImageSet, LabelledData, Partition, load
 from training.data.federation import load_federation
 from training.data.segmentation.dataset import SiteData, SliceSet
 from training.data.splits import split_by_patient
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.seeds import generator
 from training.methods.common.local_training import (
     Schedule,
@@ -45,7 +45,7 @@ from training.methods.common.local_training import (
     train_locally,
 )
 from training.methods.fedavg import FedAvg, FedAvgConfig
-from training.methods.fedins.client import Routing, queries_of, routed
+from training.methods.fedins.client import PoolPicking, queries_of, routed
 from training.methods.fedins.config import FedInsConfig
 from training.methods.fedins.method import FedIns
 from training.tasks import template
@@ -171,7 +171,7 @@ def _segmentation(folder: Path, device: str, cell: Cell, work: Path) -> dict[str
     sites = [split_by_patient(site, cell["seed"]) for site in load_federation(folder, task).sites]
     data = {site.name: SiteData.load(site, task) for site in sites}
     algorithm = FedAvg(FedAvgConfig(**cell["global"]), task)
-    around, identity = Surroundings(cell["seed"], device), {"cell": dict(cell), "run": "global"}
+    around, identity = RunEnvironment(cell["seed"], device), {"cell": dict(cell), "run": "global"}
     start = _trained(algorithm, data, around, work / "global", identity)
     study = Study(cell, task, dict(data), algorithm.network, start, device, work)
     frozen = network_of(algorithm.network, start, torch.device(device))
@@ -292,8 +292,8 @@ class Study:
         return network_of(self.spec, state, torch.device(self.device))
 
     @property
-    def _around(self) -> Surroundings:
-        return Surroundings(self.cell["seed"], self.device)
+    def _around(self) -> RunEnvironment:
+        return RunEnvironment(self.cell["seed"], self.device)
 
     def _identity(self, run: str) -> dict[str, Any]:
         return {"cell": dict(self.cell), "run": run}
@@ -302,7 +302,7 @@ class Study:
 def _trained(
     algorithm: Algorithm[Any],
     data: Mapping[str, Data],
-    around: Surroundings,
+    around: RunEnvironment,
     work: Path,
     identity: Mapping[str, Any],
 ) -> State:
@@ -313,7 +313,7 @@ def _trained(
 
 @torch.no_grad()
 def answered(
-    network: InstanceAdaptive, images: SliceSet | ImageSet, routing: Routing, draw: torch.Generator
+    network: InstanceAdaptive, images: SliceSet | ImageSet, routing: PoolPicking, draw: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Classes of all images, uint8, and the entries that their queries pick, [N, C]."""
     device = network.pool.scale.device

@@ -17,14 +17,14 @@ from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.networks import Backbone
 from personalization.state import State
-from training.algorithm import ClientResult, Context, Memory
+from training.algorithm import ClientResult, Memory, StepContext
 from training.data.segmentation.dataset import SliceSet
 from training.engine.folder import RunFolder, SiteFolder
 from training.methods.common.data_statistics import describe
 from training.methods.common.local_training import (
     AnySiteData,
-    Examples,
     Schedule,
+    TrainingExamples,
     evaluate,
     network_of,
     state_of,
@@ -53,12 +53,12 @@ class FullTuning(FedAvg):
         self._start, self._prox = start, prox
         self._local_norms, self._only_head = local_norms, only_head
 
-    def initial(self, context: Context) -> Memory:  # noqa: ARG002
+    def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
         """The given weights."""
         return Memory(join({"global": self._start}))
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: AnySiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """As FedAvg's, from the site's own norms where they stay."""
         weight = float(len(data.train))
@@ -80,7 +80,9 @@ class FullTuning(FedAvg):
             kept = Memory({name: tensor for name, tensor in tuned.items() if name in names})
         return ClientResult(uploads, weight, kept, score_metrics(self.metric, score))
 
-    def _train(self, network: nn.Module, data: Examples, schedule: Schedule, draw: torch.Generator) -> None:
+    def _train(
+        self, network: nn.Module, data: TrainingExamples, schedule: Schedule, draw: torch.Generator
+    ) -> None:
         """Not augmented, as no arm is. A frozen body keeps its running statistics too."""
         assert isinstance(network, Backbone)
         trained = list(network.parameters())
@@ -118,7 +120,9 @@ def norms_at(folder: Path, site: str) -> State:
     return SiteFolder(folder, site).load(checkpoint.site_slots[site]).tensors
 
 
-def _batches(data: Examples, schedule: Schedule, draw: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(
+    data: TrainingExamples, schedule: Schedule, draw: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
     images = torch.from_numpy(data.images)
     targets = torch.from_numpy(data.targets if isinstance(data, SliceSet) else data.labels)
     for _ in range(schedule.epochs):

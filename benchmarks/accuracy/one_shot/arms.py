@@ -27,10 +27,10 @@ from benchmarks.harness.federate import federate
 from model_store.task import Task
 from personalization.fedbicross.picking import CRITERIA, cheapest, costs, observe, stability
 from personalization.state import State, StreamingMean
-from training.algorithm import ClientResult, Context, Memory, ModelDraft, Phase, Publication, ServerStage
+from training.algorithm import ClientResult, Memory, ModelDraft, Phase, Publication, ServerStage, StepContext
 from training.data.classification import ImageSet, LabelledData, Partition, load_npz
 from training.data.splits import all_for_testing
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.methods.common.classifier_training import logits_of, train_classifier
 from training.methods.common.data_statistics import describe
 from training.methods.common.local_training import network_of, state_of
@@ -76,7 +76,7 @@ class FromUploads(FedBiCross):
         self._uploads = uploads
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: LabelledData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
     ) -> ClientResult:
         """The upload instead of the training that made it."""
         if context.phase != "local":
@@ -139,7 +139,7 @@ class Study:
     ) -> None:
         self.data = data
         self._cell, self._task, self._work = cell, task, work
-        self._around = Surroundings(cell["seed"], device)
+        self._around = RunEnvironment(cell["seed"], device)
         self._device = torch.device(device)
         self.config = FedBiCrossConfig(**cell["method"])
         self._network = FedBiCross(self.config, task).network

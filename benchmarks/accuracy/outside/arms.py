@@ -97,7 +97,7 @@ def unadapted(models: Models, scans: Scans) -> dict[str, dict[str, float]]:
 
 
 @dataclass(frozen=True)
-class Tented:
+class TentResult:
     """The network of the epoch with the lowest entropy, that epoch (0: as it was), and the entropies."""
 
     network: nn.Module
@@ -106,7 +106,9 @@ class Tented:
     diagnostic_dice: tuple[float, ...]
 
 
-def tent(network: nn.Module, scans: Scans, epochs: int, seed: int, diagnosed: Scans | None = None) -> Tented:
+def tent(
+    network: nn.Module, scans: Scans, epochs: int, seed: int, diagnosed: Scans | None = None
+) -> TentResult:
     """Tent (Wang et al. 2021): entropy minimisation of batch norm's scale and shift, on test statistics.
 
     Adam at 1e-3, as for the batch norm of routing. The epoch is chosen as routing's is, by the loss over all
@@ -128,7 +130,7 @@ def tent(network: nn.Module, scans: Scans, epochs: int, seed: int, diagnosed: Sc
             dice.append(mean_dice(diagnosed.dice(predict(network, diagnosed.images))))
     best = min(range(len(entropies)), key=lambda e: entropies[e] if math.isfinite(entropies[e]) else math.inf)
     network.load_state_dict(states[best])
-    return Tented(network, best, tuple(entropies), tuple(dice))
+    return TentResult(network, best, tuple(entropies), tuple(dice))
 
 
 def _tent_epoch(
@@ -160,7 +162,7 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Hospital:
+class HeldOutHospital:
     """The site left out: all its scans, and the halves of its patients for the inductive comparison.
 
     At most about `most` slices are learned from at a time; all are reported.
@@ -171,7 +173,7 @@ class Hospital:
     most: int
 
     @classmethod
-    def of(cls, scans: Scans, seed: int, most: int) -> Hospital:
+    def of(cls, scans: Scans, seed: int, most: int) -> HeldOutHospital:
         """Halves drawn from the seed."""
         first, second = halves(scans.patients, seed)
         return cls(scans, (scans.of(first), scans.of(second)), most)
@@ -186,7 +188,7 @@ class Hospital:
         return Turn(first.thinned(self.most), second), Turn(second.thinned(self.most), first)
 
 
-def plain_arms(models: Models, hospital: Hospital, epochs: int, seed: int) -> dict[str, Any]:
+def plain_arms(models: Models, hospital: HeldOutHospital, epochs: int, seed: int) -> dict[str, Any]:
     """A cell's result for all arms without routing: those that learn nothing, baked batch norm, Tent."""
     whole = hospital.whole()
     tented = tent(models.network(), whole.learned, epochs, seed, whole.learned)

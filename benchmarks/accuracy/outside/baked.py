@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy.outside.arms import Arms, Hospital, Models, baked, norms_of, rounded, tent
+from benchmarks.accuracy.outside.arms import Arms, HeldOutHospital, Models, baked, norms_of, rounded, tent
 from benchmarks.harness.evaluation import Scans, predict
 
 
-def baked_arms(models: Models, hospital: Hospital, epochs: int, seed: int) -> dict[str, Any]:
+def baked_arms(models: Models, hospital: HeldOutHospital, epochs: int, seed: int) -> dict[str, Any]:
     """A cell's result: each way learned on all patients, and on one half for the other."""
     inductive: Arms = {}
     for turn in hospital.turns():

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.accuracy.outside.arms import Hospital, Models, plain_arms
+from benchmarks.accuracy.outside.arms import HeldOutHospital, Models, plain_arms
 from benchmarks.accuracy.outside.baked import baked_arms
 from benchmarks.accuracy.outside.gate import Judge
 from benchmarks.accuracy.outside.planted import Cohorts, inverted, planted, some
@@ -211,7 +211,7 @@ class Experiment:
         judge = Judge(models, result.publication.statistics, task)
         cases = self._federation.site(cell["site"]).cases
         scans = Scans.load(cases, task)
-        hospital = Hospital.of(scans, seed, cell["images"])
+        hospital = HeldOutHospital.of(scans, seed, cell["images"])
         facts = cell["adaptation"]
         if cell["arms"] in LEARN_NO_ROUTING:
             return LEARN_NO_ROUTING[cell["arms"]](models, hospital, facts["epochs"], seed)

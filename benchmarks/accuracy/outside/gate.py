@@ -26,18 +26,18 @@ from personalization.iop_fl.space import GLOBAL
 
 @dataclass(frozen=True)
 class Judge:
-    """What the gate needs beside a candidate and its rivals."""
+    """What the gate needs beside a candidate and its replicas."""
 
     models: Models
     statistics: ReferenceStatistics | None
     task: Task
 
-    def verdict(self, candidate: nn.Module, rivals: Sequence[nn.Module], learned: Scans) -> dict[str, Any]:
+    def verdict(self, candidate: nn.Module, replicas: Sequence[nn.Module], learned: Scans) -> dict[str, Any]:
         """The gate's verdict, as a service would store it, over the scans the candidate was made from."""
         evidence = gather(
             _masks(candidate, learned),
             _masks(self.models.network(), learned),
-            [_masks(rival, learned) for rival in rivals],
+            [_masks(replica, learned) for replica in replicas],
             torch.tensor(learned.patient_index),
             learned.classes,
             self._warned(learned),
@@ -47,7 +47,7 @@ class Judge:
         return judge(evidence, THRESHOLDS).to_json()
 
     def record(
-        self, kind: str, candidate: nn.Module, rivals: Sequence[nn.Module], turn: Turn
+        self, kind: str, candidate: nn.Module, replicas: Sequence[nn.Module], turn: Turn
     ) -> dict[str, Any]:
         """A line of the gate's table: what it said, and what was true."""
         reported = turn.reported
@@ -56,7 +56,7 @@ class Judge:
         change = {patient: after[patient] - before[patient] for patient in after}
         return {
             "candidate": kind,
-            "verdict": self.verdict(candidate, rivals, turn.learned),
+            "verdict": self.verdict(candidate, replicas, turn.learned),
             "dice": _number(mean_dice(after)),
             "parent_dice": _number(mean_dice(before)),
             "change": _number(mean_dice(change)),

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.accuracy.outside.arms import Models, Turn
 from benchmarks.accuracy.outside.gate import Judge, shuffled
-from benchmarks.accuracy.outside.routing import Adapted, facts_of, learn, rivals_of
+from benchmarks.accuracy.outside.routing import Adapted, facts_of, learn, replicas_of
 from benchmarks.harness.evaluation import Scans
 from model_store.scan import Scan
 from personalization.test_time.config import AdaptationConfig
@@ -69,11 +69,11 @@ def _judged(
     space = models.space()
     fast = replace(config, routing_rate=RATE_FACTOR * config.rate, bn_rate=RATE_FACTOR * config.bn_rate)
     good = learn(space, cohorts.own, config)
-    rivals = rivals_of(space, cohorts.own, config)
-    yield judge.record("few scans", good.merged, rivals, Turn(cohorts.own, scans)) | _end(good)
+    replicas = replicas_of(space, cohorts.own, config)
+    yield judge.record("few scans", good.merged, replicas, Turn(cohorts.own, scans)) | _end(good)
     generator = torch.Generator().manual_seed(config.seed)
     for kind, only in (("shuffled weights", ""), ("one layer shuffled", ONE_LAYER)):
-        yield judge.record(kind, shuffled(good.merged, generator, only), rivals, Turn(cohorts.own, scans))
+        yield judge.record(kind, shuffled(good.merged, generator, only), replicas, Turn(cohorts.own, scans))
     plants = [
         (f"rate x{RATE_FACTOR}", cohorts.own, fast, SafetyLimits()),
         (f"rate x{RATE_FACTOR}, safety limits off", cohorts.own, fast, NO_LIMITS),
@@ -82,7 +82,7 @@ def _judged(
     ]
     for kind, cohort, settings, limits in plants:
         bad = learn(space, cohort, settings, limits=limits)
-        others = rivals_of(space, cohort, settings, limits)
+        others = replicas_of(space, cohort, settings, limits)
         yield judge.record(kind, bad.merged, others, Turn(cohort, scans)) | _end(bad)
 
 

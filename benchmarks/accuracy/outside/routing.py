@@ -16,16 +16,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.accuracy.outside.arms import Arms, Hospital, Models, Turn, halves, rounded
+from benchmarks.accuracy.outside.arms import Arms, HeldOutHospital, Models, Turn, halves, rounded
 from benchmarks.accuracy.outside.gate import Judge
 from benchmarks.harness.evaluation import BATCH, Scans, mean_dice, predict
-from personalization.iop_fl.batch_norm import bake_dynamic
+from personalization.iop_fl.batch_norm import recalibrate_statistics
 from personalization.iop_fl.merge import mean_coefficients, merge
 from personalization.iop_fl.network import route, with_coefficients
 from personalization.iop_fl.routers import PooledRouter
 from personalization.iop_fl.space import RoutingSpace
 from personalization.test_time.adapt import Adaptation, adapt, space_for
-from personalization.test_time.checkpoint import Checkpoint
+from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.safety import SafetyLimits
 
@@ -55,7 +55,7 @@ def learn(
     images = scans.images
     dice: list[float] = []
 
-    def note(_checkpoint: Checkpoint) -> None:
+    def note(_checkpoint: AdaptationCheckpoint) -> None:
         if diagnosed is not None:
             dice.append(mean_dice(diagnosed.dice(predict(network, diagnosed.images))))
 
@@ -69,7 +69,7 @@ def arms_of(space: RoutingSpace, adapted: Adapted, turn: Turn) -> Arms:
     networks = {"dynamic, test": adapted.routed, "merged": adapted.merged}
     if any(isinstance(module, PooledRouter) for module in adapted.routed.modules()):
         networks |= {
-            "dynamic, baked": bake_dynamic(space, adapted.routed, turn.learned.images),
+            "dynamic, baked": recalibrate_statistics(space, adapted.routed, turn.learned.images),
             "mean, test": with_coefficients(adapted.routed, adapted.coefficients_LE),
         }
     reported = turn.reported
@@ -77,11 +77,11 @@ def arms_of(space: RoutingSpace, adapted: Adapted, turn: Turn) -> Arms:
 
 
 def routing_arms(
-    models: Models, judge: Judge, hospital: Hospital, config: AdaptationConfig
+    models: Models, judge: Judge, hospital: HeldOutHospital, config: AdaptationConfig
 ) -> dict[str, Any]:
     """A cell's result for one preset and router: Dice, the epochs, and the gate's verdict on each candidate.
 
-    The transductive candidate's rivals are those of the halves. The inductive ones get theirs, which cost
+    The transductive candidate's replicas are those of the halves. The inductive ones get theirs, which cost
     three adaptations each, only where no other check refuses them: the verdict is the same.
     """
     space, whole = space_for(config, models.space()), hospital.whole()
@@ -97,11 +97,11 @@ def routing_arms(
             inductive.setdefault(f"{name} ({arm})", {}).update(dice)
         record = judge.record(f"{name}, inductive", part.merged, [], turn)
         if record["verdict"]["passed"]:
-            rivals = rivals_of(space, turn.learned, config)
-            record = judge.record(f"{name}, inductive", part.merged, rivals, turn)
+            replicas = replicas_of(space, turn.learned, config)
+            record = judge.record(f"{name}, inductive", part.merged, replicas, turn)
         candidates.append(record)
-    rivals = [part.merged for part in parts]
-    candidates.append(judge.record(f"{name}, transductive", candidate.merged, rivals, whole))
+    replicas = [part.merged for part in parts]
+    candidates.append(judge.record(f"{name}, transductive", candidate.merged, replicas, whole))
     return {
         "dice": {
             "transductive": rounded({f"{name} ({arm})": dice for arm, dice in transductive.items()}),
@@ -113,7 +113,7 @@ def routing_arms(
     }
 
 
-def rivals_of(
+def replicas_of(
     space: RoutingSpace, scans: Scans, config: AdaptationConfig, limits: SafetyLimits = _LIMITS
 ) -> list[nn.Module]:
     """What the gate holds a candidate against: another seed, and each half of several patients."""

@@ -34,7 +34,7 @@ from training.phantom.shapes import (
     TASK,
     TRAINING,
     Camera,
-    Hospital,
+    PhantomHospital,
     image_seed,
     make_shape,
     write_shapes,
@@ -42,16 +42,18 @@ from training.phantom.shapes import (
 from training.run import Run, execute
 
 # Hospitals that no federation has: what they see and which classes they have goes its own way.
-STRANGERS: Mapping[str, Hospital] = {
-    "oak": Hospital(Camera(contrast=70, level=90, noise=22), (0.2, 0.6, 0.2)),
-    "pine": Hospital(Camera(contrast=120, level=60, noise=14, slope=30), (0.1, 0.1, 0.8)),
-    "rowan": Hospital(Camera(contrast=80, level=170, noise=20, inverted=True), (0.5, 0.4, 0.1)),
-    "sorrel": Hospital(Camera(contrast=120, level=200, noise=12, slope=-40, inverted=True), (1.0, 0.0, 0.0)),
+STRANGERS: Mapping[str, PhantomHospital] = {
+    "oak": PhantomHospital(Camera(contrast=70, level=90, noise=22), (0.2, 0.6, 0.2)),
+    "pine": PhantomHospital(Camera(contrast=120, level=60, noise=14, slope=30), (0.1, 0.1, 0.8)),
+    "rowan": PhantomHospital(Camera(contrast=80, level=170, noise=20, inverted=True), (0.5, 0.4, 0.1)),
+    "sorrel": PhantomHospital(
+        Camera(contrast=120, level=200, noise=12, slope=-40, inverted=True), (1.0, 0.0, 0.0)
+    ),
 }
 HINDSIGHT, CHANCE = "best in hindsight", "by chance"
 
 
-def images_of(name: str, hospital: Hospital, count: int, seed: int) -> tuple[Tensor, Tensor]:
+def images_of(name: str, hospital: PhantomHospital, count: int, seed: int) -> tuple[Tensor, Tensor]:
     """The network's input [N, C, H, W] and the true classes [N] of a hospital's images."""
     bounds = np.rint(np.cumsum(hospital.shares) * count).astype(int)
     labels = np.searchsorted(bounds, np.arange(count), side="right")

@@ -8,16 +8,16 @@ learns stays in it; what is left in it is the best epoch on the validation patie
 
 from personalization.fedoap.joining.checkpoint import JoiningCheckpoint, JoiningEpoch
 from personalization.fedoap.joining.config import JoiningConfig
-from personalization.fedoap.joining.examples import Examples
+from personalization.fedoap.joining.examples import JoiningExamples
 from personalization.fedoap.joining.join import Joining, join, predict
 from personalization.fedoap.joining.verdict import judge_joining
 
 __all__ = [
-    "Examples",
     "Joining",
     "JoiningCheckpoint",
     "JoiningConfig",
     "JoiningEpoch",
+    "JoiningExamples",
     "join",
     "judge_joining",
     "predict",

@@ -16,7 +16,7 @@ from personalization.errors import AdaptationError
 
 
 @dataclass(frozen=True)
-class Examples:
+class JoiningExamples:
     """`images` float [N, C, H, W], `targets` uint8 [N, H, W] of 0 and 1, and each slice's patient.
 
     Raises AdaptationError for shapes or values that do not fit.

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from personalization.adamw import Optimiser, cosine, train_adamw
+from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import AdaptationError
 from personalization.fedoap.joining.checkpoint import JoiningCheckpoint, JoiningEpoch, about
 from personalization.fedoap.joining.config import JoiningConfig
-from personalization.fedoap.joining.examples import Examples
+from personalization.fedoap.joining.examples import JoiningExamples
 from personalization.fedoap.losses import second_stage_loss
 from personalization.fedoap.parts import split
 from personalization.gate.evidence import SPECK
@@ -24,7 +25,6 @@ from personalization.metrics import foreground_dice
 from personalization.networks import FedOapUNet
 from personalization.seeds import seed_of
 from personalization.state import State
-from personalization.tick import Tick, no_tick
 
 # Images per forward where nothing is learned: bounds the memory, and changes no result.
 _BATCH = 16
@@ -52,13 +52,13 @@ class Joining:
 
 def join(
     network: FedOapUNet,
-    train: Examples,
-    validation: Examples,
+    train: JoiningExamples,
+    validation: JoiningExamples,
     config: JoiningConfig,
     *,
     resume: JoiningCheckpoint | None = None,
     after_epoch: Callable[[JoiningCheckpoint], None] = lambda _: None,
-    tick: Tick = no_tick,
+    check_cancelled: CancelCheck = never_cancelled,
 ) -> Joining:
     """Fine-tune in place on `train`; deterministic, and bit for bit the same after a resume.
 
@@ -71,13 +71,13 @@ def join(
         resume: of an earlier process; everything else must be as it was then.
         after_epoch: called with a checkpoint after step 0 and after every epoch; on a resume with that one
             again, since whoever was killed may not have told of it.
-        tick: called before every step; it may raise, to stop.
+        check_cancelled: called before every step; it may raise, to stop.
 
     Raises:
         AdaptationError: a patient on both sides, or a side without a tumour.
         CheckpointError: `resume` is of another joining.
     """
-    run = _Run(network, train, validation, config, tick)
+    run = _Run(network, train, validation, config, check_cancelled)
     run.begin(resume)
     after_epoch(run.checkpoint())
     while not run.over:
@@ -88,13 +88,15 @@ def join(
 
 
 @torch.no_grad()
-def predict(network: FedOapUNet, images_NCHW: Tensor, tick: Tick = no_tick) -> tuple[Tensor, Tensor]:
+def predict(
+    network: FedOapUNet, images_NCHW: Tensor, check_cancelled: CancelCheck = never_cancelled
+) -> tuple[Tensor, Tensor]:
     """Class indices uint8 [N, H, W] and attention [N, 1 + S], as its graph gives them; on the CPU."""
     network.eval()
     device = next(network.parameters()).device
     classes, attention = [], []
     for batch in torch.split(images_NCHW, _BATCH):
-        tick()
+        check_cancelled()
         logits, mass = network.segment(batch.to(device))
         # Where both classes are equal the first one is taken, as argmax does.
         classes.append((logits[:, 0] > 0).to(torch.uint8).cpu())
@@ -104,11 +106,16 @@ def predict(network: FedOapUNet, images_NCHW: Tensor, tick: Tick = no_tick) -> t
 
 class _Run:
     def __init__(
-        self, network: FedOapUNet, train: Examples, validation: Examples, config: JoiningConfig, tick: Tick
+        self,
+        network: FedOapUNet,
+        train: JoiningExamples,
+        validation: JoiningExamples,
+        config: JoiningConfig,
+        check_cancelled: CancelCheck,
     ) -> None:
         _check(train, validation)
         self._network, self._train, self._validation = network, train, validation
-        self._config, self._tick = config, tick
+        self._config, self._check_cancelled = config, check_cancelled
         self._learned = _learned(network, config)
         self._about = about(
             config.facts(),
@@ -183,7 +190,7 @@ class _Run:
         draw = torch.Generator().manual_seed(seed_of(config.seed, "perturbation", epoch))
 
         def loss(images: Tensor, targets: Tensor) -> Tensor:
-            self._tick()
+            self._check_cancelled()
             return second_stage_loss(
                 self._network.segment(images)[0],
                 targets,
@@ -197,7 +204,7 @@ class _Run:
         return loss
 
     def _measured(self, epoch: int, loss: float | None) -> JoiningEpoch:
-        found, _ = predict(self._network, self._validation.images, self._tick)
+        found, _ = predict(self._network, self._validation.images, self._check_cancelled)
         truth, ill = self._validation.targets, self._validation.ill
         by_patient = foreground_dice(found, truth, self._validation.patients, _CLASSES)
         dice = math.fsum(by_patient[patient] for patient in sorted(ill)) / len(ill)
@@ -226,7 +233,7 @@ def _learned(network: FedOapUNet, config: JoiningConfig) -> dict[str, nn.Paramet
     return {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
 
 
-def _check(train: Examples, validation: Examples) -> None:
+def _check(train: JoiningExamples, validation: JoiningExamples) -> None:
     both = sorted({*train.patients} & {*validation.patients})
     if both:
         raise AdaptationError(

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from personalization.errors import LabelError
 from personalization.fedoap.joining.join import Joining
-from personalization.gate import Verdict
+from personalization.gate import GateVerdict
 from personalization.gate.evidence import SPECK, largest_sound
 from personalization.gate.masks import checked_index, checked_maps, mean_fragments
 from personalization.gate.verdict import Bound, held_against
@@ -74,7 +74,7 @@ def judge_joining(
     drawn_on_N: ArrayLike,
     scan_index_N: ArrayLike,
     thresholds: JoiningThresholds = JoiningThresholds(),
-) -> Verdict:
+) -> GateVerdict:
     """Hold what joined against the thresholds; what cannot be measured does not count.
 
     Args:

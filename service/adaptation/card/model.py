@@ -64,7 +64,7 @@ class Picking:
 
 
 @dataclass(frozen=True)
-class Check:
+class CheckRow:
     """One line of the gate. `passed` is None for what could not be measured."""
 
     name: str
@@ -79,7 +79,7 @@ class Gate:
     """What the gate found."""
 
     passed: bool
-    checks: tuple[Check, ...]
+    checks: tuple[CheckRow, ...]
 
 
 @dataclass(frozen=True)

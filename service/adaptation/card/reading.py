@@ -16,8 +16,17 @@ from sqlalchemy.orm import Session
 from model_store.artefact import Artefact
 from model_store.errors import StoreError
 from model_store.store import Store
-from service.adaptation.card.model import Card, Check, Coefficients, Decision, Epoch, Gate, Picking, Picture
-from service.context import Context
+from service.adaptation.card.model import (
+    Card,
+    CheckRow,
+    Coefficients,
+    Decision,
+    Epoch,
+    Gate,
+    Picking,
+    Picture,
+)
+from service.context import ServiceContext
 from service.database import Assignment, Job
 from service.jobs import records
 from service.jobs.files import JobFolder
@@ -29,7 +38,7 @@ _BOUNDS = {"at least": "≥", "above": ">", "at most": "≤"}
 _LINEAGE = ("method", "sites", "rounds", "seed")
 
 
-def read_card(context: Context, job_id: str) -> Card:
+def read_card(context: ServiceContext, job_id: str) -> Card:
     """Everything that is known of a job by now. Reads database, store and disk: call it in a thread.
 
     Raises:
@@ -196,12 +205,12 @@ def _gate(found: Mapping[str, Any] | None) -> Gate | None:
     return Gate(found["passed"], tuple(_check(check) for check in checks))
 
 
-def _check(found: Mapping[str, Any]) -> Check:
+def _check(found: Mapping[str, Any]) -> CheckRow:
     value, limit, passed = _float(found.get("value")), _float(found.get("limit")), found.get("passed")
     bound = _BOUNDS.get(str(found.get("bound")), "")
     # What was not measured counts for nothing; but a value that is no number has failed, and stays failed.
     unmeasured = value is None and passed is not False
-    return Check(
+    return CheckRow(
         name=str(found.get("name", "")).replace("_", " "),
         meaning=str(found.get("meaning", "")),
         value=value,

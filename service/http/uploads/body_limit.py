@@ -20,7 +20,7 @@ MAX_BODY_BYTES = 64 * 1024
 IDLE_SECONDS = 60.0
 
 
-class BodyLimit:
+class BodyLimitMiddleware:
     """ASGI middleware: raises Problem out of `receive`, 413 where more arrives, however it was announced, and
     408 where nothing does."""
 

@@ -11,7 +11,7 @@ from typing import Any
 from model_store.artefact import Artefact
 from model_store.manifest import Lineage, ModelManifest, NetworkSpec, RoutingSpaceManifest
 from model_store.store import Store
-from service.context import Context
+from service.context import ServiceContext
 from service.jobs import records
 
 GLOBAL, SITE, FIRST, SECOND = 100, 60, 120, 140
@@ -80,7 +80,7 @@ def publish_adapted(
     )
 
 
-def record_job(context: Context, candidate: Artefact, gate: dict[str, Any] | None) -> str:
+def record_job(context: ServiceContext, candidate: Artefact, gate: dict[str, Any] | None) -> str:
     """As a worker would have left it: the job that made this version. Returns its id."""
     manifest = candidate.manifest
     assert isinstance(manifest, ModelManifest)

@@ -18,7 +18,7 @@ from service.http.uploads.spool import Upload
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.settings import Settings
-from service.worker.candidate import Draft
+from service.worker.candidate import CandidateDraft
 from service.worker.routing_adapt import LoadedSpace
 
 
@@ -112,9 +112,9 @@ def opened(root: Path, routing_store: Path, **settings: Any) -> Iterator[Workpla
         database.dispose()
 
 
-def draft_of(loaded: LoadedSpace, weights: bytes = b"weights") -> Draft:
+def draft_of(loaded: LoadedSpace, weights: bytes = b"weights") -> CandidateDraft:
     """A candidate made of the space by nobody's work."""
-    return Draft(
+    return CandidateDraft(
         parent=loaded.offered,
         model=loaded.manifest,
         method="none",

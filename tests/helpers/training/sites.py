@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from model_store.task import Task
-from training.algorithm import ClientResult, Context, Memory, RoundResult
+from training.algorithm import ClientResult, Memory, RoundResult, StepContext
 from training.data.segmentation.dataset import SiteData, SliceSet
 from training.engine.seeds import generator, keyed
 
@@ -35,11 +35,11 @@ def site_data(name: str, train: int, val: int, seed: int, **options: object) -> 
     )
 
 
-def context(phase: str, round_: int, rounds: int = 3, site: str | None = None) -> Context:
+def context(phase: str, round_: int, rounds: int = 3, site: str | None = None) -> StepContext:
     def draw(purpose: str) -> torch.Generator:
         return generator(0, phase, round_, site or "", purpose)
 
-    return Context(phase, round_, rounds, torch.device("cpu"), draw, site)
+    return StepContext(phase, round_, rounds, torch.device("cpu"), draw, site)
 
 
 def noise(purpose: str) -> np.random.Generator:

@@ -26,7 +26,7 @@ from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, Network
 from model_store.store import Store
 from model_store.task import Normalisation, Task
 from service.app import create_app
-from service.context import Context
+from service.context import ServiceContext
 from service.settings import Settings
 from tests.helpers.service.clusters_federation import publish_clusters
 from tests.helpers.service.joining_federation import publish_cross_attention
@@ -65,8 +65,8 @@ class Api:
     loop: asyncio.AbstractEventLoop = field(repr=False)
 
     @property
-    def context(self) -> Context:
-        context: Context = self.app.state.locum
+    def context(self) -> ServiceContext:
+        context: ServiceContext = self.app.state.locum
         return context
 
     @property

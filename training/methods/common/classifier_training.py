@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from personalization.precision import Precision, products_in, widened
+from personalization.precision import Precision, mixed_precision, to_float32
 from training.data.classification import ImageSet, labelled_batches
 from training.methods.common.local_training import predict
 
@@ -69,9 +69,9 @@ def train_classifier(
         ):
             optimiser.zero_grad(set_to_none=True)
             batch, labels = batch.to(device), labels.to(device)
-            with products_in(schedule.precision, device):
+            with mixed_precision(schedule.precision, device):
                 logits = network(batch)
-            value = loss(widened(logits), batch, labels, indices.to(device))
+            value = loss(to_float32(logits), batch, labels, indices.to(device))
             torch.autograd.backward(value)
             optimiser.step()
             total, count = total + value.item(), count + 1

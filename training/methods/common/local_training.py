@@ -18,12 +18,12 @@ from model_store.manifest import NetworkSpec
 from personalization.losses import soft_dice_loss
 from personalization.metrics import foreground_dice
 from personalization.networks import build, initialise
-from personalization.precision import Precision, products_in, widened
+from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import State
 from training.data.classification import ImageSet, LabelledData, labelled_batches
 from training.data.segmentation.dataset import SiteData, SliceSet, batches
 
-Examples = SliceSet | ImageSet
+TrainingExamples = SliceSet | ImageSet
 AnySiteData = SiteData | LabelledData
 
 
@@ -74,7 +74,7 @@ def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def train_locally(
-    network: nn.Module, data: Examples, schedule: Schedule, generator: torch.Generator
+    network: nn.Module, data: TrainingExamples, schedule: Schedule, generator: torch.Generator
 ) -> float:
     """Train in place with a fresh Adam; returns the mean loss of its batches.
 
@@ -91,16 +91,18 @@ def train_locally(
     total, done = 0.0, 0
     for images, targets in islice(passes, schedule.steps):
         optimiser.zero_grad(set_to_none=True)
-        with products_in(schedule.precision, device):
+        with mixed_precision(schedule.precision, device):
             logits = network(images.to(device))
-        loss = task_loss(widened(logits), targets.to(device))
+        loss = task_loss(to_float32(logits), targets.to(device))
         torch.autograd.backward(loss)
         optimiser.step()
         total, done = total + loss.item(), done + 1
     return total / max(done, 1)
 
 
-def _epoch(data: Examples, schedule: Schedule, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+def _epoch(
+    data: TrainingExamples, schedule: Schedule, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of images and targets: class indices [B, H, W], or [B]."""
     if isinstance(data, SliceSet):
         return batches(data, schedule.batch_size, generator, schedule.augment)
@@ -111,7 +113,7 @@ def _epoch(data: Examples, schedule: Schedule, generator: torch.Generator) -> It
 
 
 @torch.no_grad()
-def estimate_statistics(network: nn.Module, slices: Examples, batch_size: int = 16) -> None:
+def estimate_statistics(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> None:
     """Replace the running batch-norm statistics by the mean over batches of these slices, not augmented.
 
     After few steps a moving average still describes the weights of many steps ago. Every batch takes slices
@@ -132,7 +134,7 @@ def estimate_statistics(network: nn.Module, slices: Examples, batch_size: int = 
 
 
 @torch.no_grad()
-def predict(network: nn.Module, slices: Examples, batch_size: int = 16) -> Tensor:
+def predict(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> Tensor:
     """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics; [N] of
     images with classes."""
     network.eval()
@@ -154,7 +156,7 @@ def dice_per_patient(
 
 
 @dataclass(frozen=True)
-class Score:
+class ValidationScore:
     """A sum of Dice over the patients that have one, so that scores of several sites add up.
 
     Of images with classes: how many are right, and how many there are.
@@ -164,7 +166,7 @@ class Score:
     patients: int = 0
 
     @classmethod
-    def of(cls, dice: Mapping[str, float]) -> Score:
+    def of(cls, dice: Mapping[str, float]) -> ValidationScore:
         """The score of some patients; NaN is left out."""
         defined = [value for value in dice.values() if not math.isnan(value)]
         return cls(math.fsum(defined), len(defined))
@@ -174,7 +176,7 @@ class Score:
         """Mean Dice per patient; NaN of none."""
         return self.total / self.patients if self.patients else math.nan
 
-    def beats(self, best: Score) -> bool:
+    def beats(self, best: ValidationScore) -> bool:
         """Whether the mean is higher.
 
         Where no patient has a target, nobody has a Dice while none is found, and 0 once one is: none is no
@@ -185,11 +187,13 @@ class Score:
         return self.mean > (best.mean if best.patients else 0.0)
 
 
-def evaluate(network: nn.Module, data: Examples, classes: int, batch_size: int = 16) -> Score:
+def evaluate(
+    network: nn.Module, data: TrainingExamples, classes: int, batch_size: int = 16
+) -> ValidationScore:
     """The network's foreground Dice on some slices, or its accuracy on some images."""
     if isinstance(data, SliceSet):
-        return Score.of(dice_per_patient(network, data, classes, batch_size))
+        return ValidationScore.of(dice_per_patient(network, data, classes, batch_size))
     if not len(data):
-        return Score()
+        return ValidationScore()
     right = predict(network, data, batch_size) == torch.from_numpy(data.labels)
-    return Score(float(right.sum()), len(right))
+    return ValidationScore(float(right.sum()), len(right))

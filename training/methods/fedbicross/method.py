@@ -31,7 +31,6 @@ from personalization.fedbicross.personal import personal_loss
 from training.algorithm import (
     Algorithm,
     ClientResult,
-    Context,
     Group,
     Memory,
     ModelDraft,
@@ -40,6 +39,7 @@ from training.algorithm import (
     RoundResult,
     ServerStage,
     State,
+    StepContext,
 )
 from training.data.classification import LabelledData
 from training.errors import ConfigurationError, SiteFailed
@@ -94,7 +94,7 @@ class FedBiCross(Algorithm[LabelledData]):
             Phase("export", 1, (), (PERSONAL, PERSONAL_COUNTS), consent=True, everyone=True),
         )
 
-    def initial(self, context: Context) -> Memory:
+    def initial(self, context: StepContext) -> Memory:
         """The seed of the weights that all sites begin with."""
         return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})
 
@@ -107,7 +107,7 @@ class FedBiCross(Algorithm[LabelledData]):
         return {CLUSTER.name: part(server.tensors, f"cluster/{server.facts['assignment'].get(site, '1')}")}
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: LabelledData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
     ) -> ClientResult:
         """One of the three things a hospital does. Raises SiteFailed without the step before."""
         if context.phase == "local":
@@ -118,7 +118,7 @@ class FedBiCross(Algorithm[LabelledData]):
             return self._personalise(context, received[CLUSTER.name], memory, data)
         return self._export(memory)
 
-    def _train(self, context: Context, seed: Tensor, data: LabelledData) -> ClientResult:
+    def _train(self, context: StepContext, seed: Tensor, data: LabelledData) -> ClientResult:
         start = torch.Generator().manual_seed(int(seed))
         if not self.config.common_start:
             start = context.generator("weights")
@@ -135,7 +135,7 @@ class FedBiCross(Algorithm[LabelledData]):
         )
 
     def _personalise(
-        self, context: Context, cluster: State, memory: Memory, data: LabelledData
+        self, context: StepContext, cluster: State, memory: Memory, data: LabelledData
     ) -> ClientResult:
         """Stage 3, from G_k. The teachers' answers to images that stay as they are, are asked for once."""
         config = self.config
@@ -183,7 +183,7 @@ class FedBiCross(Algorithm[LabelledData]):
             metrics=counts.metrics("personal_val_"),
         )
 
-    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep what came, by site."""
         if context.phase == "local":
             models = {f"model/{site}": dict(state) for site, state in result.collected[MODEL.name].items()}
@@ -198,7 +198,7 @@ class FedBiCross(Algorithm[LabelledData]):
         facts = {**server.facts, "exported": list(result.weights), "personal_counts": counts}
         return Memory({**server.tensors, **join(personal)}, facts)
 
-    def server_stage(self, context: Context, server: Memory) -> Memory:
+    def server_stage(self, context: StepContext, server: Memory) -> Memory:
         """Stage 1, and Stage 2 a few steps at a time."""
         if context.phase == "cluster":
             return cluster_models(self.config, self.network, self.shape, context, server)

@@ -24,7 +24,7 @@ from model_store.manifest import NetworkSpec
 from personalization.fedbicross.clustering import Clustering, answers_to_noise, cluster
 from personalization.fedbicross.synthesis import Trajectory, recalibrate
 from personalization.state import StreamingMean
-from training.algorithm import Context, Memory, State
+from training.algorithm import Memory, State, StepContext
 from training.errors import TrainingError
 from training.methods.common.local_training import network_of, new_network, state_of
 from training.methods.common.state_tree import join, part
@@ -42,7 +42,7 @@ def cluster_models(
     config: FedBiCrossConfig,
     network: NetworkSpec,
     shape: tuple[int, int, int],
-    context: Context,
+    context: StepContext,
     server: Memory,
 ) -> Memory:
     """Stage 1, and each cluster's student as it begins."""
@@ -80,7 +80,7 @@ def _student(
     states: Sequence[State],
     found: Clustering,
     index: int,
-    context: Context,
+    context: StepContext,
     server: Memory,
 ) -> State:
     members = found.members(index)
@@ -100,7 +100,7 @@ def synthesise(
     network: NetworkSpec,
     shape: tuple[int, int, int],
     classes: int,
-    context: Context,
+    context: StepContext,
     server: Memory,
 ) -> Memory:
     """Stage 2: the next few steps of a trajectory; after the last one, the finished models."""

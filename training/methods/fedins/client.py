@@ -15,13 +15,13 @@ from torch import Tensor
 from personalization.augmentation import Augmentation, transform, transform_images
 from personalization.fedins import Answer, Delta, InstanceAdaptive, fedins_loss, random_entries, usage_of
 from personalization.metrics import foreground_dice
-from personalization.precision import Precision, products_in, widened
+from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import Noise, State
 from training.bounds import FeatureBounds, clipped
 from training.data.segmentation.dataset import SliceSet
-from training.methods.common.local_training import Examples, Score, task_loss
+from training.methods.common.local_training import TrainingExamples, ValidationScore, task_loss
 
-Routing = Literal["instance", "batch", "random"]
+PoolPicking = Literal["instance", "batch", "random"]
 Optimiser = Literal["adam", "sgd"]
 
 
@@ -35,12 +35,12 @@ class PoolTraining:
     key_weight: float
     optimiser: Optimiser = "adam"
     augment: bool = False
-    routing: Routing = "instance"
+    routing: PoolPicking = "instance"
     penalty_M: Tensor | None = None
     precision: Precision = "float32"
 
 
-def queries_of(network: InstanceAdaptive, data: Examples, batch_size: int) -> Tensor:
+def queries_of(network: InstanceAdaptive, data: TrainingExamples, batch_size: int) -> Tensor:
     """[N, Q], on the CPU. They depend on the frozen backbone alone: made once, they are good for the run."""
     device = network.pool.scale.device
     parts = [
@@ -69,7 +69,7 @@ def routed(
     network: InstanceAdaptive,
     images: Tensor,
     queries: Tensor,
-    routing: Routing,
+    routing: PoolPicking,
     generator: torch.Generator,
     penalty_M: Tensor | None = None,
 ) -> Answer:
@@ -87,7 +87,7 @@ def routed(
 
 def train_pool(
     network: InstanceAdaptive,
-    data: Examples,
+    data: TrainingExamples,
     queries_NQ: Tensor,
     training: PoolTraining,
     generator: torch.Generator,
@@ -108,10 +108,10 @@ def train_pool(
             images, targets = images.to(device), targets.to(device)
             queries = network.query(images) if training.augment else queries_NQ[chosen].to(device)
             optimiser.zero_grad(set_to_none=True)
-            with products_in(training.precision, device):
+            with mixed_precision(training.precision, device):
                 found = routed(network, images, queries, training.routing, generator, training.penalty_M)
             loss = fedins_loss(
-                task_loss(widened(found.logits), targets), found.picked.similarities, training.key_weight
+                task_loss(to_float32(found.logits), targets), found.picked.similarities, training.key_weight
             )
             torch.autograd.backward(loss)
             optimiser.step()
@@ -122,16 +122,16 @@ def train_pool(
 @torch.no_grad()
 def score_pool(
     network: InstanceAdaptive,
-    data: Examples,
+    data: TrainingExamples,
     queries_NQ: Tensor,
     classes: int,
     batch_size: int,
-    routing: Routing,
+    routing: PoolPicking,
     generator: torch.Generator,
-) -> Score:
+) -> ValidationScore:
     """Foreground Dice by patient, or accuracy, with every image's own entries."""
     if not len(data):
-        return Score()
+        return ValidationScore()
     device = network.pool.scale.device
     found = [
         routed(network, images.clone().to(device), queries.to(device), routing, generator)
@@ -146,9 +146,11 @@ def score_pool(
     ]
     predicted = torch.cat(found)
     if isinstance(data, SliceSet):
-        return Score.of(foreground_dice(predicted, torch.from_numpy(data.targets), data.patients, classes))
+        return ValidationScore.of(
+            foreground_dice(predicted, torch.from_numpy(data.targets), data.patients, classes)
+        )
     right = predicted == torch.from_numpy(data.labels)
-    return Score(float(right.sum()), len(right))
+    return ValidationScore(float(right.sum()), len(right))
 
 
 @torch.no_grad()
@@ -159,7 +161,7 @@ def usage_by(network: InstanceAdaptive, queries_NQ: Tensor) -> Tensor:
 
 
 def _epoch(
-    data: Examples, batch_size: int, generator: torch.Generator, augment: bool
+    data: TrainingExamples, batch_size: int, generator: torch.Generator, augment: bool
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Every image once, shuffled: images, targets and indices. No batch norm asks for more than one image."""
     images = torch.from_numpy(data.images)

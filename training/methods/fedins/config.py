@@ -13,7 +13,7 @@ from personalization.precision import Precision
 from training.backbones import FrozenBackbone, find_backbone
 from training.config import MethodConfig
 from training.errors import ConfigurationError
-from training.methods.fedins.client import Optimiser, Routing
+from training.methods.fedins.client import Optimiser, PoolPicking
 
 _MISSING = "FedIns adapts a backbone that is already trained"
 
@@ -58,7 +58,7 @@ class FedInsConfig(MethodConfig):
         description="in training, lowers a key's similarity by this times the share of the images that "
         "picked it in the round before",
     )
-    routing: Routing = Field(
+    routing: PoolPicking = Field(
         "instance",
         description="batch (one mean for a whole batch) and random are controls, and not published",
     )

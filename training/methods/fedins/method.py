@@ -35,7 +35,6 @@ from personalization.networks import build
 from training.algorithm import (
     Algorithm,
     ClientResult,
-    Context,
     Group,
     Memory,
     ModelDraft,
@@ -44,6 +43,7 @@ from training.algorithm import (
     RoundResult,
     ServerStage,
     State,
+    StepContext,
 )
 from training.backbones import has_head_for
 from training.errors import SiteFailed
@@ -97,7 +97,7 @@ class FedIns(Algorithm[AnySiteData]):
             Phase("validate", 1, pool, (SCORES, USAGE), everyone=True),
         )
 
-    def initial(self, context: Context) -> Memory:
+    def initial(self, context: StepContext) -> Memory:
         """The pool of round 0, from the run's seed, and no centre yet."""
         network = self._on(context.device)
         backbone = network.backbone
@@ -118,7 +118,7 @@ class FedIns(Algorithm[AnySiteData]):
     # ------------------------------------------------------------------ at a site
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: AnySiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """Score the pool that came and count its picks; in training, go on to train from it."""
         config = self.config
@@ -166,7 +166,7 @@ class FedIns(Algorithm[AnySiteData]):
         val = train if data.val is data.train else queries_of(network, data.val, self.config.batch_size)
         return {"train": train, "val": val}
 
-    def _training(self, context: Context, usage: State) -> PoolTraining:
+    def _training(self, context: StepContext, usage: State) -> PoolTraining:
         config = self.config
         penalty = None
         if usage:
@@ -194,7 +194,7 @@ class FedIns(Algorithm[AnySiteData]):
 
     # ------------------------------------------------------------------ at the server
 
-    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Average; note scores and picks of the pool that was sent, and keep it if it is the best so far."""
         if context.phase == "describe":
             fixed = self._centre(server, result.reduced.get(QUERIES.name))

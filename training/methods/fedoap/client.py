@@ -17,11 +17,11 @@ from personalization.adamw import Optimiser, cosine, train_adamw
 from personalization.fedoap.losses import second_stage_loss
 from personalization.fedoap.parts import split
 from personalization.networks import FedOapUNet
-from personalization.precision import products_in, widened
-from training.algorithm import ClientResult, Context, Memory, State
+from personalization.precision import mixed_precision, to_float32
+from training.algorithm import ClientResult, Memory, State, StepContext
 from training.data.segmentation.dataset import SiteData, batches
 from training.errors import SiteFailed
-from training.methods.common.local_training import Score, evaluate, state_of
+from training.methods.common.local_training import ValidationScore, evaluate, state_of
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import score_metrics, score_state
 from training.methods.fedoap import models
@@ -35,12 +35,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def logits(config: FedOapConfig, network: FedOapUNet, images: Tensor) -> Tensor:
     """z [B, 1, H, W] float32, for a loss; the network's products are of the configured precision."""
-    with products_in(config.precision, images.device):
+    with mixed_precision(config.precision, images.device):
         found: Tensor = network.segment(images)[0]
-    return widened(found)
+    return to_float32(found)
 
 
-def _batches(config: FedOapConfig, data: SiteData, context: Context) -> Iterator[tuple[Tensor, Tensor]]:
+def _batches(config: FedOapConfig, data: SiteData, context: StepContext) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch after the other."""
     if not len(data.train):
         raise SiteFailed("it has no training slice")
@@ -52,7 +52,7 @@ def take_steps(
     config: FedOapConfig,
     network: FedOapUNet,
     data: SiteData,
-    context: Context,
+    context: StepContext,
     memory: Memory,
     loss: Loss,
     rates: Sequence[float],
@@ -66,7 +66,7 @@ def take_steps(
     return train_adamw(network, endless, loss, rates, before)
 
 
-def begin(model: State, bank: State, score: Score) -> ClientResult:
+def begin(model: State, bank: State, score: ValidationScore) -> ClientResult:
     """The end of stage 1: from here on the site's model is one, and its bank stands."""
     facts = {"total": score.total, "patients": score.patients, "round": 0}
     kept = Memory(join({"model": model, "bank": bank}), {"latest": facts, "best": facts})
@@ -74,7 +74,7 @@ def begin(model: State, bank: State, score: Score) -> ClientResult:
 
 
 def fine_tune(
-    config: FedOapConfig, spec: NetworkSpec, context: Context, memory: Memory, data: SiteData
+    config: FedOapConfig, spec: NetworkSpec, context: StepContext, memory: Memory, data: SiteData
 ) -> ClientResult:
     """A round of stage 2, validated after it. Raises SiteFailed without a model or a training slice."""
     model, bank = _model(memory), part(memory.tensors, "bank")
@@ -93,7 +93,7 @@ def fine_tune(
     latest = {"total": score.total, "patients": score.patients, "round": context.round + 1}
     best = memory.facts["best"]
     states = {"model": {**shared, **personal}, "bank": bank, "optimiser": optimiser.moments}
-    if config.selection == "last" or score.beats(Score(best["total"], best["patients"])):
+    if config.selection == "last" or score.beats(ValidationScore(best["total"], best["patients"])):
         best = latest
     else:
         states["best"] = part(memory.tensors, "best") or model
@@ -106,7 +106,7 @@ def export(memory: Memory) -> ClientResult:
     """The chosen model. The bank it attends to is the server's already. Raises SiteFailed without one."""
     model = part(memory.tensors, "best") or _model(memory)
     facts = memory.facts["best"]
-    score = Score(facts["total"], facts["patients"])
+    score = ValidationScore(facts["total"], facts["patients"])
     uploads = {PERSONAL.name: model, PERSONAL_SCORE.name: score_state(score)}
     return ClientResult(uploads, 1.0, metrics=score_metrics("personal_val_dice", score))
 

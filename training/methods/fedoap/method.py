@@ -34,7 +34,6 @@ from personalization.networks import FedOapUNet
 from training.algorithm import (
     Algorithm,
     ClientResult,
-    Context,
     Group,
     Memory,
     Phase,
@@ -42,10 +41,11 @@ from training.algorithm import (
     RoundResult,
     ServerStage,
     State,
+    StepContext,
 )
 from training.data.segmentation.dataset import SiteData
 from training.methods.common.data_statistics import DESCRIBE, describe, merge_described
-from training.methods.common.local_training import Score, evaluate, new_network, state_of
+from training.methods.common.local_training import ValidationScore, evaluate, new_network, state_of
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS, score_metrics
 from training.methods.fedoap import client as local
@@ -87,7 +87,7 @@ class FedOap(Algorithm[SiteData]):
             Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True),
         )
 
-    def initial(self, context: Context) -> Memory:
+    def initial(self, context: StepContext) -> Memory:
         """gamma of round 0, and a drawn personal part, which is no site's, for the global model."""
         state = state_of(new_network(self.network, context.generator("weights")))
         shared, personal = self._split(state)
@@ -105,7 +105,7 @@ class FedOap(Algorithm[SiteData]):
     # ------------------------------------------------------------------ at a site
 
     def client_step(
-        self, context: Context, received: Mapping[str, State], memory: Memory, data: SiteData
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
         """The phase's step."""
         if context.phase == "describe":
@@ -124,7 +124,12 @@ class FedOap(Algorithm[SiteData]):
         return self._train(context, memory, data, network, score)
 
     def _train(
-        self, context: Context, memory: Memory, data: SiteData, network: FedOapUNet, score: Score
+        self,
+        context: StepContext,
+        memory: Memory,
+        data: SiteData,
+        network: FedOapUNet,
+        score: ValidationScore,
     ) -> ClientResult:
         """A round of stage 1, on a network that was validated before it."""
         config = self.config
@@ -158,12 +163,12 @@ class FedOap(Algorithm[SiteData]):
         """z [B, 1, H, W] float32, for a loss; the network's products are of the configured precision."""
         return local.logits(self.config, network, images)
 
-    def _start(self, context: Context, shared: State) -> State:
+    def _start(self, context: StepContext, shared: State) -> State:
         """The personal part of a site that has none yet."""
         drawn = self._split(state_of(new_network(self.network, context.generator("personal"))))[1]
         return models.start(self.config, shared, drawn)
 
-    def _network(self, context: Context, model: State, bank: State) -> FedOapUNet:
+    def _network(self, context: StepContext, model: State, bank: State) -> FedOapUNet:
         return models.on_device(self.network, model, models.entries(bank), context.device)
 
     def _split(self, state: State) -> tuple[State, State]:
@@ -171,7 +176,7 @@ class FedOap(Algorithm[SiteData]):
 
     # ------------------------------------------------------------------ at the server
 
-    def server_step(self, context: Context, server: Memory, result: RoundResult) -> Memory:
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Average, and replace the bank by the round's tokens; keep what was exported."""
         if context.phase == "describe":
             return Memory(server.tensors, {**server.facts, **merge_described(result)})

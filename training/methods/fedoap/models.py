@@ -15,7 +15,7 @@ from personalization.state import StreamingMean
 from training.algorithm import Memory, ModelDraft, Publication, RoundResult, State
 from training.errors import ConfigurationError, PublishError
 from training.methods.common.data_statistics import described
-from training.methods.common.local_training import Score, network_of
+from training.methods.common.local_training import ValidationScore, network_of
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import score_metrics
 from training.methods.fedoap.config import FedOapConfig
@@ -93,7 +93,7 @@ def publication(config: FedOapConfig, spec: NetworkSpec, server: Memory) -> Publ
     drafts = [ModelDraft("global", network, state, sources=sources)]
     for site, (dice, patients) in server.facts["exported"].items():
         network, state = with_bank(spec, part(server.tensors, f"inside/{site}"), bank, absent=(site,))
-        metrics = score_metrics("val_dice", Score(dice, int(patients)))
+        metrics = score_metrics("val_dice", ValidationScore(dice, int(patients)))
         drafts.append(ModelDraft("inside", network, state, site, metrics, sources=sources))
     return Publication("cross-attention", tuple(drafts), {"zero_shot": began}, described(server.facts))
 

@@ -32,7 +32,7 @@ from benchmarks.accuracy.cross_organ.report import page
 from benchmarks.harness.cells import Cell, Rows
 from benchmarks.harness.federate import federate
 from training.data.federation import load_federation
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.folder import RunFolder
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
@@ -166,7 +166,7 @@ def test_two_stages_of_which_one_is_shared_are_one_run_of_fedoap(
     data = hospitals.inside(0, 32, TINY.most).data
     for loss in ("perturbed", "plain"):
         method = FedOap(FedOapConfig(**METHOD, fine_tune_loss=loss), hospitals.task(32))
-        whole = federate(method, data, Surroundings(0), tmp_path / loss, {}).server
+        whole = federate(method, data, RunEnvironment(0), tmp_path / loss, {}).server
         folder = RunFolder(finished[1] / WHOLE / loss)
         checkpoint = folder.checkpoint()
         assert checkpoint is not None

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.accuracy.outside.arms import Hospital, Models, halves, tent, with_test_statistics
+from benchmarks.accuracy.outside.arms import HeldOutHospital, Models, halves, tent, with_test_statistics
 from benchmarks.accuracy.outside.experiment import PROFILES, Experiment, Federations, Profile, cells_of
 from benchmarks.accuracy.outside.gate import Judge, shuffled
 from benchmarks.accuracy.outside.report import page
@@ -190,16 +190,18 @@ def test_no_candidate_passes_without_rivals(
     lenient: bool,
     expected: list[int],
 ) -> None:
-    """Two patients: a half is one, whose only rival is another seed. The whole has both halves."""
+    """Two patients: a half is one, whose only replica is another seed. The whole has both halves."""
     held_against: list[int] = []
 
-    def record(_self: Judge, _kind: str, _candidate: Any, rivals: list[Any], _turn: Any) -> dict[str, Any]:
-        held_against.append(len(rivals))
+    def record(_self: Judge, _kind: str, _candidate: Any, replicas: list[Any], _turn: Any) -> dict[str, Any]:
+        held_against.append(len(replicas))
         return {"verdict": {"passed": lenient}}
 
     monkeypatch.setattr(Judge, "record", record)
     judge = Judge(models, None, federation.task)
-    routing_arms(models, judge, Hospital.of(scans, 0, 24), AdaptationConfig(preset="statistics", epochs=1))
+    routing_arms(
+        models, judge, HeldOutHospital.of(scans, 0, 24), AdaptationConfig(preset="statistics", epochs=1)
+    )
     assert held_against == expected
 
 

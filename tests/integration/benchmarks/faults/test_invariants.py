@@ -19,7 +19,7 @@ from service.cohorts import cohorts
 from service.database import CohortScan, Hospital, Job, upgrade
 from service.jobs import records
 from service.jobs.files import JobFolder
-from service.jobs.states import State
+from service.jobs.states import JobState
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def service(space: Path, tmp_path: Path) -> Iterator[Service]:
     made.database.dispose()
 
 
-def new_job(service: Service, *states: State, reason: str | None = None) -> str:
+def new_job(service: Service, *states: JobState, reason: str | None = None) -> str:
     with service.database.write() as session:
         job = records.create(
             session,

@@ -10,7 +10,7 @@ from functools import partial
 
 import pytest
 
-from benchmarks.faults.kinds import STAGES, Kind, Scene, kill, task_killed, worker_killed
+from benchmarks.faults.kinds import STAGES, FaultKind, Scene, kill, task_killed, worker_killed
 from benchmarks.faults.service import Service
 from tests.helpers import waiting
 
@@ -20,7 +20,7 @@ wait_for = partial(waiting.wait_for, pause_s=0.002)
 
 
 @pytest.mark.parametrize("killed", [task_killed, worker_killed])
-def test_a_job_outlives_its_worker_at_every_stage(scene: Scene, killed: Kind) -> None:
+def test_a_job_outlives_its_worker_at_every_stage(scene: Scene, killed: FaultKind) -> None:
     service = scene.service
     job, token, kills = service.submit(), 0, 0
     for stage in STAGES:

@@ -8,7 +8,7 @@ import pytest
 from personalization.export import to_onnx
 from personalization.networks import build
 from service.inference import sessions
-from service.inference.sessions import Session
+from service.inference.sessions import GraphSession
 
 pytestmark = [
     pytest.mark.gpu,
@@ -19,9 +19,9 @@ pytestmark = [
 def test_probabilities_are_those_of_the_cpu() -> None:
     graph = to_onnx(build("unet", in_channels=1, classes=3, width=8), 1, (64, 64))
     slices = np.random.default_rng(0).normal(size=(4, 1, 64, 64)).astype(np.float32)
-    on_gpu = Session("g", graph, device="cuda")
+    on_gpu = GraphSession("g", graph, device="cuda")
     assert on_gpu.provider == sessions.CUDA
-    expected = Session("c", graph, device="cpu").run(slices).probabilities
+    expected = GraphSession("c", graph, device="cpu").run(slices).probabilities
     # Convolutions may run in TF32 on the GPU: ten bits of mantissa.
     np.testing.assert_allclose(on_gpu.run(slices).probabilities, expected, atol=5e-3)
     np.testing.assert_array_equal(on_gpu.run(slices).probabilities, on_gpu.run(slices).probabilities)

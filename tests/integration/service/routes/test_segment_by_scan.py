@@ -13,7 +13,7 @@ import pytest
 from model_store.artefact import Artefact
 from service.jobs import leases, records
 from service.jobs.files import JobFolder, StoredResult
-from service.jobs.states import Ending
+from service.jobs.states import JobEnd
 from tests.helpers.service.adapted_store import publish_adapted, publish_space
 
 Publish = Callable[..., Artefact]
@@ -70,7 +70,7 @@ def nothing_left(api: Any) -> Any:
         JobFolder(api.settings.state_dir, job_id).delete()
 
 
-def work(api: Any, state: Ending = "succeeded", reason: str | None = None) -> threading.Thread:
+def work(api: Any, state: JobEnd = "succeeded", reason: str | None = None) -> threading.Thread:
     """A worker, which takes the next job that comes and ends it so."""
 
     def run() -> None:
@@ -131,7 +131,7 @@ def test_one_that_fell_back_has_a_mask_too(api: Any, scan: bytes) -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
-def test_one_that_ended_without_a_mask_says_why(api: Any, scan: bytes, state: Ending) -> None:
+def test_one_that_ended_without_a_mask_says_why(api: Any, scan: bytes, state: JobEnd) -> None:
     worker = work(api, state, "the network diverged")
     answer = ask(api, scan, f"wait={LONG}")
     worker.join()

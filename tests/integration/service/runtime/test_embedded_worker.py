@@ -22,7 +22,7 @@ from service.database import Database, upgrade
 from service.jobs import records
 from service.runtime.broker import Broker
 from service.runtime.queue import VERIFY_STORE, Queue
-from service.runtime.store_check import Verdict, latest_verdict
+from service.runtime.store_check import StoreVerdict, latest_verdict
 from service.settings import Settings
 from tests.helpers.waiting import wait_for
 
@@ -79,7 +79,7 @@ def _url(log: Path) -> str | None:
     return None
 
 
-def verdict_in(state: Path) -> Verdict | None:
+def verdict_in(state: Path) -> StoreVerdict | None:
     database = Database(f"sqlite:///{state / 'locum.db'}")
     try:
         return latest_verdict(database)
@@ -203,7 +203,7 @@ def test_a_worker_of_its_own_takes_what_was_queued(store: Path, tmp_path: Path) 
     wait_for(lambda: not running_in(state))
 
 
-def _verdict_since(state: Path, instant: datetime) -> Verdict | None:
+def _verdict_since(state: Path, instant: datetime) -> StoreVerdict | None:
     verdict = verdict_in(state)
     return verdict if verdict is not None and verdict.finished_at >= instant else None
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from model_store.scan import Limits
-from personalization.tick import no_tick
+from personalization.cancellation import never_cancelled
 from service.cohorts.files import ScanFile
 from service.worker import cohort_images
 from service.worker.cohort_images import LabelledImages, load_labelled
@@ -34,7 +34,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ScanFile,
 
 def load(files: dict[str, tuple[ScanFile, ScanFile]]) -> LabelledImages:
     masks = {name: files[name][1] for name in DRAWN}
-    return load_labelled([scan for scan, _ in files.values()], masks, TUMOUR, Limits(), no_tick)
+    return load_labelled([scan for scan, _ in files.values()], masks, TUMOUR, Limits(), never_cancelled)
 
 
 def test_scans_nobody_drew_on_take_no_room_from_the_others(

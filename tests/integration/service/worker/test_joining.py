@@ -23,7 +23,7 @@ from model_store.manifest import GRAPH, WEIGHTS, CrossAttentionManifest, ModelMa
 from model_store.preprocessing import prepare
 from personalization.networks import FedOapUNet, build
 from personalization.state import from_safetensors
-from service.errors import AdaptationRefused, LeaseLost
+from service.errors import AdaptationRejected, LeaseLost
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.worker import cross_attention
@@ -323,7 +323,7 @@ def test_the_options_decide_who_is_validated_on(api: Any, monkeypatch: pytest.Mo
 
     def stops(_drawn: Any, _digests: Any, _task: Any, share: float, seed: int) -> None:
         asked.append((share, seed))
-        raise AdaptationRefused("seen enough")
+        raise AdaptationRejected("seen enough")
 
     monkeypatch.setattr(cross_attention, "split_by_patient", stops)
     options = {"validation": 0.4, "seed": 7}

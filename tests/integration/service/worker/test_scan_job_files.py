@@ -18,7 +18,7 @@ from model_store.artefact import Artefact
 from service.database import Job
 from service.jobs import leases, records
 from service.jobs.files import JobFolder, StoredResult
-from service.jobs.states import Ending
+from service.jobs.states import JobEnd
 from tests.helpers.service.adapted_store import publish_space
 from tests.helpers.waiting import wait_for
 
@@ -62,7 +62,7 @@ def queued(api: Any) -> list[Job]:
 
 
 @contextmanager
-def worked_on(api: Any, state: Ending) -> Iterator[None]:
+def worked_on(api: Any, state: JobEnd) -> Iterator[None]:
     """A worker ends the next job so, as soon as it comes."""
 
     def work() -> None:
@@ -79,7 +79,7 @@ def worked_on(api: Any, state: Ending) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 200), ("failed", 409)])
-def test_nothing_is_kept_of_what_was_waited_for(api: Any, scan: bytes, state: Ending, status: int) -> None:
+def test_nothing_is_kept_of_what_was_waited_for(api: Any, scan: bytes, state: JobEnd, status: int) -> None:
     with worked_on(api, state):
         answer = ask(api, scan, Prefer=f"wait={LONG}")
     assert answer.status_code == status

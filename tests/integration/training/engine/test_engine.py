@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.training.toy_federation import Toy, site
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.folder import RunFolder, SiteFolder
 from training.engine.history import Silent
 from training.engine.in_process import InProcessEngine
@@ -17,7 +17,7 @@ from training.errors import AlgorithmError, EgressRefused, FederationError, Roun
 
 def run(root, sites, algorithm=None, *, workers=0, seed=0, **options):
     engine = InProcessEngine(
-        algorithm or Toy(), sites, Surroundings(seed), RunFolder(root), workers=workers, **options
+        algorithm or Toy(), sites, RunEnvironment(seed), RunFolder(root), workers=workers, **options
     )
     return engine.run()
 

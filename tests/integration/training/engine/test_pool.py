@@ -13,7 +13,7 @@ import torch
 
 from tests.helpers.training.toy_federation import Toy, site
 from tests.helpers.waiting import wait_for
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
 from training.engine.pool import WorkerPool
 from training.engine.tensorfile import read_tensors, write_tensors
@@ -22,7 +22,7 @@ from training.engine.worker import Task, Worker
 
 def test_a_worker_goes_on_while_its_answer_is_taken(tmp_path: Path) -> None:
     sites = [SiteSpec(name, partial(Path.touch, tmp_path / name)) for name in "AB"]
-    with WorkerPool(Toy(), sites, Surroundings(0), tmp_path, workers=1) as pool:
+    with WorkerPool(Toy(), sites, RunEnvironment(0), tmp_path, workers=1) as pool:
         answers = pool.run([Task("A"), Task("B")])
         assert next(answers).site == "A"
         # Nobody has asked for the second answer yet.
@@ -31,7 +31,7 @@ def test_a_worker_goes_on_while_its_answer_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_download_is_read_once_a_round(tmp_path: Path) -> None:
-    worker = Worker(Toy(), [site("A", 1.0), site("B", 2.0)], Surroundings(0), tmp_path)
+    worker = Worker(Toy(), [site("A", 1.0), site("B", 2.0)], RunEnvironment(0), tmp_path)
     download = tmp_path / "down"
 
     def upload(name: str, round_: int) -> list[float]:

@@ -13,7 +13,7 @@ from training.config import RunConfig
 from training.data.classification import LabelledData
 from training.data.federation import load_federation
 from training.data.splits import split_by_patient
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.errors import ConfigurationError, SiteFailed
 from training.methods import FedAvgConfig, FedBiCross, FedBiCrossConfig, IopFlConfig
 from training.phantom import write_federation
@@ -137,7 +137,7 @@ def test_all_begin_alike_unless_told_otherwise(federation):
             update={"common_start": common, "learning_rate": 1e-30, "weight_decay": 0.0}
         )
         method = FedBiCross(config, federation.task)
-        surroundings = Surroundings(seed=3)
+        surroundings = RunEnvironment(seed=3)
         server = method.initial(surroundings.context("initial", 0, 1))
         uploads = []
         for name in ("elm", "fir"):

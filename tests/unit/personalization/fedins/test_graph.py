@@ -10,7 +10,7 @@ import torch
 
 from personalization.export import to_onnx
 from personalization.fedins import InstanceAdaptive
-from service.inference.sessions import Session, parts_of
+from service.inference.sessions import GraphSession, split_at_query
 from tests.unit.personalization.fedins.test_pool import BACKBONES, SIDE, adaptive, images
 
 
@@ -51,7 +51,7 @@ def test_cut_at_its_query_it_answers_as_the_whole_or_by_a_query_that_is_given(ki
     network = adaptive(kind)
     graph, own = to_graph(network), images(5)
     whole = _session(graph).run(None, {"image": own.numpy()})
-    served = Session("pool", graph, threads=1, device="cpu")
+    served = GraphSession("pool", graph, threads=1, device="cpu")
     assert served.has_pool
     for found, expected in zip((*served.run(own.numpy()),), (whole[0], None, *whole[1:3]), strict=True):
         if expected is not None:
@@ -71,7 +71,7 @@ def test_cut_at_its_query_it_answers_as_the_whole_or_by_a_query_that_is_given(ki
 
 @pytest.mark.parametrize("kind", BACKBONES)
 def test_the_halves_share_their_weights_in_memory(kind: str) -> None:
-    asking, answering = parts_of(to_graph(adaptive(kind)))
+    asking, answering = split_at_query(to_graph(adaptive(kind)))
     assert asking.weights
     assert all(answering.weights[name] is weight for name, weight in asking.weights.items())
     small = [

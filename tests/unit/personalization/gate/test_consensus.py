@@ -61,7 +61,7 @@ def test_it_leaves_the_space_as_it_was_and_can_be_cancelled() -> None:
     shared = space()
     before = {name: stack.clone() for name, stack in shared.stacks.items()}
     calls = []
-    consensus(shared, IMAGES, batch_size=4, tick=lambda: calls.append(1))
+    consensus(shared, IMAGES, batch_size=4, check_cancelled=lambda: calls.append(1))
     assert len(calls) == 3 * 2 * 2  # experts, statistics, batches
     assert all(torch.equal(stack, before[name]) for name, stack in shared.stacks.items())
 
@@ -69,7 +69,7 @@ def test_it_leaves_the_space_as_it_was_and_can_be_cancelled() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        consensus(shared, IMAGES, tick=cancel)
+        consensus(shared, IMAGES, check_cancelled=cancel)
     with pytest.raises(RoutingError, match="expected at least one image"):
         consensus(shared, IMAGES[:0])
 

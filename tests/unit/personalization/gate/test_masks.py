@@ -28,10 +28,10 @@ def bar(start: int, stop: int, value: int = 1) -> Maps:
 
 
 def evidence(
-    candidate: Maps, parent: Maps, *rivals: Maps, scans: list[int] | None = None, classes: int = 2
+    candidate: Maps, parent: Maps, *replicas: Maps, scans: list[int] | None = None, classes: int = 2
 ) -> Evidence:
     index = list(range(len(candidate))) if scans is None else scans
-    return gather(candidate, parent, rivals, index, classes, source_warnings=0.25, statistics_distance=0.01)
+    return gather(candidate, parent, replicas, index, classes, source_warnings=0.25, statistics_distance=0.01)
 
 
 def gain(candidate: Maps, parent: Maps, *references: Maps, scans: list[int] | None = None) -> float:
@@ -195,7 +195,7 @@ def test_what_is_no_class_map_is_refused() -> None:
         evidence(good.astype(float), good)  # type: ignore[arg-type]
     with pytest.raises(LabelError, match=r"parent: expected shape \[2, 10, 10\].*found \[1, 10, 10\]"):
         evidence(good, maps(1))
-    with pytest.raises(LabelError, match=r"rival 2: expected classes 0\.\.1, found 0\.\.2"):
+    with pytest.raises(LabelError, match=r"replica 2: expected classes 0\.\.1, found 0\.\.2"):
         evidence(good, good, good, good + 2 * (np.arange(SIDE) == 0).astype(np.uint8))
     with pytest.raises(LabelError, match=r"reference 2: expected shape \[2, 10, 10\]"):
         gather(good, good, [], range(2), 2, 0.0, 0.0, [good, maps(1)])

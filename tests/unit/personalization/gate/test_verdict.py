@@ -13,7 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from personalization.gate import THRESHOLDS, Evidence, Thresholds, Verdict, gather, judge, statistics_distance
+from personalization.gate import (
+    THRESHOLDS,
+    Evidence,
+    GateVerdict,
+    Thresholds,
+    gather,
+    judge,
+    statistics_distance,
+)
 from personalization.gate.masks import Maps
 from personalization.iop_fl.batch_norm import bake_statistics
 from personalization.iop_fl.merge import merge
@@ -35,7 +43,7 @@ GOOD = Evidence(
 )
 
 
-def failed(verdict: Verdict) -> set[str]:
+def failed(verdict: GateVerdict) -> set[str]:
     assert verdict.passed == all(check.passed for check in verdict.checks)
     return {check.name for check in verdict.checks if not check.passed}
 
@@ -105,10 +113,10 @@ def parent() -> nn.Module:
     return bake_statistics(space().plain(), IMAGES)
 
 
-def verdict_of(candidate: nn.Module | Maps, rival: nn.Module | Maps | None = None) -> Verdict:
+def verdict_of(candidate: nn.Module | Maps, replica: nn.Module | Maps | None = None) -> GateVerdict:
     network = candidate if isinstance(candidate, nn.Module) else parent()
     masks = maps_of(candidate) if isinstance(candidate, nn.Module) else candidate
-    other = masks if rival is None else maps_of(rival) if isinstance(rival, nn.Module) else rival
+    other = masks if replica is None else maps_of(replica) if isinstance(replica, nn.Module) else replica
     distance = statistics_distance(parent().state_dict(), network.state_dict())
     return judge(gather(masks, maps_of(parent()), [other], range(len(masks)), 2, 0.0, distance))
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.errors import RoutingError
-from personalization.iop_fl.batch_norm import bake_dynamic, bake_statistics
+from personalization.iop_fl.batch_norm import bake_statistics, recalibrate_statistics
 from personalization.iop_fl.merge import mean_coefficients, merge
 from personalization.iop_fl.network import coefficients, route, routed_layers, with_coefficients
 from personalization.iop_fl.routers import Router
@@ -106,7 +106,7 @@ def test_baked_statistics_are_those_of_the_network_they_are_baked_into(
 ) -> None:
     space, batch = space_of(2), images(6)
     network = moved(route(space, "pooled"))
-    bake = bake_dynamic if dynamic else merge
+    bake = recalibrate_statistics if dynamic else merge
     baked = bake(space, network, batch, batch_size=2, prior_images=prior_images)
     prior = space.experts["global"]
     weight = prior_images / (6 + prior_images)
@@ -145,7 +145,7 @@ def test_a_small_offset_of_a_large_mean_is_not_lost() -> None:
 def test_baking_the_dynamic_network_keeps_its_outputs_on_one_full_batch(router: str) -> None:
     space, batch = space_of(2), images(4)
     network = moved(route(space, router))
-    baked = bake_dynamic(space, network, batch, prior_images=0)
+    baked = recalibrate_statistics(space, network, batch, prior_images=0)
     torch.testing.assert_close(baked(batch), network(batch), rtol=1e-9, atol=1e-9)
     singly = torch.cat([baked(image[None]) for image in batch])
     torch.testing.assert_close(singly, network(batch), rtol=1e-9, atol=1e-9)
@@ -168,22 +168,24 @@ def test_who_asked_for_it_is_asked_before_every_batch_and_may_call_it_off(router
     network = route(space, router)
     asked = 0
 
-    def tick() -> None:
+    def check_cancelled() -> None:
         nonlocal asked
         asked += 1
         if asked == allowed:
             raise InterruptedError
 
     allowed = 0
-    merge(space, network, batch, batch_size=2, tick=tick)
+    merge(space, network, batch, batch_size=2, check_cancelled=check_cancelled)
     norms = sum(isinstance(module, nn.BatchNorm2d) for module in space.plain().modules())
     assert asked == 3 * norms + (3 if router == "pooled" else 0)
-    bake_dynamic(space, network, batch, batch_size=6, tick=tick)  # all at once
+    recalibrate_statistics(
+        space, network, batch, batch_size=6, check_cancelled=check_cancelled
+    )  # all at once
     assert asked == 3 * norms + (3 if router == "pooled" else 0) + 1
     for allowed in (1, asked // 2):
         asked = 0
         with pytest.raises(InterruptedError):
-            merge(space, network, batch, batch_size=2, tick=tick)
+            merge(space, network, batch, batch_size=2, check_cancelled=check_cancelled)
         assert asked == allowed
 
 
@@ -196,7 +198,7 @@ def test_what_cannot_be_baked_is_refused() -> None:
     with pytest.raises(RoutingError, match="at least one image"):
         bake_statistics(space.plain(), batch[:0])
     with pytest.raises(RoutingError, match="expected a routed network"):
-        bake_dynamic(space, space.plain(), batch)
+        recalibrate_statistics(space, space.plain(), batch)
     idle = space.plain()
     idle.spare = nn.BatchNorm2d(1)
     with pytest.raises(RoutingError, match="does not use this layer"):

@@ -18,7 +18,7 @@ from personalization.networks import build
 from personalization.seeds import seed_of
 from personalization.state import State, clone
 from personalization.test_time.adapt import adapt, space_for
-from personalization.test_time.checkpoint import Checkpoint
+from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from tests.helpers.personalization.choosing import EPOCHS, with_a_choice
 from tests.helpers.personalization.discs import UNGUARDED, discs, space
@@ -57,7 +57,7 @@ def score_by_hand(
 def test_the_epoch_with_the_lowest_loss_measured_after_it_wins() -> None:
     images, _ = discs(5, 7, contrast=1.2)
     config = with_a_choice()
-    network, seen = route(space()), list[Checkpoint]()
+    network, seen = route(space()), list[AdaptationCheckpoint]()
     result = adapt(network, images, config, after_epoch=seen.append, limits=UNGUARDED)
     assert [checkpoint.epoch for checkpoint in seen] == [*range(EPOCHS + 1)]
     for record, checkpoint in zip(result.history, seen, strict=True):
@@ -210,21 +210,21 @@ class Stopped(Exception):
 def stop_at(call: int) -> Callable[[], None]:
     calls = 0
 
-    def tick() -> None:
+    def check_cancelled() -> None:
         nonlocal calls
         calls += 1
         assert calls <= call, "called again after it had raised"
         if calls == call:
             raise Stopped
 
-    return tick
+    return check_cancelled
 
 
 def test_tick_is_called_before_every_step_and_every_measured_batch() -> None:
     images, _ = discs(5)
     calls: list[None] = []
     config = AdaptationConfig(epochs=2, batch_size=2)
-    adapt(route(space()), images, config, tick=lambda: calls.append(None))
+    adapt(route(space()), images, config, check_cancelled=lambda: calls.append(None))
     # 3 batches: step 0's masks and its loss; then, per epoch, steps and the loss.
     assert len(calls) == 3 + 3 + 2 * (3 + 3)
 
@@ -234,11 +234,11 @@ def test_tick_is_called_before_every_step_and_every_measured_batch() -> None:
 @pytest.mark.parametrize("call", [1, 4, 7, 8, 10, 14])
 def test_a_tick_that_raises_leaves_the_best_state_so_far(call: int) -> None:
     images, _ = discs(5, 7, contrast=1.2)
-    network, seen = route(space()), list[Checkpoint]()
+    network, seen = route(space()), list[AdaptationCheckpoint]()
     before = learned(network)
     config = AdaptationConfig(epochs=2, batch_size=2)
     with pytest.raises(Stopped):
-        adapt(network, images, config, after_epoch=seen.append, tick=stop_at(call))
+        adapt(network, images, config, after_epoch=seen.append, check_cancelled=stop_at(call))
     assert len(seen) == (0 if call < 7 else 1 if call < 13 else 2)
     assert same(learned(network), seen[-1].best if seen else before)
     assert all(value.grad is None for value in network.parameters())
@@ -251,7 +251,7 @@ def test_after_epoch_sees_the_network_as_it_then_is_and_may_raise() -> None:
     images, _ = discs(2)
     network = route(space())
 
-    def look(checkpoint: Checkpoint) -> None:
+    def look(checkpoint: AdaptationCheckpoint) -> None:
         assert same(learned(network), checkpoint.state)
         if checkpoint.epoch == 1:
             raise Stopped

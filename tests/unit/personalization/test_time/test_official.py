@@ -137,7 +137,9 @@ def test_the_official_preset_is_the_reference_loop_step_by_step() -> None:
 
     seen: list[State] = []
     config = AdaptationConfig(preset="official", router="pooled", epochs=2, batch_size=3, seed=4)
-    adapt(network, images, config, tick=lambda: seen.append(clone(dict(network.named_parameters()))))
+    adapt(
+        network, images, config, check_cancelled=lambda: seen.append(clone(dict(network.named_parameters())))
+    )
     # Of 2 batches: masks 0-1, loss 2-3, steps 4-5, loss 6-7, steps 8-9, loss 10-11. The state after a step is
     # what the next call sees.
     assert len(seen) == 12

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from personalization.errors import CheckpointError
 from personalization.iop_fl.network import route
 from personalization.test_time.adapt import Adaptation, adapt
-from personalization.test_time.checkpoint import Checkpoint
+from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from tests.helpers.personalization.choosing import EPOCHS, with_a_choice
 from tests.helpers.personalization.discs import UNGUARDED, discs, space
@@ -34,7 +34,7 @@ def images() -> Tensor:
 
 
 def run(
-    case: str, seed: int = 0, resume: Checkpoint | None = None
+    case: str, seed: int = 0, resume: AdaptationCheckpoint | None = None
 ) -> tuple[Adaptation, nn.Module, list[bytes]]:
     config, options = case_of(case)
     network = route(space(), **options, generator=torch.Generator().manual_seed(seed))
@@ -56,7 +56,7 @@ def test_resuming_after_any_epoch_changes_nothing(case: str) -> None:
     assert len(points) == case_of(case)[0].epochs + 1
     for epoch, point in enumerate(points):
         # A fresh network, and for the drawn weights even one of another seed
-        again, other, later = run(case, seed=1, resume=Checkpoint.from_bytes(point))
+        again, other, later = run(case, seed=1, resume=AdaptationCheckpoint.from_bytes(point))
         assert again == result
         # What it goes on from it gives once more.
         assert later == points[epoch:]
@@ -67,17 +67,19 @@ def test_resuming_after_any_epoch_changes_nothing(case: str) -> None:
 
 def test_a_run_that_was_stopped_stays_stopped() -> None:
     config = AdaptationConfig(preset="paper", bn_rate=3.0, epochs=4, batch_size=3)
-    seen: list[Checkpoint] = []
+    seen: list[AdaptationCheckpoint] = []
     result = adapt(route(space()), images(), config, after_epoch=seen.append)
     assert result.stopped is not None
     assert len(seen) == 2
-    again = adapt(route(space()), images(), config, resume=Checkpoint.from_bytes(seen[-1].to_bytes()))
+    again = adapt(
+        route(space()), images(), config, resume=AdaptationCheckpoint.from_bytes(seen[-1].to_bytes())
+    )
     assert again == result
 
 
 def test_a_checkpoint_comes_back_as_it_was_in_equal_bytes() -> None:
     _, _, points = run("direct")
-    point = Checkpoint.from_bytes(points[-1])
+    point = AdaptationCheckpoint.from_bytes(points[-1])
     # Its best is not its last, so that taking one for the other shows above
     assert point.best_epoch < EPOCHS
     assert point.to_bytes() == points[-1]
@@ -89,7 +91,7 @@ def test_a_checkpoint_comes_back_as_it_was_in_equal_bytes() -> None:
 
 def test_another_adaptations_checkpoint_is_refused_and_says_why() -> None:
     config = AdaptationConfig(epochs=1)
-    seen: list[Checkpoint] = []
+    seen: list[AdaptationCheckpoint] = []
     adapt(route(space()), images(), config, after_epoch=seen.append)
     point = seen[-1]
 
@@ -114,7 +116,7 @@ def test_another_adaptations_checkpoint_is_refused_and_says_why() -> None:
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "text", "format"])
 def test_bytes_that_are_no_checkpoint_are_refused(damage: str) -> None:
-    seen: list[Checkpoint] = []
+    seen: list[AdaptationCheckpoint] = []
     adapt(route(space()), images()[:1], AdaptationConfig(epochs=1), after_epoch=seen.append)
     good = seen[0].to_bytes()
     bad = {
@@ -124,4 +126,4 @@ def test_bytes_that_are_no_checkpoint_are_refused(damage: str) -> None:
         "format": good.replace(b"locum-adaptation/1", b"locum-adaptation/9"),
     }[damage]
     with pytest.raises(CheckpointError, match=rf"not the checkpoint of an adaptation \({len(bad)} bytes\)"):
-        Checkpoint.from_bytes(bad)
+        AdaptationCheckpoint.from_bytes(bad)

@@ -14,9 +14,9 @@ from torch import Tensor
 from personalization.iop_fl.network import route
 from personalization.state import clone
 from personalization.test_time.adapt import Adaptation, adapt
-from personalization.test_time.checkpoint import Checkpoint
+from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.safety import Overlap, Reading, SafetyLimits, danger
+from personalization.test_time.safety import MaskOverlap, MaskStats, SafetyLimits, unsafe_reason
 from tests.helpers.personalization.discs import discs, space
 
 LIMITS = SafetyLimits()
@@ -24,9 +24,9 @@ LIMITS = SafetyLimits()
 
 def run(
     images: Tensor, config: AdaptationConfig, limits: SafetyLimits = LIMITS, classes: int = 2
-) -> tuple[Adaptation, list[Checkpoint]]:
+) -> tuple[Adaptation, list[AdaptationCheckpoint]]:
     """Adapt, and check what holds for every run: the network is at the best safe state, and that is JSON."""
-    network, seen = route(space(classes=classes), config.router), list[Checkpoint]()
+    network, seen = route(space(classes=classes), config.router), list[AdaptationCheckpoint]()
     result = adapt(network, images, config, after_epoch=seen.append, limits=limits)
     best = seen[result.best_epoch].state
     assert all(torch.equal(value, best[name]) for name, value in network.named_parameters())
@@ -90,7 +90,7 @@ def test_a_loss_that_is_no_number_stops_before_the_step_that_would_learn_from_it
     network = route(space())
     start = clone(dict(network.named_parameters()))
 
-    def poison(checkpoint: Checkpoint) -> None:
+    def poison(checkpoint: AdaptationCheckpoint) -> None:
         if checkpoint.epoch == 0:
             with torch.no_grad():
                 next(network.parameters()).fill_(math.nan)
@@ -110,8 +110,8 @@ def test_images_too_large_for_their_type_are_stopped_at_step_0() -> None:
     assert (len(result.history), result.fell_back, result.history[0].loss) == (1, True, None)
 
 
-def reading(*sizes: float, loss: float = 0.1, agreement: float = 0.9) -> Reading:
-    return Reading(loss, 1.0, (1 - sum(sizes), *sizes), agreement)
+def reading(*sizes: float, loss: float = 0.1, agreement: float = 0.9) -> MaskStats:
+    return MaskStats(loss, 1.0, (1 - sum(sizes), *sizes), agreement)
 
 
 @pytest.mark.parametrize(
@@ -153,15 +153,15 @@ def reading(*sizes: float, loss: float = 0.1, agreement: float = 0.9) -> Reading
         (reading(0.06, loss=math.inf), reading(0.06), "not a finite number"),
     ],
 )
-def test_each_limit_by_hand(now: Reading, start: Reading, expected: str | None) -> None:
-    reason = danger(now, start, LIMITS)
+def test_each_limit_by_hand(now: MaskStats, start: MaskStats, expected: str | None) -> None:
+    reason = unsafe_reason(now, start, LIMITS)
     assert (reason is None) == (expected is None), reason
     if expected is not None and reason is not None:
         assert re.search(expected, reason), reason
 
 
 def test_overlap_by_hand() -> None:
-    overlap = Overlap(3)
+    overlap = MaskOverlap(3)
     overlap.add(torch.tensor([[0, 1, 1, 2]]), torch.tensor([[0, 1, 0, 2]]))
     overlap.add(torch.tensor([[1, 1, 0, 0]], dtype=torch.uint8), torch.tensor([[1, 2, 0, 0]]))
     # Class 1 had 2, has 4, shares 2: 4/6. Class 2 had 2, has 1, shares 1: 2/3.
@@ -169,6 +169,6 @@ def test_overlap_by_hand() -> None:
     assert overlap.agreement() == pytest.approx((4 / 6 + 2 / 3) / 2)
     # Of a class that is nowhere, or no more than specks, nothing is said
     assert overlap.agreement(smallest=0.3) == pytest.approx(4 / 6)
-    empty = Overlap(2)
+    empty = MaskOverlap(2)
     empty.add(torch.zeros(1, 4), torch.zeros(1, 4))
     assert (empty.agreement(), empty.sizes()) == (1.0, (1.0, 0.0))

@@ -14,8 +14,8 @@ import pytest
 from model_store.manifest import ClustersManifest, Lineage
 from model_store.store import Store
 from model_store.task import Task
-from service.catalog.network import Selection, resolve
-from service.context import Context
+from service.catalog.network import Selection, resolve_network
+from service.context import ServiceContext
 from service.database import Database, Hospital, upgrade
 from service.http.problems import Problem
 from service.serving.assignments import assign
@@ -64,10 +64,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def context(template: Path, tmp_path: Path) -> Iterator[Context]:
+def context(template: Path, tmp_path: Path) -> Iterator[ServiceContext]:
     folder = shutil.copytree(template, tmp_path / "copy")
     database = Database(f"sqlite:///{folder / 'locum.db'}")
-    yield cast("Context", SimpleNamespace(store=Store(folder / "store"), database=database))
+    yield cast("ServiceContext", SimpleNamespace(store=Store(folder / "store"), database=database))
     database.dispose()
 
 
@@ -75,28 +75,28 @@ def told(selection: Selection) -> tuple[str, str]:
     return str(selection.model), selection.header
 
 
-def refusal(context: Context, *asked: Any) -> Problem:
+def refusal(context: ServiceContext, *asked: Any) -> Problem:
     with pytest.raises(Problem) as refused:
-        resolve(context, *asked)
+        resolve_network(context, *asked)
     return refused.value
 
 
-def test_auto_is_the_members_own_model_else_that_of_its_cluster(context: Context) -> None:
-    assert told(resolve(context, "shapes", "at-elm")) == ("shapes.elm@1", "member; site=elm")
-    fir = resolve(context, "shapes", "at-fir")
+def test_auto_is_the_members_own_model_else_that_of_its_cluster(context: ServiceContext) -> None:
+    assert told(resolve_network(context, "shapes", "at-elm")) == ("shapes.elm@1", "member; site=elm")
+    fir = resolve_network(context, "shapes", "at-fir")
     assert told(fir) == ("shapes.cluster-1@1", "cluster; cluster=1")
     assert fir.why == "the newest version; hospital 'at-fir' is a member of the federation, in this cluster"
-    assert told(resolve(context, "shapes", "at-hazel"))[1] == "cluster; cluster=2"
+    assert told(resolve_network(context, "shapes", "at-hazel"))[1] == "cluster; cluster=2"
 
 
-def test_a_cluster_is_named_or_is_the_hospitals_own(context: Context) -> None:
+def test_a_cluster_is_named_or_is_the_hospitals_own(context: ServiceContext) -> None:
     cluster = ("shapes.cluster-2@1", "cluster; cluster=2")
-    assert told(resolve(context, "shapes", None, "cluster", None, "2")) == cluster
-    assert told(resolve(context, "shapes", "oak", "cluster", None, "2")) == cluster
-    assert told(resolve(context, "shapes", "at-hazel", "cluster")) == cluster
+    assert told(resolve_network(context, "shapes", None, "cluster", None, "2")) == cluster
+    assert told(resolve_network(context, "shapes", "oak", "cluster", None, "2")) == cluster
+    assert told(resolve_network(context, "shapes", "at-hazel", "cluster")) == cluster
     # What is named counts, whoever asks.
-    assert told(resolve(context, "shapes", "at-elm", "cluster", None, "2")) == cluster
-    assert told(resolve(context, "shapes", "at-elm", "cluster")) == (
+    assert told(resolve_network(context, "shapes", "at-elm", "cluster", None, "2")) == cluster
+    assert told(resolve_network(context, "shapes", "at-elm", "cluster")) == (
         "shapes.cluster-1@1",
         "cluster; cluster=1",
     )
@@ -105,7 +105,7 @@ def test_a_cluster_is_named_or_is_the_hospitals_own(context: Context) -> None:
 @pytest.mark.parametrize("personalization", ["auto", "global"])
 @pytest.mark.parametrize("hospital", [None, "oak"])
 def test_several_clusters_have_no_global_model(
-    context: Context, hospital: str | None, personalization: str
+    context: ServiceContext, hospital: str | None, personalization: str
 ) -> None:
     problem = refusal(context, "shapes", hospital, personalization)
     assert (problem.status, problem.type_slug) == (422, "no-global-model")
@@ -114,15 +114,15 @@ def test_several_clusters_have_no_global_model(
     assert f"POST /hospitals/{hospital or 'HOSPITAL'}/adaptations" in problem.detail
 
 
-def test_a_member_has_no_global_model_either(context: Context) -> None:
+def test_a_member_has_no_global_model_either(context: ServiceContext) -> None:
     assert refusal(context, "shapes", "at-elm", "global").type_slug == "no-global-model"
 
 
-def test_the_model_of_an_only_cluster_is_global(context: Context) -> None:
+def test_the_model_of_an_only_cluster_is_global(context: ServiceContext) -> None:
     for hospital, personalization in ((None, "auto"), ("oak", "auto"), ("at-elm", "global")):
-        found = resolve(context, "single", hospital, personalization)  # type: ignore[arg-type]
+        found = resolve_network(context, "single", hospital, personalization)  # type: ignore[arg-type]
         assert told(found) == ("single.cluster-1@1", "global")
-    assert told(resolve(context, "single", "at-elm"))[1] == "cluster; cluster=1"
+    assert told(resolve_network(context, "single", "at-elm"))[1] == "cluster; cluster=1"
 
 
 @pytest.mark.parametrize(
@@ -138,18 +138,18 @@ def test_the_model_of_an_only_cluster_is_global(context: Context) -> None:
         (("shapes.cluster-1", None), 422, "part-of-a-model"),
     ],
 )
-def test_what_is_refused(context: Context, asked: tuple[Any, ...], status: int, slug: str) -> None:
+def test_what_is_refused(context: ServiceContext, asked: tuple[Any, ...], status: int, slug: str) -> None:
     problem = refusal(context, *asked)
     assert (problem.status, problem.type_slug) == (status, slug)
 
 
-def test_what_has_no_clusters_says_so(context: Context) -> None:
+def test_what_has_no_clusters_says_so(context: ServiceContext) -> None:
     publish_model(context.store, "plain", task=TASK)
     problem = refusal(context, "plain", None, "cluster")
     assert "has the clusters: none" in problem.detail
 
 
-def test_an_assigned_version_decides_before_the_newest(context: Context) -> None:
+def test_an_assigned_version_decides_before_the_newest(context: ServiceContext) -> None:
     first = context.store.open("shapes@1")
     publish_clusters(context.store, "shapes", {"elm": "1", "fir": "2", "hazel": "2"}, ())
     with context.database.write() as session:
@@ -163,16 +163,16 @@ def test_an_assigned_version_decides_before_the_newest(context: Context) -> None
             actor="ada",
             reason="better",
         )
-    assert told(resolve(context, "shapes", "at-fir"))[0] == "shapes.cluster-1@1"
+    assert told(resolve_network(context, "shapes", "at-fir"))[0] == "shapes.cluster-1@1"
 
 
-def test_only_models_for_the_same_kind_of_task_count(context: Context, tmp_path: Path) -> None:
+def test_only_models_for_the_same_kind_of_task_count(context: ServiceContext, tmp_path: Path) -> None:
     store = Store(tmp_path / "mixed")
     publish_model(store, "brain")
     publish_clusters(store, "shapes", {"elm": "1"}, ())
-    mixed = cast("Context", SimpleNamespace(store=store, database=context.database))
-    assert str(resolve(mixed, kind="classification").offered) == "shapes@1"
-    assert str(resolve(mixed, kind="segmentation").offered) == "brain@1"
+    mixed = cast("ServiceContext", SimpleNamespace(store=store, database=context.database))
+    assert str(resolve_network(mixed, kind="classification").offered) == "shapes@1"
+    assert str(resolve_network(mixed, kind="segmentation").offered) == "brain@1"
     with pytest.raises(Problem, match="POST /classify") as refused:
-        resolve(mixed, "shapes", kind="segmentation")
+        resolve_network(mixed, "shapes", kind="segmentation")
     assert refused.value.type_slug == "another-kind-of-task"

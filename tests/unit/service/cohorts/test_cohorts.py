@@ -13,8 +13,8 @@ from sqlalchemy import update
 from service.cohorts import cohorts
 from service.database import Database, Job
 from service.errors import (
+    CohortDeleted,
     CohortFull,
-    CohortGone,
     CohortInUse,
     CohortUnknown,
     HospitalUnknown,
@@ -125,7 +125,7 @@ def test_deleting_a_cohort_removes_its_files_and_keeps_when(bench: Bench) -> Non
     cohorts.remove(bench.database, bench.settings, "north", bench.cohort)
     with bench.database.read() as session:
         assert cohorts.get(session, "north", bench.cohort).deleted_at == deleted
-    with pytest.raises(CohortGone, match="upload them again"):
+    with pytest.raises(CohortDeleted, match="upload them again"):
         bench.add("c", b"three")
     assert bench.files() == {}
 
@@ -166,7 +166,7 @@ def test_what_is_added_while_the_cohort_is_deleted_does_not_stay(bench: Bench) -
         try:
             for step in range(5):
                 bench.add(f"{number}-{step}", f"{number}-{step}".encode())
-        except CohortGone:
+        except CohortDeleted:
             pass
         except BaseException as error:
             surprises.append(error)

@@ -8,7 +8,7 @@ import pytest
 
 from service.cohorts import cohorts, masks
 from service.database import Database
-from service.errors import CohortFull, CohortGone, CohortInUse, CohortUnknown, MaskTaken
+from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, MaskTaken
 from service.jobs.expiry import expire
 from tests.helpers.service.cohort_bench import Bench, digest
 
@@ -37,7 +37,7 @@ def test_a_mask_goes_with_its_scan_and_shared_bytes_when_nobody_names_them(bench
         file = cohorts.file_of(bench.settings, masks.of_cohort(session, bench.cohort)["a"], "a")
     assert file.read() == b"target"
     file.path.unlink()
-    with pytest.raises(CohortGone, match="the mask of scan 'a' is not on the disk"):
+    with pytest.raises(CohortDeleted, match="the mask of scan 'a' is not on the disk"):
         file.read()
     cohorts.remove(*where)
     assert bench.files() == {}

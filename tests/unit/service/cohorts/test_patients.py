@@ -8,7 +8,7 @@ import pytest
 
 from model_store.task import Task
 from service.cohorts.patients import numbered, other_values, same_bytes, shows_target, split_by_patient
-from service.errors import AdaptationRefused
+from service.errors import AdaptationRejected
 
 TASK = Task(name="tumour", labels={"tumour": (2,)}, background=(0, 1), size=(32, 32))
 BY_NUMBER = TASK.model_copy(update={"patient": r"^case-(?P<patient>\d+)"})
@@ -73,7 +73,7 @@ def test_scans_of_the_same_bytes_are_of_one_patient_whatever_their_names() -> No
         assert len({split.patients[name] for name in together}) == 1
         assert together <= {*split.train} or together <= {*split.validation}
         assert split.count(drawn) == 8
-    with pytest.raises(AdaptationRefused, match="found 1 among 2 masks of 1 patients"):
+    with pytest.raises(AdaptationRejected, match="found 1 among 2 masks of 1 patients"):
         split_by_patient({"case-1": True, "case-2": True}, {"case-1": "a", "case-2": "a"}, BY_NUMBER, 0.5, 0)
 
 
@@ -96,11 +96,11 @@ def test_without_a_rule_every_scan_is_a_patient_whatever_its_suffix() -> None:
     ],
 )
 def test_too_little_is_refused_with_its_reason(drawn: dict[str, bool], words: str) -> None:
-    with pytest.raises(AdaptationRefused, match=words):
+    with pytest.raises(AdaptationRejected, match=words):
         split_by_patient(drawn, digests(drawn), BY_NUMBER, 0.2, 0)
 
 
 def test_the_rule_is_shown_as_the_task_has_it() -> None:
-    with pytest.raises(AdaptationRefused) as refused:
+    with pytest.raises(AdaptationRejected) as refused:
         split_by_patient({"case-1.png": True}, {"case-1.png": "a"}, BY_NUMBER, 0.2, 0)
     assert f"by {BY_NUMBER.patient})" in str(refused.value)

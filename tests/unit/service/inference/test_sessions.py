@@ -12,14 +12,14 @@ import pytest
 from model_store.errors import ArtefactDamaged
 from service.http.problems import Problem
 from service.inference import sessions as providers
-from service.inference.sessions import Session, SessionCache
+from service.inference.sessions import GraphSession, SessionCache
 
 Graph = Callable[..., bytes]
 
 
 def test_probabilities_are_those_of_the_graph(threshold_graph: Graph) -> None:
     slices = np.random.default_rng(0).random((5, 1, 16, 16), dtype=np.float32)
-    found = Session("d", threshold_graph(at=0.25), device="cpu").run(slices).probabilities
+    found = GraphSession("d", threshold_graph(at=0.25), device="cpu").run(slices).probabilities
     assert found.shape == (5, 2, 16, 16)
     assert found.dtype == np.float32
     expected = 1 / (1 + np.exp(-8 * (slices[:, 0].astype(float) - 0.25)))
@@ -30,7 +30,7 @@ def test_probabilities_are_those_of_the_graph(threshold_graph: Graph) -> None:
 def test_the_same_slices_give_the_same_bytes(threshold_graph: Graph) -> None:
     slices = np.random.default_rng(0).random((3, 1, 16, 16), dtype=np.float32)
     graph = threshold_graph()
-    results = {Session("d", graph, device="cpu").run(slices).probabilities.tobytes() for _ in range(3)}
+    results = {GraphSession("d", graph, device="cpu").run(slices).probabilities.tobytes() for _ in range(3)}
     assert len(results) == 1
 
 
@@ -42,7 +42,7 @@ def test_a_graph_is_loaded_once_however_many_ask(threshold_graph: Graph) -> None
         reads.append(1)
         return threshold_graph()
 
-    def ask(_: int) -> Session:
+    def ask(_: int) -> GraphSession:
         together.wait()
         return cache.get("sha256:a", read)
 
@@ -55,7 +55,7 @@ def test_the_least_recently_used_goes_first(threshold_graph: Graph) -> None:
     cache = SessionCache(2, device="cpu")
     loads: list[str] = []
 
-    def get(name: str) -> Session:
+    def get(name: str) -> GraphSession:
         def read() -> bytes:
             loads.append(name)
             return threshold_graph()
@@ -85,19 +85,19 @@ def test_a_failure_reaches_everyone_who_waits_and_the_next_try_is_fresh(threshol
 @pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a" * 100])
 def test_what_is_no_graph_is_refused(content: bytes) -> None:
     with pytest.raises(ArtefactDamaged, match="sha256:bad"):
-        Session("sha256:bad", content, device="cpu")
+        GraphSession("sha256:bad", content, device="cpu")
 
 
 def test_a_graph_without_the_agreed_names_is_refused(threshold_graph: Graph) -> None:
     with pytest.raises(ArtefactDamaged, match="expected an input 'image'"):
-        Session("d", threshold_graph(output="logits_or_so"), device="cpu")
+        GraphSession("d", threshold_graph(output="logits_or_so"), device="cpu")
 
 
 @pytest.mark.skipif(providers.cuda_is_possible(), reason="this machine has a GPU")
 def test_without_a_gpu_the_cpu_answers_silently_and_cuda_is_not_pretended(
     threshold_graph: Graph, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert Session("d", threshold_graph(), device="auto").provider == providers.CPU
+    assert GraphSession("d", threshold_graph(), device="auto").provider == providers.CPU
     assert capfd.readouterr() == ("", "")
     with pytest.raises(Problem, match="LOCUM_DEVICE=cuda"):
-        Session("d", threshold_graph(), device="cuda")
+        GraphSession("d", threshold_graph(), device="cuda")

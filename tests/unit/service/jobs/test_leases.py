@@ -13,7 +13,7 @@ from service.database import Database, Job, JobEvent
 from service.errors import JobUnknown, LeaseLost
 from service.jobs import records
 from service.jobs.leases import Lease, RenewState, claim, fenced, finish, renew
-from service.jobs.states import Ending
+from service.jobs.states import JobEnd
 from service.settings import Settings
 
 SETTINGS = Settings(max_attempts=3)
@@ -267,7 +267,7 @@ def test_the_place_in_the_queue_counts_those_that_came_before_and_still_wait(dat
 @pytest.mark.parametrize("state", ["succeeded", "cancelled"])
 @pytest.mark.parametrize(("kind", "gone"), [("scan", True), ("adaptation", False)])
 def test_no_mask_is_kept_of_a_scan_whose_job_was_to_stop_however_it_ended(
-    database: Database, kind: str, gone: bool, state: Ending
+    database: Database, kind: str, gone: bool, state: JobEnd
 ) -> None:
     lease = claimed(database, submitted(database))
     with database.write() as session:

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from starlette.requests import ClientDisconnect
 
 from service.http import problems
-from service.runtime.access_log import Observe
+from service.runtime.access_log import AccessLogMiddleware
 from service.runtime.logs import JsonFormatter, PlainFormatter
 from service.runtime.metrics import Metrics
 
@@ -36,7 +36,7 @@ def app(metrics: Metrics) -> FastAPI:
     async def live() -> str:
         return "live"
 
-    app.add_middleware(Observe, metrics=metrics)
+    app.add_middleware(AccessLogMiddleware, metrics=metrics)
     problems.install(app)
     return app
 

@@ -92,13 +92,13 @@ def test_which_version_served_at_an_instant(database: Database) -> None:
         first = assign(session, 1, expected=0)
         second = assign(session, 2, expected=1)
         third = roll_back(session, expected=2)
-    tick = timedelta(microseconds=1)
+    check_cancelled = timedelta(microseconds=1)
     expected = {
-        first.at - tick: None,
+        first.at - check_cancelled: None,
         first.at: digest(1),
-        second.at - tick: digest(1),
+        second.at - check_cancelled: digest(1),
         second.at: digest(2),
-        third.at - tick: digest(2),
+        third.at - check_cancelled: digest(2),
         third.at: digest(1),
         third.at + timedelta(days=1): digest(1),
     }

@@ -19,7 +19,7 @@ from model_store.manifest import Lineage, NetworkSpec, SsfPoolManifest
 from model_store.store import Store
 from model_store.task import Task
 from service.database import Database, KeyUsage
-from service.inference.pool import Picked, shares
+from service.inference.pool import PoolPick, shares
 from service.serving import key_usage
 from service.serving.key_usage import Usage, drift, federation_shares, note, recent, rows_of, together
 
@@ -40,8 +40,8 @@ def pool(usage: tuple[int, ...] | None = (3, 1, 0)) -> Artefact:
     return Artefact("organ", 1, DIGEST, Path(), manifest)
 
 
-def picked(*entries: int) -> Picked:
-    return Picked(entries, (0.5,) * len(entries))
+def picked(*entries: int) -> PoolPick:
+    return PoolPick(entries, (0.5,) * len(entries))
 
 
 def row(day: date, scans: int, total: list[float]) -> KeyUsage:

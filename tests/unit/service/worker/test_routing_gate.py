@@ -18,14 +18,14 @@ from model_store.digest import sha256
 from model_store.guard import ReferenceStatistics
 from model_store.scan import Limits
 from model_store.task import Task
+from personalization.cancellation import never_cancelled
 from personalization.gate import Evidence, consensus, gather, shift_of_statistics, statistics_distance
 from personalization.test_time.config import AdaptationConfig
-from personalization.tick import no_tick
 from service.cohorts.files import ScanFile
 from service.worker import routing_gate
 from service.worker.cohort_images import CohortImages, load_images
 from service.worker.routing_adapt import Adapted, adapt_and_merge
-from service.worker.routing_gate import _rivals
+from service.worker.routing_gate import _replicas
 from tests.helpers.personalization.discs import discs, space
 
 TASK = Task(name="spots", labels={"spot": (1,)}, size=(16, 16), patient=r"^(?P<patient>\w+)-")
@@ -54,14 +54,14 @@ def cohort_of(patients: list[int]) -> CohortImages:
     )
 
 
-def rivals(patients: list[int]) -> dict[str, tuple[int, list[int]]]:
-    found = _rivals(cohort_of(patients), AdaptationConfig(seed=5))
+def replicas(patients: list[int]) -> dict[str, tuple[int, list[int]]]:
+    found = _replicas(cohort_of(patients), AdaptationConfig(seed=5))
     return {name: (seed, chosen.tolist()) for name, seed, chosen in found}
 
 
 def test_halves_share_no_patient_and_leave_none_out() -> None:
     patients = [0, 0, 1, 2, 2, 2, 3, 1, 4]
-    found = rivals(patients)
+    found = replicas(patients)
     assert found["another seed"] == (6, list(range(9)))
     halves = [found[f"half {half} of the scans"] for half in (1, 2)]
     assert [seed for seed, _ in halves] == [5, 5]
@@ -71,12 +71,12 @@ def test_halves_share_no_patient_and_leave_none_out() -> None:
 
 
 def test_many_slices_of_few_patients_have_no_halves() -> None:
-    assert list(rivals([0, 1, 2] * 20)) == ["another seed"]
+    assert list(replicas([0, 1, 2] * 20)) == ["another seed"]
 
 
 def test_statistics_alone_have_no_other_seed() -> None:
     cohort = cohort_of([0, 1, 2, 3])
-    found = _rivals(cohort, AdaptationConfig(preset="statistics"))
+    found = _replicas(cohort, AdaptationConfig(preset="statistics"))
     assert [name for name, _, _ in found] == ["half 1 of the scans", "half 2 of the scans"]
 
 
@@ -92,11 +92,13 @@ def test_the_evidence_is_of_the_candidate_beside_what_it_is_to_be_held_against(
     config = AdaptationConfig(epochs=1, batch_size=4, routing_rate=0.5, seed=5)
     loaded: Any = SimpleNamespace(space=over, task=TASK)
     entered: list[str] = []
-    attempt: Any = SimpleNamespace(tick=no_tick, enter=lambda _, against: entered.append(against))
+    attempt: Any = SimpleNamespace(
+        check_cancelled=never_cancelled, enter=lambda _, against: entered.append(against)
+    )
     device = torch.device("cpu")
 
     def adapted(chosen: Tensor, seed: int) -> Adapted:
-        return adapt_and_merge(over, chosen, replace(config, seed=seed), device, no_tick)
+        return adapt_and_merge(over, chosen, replace(config, seed=seed), device, never_cancelled)
 
     seen: dict[str, Any] = {}
 
@@ -113,13 +115,13 @@ def test_the_evidence_is_of_the_candidate_beside_what_it_is_to_be_held_against(
             return network.eval()(images).argmax(dim=1).numpy()
 
     halves = [[0, 1, 4, 5], [2, 3, 6, 7]]
-    rivals = [adapted(images, 6), *(adapted(images[half], 5) for half in halves)]
+    replicas = [adapted(images, 6), *(adapted(images[half], 5) for half in halves)]
     np.testing.assert_array_equal(seen["candidate"], maps(candidate.merged))
     np.testing.assert_array_equal(seen["parent"], maps(over.plain()))
-    assert len(seen["rivals"]) == 3
-    for found, rival in zip(seen["rivals"], rivals, strict=True):
-        np.testing.assert_array_equal(found, maps(rival.merged))
-    assert len({found.tobytes() for found in (seen["candidate"], seen["parent"], *seen["rivals"])}) > 2
+    assert len(seen["replicas"]) == 3
+    for found, replica in zip(seen["replicas"], replicas, strict=True):
+        np.testing.assert_array_equal(found, maps(replica.merged))
+    assert len({found.tobytes() for found in (seen["candidate"], seen["parent"], *seen["replicas"])}) > 2
     for found, expected in zip(seen["references"], consensus(over, images), strict=True):
         np.testing.assert_array_equal(found, expected)
     assert seen["scan_index"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -137,7 +139,7 @@ def test_few_images_are_as_far_from_training_as_many() -> None:
     found = {}
     for count in (2, 32):
         chosen = images[:count]
-        merged = adapt_and_merge(over.alone(), chosen, config, torch.device("cpu"), no_tick).merged
+        merged = adapt_and_merge(over.alone(), chosen, config, torch.device("cpu"), never_cancelled).merged
         served = merged.state_dict()
         found[count] = shift_of_statistics(parent, merged, chosen)
         assert statistics_distance(parent, served) < found[count]

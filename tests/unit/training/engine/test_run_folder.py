@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.algorithm import Memory
-from training.engine.folder import Checkpoint, RunFolder, SiteFolder, other
+from training.engine.folder import RunCheckpoint, RunFolder, SiteFolder, other
 from training.errors import RunMismatch, TrainingError
 
 
@@ -21,7 +21,7 @@ def test_slots_alternate():
 def test_a_commit_is_seen_whole_or_not_at_all(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.checkpoint() is None
-    first = folder.commit(Checkpoint(0, 1, "a", {"A": "b"}), memory(1.0), {"round": 0})
+    first = folder.commit(RunCheckpoint(0, 1, "a", {"A": "b"}), memory(1.0), {"round": 0})
     # What a kill in the middle of the next commit leaves: the other slot and a line of history.
     folder._server_file("b").write_bytes(b"half")
     with (tmp_path / "history.jsonl").open("ab") as file:
@@ -30,15 +30,17 @@ def test_a_commit_is_seen_whole_or_not_at_all(tmp_path):
     assert found == first
     assert folder.history(found) == [{"round": 0}]
     assert folder.server(found.server_slot).facts == {"round": 1.0}
-    second = folder.commit(Checkpoint(1, 0, "b", {}, found.history_bytes), memory(2.0), {"round": 1})
+    second = folder.commit(RunCheckpoint(1, 0, "b", {}, found.history_bytes), memory(2.0), {"round": 1})
     assert folder.history(second) == [{"round": 0}, {"round": 1}]
     assert folder.server("b").tensors["w"].tolist() == [2.0]
 
 
 def test_a_commit_can_be_taken_back(tmp_path):
     folder = RunFolder(tmp_path)
-    first = folder.commit(Checkpoint(1, 0, "a"), memory(1.0), {"phase": "train"})
-    second = folder.commit(Checkpoint(2, 0, "b", {}, first.history_bytes), memory(2.0), {"phase": "export"})
+    first = folder.commit(RunCheckpoint(1, 0, "a"), memory(1.0), {"phase": "train"})
+    second = folder.commit(
+        RunCheckpoint(2, 0, "b", {}, first.history_bytes), memory(2.0), {"phase": "export"}
+    )
     assert folder.take_back(second, 1) == first == folder.checkpoint()
 
 
@@ -58,7 +60,7 @@ def test_a_name_that_is_new_is_flushed_and_so_is_every_checkpoint_s(tmp_path, mo
     folder, site = RunFolder(root), SiteFolder(root, "A")
     # The server's slot where it is new, history.jsonl where it is new, and checkpoint.json.
     found = [
-        in_root(lambda slot=slot: folder.commit(Checkpoint(0, 1, slot), memory(1.0), {})) for slot in "aba"
+        in_root(lambda slot=slot: folder.commit(RunCheckpoint(0, 1, slot), memory(1.0), {})) for slot in "aba"
     ]
     assert found == [3, 2, 1]
     in_root(lambda: site.save("a", memory(1.0)))
@@ -85,7 +87,7 @@ def test_a_folder_belongs_to_one_run(tmp_path):
     folder = RunFolder(tmp_path)
     folder.claim(identity, resume=False)
     folder.claim(identity, resume=False)  # nothing was done in it yet
-    folder.commit(Checkpoint(0, 1, "a"), memory(1.0), {})
+    folder.commit(RunCheckpoint(0, 1, "a"), memory(1.0), {})
     folder.claim(identity, resume=True)
     with pytest.raises(RunMismatch, match="holds this run already"):
         folder.claim(identity, resume=False)

@@ -13,7 +13,7 @@ from model_store.store import Store
 from model_store.task import Task
 from personalization.fedins import InstanceAdaptive, key_entropy
 from personalization.fedins.lookup import look_up
-from personalization.precision import Precision, products_in
+from personalization.precision import Precision, mixed_precision
 from tests.helpers.training import sites
 from tests.helpers.training.backbones import PICTURES, publish, unet, vit
 from training.algorithm import Memory, RoundResult
@@ -118,7 +118,7 @@ def test_bfloat16_is_for_the_products_only_and_not_for_the_choice_of_entries(sto
     assert half.metrics["loss"] != single.metrics["loss"]
     assert {t.dtype for t in half.uploads["weights"].values()} == {torch.float32}
     queries, keys = torch.randn(50, 16), torch.randn(9, 16)
-    with products_in("bfloat16", torch.device("cpu")):
+    with mixed_precision("bfloat16", torch.device("cpu")):
         assert (queries @ keys.T).dtype == torch.bfloat16
         lowered = look_up(queries, keys, 3)
     torch.testing.assert_close(vars(lowered), vars(look_up(queries, keys, 3)), rtol=0, atol=0)

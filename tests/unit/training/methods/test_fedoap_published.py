@@ -10,7 +10,7 @@ import torch
 from personalization.fedoap.parts import split
 from tests.helpers.training.fedoap_federation import ALONE, CONFIG, Federation, export
 from training.errors import PublishError, SiteFailed
-from training.methods.common.local_training import Score
+from training.methods.common.local_training import ValidationScore
 from training.methods.common.state_tree import part
 from training.methods.fedoap import client
 
@@ -30,7 +30,7 @@ SCORING = ("training.methods.fedoap.method.evaluate", "training.methods.fedoap.c
 def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start(found, selection, kept, monkeypatch):
     """Scores are put in the mouth of the validation, so that any of the three can be the best."""
     for place in SCORING:
-        monkeypatch.setattr(place, lambda *_: Score(next(scores), 2))
+        monkeypatch.setattr(place, lambda *_: ValidationScore(next(scores), 2))
     scores = iter([0.0, 0.0, found[0]])  # two rounds of stage 1, and its end
     federation = Federation(CONFIG.model_copy(update={"selection": selection}), ALONE)
     federation.run("train", "validate")
@@ -55,20 +55,20 @@ def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start(found, selection
     ("start", "round_", "kept"),
     [
         (
-            Score(0.8, 1),
-            Score(0.81, 5),
+            ValidationScore(0.8, 1),
+            ValidationScore(0.81, 5),
             0,
         ),  # a point more at the one who is ill, false alarms at four who are not
-        (Score(0.8, 5), Score(0.79, 1), 1),
-        (Score(0.0, 0), Score(0.0, 2), 0),  # nobody is ill
-        (Score(0.0, 2), Score(0.0, 0), 1),
+        (ValidationScore(0.8, 5), ValidationScore(0.79, 1), 1),
+        (ValidationScore(0.0, 0), ValidationScore(0.0, 2), 0),  # nobody is ill
+        (ValidationScore(0.0, 2), ValidationScore(0.0, 0), 1),
     ],
 )
 def test_false_alarms_count_against_a_round(start, round_, kept, monkeypatch):
     """Who has no tumour counts where one is found, and not otherwise: sums over patients do not compare."""
     for place in SCORING:
         monkeypatch.setattr(place, lambda *_: next(scores))
-    scores = iter([Score(), Score(), start])
+    scores = iter([ValidationScore(), ValidationScore(), start])
     federation = Federation(CONFIG, ALONE).run("train", "validate")
     scores = iter([round_])
     federation.round("finetune", 0)

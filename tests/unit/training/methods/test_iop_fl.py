@@ -70,12 +70,12 @@ def test_memory_is_not_shared_with_what_is_uploaded_or_received():
 
 def remember(algorithm, dices):
     """The memory after rounds whose personal models have these Dice; P of round t is all t + 1."""
-    from training.methods.common.local_training import Score
+    from training.methods.common.local_training import ValidationScore
 
     memory = EMPTY
     for round_, dice in enumerate(dices):
         state = {"w": torch.full((2,), round_ + 1.0)}
-        score = Score() if dice is None else Score(2 * dice, 2)
+        score = ValidationScore() if dice is None else ValidationScore(2 * dice, 2)
         memory = algorithm._remember(round_ + 1, memory, state, score)
     return memory
 

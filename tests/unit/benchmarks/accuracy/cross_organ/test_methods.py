@@ -22,7 +22,7 @@ from personalization.fedoap.losses import binary_loss
 from personalization.networks import FedOapUNet, build
 from training.algorithm import ClientResult, Memory, State
 from training.data.segmentation.dataset import SiteData, SliceSet, batches
-from training.engine.client import Surroundings
+from training.engine.client import RunEnvironment
 from training.methods.common.local_training import network_of, new_network, state_of
 from training.methods.common.state_tree import part
 from training.methods.fedavg import WEIGHTS
@@ -41,7 +41,7 @@ CONFIG = FedOapConfig(
     rounds=8,
     fine_tune_rounds=0,
 )
-AROUND = Surroundings(3)
+AROUND = RunEnvironment(3)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from personalization.errors import AdaptationError, CheckpointError
-from personalization.fedoap.joining import Examples, JoiningCheckpoint, JoiningConfig, join, predict
+from personalization.fedoap.joining import JoiningCheckpoint, JoiningConfig, JoiningExamples, join, predict
 from personalization.fedoap.losses import binary_loss
 from personalization.fedoap.parts import ADAPTER, QUERY
 from personalization.metrics import dice
@@ -33,10 +33,10 @@ def network(seed: int = 0) -> FedOapUNet:
     return made
 
 
-def examples(count: int = 8, seed: int = 0, prefix: str = "p") -> Examples:
+def examples(count: int = 8, seed: int = 0, prefix: str = "p") -> JoiningExamples:
     """Two slices per patient."""
     images, truth = discs(count, seed)
-    return Examples(images, truth.to(torch.uint8), tuple(f"{prefix}{i // 2}" for i in range(count)))
+    return JoiningExamples(images, truth.to(torch.uint8), tuple(f"{prefix}{i // 2}" for i in range(count)))
 
 
 TRAIN, VALIDATION = examples(), examples(4, seed=1, prefix="v")
@@ -122,7 +122,7 @@ def test_the_configuration_reaches_every_step(monkeypatch: pytest.MonkeyPatch) -
     rates: list[list[float]] = []
     losses: list[dict[str, Any]] = []
     augmented: list[bool] = []
-    train, loss, batches = steps.train_adamw, steps.second_stage_loss, Examples.batches
+    train, loss, batches = steps.train_adamw, steps.second_stage_loss, JoiningExamples.batches
 
     def train_adamw(*arguments: Any) -> Any:
         rates.append(list(arguments[3]))
@@ -132,13 +132,13 @@ def test_the_configuration_reaches_every_step(monkeypatch: pytest.MonkeyPatch) -
         losses.append(named)
         return loss(*arguments, **named)
 
-    def batches_of(self: Examples, size: int, seed: int, augment: bool) -> Any:
+    def batches_of(self: JoiningExamples, size: int, seed: int, augment: bool) -> Any:
         augmented.append(augment)
         return batches(self, size, seed, augment)
 
     monkeypatch.setattr(steps, "train_adamw", train_adamw)
     monkeypatch.setattr(steps, "second_stage_loss", second_stage_loss)
-    monkeypatch.setattr(Examples, "batches", batches_of)
+    monkeypatch.setattr(JoiningExamples, "batches", batches_of)
     given = {"variance": 0.7, "threshold": 0.3, "trade_off": 0.4}
     joined(replace(CONFIG, epochs=2, learning_rate=1.0, least_rate=0.2, augment=True, **given))
     assert rates[0] == pytest.approx([1.0, 0.2 + 0.4 * (1 + 2**-0.5)])
@@ -190,19 +190,19 @@ def test_a_loss_that_is_no_number_ends_it_with_the_best_so_far() -> None:
 def test_a_tick_stops_it_before_the_next_step() -> None:
     ticks = iter(range(5))
 
-    def tick() -> None:
+    def check_cancelled() -> None:
         if next(ticks, None) is None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        joined(replace(CONFIG, epochs=100), tick=tick)
+        joined(replace(CONFIG, epochs=100), check_cancelled=check_cancelled)
 
 
 def test_false_alarms_are_counted_on_slices_without_a_tumour() -> None:
     images, truth = discs(4, seed=1)
     drawn = truth.to(torch.uint8)
     drawn[2:] = 0
-    validation = Examples(images, drawn, ("v", "v", "w", "x"))
+    validation = JoiningExamples(images, drawn, ("v", "v", "w", "x"))
     made = network()
     found = join(made, TRAIN, validation, replace(CONFIG, epochs=1))
     maps, _ = predict(made, images[2:])

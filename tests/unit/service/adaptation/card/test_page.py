@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from service.adaptation.card.model import Card, Check, Coefficients, Decision, Epoch, Gate, Picture
+from service.adaptation.card.model import Card, CheckRow, Coefficients, Decision, Epoch, Gate, Picture
 from service.adaptation.card.page import heat_map, render
 from service.kinds.cross_attention import CROSS_ATTENTION
 
@@ -41,9 +41,9 @@ FULL = Card(
     gate=Gate(
         False,
         (
-            Check("agreement", "as the parent", 0.81, "≥ 0.5", True),
-            Check("stability", "over halves", None, "≥ 0.7", None),
-            Check("fragments", "pieces", 7.3, "≤ 2", False),
+            CheckRow("agreement", "as the parent", 0.81, "≥ 0.5", True),
+            CheckRow("stability", "over halves", None, "≥ 0.7", None),
+            CheckRow("fragments", "pieces", 7.3, "≤ 2", False),
         ),
     ),
     pictures=((Picture("scan 1, before", PNG), Picture("scan 1, after", PNG + b"!")),),
@@ -162,7 +162,7 @@ def test_text_from_anybody_is_text() -> None:
             warnings=(HOSTILE,),
             epochs=(Epoch(0, 0.1, {HOSTILE: 0.2}, safe=False, reason=HOSTILE), Epoch(1, 0.1)),
             coefficients=Coefficients((HOSTILE,), (HOSTILE, "global"), ((0.5, 0.5),)),
-            gate=Gate(False, (Check(HOSTILE, HOSTILE, 1.0, HOSTILE, False),)),
+            gate=Gate(False, (CheckRow(HOSTILE, HOSTILE, 1.0, HOSTILE, False),)),
             pictures=((Picture(HOSTILE, PNG), Picture(HOSTILE, PNG)),),
             decisions=(Decision(1, NOW, HOSTILE, HOSTILE, True, False),),
             options={HOSTILE: HOSTILE, "nested": {HOSTILE: [HOSTILE]}},

@@ -12,7 +12,7 @@ from model_store.manifest import CrossAttentionManifest
 from model_store.store import Store
 from service.adaptation.card.page import render
 from service.adaptation.card.reading import read_card
-from service.context import Context
+from service.context import ServiceContext
 from service.database import Database
 from service.errors import JobUnknown
 from service.jobs import records
@@ -23,12 +23,14 @@ from tests.helpers.service.adapted_versions import publish_model
 
 
 @pytest.fixture
-def context(database: Database, tmp_path: Path) -> Context:
+def context(database: Database, tmp_path: Path) -> ServiceContext:
     settings = Settings(store=tmp_path / "store", state_dir=tmp_path / "state")
-    return cast("Context", SimpleNamespace(settings=settings, store=Store(settings.store), database=database))
+    return cast(
+        "ServiceContext", SimpleNamespace(settings=settings, store=Store(settings.store), database=database)
+    )
 
 
-def submit(context: Context, **fields: Any) -> str:
+def submit(context: ServiceContext, **fields: Any) -> str:
     with context.database.write() as session:
         job = records.create(
             session,
@@ -45,7 +47,7 @@ def submit(context: Context, **fields: Any) -> str:
         return job.id
 
 
-def note(context: Context, job_id: str, kind: records.EventType, *data: dict[str, Any]) -> None:
+def note(context: ServiceContext, job_id: str, kind: records.EventType, *data: dict[str, Any]) -> None:
     with context.database.write() as session:
         for item in data:
             records.append_event(session, records.get(session, job_id), kind, item)
@@ -55,14 +57,14 @@ def table(*rows: list[Any], layers: int = 2) -> dict[str, Any]:
     return {"layers": [f"l{i}" for i in range(layers)], "models": ["a", "global"], "values": list(rows)}
 
 
-def test_a_job_that_only_waits_has_a_card(context: Context) -> None:
+def test_a_job_that_only_waits_has_a_card(context: ServiceContext) -> None:
     card = read_card(context, submit(context))
     assert (card.state, card.model, card.candidate, card.epochs) == ("queued", "brain", None, ())
     assert card.under_way
     assert "Waiting for a worker" in render(card)
 
 
-def test_a_job_under_way_shows_the_latest_that_is_known(context: Context) -> None:
+def test_a_job_under_way_shows_the_latest_that_is_known(context: ServiceContext) -> None:
     job = submit(context, state="running", progress={"stage": "adapting", "epoch": 1, "epochs": 5})
     first = {"epoch": 0, "loss": 0.5, "entropy": 0.4, "coefficients": table([0.5, 0.5], [0.5, 0.5])}
     latest = {"epoch": 1, "loss": 0.3, "entropy": None, "safe": False, "reason": "gone"}
@@ -80,7 +82,9 @@ def test_a_job_under_way_shows_the_latest_that_is_known(context: Context) -> Non
     assert (card.stage, card.warnings) == ("adapting, epoch 1 of 5", ("one scan is dark",))
 
 
-def test_a_check_that_was_not_measured_is_no_check_that_passed_nor_one_that_failed(context: Context) -> None:
+def test_a_check_that_was_not_measured_is_no_check_that_passed_nor_one_that_failed(
+    context: ServiceContext,
+) -> None:
     checks = [
         {"name": "size_factor", "value": 1.25, "limit": 2.0, "bound": "at most", "passed": True},
         {"name": "stability", "value": None, "limit": 0.7, "bound": "at least", "passed": True},
@@ -109,13 +113,13 @@ def test_a_check_that_was_not_measured_is_no_check_that_passed_nor_one_that_fail
         table([0.5, -1.0], [0.5, 0.5]),
     ],
 )
-def test_coefficients_that_are_no_table_are_left_out(context: Context, found: Any) -> None:
+def test_coefficients_that_are_no_table_are_left_out(context: ServiceContext, found: Any) -> None:
     job = submit(context)
     note(context, job, "epoch", {"epoch": 0, "loss": 0.1, "coefficients": found})
     assert read_card(context, job).coefficients is None
 
 
-def test_what_another_version_may_have_written_breaks_no_card(context: Context) -> None:
+def test_what_another_version_may_have_written_breaks_no_card(context: ServiceContext) -> None:
     job = submit(
         context,
         state="succeeded",
@@ -133,7 +137,7 @@ def test_what_another_version_may_have_written_breaks_no_card(context: Context) 
     assert "No verdict is recorded" in render(card)
 
 
-def test_pictures_come_in_pairs(context: Context) -> None:
+def test_pictures_come_in_pairs(context: ServiceContext) -> None:
     job = submit(context)
     folder = JobFolder(context.settings.state_dir, job)
     for name in ("1-before", "1-after", "2-before", "notes"):
@@ -143,7 +147,7 @@ def test_pictures_come_in_pairs(context: Context) -> None:
     assert (after.caption, after.content) == ("scan 1, after", b"1-after")
 
 
-def test_what_was_made_from_a_withdrawn_parent_is_told_in_its_kinds_words(context: Context) -> None:
+def test_what_was_made_from_a_withdrawn_parent_is_told_in_its_kinds_words(context: ServiceContext) -> None:
     shared = publish_model(context.store, "brain.global", part_of="brain")
     manifest = shared.manifest
     parent = context.store.publish(
@@ -160,6 +164,6 @@ def test_what_was_made_from_a_withdrawn_parent_is_told_in_its_kinds_words(contex
     assert card.epochs[0].parts == {"loss": 0.1, "dice": 0.5}
 
 
-def test_there_is_no_card_of_no_job(context: Context) -> None:
+def test_there_is_no_card_of_no_job(context: ServiceContext) -> None:
     with pytest.raises(JobUnknown):
         read_card(context, "0" * 32)

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
 from service.http.problems import Problem
-from service.http.uploads.body_limit import MAX_BODY_BYTES, BodyLimit, lift
+from service.http.uploads.body_limit import MAX_BODY_BYTES, BodyLimitMiddleware, lift
 
 LARGE = {"type": "http.request", "body": b" " * (MAX_BODY_BYTES + 1), "more_body": True}
 END = {"type": "http.request", "body": b"", "more_body": False}
@@ -33,7 +33,7 @@ def run(app: Callable[..., Any], *messages: Message) -> None:
     async def within() -> None:
         scope: Scope = {"type": "http", "method": "PUT", "path": "/", "headers": []}
         async with asyncio.timeout(5):
-            await BodyLimit(app, idle_seconds=0.05)(scope, receive, send)
+            await BodyLimitMiddleware(app, idle_seconds=0.05)(scope, receive, send)
 
     asyncio.run(within())
 

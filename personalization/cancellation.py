@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 # It may raise: what was asked for has been called off.
-Tick = Callable[[], None]
+CancelCheck = Callable[[], None]
 
 
-def no_tick() -> None:
+def never_cancelled() -> None:
     """For who has nobody to ask."""
