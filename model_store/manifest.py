@@ -196,6 +196,27 @@ class CrossAttentionManifest(BaseManifest):
         return {"global": self.global_model, **self.inside}
 
 
+class PersonalModelsManifest(BaseManifest):
+    """FedBN, FedPer, FedRep: one model per consenting site, by digest, and a global one where there is one.
+
+    FedPer and FedRep have no global model: what the sites share is a part of a network.
+    """
+
+    kind: Literal["personal-models"] = "personal-models"
+    global_model: Digest | None = None
+    inside: dict[str, Digest] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _only_parts(self) -> PersonalModelsManifest:
+        if self.part_of is not None:
+            raise ValueError("personal models are offered themselves and are no part of another")
+        return self
+
+    def references(self) -> dict[str, str]:
+        """`global`, if there is one, and each site -> digest."""
+        return ({} if self.global_model is None else {"global": self.global_model}) | self.inside
+
+
 class SsfPoolManifest(BaseManifest):
     """FedIns: a pool of scales, shifts, keys and heads for one frozen backbone, which is named by its digest.
 
@@ -232,10 +253,15 @@ class SsfPoolManifest(BaseManifest):
 # What holds a graph that answers scans.
 NetworkManifest = ModelManifest | SsfPoolManifest
 AnyManifest = (
-    ModelManifest | RoutingSpaceManifest | ClustersManifest | CrossAttentionManifest | SsfPoolManifest
+    ModelManifest
+    | RoutingSpaceManifest
+    | ClustersManifest
+    | CrossAttentionManifest
+    | PersonalModelsManifest
+    | SsfPoolManifest
 )
 _ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(Annotated[AnyManifest, Field(discriminator="kind")])
-KINDS = ("model", "routing-space", "clusters", "cross-attention", "ssf-pool")
+KINDS = ("model", "routing-space", "clusters", "cross-attention", "personal-models", "ssf-pool")
 
 
 def parse_manifest(content: bytes, where: str) -> AnyManifest:
