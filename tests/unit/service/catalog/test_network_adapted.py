@@ -237,4 +237,4 @@ def test_only_a_routing_space_can_be_adapted(context: ServiceContext) -> None:
     publish_model(context.store, "plain")
     with pytest.raises(Problem, match="routing-space") as refused:
         resolve_parent(context, "plain", "dune")
-    assert (refused.value.status, refused.value.type_slug) == (422, "not-resolve_adaptable")
+    assert (refused.value.status, refused.value.type_slug) == (422, "not-adaptable")

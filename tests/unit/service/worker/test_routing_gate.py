@@ -93,7 +93,7 @@ def test_the_evidence_is_of_the_candidate_beside_what_it_is_to_be_held_against(
     loaded: Any = SimpleNamespace(space=over, task=TASK)
     entered: list[str] = []
     attempt: Any = SimpleNamespace(
-        check_cancelled=never_cancelled, enter=lambda _, against: entered.append(against)
+        check_cancelled=never_cancelled, set_stage=lambda _, against: entered.append(against)
     )
     device = torch.device("cpu")
 
