@@ -1,4 +1,4 @@
-"""Following a job's events: a live display at a terminal, a line for each elsewhere."""
+"""Follow a job's events: a live display at a terminal, one line per event elsewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-STAGES = ("preparing", "adapting", "judging", "drawing", "publishing")
+# A job learns in one of these stages: it adapts without masks, or joins with masks.
+LEARNING = ("adapting", "joining")
 _STEPS = "▁▂▃▄▅▆▇█"
 _BAR = 20
 # Epochs whose losses are drawn, so that a line fits a terminal of 80 columns.
@@ -21,23 +22,25 @@ _DRAWN = 12
 
 
 class Followed:
-    """What a job's events have told so far."""
+    """The state of a job, from the events so far."""
 
     def __init__(self) -> None:
         self.state = "queued"
+        self.learning = LEARNING[0]
         self.progress: dict[str, Any] = {}
         self.epochs: list[dict[str, Any]] = []
         self.used: dict[str, float] = {}
         self._spinner = Spinner("dots", style="cyan")
 
     def take(self, event_type: str, data: dict[str, Any]) -> str | None:
-        """Add an event; gives a line about it, where there is something to say."""
+        """Add an event; return a line about it, or None for an event without one."""
         if event_type == "state":
             self.state = data["state"]
             return self.state
         if event_type == "progress":
             repeated = data["stage"] == self.progress.get("stage") and "against" not in data
             self.progress = data
+            self.learning = data["stage"] if data["stage"] in LEARNING else self.learning
             return None if repeated else self._doing()
         if event_type == "epoch":
             self.epochs.append(data)
@@ -51,23 +54,26 @@ class Followed:
 
     def _last_epoch(self) -> str:
         epoch = self.epochs[-1]
-        loss, agreement = epoch["loss"], epoch["agreement"]
+        # `agreement` is of an adaptation, `dice` (on validation patients) of a joining.
+        formats = {"loss": ".4f", "agreement": ".2f", "dice": ".2f"}
         parts = [f"epoch {epoch['epoch']}"]
-        parts += [] if loss is None else [f"loss {loss:.4f}"]
-        parts += [] if agreement is None else [f"agreement {agreement:.2f}"]
+        parts += [
+            f"{name} {epoch[name]:{form}}" for name, form in formats.items() if epoch.get(name) is not None
+        ]
         return "  ".join(parts)
 
     def __rich__(self) -> Group:
-        """The display as it is now: stages, epochs, and whose knowledge the network uses."""
+        """Render stages, epochs, and the share of each model in the routed network."""
         return Group(self._stages(), self._learning())
 
     def _stages(self) -> Table:
         grid = Table.grid(padding=(0, 2))
         now = self.progress.get("stage")
+        stages = ("preparing", self.learning, "judging", "drawing", "publishing")
         over = self.state not in ("queued", "running", "cancelling")
-        reached = STAGES.index(now) if now in STAGES else -1
+        reached = stages.index(now) if now in stages else -1
         cells: list[Text | Spinner] = [Text("")]
-        for index, stage in enumerate(STAGES):
+        for index, stage in enumerate(stages):
             if index == reached and not over:
                 self._spinner.update(text=Text(stage, style="bold cyan"))
                 cells.append(self._spinner)
@@ -95,7 +101,7 @@ class Followed:
 
 
 def follow(console: Console, events: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """Show what happens until it is over."""
+    """Show the events until the job ends."""
     followed = Followed()
     if not console.is_terminal:
         for event in events:
@@ -109,7 +115,7 @@ def follow(console: Console, events: Iterable[tuple[str, dict[str, Any]]]) -> No
 
 
 def _shares(coefficients: dict[str, Any] | None) -> dict[str, float]:
-    """How much of each model is used, mean over the layers."""
+    """Return the share of each model, the mean over the layers."""
     if coefficients is None:
         return {}
     layers = [[value / sum(layer) for value in layer] for layer in coefficients["values"]]
@@ -117,7 +123,7 @@ def _shares(coefficients: dict[str, Any] | None) -> dict[str, float]:
 
 
 def _curve(values: list[float]) -> str:
-    """Small bars, from the lowest of the values to the highest."""
+    """Draw values as small bars between the lowest and the highest."""
     low, high = min(values, default=0), max(values, default=0)
     scale = (len(_STEPS) - 1) / (high - low) if high > low else 0
     return "".join(_STEPS[round((value - low) * scale)] for value in values)

@@ -1,4 +1,4 @@
-"""Scans of phantom patients that nobody has trained on, with their truth, and what may go wrong with them."""
+"""Scans of phantom patients outside every training set, with their true masks; some exported as negatives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NEW_PATIENT = 1000
 
 @dataclass(frozen=True)
 class PhantomScan:
-    """A patient's scan at a hospital, and the truth about it, both as .nii.gz."""
+    """A patient's scan at a hospital and its true mask, both as .nii.gz."""
 
     hospital: str
     image: bytes
@@ -29,7 +29,7 @@ class PhantomScan:
 
     @classmethod
     def at(cls, hospital: str, patient: int = NEW_PATIENT, *, negative: bool = False) -> PhantomScan:
-        """The scan of a hospital's patient; `negative` has black and white swapped, as bad exports have."""
+        """Draw the scan of a hospital's patient; `negative` swaps black and white, as a bad export does."""
         scanner = SCANNERS[hospital]
         affine, shape = scanner.grid(SIZE)
         voxels, mask = make_volume(scanner, patient_seed(0, hospital, patient), affine, shape)
@@ -37,16 +37,16 @@ class PhantomScan:
         return cls(hospital, nifti_bytes(image, affine), nifti_bytes(mask, affine))
 
     def dice_of(self, mask: bytes) -> float:
-        """Foreground Dice of a mask as the service returned it."""
+        """Return the foreground Dice of a mask as the service returned it."""
         predicted, true = (torch.from_numpy(class_map(decode(m), TASK)) for m in (mask, self.truth))
         return float(dice(predicted[None], true[None], classes=2)[0, 1])
 
 
-def unlabeled(hospital: str, count: int, *, negative: bool = False) -> dict[str, bytes]:
-    """The scans of a hospital's first patients by name, without the truth: all that a cohort is made of."""
+def cohort_of(hospital: str, count: int, *, first: int = 0, negative: bool = False) -> dict[str, PhantomScan]:
+    """Draw the scans of `count` patients of a hospital, by file name, from patient `first` on."""
     return {
-        f"{number + 1:02d}.nii.gz": PhantomScan.at(hospital, number, negative=negative).image
-        for number in range(count)
+        f"{number + 1:02d}.nii.gz": PhantomScan.at(hospital, number, negative=negative)
+        for number in range(first, first + count)
     }
 
 

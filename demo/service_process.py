@@ -1,4 +1,4 @@
-"""The service as a process of its own, the way a person starts it, and a client that talks to it."""
+"""Run the service as a process, as a person starts it, with a client for it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _START_TIMEOUT_S = 60.0
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a free TCP port on loopback."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -27,7 +27,7 @@ def free_port() -> int:
 def running_service(store: Path, state: Path, port: int) -> Iterator[httpx.Client]:
     """Start `python -m service`, wait until it is ready, and stop it at the end.
 
-    Raises RuntimeError with the log's place if it does not become ready.
+    Raises RuntimeError with the end of its log if it does not become ready.
     """
     state.mkdir(parents=True, exist_ok=True)
     log = state / "service.log"
@@ -38,7 +38,7 @@ def running_service(store: Path, state: Path, port: int) -> Iterator[httpx.Clien
             stdout=sink,
             stderr=subprocess.STDOUT,
             env={**os.environ, "LOCUM_STATE_DIR": str(state)},
-            # Ctrl-C is for the demo, which then stops the service in order.
+            # Ctrl-C reaches the demo alone, which then stops the service in order.
             start_new_session=True,
         )
     try:

@@ -1,4 +1,4 @@
-"""A hospital from outside gets its own model; and one that would have done harm, which the gate refuses."""
+"""One hospital from outside in the demo: it sends cohorts, starts jobs, and assigns what its gate passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from demo.phantom_scans import PhantomScan
 
 @dataclass(frozen=True)
 class Visit:
-    """Who adapts: the hospital's new patient, with the truth, is what every model is measured on."""
+    """A hospital's dealings with the service. Each model is measured on a new patient with a known mask."""
 
     console: Console
     client: httpx.Client
@@ -27,25 +27,34 @@ class Visit:
 
     @property
     def hospital(self) -> str:
-        """Its id."""
+        """The hospital's id."""
         return self.patient.hospital
 
-    def adapt(self, name: str, scans: Mapping[str, bytes], epochs: int | None) -> str:
-        """Upload a cohort, adapt, follow, show gate and card; gives the candidate's reference.
+    def fit(
+        self,
+        name: str,
+        scans: Mapping[str, PhantomScan],
+        epochs: int | None,
+        *,
+        model: str = api.MODEL,
+        with_masks: bool = False,
+    ) -> str:
+        """Upload a cohort, run a job, show its gate and card; return the candidate's reference.
 
-        The files that this writes begin with `name`. Leaves with code 1 where the job makes no candidate.
+        Files that this writes begin with `name`. Exits with code 1 when the job makes no candidate.
         """
-        cohort = api.send_cohort(self.client, self.hospital, scans)
-        self._say(f"{len(scans)} scans sent without labels, one by one; cohort {cohort}")
-        job_id = api.start_adaptation(self.client, self.hospital, cohort, epochs)
+        images = {file: scan.image for file, scan in scans.items()}
+        masks = {file: scan.truth for file, scan in scans.items()} if with_masks else {}
+        cohort = api.send_cohort(self.client, self.hospital, images, masks, model)
+        self._say(f"{len(scans)} scans sent {'with' if with_masks else 'without'} masks; cohort {cohort}")
+        job_id = api.start_adaptation(self.client, self.hospital, cohort, epochs, model)
         follow(self.console, api.events(self.client, job_id))
         job = api.job(self.client, job_id)
         if job["candidate"] is None:
             self._say(f"the job ended as {job['state']}: {job['reason']}")
             raise typer.Exit(1)
         candidate = str(job["candidate"]["reference"])
-        passed = job["gate"]["passed"]
-        verdict = "[bold green]passes[/]" if passed else "[bold red]does not pass[/]"
+        verdict = "[bold green]passes[/]" if job["gate"]["passed"] else "[bold red]does not pass[/]"
         self._say(f"candidate [bold]{candidate}[/] ({job['state']}) {verdict} the gate")
         self._show_checks(job["gate"]["checks"])
         card = self.folder / f"{name}-card.html"
@@ -53,30 +62,28 @@ class Visit:
         self._show_file("card", card)
         return candidate
 
-    def compare(self, name: str, candidate: str) -> tuple[float, float]:
-        """Dice of the new patient by the federation's model, and by the candidate: before anybody decides."""
-        before = self.measure("before:", model=api.MODEL, personalization="global")
-        self._show_file("overlay", self._overlay(f"{name}-before", model=api.MODEL, personalization="global"))
+    def compare(self, name: str, candidate: str, model: str = api.MODEL) -> tuple[float, float]:
+        """Return the new patient's Dice by the federation's model and by the candidate."""
+        before = self.measure("before:", model=model, personalization="global")
+        self._show_file("overlay", self._overlay(f"{name}-before", model=model, personalization="global"))
         after = self.measure("after: ", model=candidate)
         self._show_file("overlay", self._overlay(f"{name}-after", model=candidate))
         return before, after
 
-    def decide(self, candidate: str, reason: str, *, override: bool = False) -> bool:
-        """Try to assign the candidate; whether it may be is the service's to say. Whether it was."""
-        answer = api.assign(self.client, self.hospital, candidate, reason, override=override)
+    def assign(self, candidate: str, reason: str, model: str = api.MODEL) -> None:
+        """Try to assign the candidate, and show the answer: the service rejects it when its gate did."""
+        answer = api.assign(self.client, self.hospital, model, candidate, reason)
         if answer.is_success:
             entry = answer.json()
-            over = " over the gate" if entry["override"] else ""
-            self._say(f"assigned{over}: [bold]{entry['artefact']}[/], by {entry['actor']}: {entry['reason']}")
+            self._say(f"assigned: [bold]{entry['artefact']}[/], by {entry['actor']}: {entry['reason']}")
         else:
             self._say(f"[bold red]{answer.status_code}[/] {answer.json()['detail']}")
-        return answer.is_success
 
     def measure(self, label: str, prefer: str | None = None, **fields: str) -> float:
-        """Segment the new patient, and say who answered and how well."""
+        """Segment the new patient and show the model and its Dice."""
         answer = api.mask_of(self.client, self.patient.image, {"hospital": self.hospital} | fields, prefer)
         score = self.patient.dice_of(answer.mask)
-        self._say(f"{label} [bold]{answer.whose}[/], by {answer.model}: Dice [bold]{score:.3f}[/]")
+        self._say(f"{label} [bold]{answer.personalization}[/], by {answer.model}: Dice [bold]{score:.3f}[/]")
         return score
 
     def _overlay(self, name: str, **fields: str) -> Path:
