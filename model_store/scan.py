@@ -1,47 +1,53 @@
-"""A scan: from the bytes of a file to voxels, and from a mask to the bytes of a file.
+"""Scans: the bytes of a file to voxels, and a mask to the bytes of a file.
 
-What a file is, is told by its first bytes; nobody's file name is believed, or even known. Everything that a
-header announces is checked against `Limits` before it is allocated, decompressed or decoded, and whatever is
-wrong is a ScanError that says what to do.
+The format follows from the content alone; file names are not used. Every size that a header announces is
+compared with `Limits` before anything of that size is allocated, decompressed or decoded. Every failure is a
+ScanError that says what to do. The formats are registered in `model_store.scans.formats`.
 """
 
 from __future__ import annotations
 
-from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
-from model_store.scans import png, tiff
-from model_store.scans.encode import encode_nifti, encode_png
-from model_store.scans.foreign import advice, is_dicom
-from model_store.scans.nifti import read_gzipped, read_nifti
-from model_store.scans.nifti_header import header_version
-from model_store.scans.types import MIN_SIDE, Limits, Scan
+from collections.abc import Mapping
 
-__all__ = ["MIN_SIDE", "Limits", "Scan", "decode", "encode_nifti", "encode_png"]
+from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
+from model_store.scans.encode import encode_nifti, encode_png
+from model_store.scans.foreign import advice
+from model_store.scans.formats import format_of, list_formats, series_of, strip_suffix
+from model_store.scans.types import MIN_SIDE, Limits, Parts, Scan
+
+__all__ = [
+    "MIN_SIDE",
+    "Limits",
+    "Parts",
+    "Scan",
+    "decode",
+    "encode_nifti",
+    "encode_png",
+    "list_formats",
+    "series_of",
+    "strip_suffix",
+]
 
 _DEFAULT = Limits()
 
 
-def decode(data: bytes, limits: Limits = _DEFAULT) -> Scan:
-    """Decode a PNG, TIFF or NIfTI (.nii, .nii.gz).
+def decode(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:
+    """Decode one scan of a registered format: the bytes of a file, or the files of a series.
 
     Raises:
-        UnsupportedScan: another format, or a variant that is not read.
-        DamagedScan: truncated, a header that lies, NaN.
+        UnsupportedScan: an unknown format, or a variant that is not read.
+        DamagedScan: empty, truncated, an inconsistent header, NaN.
         ScanTooLarge: beyond `limits`.
     """
-    if not data:
+    parts = tuple(content.values()) if isinstance(content, Mapping) else (content,)
+    size = sum(map(len, parts))
+    if not size:
         raise DamagedScan("the file is empty (0 bytes); send the file's content")
-    if len(data) > limits.max_bytes:
-        raise ScanTooLarge(
-            f"expected at most {limits.max_bytes} bytes, found {len(data)}; send a smaller scan"
-        )
-    if is_dicom(data):
-        raise UnsupportedScan(advice(data))
-    if data.startswith(png.SIGNATURE):
-        return png.read_png(data, limits)
-    if data.startswith(tiff.SIGNATURES):
-        return tiff.read_tiff(data, limits)
-    if data.startswith(b"\x1f\x8b"):
-        return read_gzipped(data, limits)
-    if header_version(data[:4]) is not None:
-        return read_nifti(data, limits)
-    raise UnsupportedScan(advice(data))
+    if size > limits.max_bytes:
+        raise ScanTooLarge(f"expected at most {limits.max_bytes} bytes, found {size}; send a smaller scan")
+    if isinstance(content, Mapping):
+        if (series := series_of(parts)) is not None:
+            return series.read(content, limits)
+    elif (known := format_of(content)) is not None:
+        return known.read(content, limits)
+    raise UnsupportedScan(f"{advice(parts[0])}. Locum reads {list_formats('and')}")

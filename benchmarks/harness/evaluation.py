@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from model_store.guard import ScanSummary, summarise
 from model_store.preprocessing import Geometry, class_map, prepare, restore
-from model_store.scan import Scan, decode
+from model_store.scan import Scan
 from model_store.task import Task
 from personalization.metrics import dice
 from training.data.cases import Case
+from training.data.scan_files import read_scan
 
 BATCH = 16
 
@@ -28,11 +29,11 @@ def patient_dice(network: nn.Module, cases: Iterable[Case], task: Task) -> dict[
     """
     voxels: dict[str, list[tuple[Tensor, Tensor]]] = {}
     for case in cases:
-        scan = decode(case.image.read_bytes())
+        scan = read_scan(case.image)
         prepared = prepare(scan, task)
         probabilities = _probabilities(network, torch.tensor(prepared.slices))
         predicted = _tensor(restore(probabilities.numpy(), prepared.geometry))
-        truth = _tensor(class_map(decode(case.mask.read_bytes()), task))
+        truth = _tensor(class_map(read_scan(case.mask), task))
         voxels.setdefault(case.patient, []).append((predicted.flatten(), truth.flatten()))
     classes = len(task.classes)
     return {patient: _dice(pairs, classes) for patient, pairs in sorted(voxels.items())}
@@ -63,10 +64,10 @@ class Scans:
         images: list[Tensor] = []
         scans: list[ReadScan] = []
         for case in cases:
-            scan = decode(case.image.read_bytes())
+            scan = read_scan(case.image)
             scan = change(scan) if change else scan
             prepared = prepare(scan, task)
-            truth = _tensor(class_map(decode(case.mask.read_bytes()), task))
+            truth = _tensor(class_map(read_scan(case.mask), task))
             images.append(torch.tensor(prepared.slices))
             count = len(prepared.slices)
             scans.append(ReadScan(case.patient, count, prepared.geometry, truth, summarise(scan, prepared)))

@@ -1,1 +1,1 @@
-"""Scans: what one is, and how the bytes of a file become one. Used through `model_store.scan`."""
+"""The scan type, the formats and their readers. Callers use `model_store.scan`."""

@@ -1,4 +1,4 @@
-"""Masks to bytes: the same mask gives the same bytes."""
+"""Encode masks as NIfTI and PNG, deterministically: equal masks give equal bytes."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-# The lowest level that still shrinks a mask some hundredfold: higher ones cost more time than the network.
+# The lowest level already shrinks a mask about a hundredfold; higher levels take longer than the network.
 _COMPRESSION = 1
 _NIFTI1_LONGEST = 32767
 _UNIT_CODES = {1000.0: 1, 1.0: 2, 0.001: 3}
 
 
 def encode_nifti(labels: NDArray[np.uint8], affine: NDArray[np.float64], mm_per_unit: float = 1.0) -> bytes:
-    """A label map [I, J, K] as .nii.gz with the given affine in sform and, where it can hold it, qform.
+    """Encode a label map [I, J, K] as .nii.gz, with the affine in sform and, as far as possible, in qform.
 
-    No time and no name are written, so equal masks are equal bytes (for one version of zlib).
+    No time and no name are written, so equal masks give equal bytes (with one version of zlib).
     """
     kind: Any = nib.Nifti1Header if max(labels.shape) <= _NIFTI1_LONGEST else nib.Nifti2Header
     header = kind()
     header.set_data_dtype(np.uint8)
     header.set_data_shape(labels.shape)
-    # strip_shears: a qform is a rotation; the sform has the affine as it is and comes first.
+    # strip_shears: a qform cannot hold shears. The sform has the exact affine and takes precedence.
     header.set_qform(affine, code=1, strip_shears=True)
     header.set_sform(affine, code=1)
     header["xyzt_units"] = _UNIT_CODES[mm_per_unit]
@@ -38,7 +38,7 @@ def encode_nifti(labels: NDArray[np.uint8], affine: NDArray[np.float64], mm_per_
 
 
 def encode_png(labels: NDArray[np.uint8]) -> bytes:
-    """A label map [H, W] as an 8-bit grey PNG whose values are the labels."""
+    """Encode a label map [H, W] as an 8-bit grey PNG; pixel value = label."""
     content = io.BytesIO()
     Image.fromarray(np.ascontiguousarray(labels, np.uint8), "L").save(content, "PNG", compress_level=3)
     return content.getvalue()

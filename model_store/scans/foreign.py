@@ -1,12 +1,10 @@
-"""Formats that Locum does not read, by their first bytes, and what to do with each."""
+"""Formats that Locum does not read: recognised by their first bytes, each with advice on what to do."""
 
 from __future__ import annotations
 
 import re
 
 from model_store.scans.tiff import BIG_SIGNATURES
-
-_READ = "Locum reads PNG, TIFF, .nii and .nii.gz"
 
 _DICOM = (
     "this is DICOM; convert the series to NIfTI first (for example with dcm2niix), which keeps its position "
@@ -34,20 +32,21 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"\x28\xb5\x2f\xfd", "this is Zstandard; send .nii or .nii.gz"),
 )
 
-# A DICOM data set that has lost its preamble: it begins with group 0008, or an element of it is near.
+# A DICOM data set without its preamble: it begins with group 0008, or has an element of group 0002 or 0008
+# near its start.
 _DICOM_ELEMENT = re.compile(rb"\A\x08\0.\0|[\x02\x08]\0.\0(?:UI|UL|CS|DA|TM|LO|SH|PN|OB)", re.DOTALL)
 
 
 def is_dicom(data: bytes) -> bool:
-    """Whether it is a DICOM file, which may carry the signature of a TIFF in its preamble."""
+    """Whether it is a DICOM file. Its first 128 bytes may hold any other signature, for example a TIFF's."""
     return data[128:132] == b"DICM"
 
 
 def advice(data: bytes) -> str:
-    """What the file is, as far as it can be told, and what to do."""
+    """What the file is, as far as its first bytes show, and what to do, without a full stop."""
     if is_dicom(data) or _DICOM_ELEMENT.search(data, 0, 256):
-        return f"{_DICOM}. {_READ}"
+        return _DICOM
     for signature, what in _SIGNATURES:
         if data.startswith(signature):
-            return f"{what}. {_READ}"
-    return f"the format is not known (it begins with the bytes {data[:8].hex(' ')}). {_READ}"
+            return what
+    return f"the format is not known (it begins with the bytes {data[:8].hex(' ')})"

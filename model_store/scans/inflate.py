@@ -1,4 +1,4 @@
-"""Inflating gzip with a ceiling: nothing is ever decompressed that was not asked for."""
+"""Bounded gzip decompression: only as many bytes as requested."""
 
 from __future__ import annotations
 
@@ -7,19 +7,18 @@ import zlib
 from model_store.errors import DamagedScan
 
 _STEP = 2**20
-# zlib copies whatever it is handed beyond a member's end: what it is handed at a time is all that a tiny
-# member can cost.
+# zlib copies input beyond the end of a member, so the size of one input bounds the cost of a tiny member.
 _SLICE = 2**14
-# BGZF ends in one member without data, and such files are concatenated. A long run of them is only work.
+# BGZF files end with one member without data, and may be concatenated. A long run of them only costs time.
 _MOST_EMPTY = 1024
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 class BoundedGunzip:
-    """A reader over gzip bytes (one member or several) that produces as many bytes as it is asked for.
+    """Reader of gzip bytes (one member or several) that decompresses as many bytes as requested.
 
-    Its work grows with the bytes and the members, never with their product. zlib checks each member's CRC
-    when its end is reached, so read to the end to know that it is whole.
+    Its work grows with the number of bytes plus the number of members, not with their product. zlib checks
+    the CRC at the end of each member, so only reading to the end shows that the data are complete.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -30,7 +29,7 @@ class BoundedGunzip:
         self._ended = False
 
     def read_into(self, target: memoryview) -> int:
-        """Fill `target` as far as the stream reaches; returns the bytes written. Raises DamagedScan."""
+        """Fill `target` as far as the stream goes and return the number of bytes. Raises DamagedScan."""
         written = 0
         while written < len(target) and not self._ended:
             produced = self._produce(min(_STEP, len(target) - written))
@@ -46,7 +45,7 @@ class BoundedGunzip:
             raise DamagedScan(
                 f"gzip: the compressed data are damaged ({error}); send the file again, unchanged"
             ) from error
-        # At its end a member may repeat in `unconsumed_tail` what is in `unused_data`.
+        # At the end of a member `unconsumed_tail` may repeat the bytes of `unused_data`.
         unread = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
         self._position += len(source) - len(unread)
         if produced:
@@ -67,5 +66,5 @@ class BoundedGunzip:
         if bytes(self._input[self._position : self._position + 2]) == b"\x1f\x8b":
             self._member = zlib.decompressobj(_GZIP)
         else:
-            # What follows the last member is padding (tape blocks, zero fill) and no part of the data.
+            # The bytes after the last member are padding (tape blocks, zero fill), not data.
             self._ended = True

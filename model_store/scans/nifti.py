@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import DamagedScan, UnsupportedScan
 from model_store.scans.inflate import BoundedGunzip
-from model_store.scans.nifti_header import NiftiHeader, header_version, parse_header
+from model_store.scans.nifti_header import HEADER_SIZES, NiftiHeader, header_version, parse_header
 from model_store.scans.types import Limits, Scan, check_finite
+
+_GZIP = b"\x1f\x8b"
+_BYTE_ORDERS: tuple[Literal["little", "big"], ...] = ("little", "big")
+# A header begins with its own size, in either byte order. A gzip file is expected to hold a NIfTI.
+SIGNATURES = (_GZIP, *(size.to_bytes(4, order) for size in HEADER_SIZES for order in _BYTE_ORDERS))
 
 _LONGEST_HEADER = 540
 
-# Some writers pad the end of the file. More than this is data that the header does not own up to.
+# Some writers pad the end of the file. More bytes than this are data that the header does not announce.
 _TRAILING_ALLOWED = 1024
 
-# Deflate cannot do better than 258 bytes for 2 bits; a header that asks for more memory than that lies.
+# Deflate needs at least 2 bits for 258 bytes. A header that announces more than that is wrong.
 _DEFLATE_MAX_RATIO = 1032
 
 
 def read_nifti(data: bytes, limits: Limits) -> Scan:
-    """Read an uncompressed file. The voxels are a view of `data` where its type and byte order allow."""
+    """Read a .nii or .nii.gz. Raises DamagedScan, UnsupportedScan, ScanTooLarge."""
+    return _read_gzipped(data, limits) if data.startswith(_GZIP) else _read_plain(data, limits)
+
+
+def _read_plain(data: bytes, limits: Limits) -> Scan:
+    """Read an uncompressed file. The voxels are a view of `data` if its type and byte order allow it."""
     header = parse_header(data[:_LONGEST_HEADER], limits)
     found = len(data) - header.data_offset
     _check_length(header, found)
     return _scan(header, memoryview(data)[header.data_offset :][: header.data_bytes])
 
 
-def read_gzipped(data: bytes, limits: Limits) -> Scan:
-    """Read a gzip file: the header first, then exactly as much as it announces, and no more."""
+def _read_gzipped(data: bytes, limits: Limits) -> Scan:
+    """Read a gzip file: the header first, then no more bytes than it announces."""
     stream = BoundedGunzip(data)
     start = memoryview(bytearray(_LONGEST_HEADER))
     start = start[: stream.read_into(start)]
@@ -75,7 +85,7 @@ def _scan(header: NiftiHeader, content: memoryview) -> Scan:
     if header.samples == 1:
         voxels = stored.reshape((*header.shape, 1), order="F")
     else:
-        # Samples of one voxel lie together, then the first axis runs fastest.
+        # The samples of one voxel are adjacent; after them the first axis varies fastest.
         voxels = np.moveaxis(stored.reshape((header.samples, *header.shape), order="F"), 0, -1)
         if header.samples == 4:
             if int(voxels[..., 3].min()) < 255:
@@ -83,9 +93,9 @@ def _scan(header: NiftiHeader, content: memoryview) -> Scan:
             voxels = voxels[..., :3]
     check_finite(voxels, "NIfTI")
     if header.samples == 1 and (header.slope, header.intercept) != (1.0, 0.0):
-        # float32 holds a scaled 16-bit value exactly enough; wider integers need the wider float.
+        # float32 is precise enough for a scaled 16-bit value; wider integers need float64.
         narrow = voxels.dtype.itemsize <= 2 or voxels.dtype == np.float32
-        with np.errstate(over="ignore"):  # an overflow becomes infinity, which is refused just below
+        with np.errstate(over="ignore"):  # an overflow becomes infinity, which check_finite rejects below
             voxels = np.multiply(voxels, header.slope, dtype=np.float32 if narrow else np.float64)
             voxels += header.intercept
         check_finite(voxels, "NIfTI, scaled")

@@ -1,4 +1,4 @@
-"""A NIfTI header, read and doubted: everything is checked against the limits before the data are touched."""
+"""Parse a NIfTI header and check it against the limits, before the data are read."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from model_store.scans.types import MIN_SIDE, Limits
 
 HEADER_SIZES = {348: 1, 540: 2}
 
-# datatype code -> numpy type of one sample, and samples per voxel. Complex and 128-bit floats are left out:
-# no scanner writes them as an intensity.
+# datatype code -> numpy type of one sample, and samples per voxel. Complex and 128-bit floats are
+# missing: no scanner writes intensities in them.
 _TYPES: dict[int, tuple[str, int]] = {
     2: ("u1", 1),
     256: ("i1", 1),
@@ -36,7 +36,7 @@ _UNITS = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}
 
 @dataclass(frozen=True)
 class NiftiHeader:
-    """What is needed to read the data: `samples` per voxel are 1, 3 (RGB) or 4 (RGBA)."""
+    """The fields needed to read the data. `samples` per voxel: 1, 3 (RGB) or 4 (RGBA)."""
 
     shape: tuple[int, int, int]
     dtype: np.dtype[Any]
@@ -50,12 +50,12 @@ class NiftiHeader:
 
     @property
     def data_bytes(self) -> int:
-        """Bytes that the data occupy in the file, decompressed."""
+        """Size of the data after decompression."""
         return math.prod(self.shape) * self.samples * self.dtype.itemsize
 
 
 def header_version(start: bytes) -> tuple[int, str] | None:
-    """(NIfTI version, byte order) by the header's size field; None if it is no NIfTI."""
+    """(NIfTI version, byte order) from the header's size field; None if it is not a NIfTI."""
     for order in "<>":
         version = (
             HEADER_SIZES.get(int(np.frombuffer(start[:4], order + "i4")[0])) if len(start) >= 4 else None
@@ -68,13 +68,13 @@ def header_version(start: bytes) -> tuple[int, str] | None:
 def parse_header(block: bytes, limits: Limits) -> NiftiHeader:
     """Check the first 348 or 540 bytes. Raises DamagedScan, UnsupportedScan, ScanTooLarge."""
     found = header_version(block)
-    assert found is not None, "the caller has told the format by the header's size"
+    assert found is not None, "the caller has checked header_version"
     version, order = found
     kind: Any = nib.Nifti1Header if version == 1 else nib.Nifti2Header
     size = {1: 348, 2: 540}[version]
     if len(block) < size:
         raise DamagedScan(f"NIfTI: the file ends within its header of {size} bytes; send the whole file")
-    # check=False: nibabel would repair silently what is to be refused here.
+    # check=False: nibabel would silently repair headers that are rejected here.
     header = kind(block[:size], endianness=order, check=False)
     _check_magic(bytes(block), version)
     shape = _shape(header, limits)
@@ -148,7 +148,7 @@ def _shape(header: Any, limits: Limits) -> tuple[int, int, int]:
 
 def _offset(header: Any, size: int) -> int:
     offset = float(header["vox_offset"])
-    # Four bytes after the header say whether extensions follow, so data start here at the earliest.
+    # Four bytes after the header say whether extensions follow, so the data cannot start earlier.
     if not (math.isfinite(offset) and offset == int(offset) and offset >= size + 4):
         raise DamagedScan(f"NIfTI: expected data at byte {size + 4} or later, vox_offset is {offset:g}")
     return int(offset)
@@ -156,7 +156,7 @@ def _offset(header: Any, size: int) -> int:
 
 def _scaling(header: Any) -> tuple[float, float]:
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
-    # The standard: a slope of 0 means "not scaled"; nibabel writes NaN for the same.
+    # By the standard a slope of 0 means "not scaled"; nibabel writes NaN for that.
     if slope == 0 or math.isnan(slope):
         return 1.0, 0.0
     intercept = 0.0 if math.isnan(intercept) else intercept
@@ -165,10 +165,10 @@ def _scaling(header: Any) -> tuple[float, float]:
     return slope, intercept
 
 
-# Damaged numbers overflow on their way to the checks, which judge the result.
+# Damaged numbers may overflow before they reach the checks, which reject the result.
 @np.errstate(all="ignore")
 def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
-    """The header's best affine: sform, else qform, else voxel sizes alone."""
+    """The affine from sform, otherwise qform, otherwise the voxel sizes alone; and notes for a person."""
     notes: list[str] = []
     has_sform, has_qform = int(header["sform_code"]) > 0, int(header["qform_code"]) > 0
     if not has_sform:
@@ -194,7 +194,7 @@ def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float6
     if not np.isfinite(affine).all():
         raise DamagedScan("NIfTI: expected a finite affine, found NaN or infinity; correct sform or qform")
     sizes = np.linalg.norm(affine[:3, :3], axis=0)
-    # Relative to the voxel sizes, so that a small voxel is not taken for a flat one.
+    # Relative to the voxel sizes, so that small voxels are not mistaken for a degenerate affine.
     if not (sizes > 0).all() or abs(np.linalg.det(affine[:3, :3] / sizes)) < 1e-3:
         raise DamagedScan(
             "NIfTI: expected an affine whose three axes span space, found "

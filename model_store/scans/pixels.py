@@ -1,4 +1,4 @@
-"""Pillow's part: pixels of a PNG or TIFF whose header has been checked, as an array with channels last."""
+"""Decode the pixels of a PNG or TIFF with Pillow, after its header was checked. Channels come last."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from PIL import Image
 from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.scans.types import Scan, check_finite
 
-# Pillow warns about odd but harmless metadata; that is not the business of whoever sends the scan. Filters of
-# warnings belong to the process, so two threads must not change them at once.
+# Pillow warns about odd but harmless metadata, which the client need not know. Warning filters are global to
+# the process, so two threads must not change them at the same time.
 _SILENCE = threading.Lock()
 
 
@@ -25,7 +25,7 @@ def decode_pixels(
     notes: tuple[str, ...] = (),
     view: type[np.generic] | None = None,
 ) -> Scan:
-    """Decode `content`; `view` reinterprets the bits of a grey sample that Pillow takes for another type.
+    """Decode `content`. `view` reinterprets the bits of grey samples that Pillow reads as another type.
 
     Raises DamagedScan, UnsupportedScan.
     """
@@ -35,8 +35,8 @@ def decode_pixels(
         raise
     except MemoryError as error:
         raise ScanTooLarge(f"{kind.upper()}: not enough memory to decode it; send a smaller image") from error
-    # What a decoder of foreign bytes raises on hostile ones is no list that could be kept: all of it means
-    # that the file cannot be decoded.
+    # Pillow raises many kinds of exceptions on hostile bytes, and the list is not documented. Each of them
+    # means that the file cannot be decoded.
     except Exception as error:
         raise DamagedScan(f"{kind.upper()}: cannot be decoded ({error}); save or send it again") from error
     check_finite(voxels, kind.upper())
@@ -48,12 +48,12 @@ def _array(content: bytes, kind: str, view: type[np.generic] | None) -> NDArray[
     with _SILENCE, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image: Image.Image = Image.open(io.BytesIO(content), formats=(kind.upper(),))
-        if kind == "tiff":  # reads its tags again while it decodes
+        if kind == "tiff":  # Pillow reads the tags again while it decodes, and may warn
             image.load()
     image.load()
     if image.mode in ("P", "RGB"):
-        # A transparent colour becomes an alpha channel to be judged. A grey value that is marked so (often 0,
-        # in masks) is still that value.
+        # A transparent colour becomes an alpha channel, which is checked below. A grey value that is marked
+        # transparent (often 0, in masks) keeps its value.
         image = image.convert("RGBA" if "transparency" in image.info else "RGB")
     if image.mode in ("LA", "RGBA"):
         image = _opaque(image)
@@ -76,7 +76,7 @@ def _opaque(image: Image.Image) -> Image.Image:
     low, _ = alpha.getextrema()
     if float(low) < 255:  # type: ignore[arg-type]
         raise UnsupportedScan(
-            "expected an opaque image, found transparent pixels, whose intensity is undefined; "
+            "expected an opaque image, found transparent pixels, which have no defined intensity; "
             "flatten the image"
         )
     grey = image.mode == "LA"

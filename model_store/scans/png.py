@@ -1,4 +1,4 @@
-"""PNG: its chunks are read and judged here, its pixels are decoded by Pillow."""
+"""PNG: the chunks are read and checked here, the pixels are decoded by Pillow."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from model_store.scans.types import Limits, Scan, check_sides
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
-# Text, colour profiles and EXIF are where a decoder meets compressed bombs, and they say nothing about
-# intensities: Pillow only gets to see what makes up the pixels. EXIF is asked here whether they are upright.
+# Pillow gets only the chunks that make up the pixels. Text, colour profiles and EXIF may hold decompression
+# bombs and do not affect intensities. The orientation in EXIF is checked here.
 _KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
 # Colour type -> samples per pixel.
@@ -27,10 +27,10 @@ _ADAM7 = (
     (0, 1, 1, 2),
 )
 _STEP = 2**20
-# zlib copies what it was handed and could not use yet: so it is handed little at a time.
+# zlib copies input that it cannot use yet, so it gets little at a time.
 _SLICE = 2**16
-# An image of 4096 x 4096 in colour, in the small chunks that encoders write, has a fifth of this. Each chunk
-# costs some hundred bytes of memory, however empty it is.
+# A colour image of 4096 x 4096 in the small chunks that encoders write has a fifth of this number. Even an
+# empty chunk costs some hundred bytes of memory.
 _MOST_CHUNKS = 65536
 
 _ORIENTATION, _MOST_TAGS = 274, 512
@@ -47,7 +47,7 @@ class _Header:
 
     @property
     def data_bytes(self) -> int:
-        """What the pixels are, inflated: a filter byte and the packed samples of each row of each pass."""
+        """Size of the decompressed pixels: a filter byte and the packed samples of each row of each pass."""
         total = 0
         for x, y, dx, dy in _ADAM7 if self.interlaced else _PLAIN:
             columns, rows = -(-(self.width - x) // dx), -(-(self.height - y) // dy)
@@ -83,7 +83,7 @@ def read_png(data: bytes, limits: Limits) -> Scan:
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, memoryview, memoryview]]:
-    """(type, body, whole chunk) up to IEND, each with its CRC checked: Pillow does not check that of IDAT."""
+    """(type, body, whole chunk) up to IEND. All CRCs are checked here: Pillow does not check that of IDAT."""
     view = memoryview(data)
     position = len(SIGNATURE)
     for _ in range(_MOST_CHUNKS):
@@ -122,9 +122,9 @@ def _header(kind: bytes, body: memoryview) -> _Header:
 
 
 def _check_upright(exif: memoryview) -> None:
-    """Refuse an image that viewers turn: what is drawn over it there lies elsewhere on its pixels.
+    """Reject an image that viewers rotate: a mask drawn in a viewer would not fit the stored pixels.
 
-    EXIF that cannot be read turns nothing.
+    Viewers ignore EXIF that cannot be read, and so does this function.
     """
     order = {b"II*\0": "<", b"MM\0*": ">"}.get(bytes(exif[:4]))
     if order is None:
@@ -143,16 +143,16 @@ def _check_upright(exif: memoryview) -> None:
 
 
 def _check_amount(header: _Header, packed: list[memoryview]) -> None:
-    """Refuse more or fewer pixels than the header announces.
+    """Reject more or fewer pixels than the header announces.
 
-    Pillow leaves missing rows black, and never says that a thousand times as much follows the last one.
+    Pillow leaves missing rows black, and does not report data after the last row.
     """
     expected, found = header.data_bytes, 0
     stream = zlib.decompressobj()
     try:
         for part in _slices(packed):
             rest: bytes | memoryview = part
-            # Past its end zlib decodes nothing and only piles up what it is handed: refused below.
+            # After the end of its stream zlib only collects its input. Such a file is rejected below.
             while rest and found <= expected and not stream.unused_data:
                 found += len(stream.decompress(rest, _STEP))
                 rest = stream.unconsumed_tail

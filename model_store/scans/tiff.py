@@ -1,8 +1,8 @@
 """TIFF: the directory is read and rewritten here, the pixels are decoded by Pillow.
 
-A TIFF's directory may point anywhere, any number of times: tens of thousands of entries that each name the
-whole file, directories within directories. So the entries that make up the pixels are checked one by one and
-put into a directory of their own at the end of the file; no decoder sees the rest.
+A TIFF's directory may point anywhere, any number of times: tens of thousands of entries may each refer to the
+whole file, and directories may be nested. So the entries that make up the pixels are checked one by one and
+written to a new directory at the end of the file. Pillow sees only these.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _KEPT = (
     *(_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _OFFSETS, _SAMPLES, _ROWS, _COUNTS),
     *(_PLANAR, _PREDICTOR, _COLOURS, _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS, _EXTRA, _FORMAT),
 )
-# Tag type -> struct letter. Only whole numbers occur among the kept tags.
+# Tag type -> struct letter. The kept tags are all whole numbers.
 _TYPES = {1: "B", 3: "H", 4: "I"}
 _LOSSLESS = {1: "none", 5: "LZW", 8: "deflate", 32946: "deflate", 32773: "PackBits"}
 _MOST_ENTRIES = 512
@@ -58,7 +58,7 @@ def read_tiff(data: bytes, limits: Limits) -> Scan:
     if grey and (bits, sample_format) == (8, 2):
         view = np.int8
     elif grey and (bits, sample_format) == (32, 1):
-        # Pillow's 32-bit mode is signed, and it refuses big-endian unsigned: the same bits, read as unsigned.
+        # Pillow's 32-bit mode is signed, and it rejects big-endian unsigned. The bits are reinterpreted.
         view = np.uint32
         one = struct.pack(order + "H2x", 2)
         entries[_FORMAT] = _Entry(_FORMAT, 3, 1, one, (2,))
@@ -124,7 +124,7 @@ def _check(entries: dict[int, _Entry], limits: Limits) -> None:
         raise UnsupportedScan(
             f"TIFF: expected 1 to 4 samples per pixel, found {samples}; save it as grey or RGB"
         )
-    # A decoder allocates a whole tile, however small the image in it.
+    # A decoder allocates whole tiles, even for a small image.
     if _first(entries, _TILE_WIDTH, 1) > max(1024, 2 * width) or (
         _first(entries, _TILE_HEIGHT, 1) > max(1024, 2 * height)
     ):
@@ -132,11 +132,11 @@ def _check(entries: dict[int, _Entry], limits: Limits) -> None:
 
 
 def _check_amount(entries: dict[int, _Entry], length: int) -> None:
-    """Refuse strips or tiles that are too few, too short or elsewhere: a decoder may leave them black."""
+    """Reject missing, short or misplaced strips or tiles: a decoder may leave their pixels black."""
     width, height = _first(entries, _WIDTH, 0), _first(entries, _HEIGHT, 0)
     strips, tiles = entries.keys() & {_OFFSETS, _COUNTS}, entries.keys() & {_TILE_OFFSETS, _TILE_COUNTS}
     if strips and tiles:
-        # A decoder takes those it meets last, whatever they are called: not the ones that are checked here.
+        # A decoder uses the last ones it reads, which need not be the ones that are checked here.
         raise DamagedScan("TIFF: expected strips or tiles, found both; save it again")
     tiled = _TILE_WIDTH in entries
     columns = max(1, _first(entries, _TILE_WIDTH, width))
@@ -154,9 +154,9 @@ def _check_amount(entries: dict[int, _Entry], length: int) -> None:
             f"found {found}; save it again"
         )
     if any(o + c > length for o, c in zip(offsets.values, counts.values, strict=True)):
-        raise DamagedScan("TIFF: a strip lies beyond the end of the file; send the whole file")
-    # A decoder copies each strip whole where its bits run backwards (FillOrder 2): strips that share their
-    # bytes would cost their number times their size.
+        raise DamagedScan("TIFF: a strip is beyond the end of the file; send the whole file")
+    # With reversed bits (FillOrder 2) a decoder copies each strip: strips that share their bytes would cost
+    # their number times their size.
     if sum(counts.values) > length:
         raise DamagedScan(
             f"TIFF: expected strips or tiles that do not overlap, found {sum(counts.values)} bytes of them "
@@ -174,7 +174,7 @@ def _check_amount(entries: dict[int, _Entry], length: int) -> None:
 
 
 def _rewrite(data: bytes, order: str, entries: dict[int, _Entry]) -> bytes:
-    """The same file with a directory of only the kept entries, at its end; all offsets stay valid."""
+    """The file with a new directory of the kept entries at its end. All offsets stay valid."""
     kept = [entries[tag] for tag in sorted(_KEPT) if tag in entries]
     padding = b"\0" * (len(data) % 2)
     start = len(data) + len(padding)

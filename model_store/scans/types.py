@@ -1,28 +1,32 @@
-"""A scan in memory, and what one may cost."""
+"""A decoded scan, and the limits on the size of one."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from model_store.errors import DamagedScan, ScanTooLarge
 
-# A side below this is no picture of an organ; it is a damaged header, an icon or a trap.
+# A smaller side means a damaged header, an icon or an attack, not a picture of an organ.
 MIN_SIDE = 8
 
-# Far beyond any intensity, far below where squares overflow float32's exponent when a network sums them.
+# Far above any intensity, far below the values for which sums of squares overflow float32 in a network.
 MAX_INTENSITY = 1e15
+
+# The files of a scan that is stored as several: file name -> content.
+Parts = Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a scan may cost, checked before anything of that size is allocated.
+    """Upper bounds for a scan, checked before anything of that size is allocated.
 
-    `max_bytes` of the file as it is sent, `max_pixels` of an image (width x height), `max_voxels` of a volume
-    and `max_decompressed` bytes after inflating.
+    `max_bytes` of the file as it is sent (the sum over several files), `max_pixels` of an image (width x
+    height), `max_voxels` of a volume, and `max_decompressed` bytes after decompression.
     """
 
     max_bytes: int = 512 * 2**20
@@ -37,17 +41,17 @@ class Scan:
 
     Attributes:
         voxels: image [H, W, C] or volume [I, J, K, C] in the file's own grid and order, in any integer or
-            float type, intensities as the file means them (scl_slope applied). Finite. Read-only.
+            float type; intensities are scaled as the file says (scl_slope applied). Finite. Read-only.
         affine: [4, 4] float64, voxel index -> RAS in the file's units (mm unless `mm_per_unit` says
             otherwise); None for an image.
-        format: what the bytes were.
+        format: name of the format that the scan was read from, as in `model_store.scans.formats`.
         mm_per_unit: millimetres per unit of the affine, by the header's xyzt_units.
-        notes: what a person should know about how the file was read, a sentence each.
+        notes: remarks for a person on how the file was read, one sentence each.
     """
 
     voxels: NDArray[Any]
     affine: NDArray[np.float64] | None
-    format: Literal["png", "tiff", "nifti"]
+    format: str
     mm_per_unit: float = 1.0
     notes: tuple[str, ...] = ()
 
@@ -68,14 +72,14 @@ class Scan:
 
     @property
     def voxel_volume_ml(self) -> float | None:
-        """Millilitres per voxel; None for an image, which knows no spacing."""
+        """Millilitres per voxel; None for an image, which has no spacing."""
         if self.affine is None:
             return None
         return float(abs(np.linalg.det(self.affine[:3, :3]))) * self.mm_per_unit**3 / 1000
 
 
 def check_sides(width: int, height: int, limits: Limits, name: str) -> None:
-    """Refuse an image too small to mean anything or too large to read."""
+    """Check the sides of an image. Raises DamagedScan for a tiny one, ScanTooLarge beyond `max_pixels`."""
     if min(width, height) < MIN_SIDE:
         raise DamagedScan(
             f"{name}: expected at least {MIN_SIDE} pixels a side, found {width} x {height}; send the original"
@@ -88,7 +92,10 @@ def check_sides(width: int, height: int, limits: Limits, name: str) -> None:
 
 
 def check_finite(voxels: NDArray[Any], name: str) -> None:
-    """Refuse NaN, infinity and absurd intensities. Minimum and maximum carry a NaN and need no temporary."""
+    """Raise DamagedScan for NaN, infinity or absurd intensities.
+
+    Minimum and maximum propagate NaN and need no temporary array.
+    """
     if voxels.dtype.kind != "f":
         return
     low, high = float(voxels.min()), float(voxels.max())

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from model_store.errors import TaskError
+from model_store.scan import strip_suffix
 from model_store.task import Task
 from service.errors import AdaptationRejected
 
-_SUFFIXES = (".nii.gz", ".nii", ".png", ".tiff", ".tif")
 # One to learn from and one to validate on.
 FEWEST = 2
 
@@ -139,8 +139,7 @@ def _some(patients: set[str], share: float, seed: int, least: int) -> set[str]:
 
 
 def _patient(name: str, task: Task) -> str:
-    suffix = next((suffix for suffix in _SUFFIXES if name.lower().endswith(suffix)), "")
     try:
-        return task.patient_of(name[: len(name) - len(suffix)])
+        return task.patient_of(strip_suffix(name))
     except TaskError as error:
         raise AdaptationRejected(f"scan {error}") from error

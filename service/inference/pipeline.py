@@ -83,8 +83,8 @@ BeforeRunning = Callable[[Scan, tuple[str, ...]], None]
 def read(
     data: bytes, manifest: NetworkManifest, limits: Limits, watch: Stopwatch, before_running: BeforeRunning
 ) -> PreparedScan:
-    """Decode `data` (the bytes of a file: PNG, TIFF or NIfTI, told by its content), prepare it for the task
-    of `manifest`, and hold it against the scans of its training.
+    """Decode `data` (the bytes of a scan's file), prepare it for the task of `manifest`, and compare it with
+    the scans of its training.
 
     Raises ScanError for a scan that cannot be read or does not fit the task, and what `before_running` does.
     """

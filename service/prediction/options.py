@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
+from model_store.scan import list_formats
 from service.catalog.network import Personalization
 from service.http.parameters import HOSPITAL_ID
 from service.http.problems import invalid
@@ -63,7 +64,7 @@ def read_options(kind: type[Options], fields: dict[str, str]) -> Options:
 
 def request_body(kind: type[ScanOptions]) -> dict[str, Any]:
     """The form, for the API's description."""
-    scan = {"type": "string", "format": "binary", "description": "PNG, TIFF, .nii or .nii.gz."}
+    scan = {"type": "string", "format": "binary", "description": f"{list_formats('or')}."}
     properties = {"scan": scan, **kind.model_json_schema()["properties"]}
     form = {"type": "object", "required": ["scan"], "properties": properties, "additionalProperties": False}
     return {"required": True, "content": {"multipart/form-data": {"schema": form}}}

@@ -9,6 +9,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import JsonValue, RootModel
 
+from model_store.scan import list_formats
 from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
 from service.cohorts.intake import formats_of
 from service.context import InContext, ServiceContext
@@ -37,7 +38,7 @@ def _request_body() -> dict[str, Any]:
         "type": "object",
         "required": [_SCANS],
         "properties": {
-            _SCANS: scans | {"description": "PNG, TIFF, .nii or .nii.gz; together as large as one upload."},
+            _SCANS: scans | {"description": f"{list_formats('or')}; together as large as one upload."},
             "model": {"type": "string"},
             "options": options,
         },

@@ -9,6 +9,7 @@ from anyio import to_thread
 from fastapi import APIRouter, Header, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from model_store.scan import list_formats
 from service.cohorts import cohorts
 from service.cohorts.intake import check_digest, formats_of, refuse_form
 from service.cohorts.masks import of_cohort
@@ -27,7 +28,7 @@ router.include_router(masks.router)
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _SCAN_BODY: dict[str, Any] = {
     "required": True,
-    "description": "PNG, TIFF, .nii or .nii.gz: the file as it is. Its first bytes say what it is.",
+    "description": f"{list_formats('or')}: the file as it is. Its first bytes say what it is.",
     "content": {"application/octet-stream": _BINARY},
 }
 

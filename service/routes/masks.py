@@ -10,7 +10,7 @@ from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, Field
 
 from model_store.preprocessing import check_grid, check_values, label_values
-from model_store.scan import decode
+from model_store.scan import decode, list_formats
 from model_store.task import Task
 from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
@@ -26,7 +26,7 @@ router = APIRouter(tags=["cohorts"])
 
 _BODY: dict[str, Any] = {
     "required": True,
-    "description": "PNG, TIFF, .nii or .nii.gz of whole numbers, on the scan's own grid: an empty target is "
+    "description": f"{list_formats('or')} of whole numbers, on the scan's own grid: an empty target is "
     "a mask of background, and a scan without a mask is one that nobody has looked at.",
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
 }

@@ -15,15 +15,6 @@ Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 
-def stem_of(file_name: str) -> str:
-    """A file's name without its suffix, `.nii.gz` being one suffix."""
-    lowered = file_name.lower()
-    for suffix in (".nii.gz", ".nii", ".png", ".tiff", ".tif"):
-        if lowered.endswith(suffix):
-            return file_name[: -len(suffix)]
-    return Path(file_name).stem
-
-
 @dataclass(frozen=True)
 class Case:
     """One image and its mask. `split` is None until cases.csv or `split_by_patient` says it."""
@@ -35,7 +26,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """The file name that image and mask share."""
+        """The name of the image's file or folder."""
         return self.image.name
 
 

@@ -19,11 +19,12 @@ from torch import Tensor
 from model_store.errors import LocumStoreError
 from model_store.guard import ReferenceStatistics, summarise
 from model_store.preprocessing import prepare
-from model_store.scan import Scan, decode
+from model_store.scan import Scan
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform_images
 from training.data.cases import LabelledCase, Site
 from training.data.classification.npz import read_arrays
+from training.data.scan_files import read_scan
 from training.errors import FederationError
 
 
@@ -101,7 +102,7 @@ class _Source:
 
     def scan(self, case: LabelledCase) -> Scan:
         if case.row is None:
-            return decode(case.image.read_bytes())
+            return read_scan(case.image)
         if case.image not in self._arrays:
             self._arrays[case.image] = read_arrays(case.image)
         name, index = case.row

@@ -3,7 +3,7 @@
 root/
   task.yaml (optional)      kind: classification, with class_names
   SITE/
-    CLASS/                  PNG, TIFF or NIfTI; a class without images may be left out
+    CLASS/                  scans: files, or folders of a series; a class without images may be left out
     cases.csv (optional)    columns: file (as CLASS/NAME), and any of patient, split
 """
 
@@ -24,12 +24,12 @@ from model_store.preprocessing import geometry_of
 from model_store.preprocessing.intensity import match_channels
 from model_store.scan import decode
 from model_store.task import LEAST_SIDE, Task
-from training.data.cases import Federation, LabelledCase, Site, stem_of
+from training.data.cases import Federation, LabelledCase, Site
+from training.data.scan_files import content_digest, read_content, read_scan, scans_in, stem_of
 from training.data.segmentation.layout import (
     CASES,
     IMAGES,
     Row,
-    files_in,
     find_sites,
     read_rows,
     whole_patients,
@@ -87,7 +87,7 @@ def _read_site(folder: Path, task: Task, problems: list[str]) -> Site[LabelledCa
     files = {
         f"{name}/{file}": (index, path)
         for name, index in known.items()
-        for file, path in sorted(files_in(folder / name).items())
+        for file, path in sorted(scans_in(folder / name).items())
     }
     if not files:
         problems.append(f"site '{site}': empty; expected images in a folder per class ({', '.join(known)})")
@@ -102,7 +102,7 @@ def _read_site(folder: Path, task: Task, problems: list[str]) -> Site[LabelledCa
         if patient is None:
             try:
                 patient = (
-                    task.patient_of(stem_of(path.name)) if task.patient else f"{path.parent.name}/{path.name}"
+                    task.patient_of(stem_of(path)) if task.patient else f"{path.parent.name}/{path.name}"
                 )
             except TaskError as error:
                 problems.append(f"{site}/{name}: {error}")
@@ -129,7 +129,7 @@ def _look_at(sites: Sequence[Site[LabelledCase]], task: Task) -> list[_Look]:
 
 
 def _look(site: str, case: LabelledCase, task: Task) -> _Look:
-    content = case.image.read_bytes()
+    content = read_content(case.image)
     problems: tuple[str, ...] = ()
     try:
         scan = decode(content)
@@ -137,7 +137,7 @@ def _look(site: str, case: LabelledCase, task: Task) -> _Look:
         geometry_of(scan, task)
     except LocumStoreError as error:
         problems = (f"{site}/{case.name}: {error}",)
-    return _Look(site, case, hashlib.sha256(content).hexdigest(), problems)
+    return _Look(site, case, content_digest(content), problems)
 
 
 def _inferred(root: Path, folders: Sequence[Path]) -> Task:
@@ -147,9 +147,9 @@ def _inferred(root: Path, folders: Sequence[Path]) -> Task:
     sides: list[tuple[int, int]] = []
     # Only where its slices lie is asked of this one; the size it will have is not yet known.
     axial = Task(name="any", labels={"any": (1,)}, size=(16, 16))
-    for path in (path for folder in folders for name in names for path in files_in(folder / name).values()):
+    for path in (path for folder in folders for name in names for path in scans_in(folder / name).values()):
         try:
-            scan = decode(path.read_bytes())
+            scan = read_scan(path)
             _, rows, columns = geometry_of(scan, axial).slices
         except LocumStoreError:
             continue  # told about when every file is looked at

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -18,10 +17,10 @@ from torch import Tensor
 from model_store.errors import LocumStoreError
 from model_store.guard import ReferenceStatistics, summarise
 from model_store.preprocessing import prepare, prepare_mask
-from model_store.scan import Scan, decode
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform
 from training.data.cases import Case, Site
+from training.data.scan_files import read_scan
 from training.errors import FederationError
 
 
@@ -116,9 +115,9 @@ def _prepared(
     positions: list[int] = []
     for case in cases:
         try:
-            scan = _read(case.image)
+            scan = read_scan(case.image)
             prepared = prepare(scan, task)
-            classes = prepare_mask(_read(case.mask), task, prepared.geometry)
+            classes = prepare_mask(read_scan(case.mask), task, prepared.geometry)
             if statistics is not None:
                 statistics.append(ReferenceStatistics.of(summarise(scan, prepared)))
         except LocumStoreError as error:
@@ -134,7 +133,3 @@ def _prepared(
     return SliceSet(
         np.concatenate(images), np.concatenate(targets), tuple(patients), tuple(names), tuple(positions)
     )
-
-
-def _read(path: Path) -> Scan:
-    return decode(path.read_bytes())

@@ -20,6 +20,7 @@ from model_store.preprocessing.intensity import match_channels
 from model_store.scan import decode
 from model_store.task import Task
 from training.data.cases import Case, Site
+from training.data.scan_files import content_digest, read_content
 
 Made = TypeVar("Made")
 
@@ -45,7 +46,7 @@ def look_at(sites: Iterable[Site], task: Task) -> list[Look]:
 def _look(site: str, case: Case, task: Task) -> Look:
     problems: list[str] = []
     image_name = f"{site}/images/{case.name}"
-    mask_name = f"{site}/{case.mask.parent.name}/{case.name}"
+    mask_name = f"{site}/{case.mask.parent.name}/{case.mask.name}"
 
     def attempt(name: str, step: Callable[[], Made]) -> Made | None:
         try:
@@ -54,9 +55,9 @@ def _look(site: str, case: Case, task: Task) -> Look:
             problems.append(f"{name}: {error}")
             return None
 
-    contents = case.image.read_bytes(), case.mask.read_bytes()
-    digests = [hashlib.sha256(content) for content in contents]
-    digest = hashlib.sha256(b"".join(one.digest() for one in digests)).hexdigest()
+    contents = read_content(case.image), read_content(case.mask)
+    digests = [content_digest(content) for content in contents]
+    digest = hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
     image = attempt(image_name, partial(decode, contents[0]))
     mask = attempt(mask_name, partial(decode, contents[1]))
     if image is not None:
@@ -64,4 +65,4 @@ def _look(site: str, case: Case, task: Task) -> Look:
         geometry = attempt(image_name, partial(geometry_of, image, task))
         if mask is not None and geometry is not None:
             attempt(mask_name, partial(prepare_mask, mask, task, geometry))
-    return Look(site, case, digest, digests[0].hexdigest(), tuple(problems))
+    return Look(site, case, digest, digests[0], tuple(problems))

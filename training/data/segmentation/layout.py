@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from model_store.errors import TaskError
 from model_store.task import Task
-from training.data.cases import SPLITS, AnyCase, Case, Site, Split, stem_of
+from training.data.cases import SPLITS, AnyCase, Case, Site, Split
+from training.data.scan_files import scans_in, stem_of
 
 IMAGES = "images"
 # The Medical Segmentation Decathlon and many others call them labels.
@@ -68,9 +70,9 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     A patient comes from cases.csv, else from the task's `patient` expression, else from the file's own name.
     """
     site = folder.name
-    images = files_in(folder / IMAGES)
+    images = scans_in(folder / IMAGES)
     masks_folder = next((folder / name for name in MASKS if (folder / name).is_dir()), folder / MASKS[0])
-    masks = files_in(masks_folder)
+    masks = _masks_of(images, scans_in(masks_folder))
     if not images and not masks:
         problems.append(f"site '{site}': empty; expected images in {IMAGES}/ and their masks in {MASKS[0]}/")
     problems += [
@@ -91,7 +93,8 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
         patient = row.patient
         if patient is None:
             try:
-                patient = task.patient_of(stem_of(name)) if task else stem_of(name)
+                stem = stem_of(images[name])
+                patient = task.patient_of(stem) if task else stem
             except TaskError as error:
                 problems.append(f"{site}/{IMAGES}/{name}: {error}")
                 continue
@@ -99,11 +102,14 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
     return Site(site, whole_patients(site, cases, problems))
 
 
-def files_in(folder: Path) -> dict[str, Path]:
-    """The visible files of a folder by name; none if there is no such folder."""
-    if not folder.is_dir():
-        return {}
-    return {p.name: p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")}
+def _masks_of(images: Mapping[str, Path], masks: Mapping[str, Path]) -> dict[str, Path]:
+    """Masks by the names of their images: the same name, or NAME.nii.gz for an image folder NAME."""
+    by_stem: dict[str, list[str]] = {}
+    for name in masks.keys() - images.keys():
+        by_stem.setdefault(stem_of(masks[name]), []).append(name)
+    folders = {name for name, path in images.items() if path.is_dir() and name not in masks}
+    renamed = {names[0]: stem for stem, names in by_stem.items() if stem in folders and len(names) == 1}
+    return {renamed.get(name, name): path for name, path in masks.items()}
 
 
 def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:

@@ -1,0 +1,99 @@
+"""The registry of scan formats: one entry per format that Locum reads.
+
+Everything that depends on the set of formats is derived from `FORMATS`: which reader
+`model_store.scan.decode` calls, the suffixes that are cut off a scan's name, the lists of formats in error
+messages and in the API description, and which folders of a training site are scans. The recipe "Add a scan
+format" is in `docs/recipes/scan-format.md`.
+
+A scan is one blob of bytes for the service: one upload, one digest, one file of a cohort. A scan of several
+files (a DICOM series) is sent as a zip, which is a format with its own `sniff` and `read`. In a training
+folder such a scan may also be a folder of files, if its format has a `Series`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from model_store.scans import nifti, png, tiff
+from model_store.scans.foreign import is_dicom
+from model_store.scans.types import Limits, Parts, Scan
+
+
+@dataclass(frozen=True)
+class Series:
+    """How a format stores one scan as several files.
+
+    Attributes:
+        sniff: whether a file is one of the scan's files, by its first 4096 bytes. It never raises.
+        read: all files to one Scan, within the limits. Raises ScanError and nothing else, also for files that
+            do not belong together.
+    """
+
+    sniff: Callable[[bytes], bool]
+    read: Callable[[Parts, Limits], Scan]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format of scans.
+
+    Attributes:
+        name: value of `Scan.format`, stored with each scan of a cohort: unique, at most 16 characters.
+        labels: what sentences call it; one label per kind of file.
+        suffixes: of file names, in lower case. They only shorten a name: no reader is chosen by a suffix.
+        sniff: whether the bytes are of this format. It reads little of them (a signature, the
+            directory of an archive) and never raises.
+        read: bytes to a Scan. It compares what the header announces with the limits before it allocates,
+            decompresses or decodes anything. Raises ScanError and nothing else.
+        series: for a format that may also be several files.
+    """
+
+    name: str
+    labels: tuple[str, ...]
+    suffixes: tuple[str, ...]
+    sniff: Callable[[bytes], bool]
+    read: Callable[[bytes, Limits], Scan]
+    series: Series | None = None
+
+
+def _starts_with(*signatures: bytes) -> Callable[[bytes], bool]:
+    # The first 128 bytes of a DICOM file are free and may hold the signature of a TIFF, for example.
+    return lambda data: data.startswith(signatures) and not is_dicom(data)
+
+
+# The order decides where two formats accept the same bytes, and it is the order in sentences.
+FORMATS: tuple[Format, ...] = (
+    Format("png", ("PNG",), (".png",), _starts_with(png.SIGNATURE), png.read_png),
+    Format("tiff", ("TIFF",), (".tiff", ".tif"), _starts_with(*tiff.SIGNATURES), tiff.read_tiff),
+    Format(
+        "nifti", (".nii", ".nii.gz"), (".nii", ".nii.gz"), _starts_with(*nifti.SIGNATURES), nifti.read_nifti
+    ),
+)
+
+
+def format_of(data: bytes) -> Format | None:
+    """The first format that accepts the bytes; None for an unknown one."""
+    return next((known for known in FORMATS if known.sniff(data)), None)
+
+
+def series_of(files: Iterable[bytes]) -> Series | None:
+    """How to read several files as one scan, by the first file that a format recognises; None without one.
+
+    Other files do not count here: the format's reader decides whether to skip or to reject a stray file.
+    """
+    known = [one.series for one in FORMATS if one.series is not None]
+    return next((series for file in files for series in known if series.sniff(file)), None)
+
+
+def strip_suffix(name: str) -> str:
+    """A file name without the suffix of a format (`.nii.gz` is one suffix), in any case of letters."""
+    suffixes = (suffix for known in FORMATS for suffix in known.suffixes if name.lower().endswith(suffix))
+    return name[: len(name) - len(max(suffixes, key=len, default=""))]
+
+
+def list_formats(conjunction: Literal["and", "or"]) -> str:
+    """The formats in a sentence: 'PNG, TIFF, .nii or .nii.gz'."""
+    *others, last = (label for known in FORMATS for label in known.labels)
+    return f"{', '.join(others)} {conjunction} {last}"

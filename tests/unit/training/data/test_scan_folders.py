@@ -1,0 +1,190 @@
+"""Training cases that are folders of files, with a format that is registered by the test alone."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from numpy.typing import NDArray
+
+from model_store.scan import encode_nifti
+from model_store.scans import formats
+from tests.helpers.model_store.png_stack import PNG_STACK, slices, zipped
+from training.data.classification import LabelledData
+from training.data.federation import load_federation
+from training.data.scan_files import content_digest, read_content, scans_in, stem_of
+from training.data.segmentation.dataset import SiteData
+from training.data.splits import split_by_patient
+from training.errors import FederationError
+
+TASK = {"name": "bright", "labels": {"bright": [1]}, "size": [16, 16], "patient": "^(?P<patient>p[0-9.]+)"}
+PATIENTS = ("p1", "p2", "p3.7", "p4")
+
+
+@pytest.fixture(autouse=True)
+def _registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, PNG_STACK))
+
+
+def volume_of(patient: str) -> NDArray[np.uint8]:
+    drawn = np.random.default_rng(PATIENTS.index(patient)).integers(0, 2, (16, 16, 3))
+    return np.where(drawn == 1, 200, 20).astype(np.uint8)
+
+
+def write_folder(folder: Path, volume: NDArray[np.uint8]) -> None:
+    folder.mkdir(parents=True)
+    for name, content in slices(volume).items():
+        (folder / name).write_bytes(content)
+
+
+def write_site(root: Path, form: str) -> Path:
+    """One site: a case per patient as a folder, a zip or a NIfTI; the mask of a folder is a NIfTI."""
+    (root / "north" / "images").mkdir(parents=True)
+    (root / "north" / "masks").mkdir()
+    (root / "task.yaml").write_text(yaml.safe_dump(TASK))
+    for patient in PATIENTS:
+        volume = volume_of(patient)
+        mask = (volume == 200).astype(np.uint8)
+        image = root / "north" / "images" / patient
+        mask_file = root / "north" / "masks" / patient
+        if form == "folder":
+            write_folder(image, volume)
+            Path(f"{mask_file}.nii.gz").write_bytes(encode_nifti(mask, np.eye(4)))
+        elif form == "zip":
+            Path(f"{image}.zip").write_bytes(zipped(slices(volume)))
+            Path(f"{mask_file}.zip").write_bytes(zipped(slices(mask)))
+        else:
+            Path(f"{image}.nii.gz").write_bytes(encode_nifti(volume, np.eye(4)))
+            Path(f"{mask_file}.nii.gz").write_bytes(encode_nifti(mask, np.eye(4)))
+    return root
+
+
+class TestSegmentation:
+    def test_folders_and_zips_train_on_the_same_slices_as_nifti(self, tmp_path: Path) -> None:
+        data = {}
+        for form in ("folder", "zip", "nifti"):
+            federation = load_federation(write_site(tmp_path / form, form))
+            assert federation.site("north").patients == PATIENTS
+            data[form] = SiteData.load(split_by_patient(federation.site("north"), seed=0), federation.task)
+        for form in ("folder", "zip"):
+            for split in ("train", "val", "test"):
+                one, other = getattr(data[form], split), getattr(data["nifti"], split)
+                np.testing.assert_array_equal(one.images, other.images)
+                np.testing.assert_array_equal(one.targets, other.targets)
+                assert one.patients == other.patients
+
+    def test_a_task_is_inferred_from_folders(self, tmp_path: Path) -> None:
+        root = write_site(tmp_path / "site", "folder")
+        (root / "task.yaml").unlink()
+        federation = load_federation(root)
+        assert (federation.task.labels, federation.task.size) == ({"foreground": (1,)}, (16, 16))
+        # The whole name of a folder is the patient: it has no suffix.
+        assert federation.site("north").patients == PATIENTS
+
+    def test_a_mask_may_be_a_folder_of_the_same_name(self, tmp_path: Path) -> None:
+        root = write_site(tmp_path / "site", "folder")
+        mask = root / "north" / "masks" / "p1"
+        mask.with_name("p1.nii.gz").unlink()
+        write_folder(mask, (volume_of("p1") == 200).astype(np.uint8))
+        (case, *_) = load_federation(root).site("north").cases
+        assert (case.name, case.mask) == ("p1", mask)
+
+    def test_cases_csv_names_a_folder(self, tmp_path: Path) -> None:
+        root = write_site(tmp_path / "site", "folder")
+        (root / "north" / "cases.csv").write_text("file,patient,split\np1,p9,test\n")
+        (case, *_) = load_federation(root).site("north").cases
+        assert (case.patient, case.split) == ("p9", "test")
+
+    def test_the_digest_depends_on_every_byte_and_name_of_a_folder(self, tmp_path: Path) -> None:
+        root = write_site(tmp_path / "site", "folder")
+        before = load_federation(root).digest
+        copied = shutil.copytree(root, tmp_path / "copy")
+        (copied / "north" / "images" / "p1" / ".DS_Store").write_bytes(b"hidden")
+        assert load_federation(copied).digest == before
+        first = copied / "north" / "images" / "p1" / "000.png"
+        first.rename(first.with_name("0000.png"))
+        renamed = load_federation(copied).digest
+        assert renamed != before
+        first.with_name("0000.png").write_bytes(slices(volume_of("p2"))["000.png"])
+        assert load_federation(copied).digest not in (before, renamed)
+
+    def test_the_same_folder_at_two_patients_is_reported(self, tmp_path: Path) -> None:
+        root = write_site(tmp_path / "site", "folder")
+        images = root / "north" / "images"
+        shutil.rmtree(images / "p2")
+        shutil.copytree(images / "p1", images / "p2")
+        assert load_federation(root).repeated == (("north/images/p1", "north/images/p2"),)
+
+    def test_every_problem_of_a_folder_is_listed(self, tmp_path: Path) -> None:
+        root = write_site(tmp_path / "site", "folder")
+        (root / "north" / "images" / "p1" / "notes.txt").write_text("the left hip")
+        (root / "north" / "masks" / "p2.nii.gz").unlink()
+        # Two masks for one folder: neither is chosen.
+        shutil.copy(root / "north" / "masks" / "p4.nii.gz", root / "north" / "masks" / "p4.nii")
+        with pytest.raises(FederationError) as caught:
+            load_federation(root)
+        found = "\n".join(caught.value.problems)
+        for expected in (
+            "north/images/p1: stack: expected PNG slices, found notes.txt",
+            "north/images/p2: no mask",
+            "north/images/p4: no mask",
+            "north/masks/p4.nii: no image",
+            "north/masks/p4.nii.gz: no image",
+        ):
+            assert expected in found
+        assert len(caught.value.problems) == 5
+
+    def test_images_that_are_files_still_need_masks_of_the_same_name(self, tmp_path: Path) -> None:
+        root = write_site(tmp_path / "site", "zip")
+        shutil.move(root / "north" / "masks" / "p1.zip", root / "north" / "masks" / "p1.png")
+        with pytest.raises(FederationError, match=r"p1\.zip: no mask"):
+            load_federation(root)
+
+
+def test_a_folder_of_images_by_class_may_hold_folders(tmp_path: Path) -> None:
+    for index, patient in enumerate(PATIENTS):
+        write_folder(tmp_path / "north" / ("dark", "light")[index % 2] / patient, volume_of(patient))
+    federation = load_federation(tmp_path)
+    assert federation.task.kind == "classification"
+    cases = federation.site("north").cases
+    assert [(case.name, case.label) for case in cases] == [
+        ("dark/p1", 0), ("dark/p3.7", 0), ("light/p2", 1), ("light/p4", 1),
+    ]  # fmt: skip
+    data = LabelledData.load(split_by_patient(federation.site("north"), seed=0), federation.task)
+    assert sum(map(len, (data.train, data.val, data.test))) == 3 * len(PATIENTS)
+
+
+class TestScanFiles:
+    def test_only_folders_that_a_format_recognises_are_scans(self, tmp_path: Path) -> None:
+        write_folder(tmp_path / "p1", volume_of("p1"))
+        write_folder(tmp_path / ".hidden", volume_of("p1"))
+        write_folder(tmp_path / "nested" / "p1", volume_of("p1"))
+        (tmp_path / "empty").mkdir()
+        (tmp_path / "texts").mkdir()
+        (tmp_path / "texts" / "a.png").write_text("not a PNG")
+        (tmp_path / "any.txt").write_text("checked later")
+        assert set(scans_in(tmp_path)) == {"p1", "any.txt"}
+        assert scans_in(tmp_path / "none") == {}
+
+    def test_no_folder_is_a_scan_without_a_format_of_several_files(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write_folder(tmp_path / "p1", volume_of("p1"))
+        monkeypatch.setattr(formats, "FORMATS", formats.FORMATS[:-1])
+        assert scans_in(tmp_path) == {}
+
+    def test_the_stem_of_a_file_and_of_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "p1.zip").mkdir()
+        stems = {name: stem_of(tmp_path / name) for name in ("p1.zip", "p2.zip", "a.nii.gz", "a.b.dat", "a")}
+        assert stems == {"p1.zip": "p1.zip", "p2.zip": "p2", "a.nii.gz": "a", "a.b.dat": "a.b", "a": "a"}
+
+    def test_the_digest_of_a_file_is_that_of_its_bytes(self, tmp_path: Path) -> None:
+        (tmp_path / "a").write_bytes(b"abc")
+        # FIPS 180-2, example B.1.
+        expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        assert content_digest(read_content(tmp_path / "a")) == expected
+        assert content_digest({"a": b"1", "b": b"2"}) == content_digest({"b": b"2", "a": b"1"})
+        assert content_digest({"a": b"1", "b": b"2"}) != content_digest({"a": b"2", "b": b"1"})

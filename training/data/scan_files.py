@@ -1,0 +1,68 @@
+"""Scans on disk: a file, or a folder of files where a registered format is stored as several.
+
+Which formats these are is said in `model_store.scans.formats`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from model_store.scan import Parts, Scan, decode, series_of, strip_suffix
+
+# Enough for a format to recognise one of its files.
+_HEAD_BYTES = 4096
+
+
+def scans_in(folder: Path) -> dict[str, Path]:
+    """The visible scans in a folder by name; none if there is no such folder.
+
+    Every file counts: whether it can be decoded is checked later. A folder counts if a format recognises one
+    of its files.
+    """
+    if not folder.is_dir():
+        return {}
+    visible = (path for path in folder.iterdir() if not path.name.startswith("."))
+    return {path.name: path for path in visible if path.is_file() or _is_series(path)}
+
+
+def stem_of(path: Path) -> str:
+    """A scan's name without its suffix (`.nii.gz` is one suffix); the whole name of a folder."""
+    if path.is_dir():
+        return path.name
+    stripped = strip_suffix(path.name)
+    return stripped if stripped != path.name else path.stem
+
+
+def read_content(path: Path) -> bytes | Parts:
+    """The bytes of a scan's file, or those of the visible files of its folder, for `decode`."""
+    if path.is_dir():
+        return {file.name: file.read_bytes() for file in _files(path)}
+    return path.read_bytes()
+
+
+def read_scan(path: Path) -> Scan:
+    """Decode a scan's file or folder. Raises ScanError."""
+    return decode(read_content(path))
+
+
+def content_digest(content: bytes | Parts) -> str:
+    """sha256 in hexadecimal digits: of a file's bytes; of several files over their names and digests."""
+    if isinstance(content, bytes):
+        return hashlib.sha256(content).hexdigest()
+    # A separator that no file name can contain keeps names and digests apart.
+    lines = (f"{name}\0{content_digest(content[name])}\0" for name in sorted(content))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+
+
+def _is_series(folder: Path) -> bool:
+    return folder.is_dir() and series_of(map(_head, _files(folder))) is not None
+
+
+def _head(file: Path) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(_HEAD_BYTES)
