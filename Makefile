@@ -1,4 +1,4 @@
-.PHONY: install demo test check openapi clean
+.PHONY: install demo test test-fast check openapi clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -15,6 +15,10 @@ demo: install
 
 test: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --quiet
+
+# Unit tests without processes, for every save.
+test-fast: install
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m "not process" --numprocesses 2 --dist loadfile --quiet
 
 check: install
 	$(BIN)/ruff check .

@@ -78,6 +78,7 @@ def test_network_is_left_as_it_was() -> None:
     assert torch.equal(torch.random.get_rng_state(), random)
 
 
+@pytest.mark.process
 def test_bytes_are_equal_in_other_processes_and_silent() -> None:
     here = hashlib.sha256(to_onnx(_network(), 1, (32, 48))).hexdigest()
     root = Path(__file__).parents[3]

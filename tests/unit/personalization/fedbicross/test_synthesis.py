@@ -215,6 +215,7 @@ print(peak() - warm)
 """
 
 
+@pytest.mark.process
 def test_memory_does_not_grow_with_the_trajectory() -> None:
     steps = 24
     command = [sys.executable, "-c", MEASURE, str(Path(__file__).parent), str(steps)]

@@ -94,6 +94,7 @@ for width in (1, 2, 4, 8, 12):
 """
 
 
+@pytest.mark.process
 def test_narrow_ones_learn_on_processors_without_avx512() -> None:
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     subprocess.run([sys.executable, "-c", _LEARNING], env=environment, check=True)

@@ -52,6 +52,7 @@ def test_downgrading_leaves_nothing_behind(database: Database) -> None:
     assert is_current(database)
 
 
+@pytest.mark.process
 def test_processes_that_start_at_once_migrate_once(database_url: str) -> None:
     program = (
         "import sys; from service.database import Database, is_current, upgrade\n"

@@ -24,6 +24,8 @@ from service.runtime.metrics import Metrics
 from service.runtime.queue import RUN_JOB, VERIFY_STORE, Queue
 from service.settings import Settings
 
+pytestmark = pytest.mark.process
+
 
 class Bench:
     """A database, a Redis and whoever looks after jobs, all real."""

@@ -18,6 +18,8 @@ from service.errors import BrokerError
 from service.runtime.broker import Broker, redis_server, socket_path
 from service.settings import Settings
 
+pytestmark = pytest.mark.process
+
 
 @pytest.fixture
 def make() -> Iterator[Callable[[Path], Broker]]:

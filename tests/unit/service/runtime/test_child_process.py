@@ -12,6 +12,8 @@ import pytest
 
 from service.runtime.child_process import Child
 
+pytestmark = pytest.mark.process
+
 SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"
 IGNORES_TERM = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + SLEEPS
 

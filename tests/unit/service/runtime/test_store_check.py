@@ -20,6 +20,8 @@ from service.runtime.store_check import Verifier, latest_verdict, verify_store
 from service.settings import Settings
 from tests.helpers.model_store.broken_files import unreadable
 
+pytestmark = pytest.mark.process
+
 TASK = Task(name="bright", labels={"bright": (1,)}, size=(32, 32))
 
 

@@ -190,6 +190,7 @@ def test_joining_is_trained_in_its_precision_and_tested_in_float32(data: SiteDat
     assert torch.equal(state_of(plain)["encoder1.0.weight"], state["encoder1.0.weight"])
 
 
+@pytest.mark.process
 def test_importing_a_benchmark_registers_no_network() -> None:
     code = (
         "from personalization.networks.registry import names\n"
