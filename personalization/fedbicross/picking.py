@@ -24,16 +24,14 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.gate.statistics import squared_hellinger
+from personalization.options.picking import Criterion
 
-Criterion = Literal["information", "statistics", "combined", "entropy", "consistency", "consensus"]
-CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
 # In standard deviations of each image, as `consistency` adds it.
 NOISE = 0.2
 # Images per forward, and at most so many pixels: bounds the memory, and changes no result but the noise.

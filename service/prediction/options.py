@@ -7,12 +7,12 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from model_store.scan import list_formats
+from personalization.options.adaptation import PresetName
 from service.catalog.network import Personalization
 from service.http.parameters import HOSPITAL_ID
 from service.http.problems import invalid
 from service.http.validation import reason
 from service.inference.pool import PickUnit
-from service.kinds.routing_space import Preset
 from service.prediction.output import Output
 
 Options = TypeVar("Options", bound="ScanOptions")
@@ -80,7 +80,7 @@ class SegmentOptions(ScanOptions):
         "`scan`: one adapted to this scan alone: of an ssf-pool at once, and its `auto`; of a routing-space "
         "by a job.",
     )
-    preset: Preset | None = Field(
+    preset: PresetName | None = Field(
         None,
         description="With `scan` of a routing-space: what is learned from the scan, as in the options of an "
         "adaptation; by default what is the default there.",

@@ -26,8 +26,6 @@ from model_store.manifest import GRAPH, WEIGHTS, ClustersManifest, ModelManifest
 from model_store.store import Store
 from model_store.task import Task
 from personalization.fedbicross.picking import (
-    CRITERIA,
-    Criterion,
     Observed,
     cheapest,
     costs,
@@ -37,10 +35,10 @@ from personalization.fedbicross.picking import (
 from personalization.gate import GateVerdict
 from personalization.gate.picking import PickEvidence, judge_pick
 from personalization.networks import build
+from personalization.options.picking import CRITERIA, Criterion, PickingOptions
 from personalization.state import from_safetensors
 from service.cohorts.files import ScanFile
 from service.errors import AdaptationRejected
-from service.kinds.clusters import PickingOptions
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, PublishedCandidate, as_json
 from service.worker.candidate import CandidateDraft, publish

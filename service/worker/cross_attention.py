@@ -29,11 +29,11 @@ from personalization.fedoap.joining import (
     predict,
 )
 from personalization.networks import FedOapUNet, build
+from personalization.options.joining import JoiningOptions
 from personalization.state import from_safetensors, to_safetensors
 from service.cohorts.patients import PatientSplit, same_bytes, split_by_patient
 from service.errors import AdaptationRejected
 from service.jobs import records
-from service.kinds.cross_attention import JoiningOptions
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, PublishedCandidate, as_json
 from service.worker.candidate import CandidateDraft, publish

@@ -10,6 +10,7 @@ import torch
 from model_store.digest import sha256
 from model_store.store import Store
 from personalization.export import to_onnx
+from personalization.options.adaptation import RoutingOptions
 from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
@@ -17,7 +18,6 @@ from service.catalog.network import Selection
 from service.errors import AdaptationRejected
 from service.inference.pipeline import Stopwatch
 from service.jobs.files import StoredResult
-from service.kinds.routing_space import RoutingOptions
 from service.prediction.options import SegmentOptions
 from service.prediction.receipt import ModelReceipt
 from service.prediction.segmentation import SegmentationPredictor

@@ -25,7 +25,8 @@ from torch import Tensor
 from benchmarks.harness.cells import Cell
 from benchmarks.harness.federate import federate
 from model_store.task import Task
-from personalization.fedbicross.picking import CRITERIA, cheapest, costs, observe, stability
+from personalization.fedbicross.picking import cheapest, costs, observe, stability
+from personalization.options.picking import CRITERIA
 from personalization.state import State, StreamingMean
 from training.algorithm import ClientResult, Memory, ModelDraft, Phase, Publication, ServerStage, StepContext
 from training.data.classification import ImageSet, LabelledData, Partition, load_npz

@@ -9,8 +9,9 @@ import numpy as np
 from benchmarks.accuracy.one_shot.arms import FOR_ANYBODY
 from benchmarks.accuracy.one_shot.scores import Row
 from benchmarks.harness.tables import mean_and_spread, table
-from personalization.fedbicross.picking import CRITERIA, cheapest
+from personalization.fedbicross.picking import cheapest
 from personalization.gate.picking import PickEvidence, judge_pick
+from personalization.options.picking import CRITERIA
 
 CHANCE, HINDSIGHT = "by chance", "best in hindsight"
 

@@ -23,8 +23,9 @@ from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
 from benchmarks.harness.tables import mean_and_spread, table, write_page
 from model_store.preprocessing import prepare
 from model_store.scan import Scan
-from personalization.fedbicross.picking import CRITERIA, cheapest, costs, observe, stability
+from personalization.fedbicross.picking import cheapest, costs, observe, stability
 from personalization.gate.picking import PickEvidence, judge_pick
+from personalization.options.picking import CRITERIA
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.methods import FedBiCrossConfig

@@ -27,7 +27,8 @@ async def ask():
 
 asyncio.run(ask())
 loaded = {name.partition(".")[0] for name in sys.modules}
-print(sorted(loaded & {"torch", "monai", "personalization", "training", "matplotlib"}))
+of_personalization = {name.split(".")[1] for name in sys.modules if name.startswith("personalization.")}
+print(sorted(loaded & {"torch", "monai", "training", "matplotlib"}), sorted(of_personalization))
 """
 
 WORKER_WITHOUT_TORCH = """
@@ -48,7 +49,7 @@ def run(program: str, folder: Path) -> str:
 
 
 def test_the_api_answers_and_enqueues_without_torch(tmp_path: Path) -> None:
-    assert run(ANSWERS_WITHOUT_TORCH, tmp_path) == "[]"
+    assert run(ANSWERS_WITHOUT_TORCH, tmp_path) == "[] ['options']"
 
 
 def test_the_worker_verifies_without_torch(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.accuracy.picking.experiment import CHANCE, HINDSIGHT, STRANGERS, compute, page, regrets
-from personalization.fedbicross.picking import CRITERIA
+from personalization.options.picking import CRITERIA
 
 TINY = {"width": 1, "local_epochs": 1, "epochs": 1, "steps": 3, "synthesis_batch": 6, "personal_epochs": 0}
 

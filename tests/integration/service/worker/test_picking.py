@@ -11,8 +11,7 @@ import pytest
 
 from model_store.manifest import GRAPH
 from model_store.store import Store
-from personalization.fedbicross.picking import CRITERIA
-from service.kinds.clusters import PickingOptions
+from personalization.options.picking import CRITERIA
 from tests.helpers.service.drawn_clusters import as_png, finished, pictures, publish, submit
 from tests.helpers.service.workplace import Workplace
 
@@ -125,8 +124,3 @@ def test_a_scan_alone_cannot_pick(api: Any) -> None:
     scan = as_png(pictures("elm", 1)[0])
     refused = api.segment(scan, model="shapes", personalization="scan")
     assert (refused.status_code, refused.json()["type"]) == (422, "urn:locum:problem:another-kind-of-task")
-
-
-def test_the_api_offers_the_criteria_that_there_are() -> None:
-    schema = PickingOptions.model_json_schema()["properties"]["criterion"]
-    assert tuple(schema["enum"]) == CRITERIA

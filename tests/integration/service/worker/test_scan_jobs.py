@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.digest import sha256
-from service.kinds.routing_space import RoutingOptions
+from personalization.options.adaptation import RoutingOptions
 from service.worker.runner import run_job
 from tests.helpers.service.routing_federation import outside_scans, volume
 from tests.helpers.service.workplace import Workplace, opened

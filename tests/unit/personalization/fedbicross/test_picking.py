@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from personalization.fedbicross.picking import (
-    CRITERIA,
     Observed,
     cheapest,
     costs,
@@ -20,6 +19,7 @@ from personalization.fedbicross.picking import (
 )
 from personalization.gate.statistics import statistics_distance
 from personalization.networks import build
+from personalization.options.picking import CRITERIA
 
 
 def observed(answers: list[list[float]], noisy: list[list[float]] | None = None) -> Observed:

@@ -1,0 +1,46 @@
+"""Options of an adaptation: fitting a routing space (IOP-FL) to unlabeled scans."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+PresetName = Literal["paper", "official", "statistics"]
+
+
+class RoutingOptions(BaseModel):
+    """How a routing space is adapted. Every field has the default that is right for most hospitals."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    preset: PresetName = Field(
+        "paper",
+        description="The loss: `paper` consistency + 0.01 (shape + entropy), noise only; `official` as the "
+        "published code of IOP-FL. `statistics` learns nothing: the global model alone, with batch norm's "
+        "statistics of these scans.",
+    )
+    router: Literal["direct", "pooled"] = Field(
+        "direct",
+        description="Where coefficients come from: `direct` one per layer and model, for few scans; `pooled` "
+        "a small network on each layer's features.",
+    )
+    epochs: int = Field(10, ge=1, le=200, description="Passes over the cohort; the best safe one is kept.")
+    batch_size: int = Field(16, ge=1, le=128, description="Slices per step.")
+    routing_rate: FiniteFloat | None = Field(
+        None, gt=0, le=10, description="Learning rate of the routing; null: 0.1 for direct, 0.001 for pooled."
+    )
+    bn_rate: FiniteFloat = Field(
+        1e-3, gt=0, le=10, description="Learning rate of batch norm's scale and shift."
+    )
+    train_bn_affine: bool = Field(True, description="Whether batch norm's scale and shift are learnt too.")
+    noise: FiniteFloat = Field(
+        0.5, ge=0, le=10, description="Of the consistency loss, in standard deviations of each slice."
+    )
+    shape_weight: FiniteFloat | None = Field(
+        None,
+        ge=0,
+        le=10,
+        description="Weight of the shape loss, which expects one compact target; null: the preset's.",
+    )
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Everything random derives from it.")
