@@ -1,30 +1,29 @@
-"""May a candidate be assigned? Answered without labels, from masks and statistics alone.
+"""May a candidate be assigned? Decided without labels, from masks and statistics alone.
 
-    verdict = judge(gather(candidate, parent, replicas, ..., references=consensus(space, images)))
+    verdict = judge(ROUTING, Observed(candidate, parent, replicas, ..., references=consensus(space, images)))
 
-It cannot know that a candidate is better. It knows what those that are worse look like: unlike the parent,
-another one after another draw of the dice, with masks that no anatomy has, or made for other images. And it
-asks for a sign of the opposite: masks nearer than the parent's to what all models of the federation say.
-Entropy is not asked: adaptation minimises it, and the surest masks are the collapsed ones.
+The gate cannot know that a candidate is better. It rejects what worse candidates look like: masks unlike the
+parent's, masks that change with the seed, masks that no anatomy has, and images unlike those of training. And
+it requires a sign of the opposite: masks nearer than the parent's to what all models of the federation say.
+Entropy is no check: adaptation minimises it, and collapsed masks have the lowest.
 """
 
 from __future__ import annotations
 
+from personalization.gate.check import Check, CheckResult, GateVerdict, judge, limits
 from personalization.gate.consensus import consensus
-from personalization.gate.evidence import Evidence, gather
+from personalization.gate.routing import ROUTING, Observed
 from personalization.gate.statistics import shift_of_statistics, statistics_distance
-from personalization.gate.thresholds import THRESHOLDS, Thresholds
-from personalization.gate.verdict import Check, GateVerdict, judge
 
 __all__ = [
-    "THRESHOLDS",
+    "ROUTING",
     "Check",
-    "Evidence",
+    "CheckResult",
     "GateVerdict",
-    "Thresholds",
+    "Observed",
     "consensus",
-    "gather",
     "judge",
+    "limits",
     "shift_of_statistics",
     "statistics_distance",
 ]

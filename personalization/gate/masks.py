@@ -16,6 +16,11 @@ from personalization.errors import LabelError
 Maps = NDArray[np.uint8]
 Index = NDArray[np.int64]
 
+# A class in a scan smaller than this share of one slice (16 pixels of 128x128) counts as absent.
+MIN_COMPONENT = 1e-3
+# Any mask may grow to this share of a scan's pixels, however small the parent's masks are.
+MIN_GROWTH = 0.02
+
 # Pixels that touch at a corner are one piece.
 _NEIGHBOURS = np.ones((3, 3), dtype=np.int8)
 _MOST_CLASSES = 256
@@ -81,29 +86,29 @@ class Comparison:
         sizes: NDArray[np.float64] = self.counts.sum(axis=1) / self.slice_pixels
         return sizes
 
-    def agreement(self, speck: float) -> NDArray[np.float64]:
+    def agreement(self, min_size: float) -> NDArray[np.float64]:
         """Dice of the two sets in every scan [S]: the mean over its foreground classes.
 
-        A class that is smaller than `speck` (of one slice) in both sets is left out; NaN where all are, that
-        is, where both sets find the scan empty.
+        A class that is smaller than `min_size` (of one slice) in both sets is left out; NaN where all are,
+        that is, where both sets find the scan empty.
         """
         overlap = np.diagonal(self.counts, axis1=1, axis2=2)[:, 1:] / self.slice_pixels
         first, second = self.first[:, 1:], self.second[:, 1:]
-        present = np.maximum(first, second) >= speck
+        present = np.maximum(first, second) >= min_size
         total = np.where(present, first + second, 1.0)
         dice = np.where(present, 2 * overlap / total, 0.0)
         number = present.sum(axis=1)
         return np.where(number > 0, dice.sum(axis=1) / np.maximum(number, 1), np.nan)
 
 
-def mean_agreement(first: Maps, second: Maps, scan_index: Index, classes: int, speck: float) -> float:
+def mean_agreement(first: Maps, second: Maps, scan_index: Index, classes: int, min_size: float) -> float:
     """Mean over the scans in which either set finds anything; 1 if both find all of them empty."""
-    values = Comparison.of(first, second, scan_index, classes).agreement(speck)
+    values = Comparison.of(first, second, scan_index, classes).agreement(min_size)
     return float(np.nanmean(values)) if not np.isnan(values).all() else 1.0
 
 
 def agreement_gain(
-    candidate: Maps, parent: Maps, reference: Maps, scan_index: Index, classes: int, speck: float
+    candidate: Maps, parent: Maps, reference: Maps, scan_index: Index, classes: int, min_size: float
 ) -> float | None:
     """At least how much better the candidate agrees with the reference than its parent does, 95 % sure.
 
@@ -112,7 +117,8 @@ def agreement_gain(
     is, for one scan, or where it leaves one, which bounds nothing.
     """
     ours, theirs = (
-        Comparison.of(maps, reference, scan_index, classes).agreement(speck) for maps in (candidate, parent)
+        Comparison.of(maps, reference, scan_index, classes).agreement(min_size)
+        for maps in (candidate, parent)
     )
     seen = ~(np.isnan(ours) & np.isnan(theirs))
     if not seen.any() and len(seen) > 1:
@@ -136,3 +142,11 @@ def mean_fragments(maps: Maps, classes: int) -> float:
         if (own := one == index).any()
     ]
     return float(np.mean(pieces)) if pieces else 0.0
+
+
+def largest_plausible_share(before: float) -> float:
+    """The share of a scan beyond which a mask is oversized, where the largest mask before has `before`.
+
+    Twice as large, but where that is most of the image, half of what is left of it.
+    """
+    return max(min(2 * before, (1 + before) / 2), MIN_GROWTH)

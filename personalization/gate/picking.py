@@ -1,63 +1,70 @@
-"""May the picked cluster's model be assigned? Answered without labels.
+"""The gate of a picked cluster: may its model be assigned? No label is used.
 
-It cannot know that the model is right. It knows what picks look like that are not to be trusted: another pick
-from other scans of the hospital, a model that says the same whatever it sees, or one that meets images unlike
-any it was made for.
+The gate cannot know that the model is right. It rejects a pick that other scans of the hospital would not
+make, a model that gives the same answer to every image, and images unlike any that the model was trained on.
+Limits were set by reasoning and on the phantom, never on the labels of real scans from outside.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from personalization.gate.verdict import Bound, GateVerdict, held_against
+from personalization.gate.check import Check, check
+from personalization.options.picking import Criterion
 
 
 @dataclass(frozen=True)
-class PickEvidence:
-    """The numbers that are judged; their meaning is below. None: not measured."""
+class Pick:
+    """A pick as it was made.
 
+    Attributes:
+        cluster: whose model was picked.
+        costs: by criterion, of every cluster's model (`personalization.fedbicross.picking.costs`).
+        stability: share of draws from the scans that pick the same cluster; None: not measured.
+        source_warnings: share of the scans that do not look like those of training.
+    """
+
+    cluster: str
+    costs: Mapping[Criterion, Mapping[str, float]]
     stability: float | None
-    information: float
-    statistics_distance: float
     source_warnings: float
 
 
-@dataclass(frozen=True)
-class PickThresholds:
-    """Set by reasoning and on the phantom, never on the labels of real scans from outside.
+@check("stability", "at least", 0.8, "share of draws from the scans (bootstrap) that pick the same cluster")
+def stability(pick: Pick) -> float | None:
+    """A pick that one draw of the scans in five overturns depends on which scans happened to be sent."""
+    return pick.stability
 
-    - stability 0.8: a pick that one draw of the scans in five overturns says as much about the scans that
-      happened to be sent as about the hospital.
-    - information 0.05: models that answer nearly always the same have less on the phantom, nearly all others
-      more.
-    - statistics_distance 0.06: beyond it, on the phantom, picks are wrong more often than right; right ones
-      are there too (docs/results/picking.md).
-    - source_warnings 0.5: where most scans do not look like training's, nothing else here is worth much.
+
+@check(
+    "information",
+    "at least",
+    0.05,
+    "how much the answers depend on the image: 0 always the same, 1 sure, and all classes in equal parts",
+)
+def information(pick: Pick) -> float:
+    """On the phantom, models that nearly always give the same answer have less, nearly all others more."""
+    return -pick.costs["information"][pick.cluster]
+
+
+@check(
+    "statistics_distance",
+    "at most",
+    0.06,
+    "how far what the layers see in these scans is from what they expect (0 equal, 1 nothing in common)",
+)
+def statistics_distance(pick: Pick) -> float:
+    """Beyond it, on the phantom, picks are wrong more often than right; some right picks are beyond it too
+    (docs/results/picking.md).
     """
-
-    stability: float = 0.8
-    information: float = 0.05
-    statistics_distance: float = 0.06
-    source_warnings: float = 0.5
+    return pick.costs["statistics"][pick.cluster]
 
 
-_MEANINGS: dict[str, tuple[Bound, str]] = {
-    "stability": (
-        "at least",
-        "share of draws from the scans (bootstrap) that pick the same cluster",
-    ),
-    "information": (
-        "at least",
-        "how much the answers depend on the image: 0 always the same, 1 sure, and all classes in equal parts",
-    ),
-    "statistics_distance": (
-        "at most",
-        "how far what the layers see in these scans is from what they expect (0 equal, 1 nothing in common)",
-    ),
-    "source_warnings": ("at most", "share of the scans that do not look like those of training"),
-}
+@check("source_warnings", "at most", 0.5, "share of the scans that do not look like those of training")
+def source_warnings(pick: Pick) -> float:
+    """Where most scans do not look like training's, the other checks say little."""
+    return pick.source_warnings
 
 
-def judge_pick(evidence: PickEvidence, thresholds: PickThresholds | None = None) -> GateVerdict:
-    """Hold the evidence against the thresholds."""
-    return held_against(vars(evidence), vars(thresholds or PickThresholds()), _MEANINGS)
+PICKING: tuple[Check[Pick], ...] = (stability, information, statistics_distance, source_warnings)

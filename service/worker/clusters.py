@@ -32,8 +32,8 @@ from personalization.fedbicross.picking import (
     observe,
     stability,
 )
-from personalization.gate import GateVerdict
-from personalization.gate.picking import PickEvidence, judge_pick
+from personalization.gate import GateVerdict, judge
+from personalization.gate.picking import PICKING, Pick
 from personalization.networks import build
 from personalization.options.picking import CRITERIA, Criterion, PickingOptions
 from personalization.state import from_safetensors
@@ -127,7 +127,7 @@ def run_picking(attempt: Attempt) -> PublishedCandidate:
     except ValueError as error:
         raise AdaptationRejected(f"nothing can be picked: {error}") from error
     attempt.set_stage("judging", cluster=chosen)
-    gate = as_json(_verdict(observed, chosen, cohort, options).to_json())
+    gate = as_json(_verdict(observed, chosen, found, cohort, options).to_json())
     attempt.emit("gate", gate)
     attempt.set_stage("drawing")
     _draw(attempt, loaded, files, observed, chosen, cohort.scan_of_image)
@@ -161,6 +161,7 @@ def _observe(
 def _verdict(
     observed: Mapping[str, Observed],
     chosen: str,
+    found: Mapping[Criterion, Mapping[str, float]],
     cohort: CohortImages,
     options: PickingOptions,
 ) -> GateVerdict:
@@ -168,14 +169,8 @@ def _verdict(
     draw = torch.Generator().manual_seed(options.seed)
     criterion: Criterion = options.criterion
     enough = int(patients.max()) + 1 >= _FEWEST_PATIENTS
-    return judge_pick(
-        PickEvidence(
-            stability=stability(criterion, observed, patients, draw) if enough else None,
-            information=-costs("information", observed)[chosen],
-            statistics_distance=costs("statistics", observed)[chosen],
-            source_warnings=cohort.warned,
-        )
-    )
+    stable = stability(criterion, observed, patients, draw) if enough else None
+    return judge(PICKING, Pick(chosen, found, stability=stable, source_warnings=cohort.warned))
 
 
 def _draw(

@@ -21,13 +21,15 @@ from model_store.store import Store
 from personalization.errors import CheckpointError
 from personalization.export import to_onnx
 from personalization.fedoap.joining import (
+    JOINING,
     Joining,
     JoiningCheckpoint,
     JoiningConfig,
+    ObservedJoining,
     join,
-    judge_joining,
     predict,
 )
+from personalization.gate import judge
 from personalization.networks import FedOapUNet, build
 from personalization.options.joining import JoiningOptions
 from personalization.state import from_safetensors, to_safetensors
@@ -81,9 +83,10 @@ def run_joining(attempt: Attempt) -> PublishedCandidate:
     joining = _join(attempt, parent, cohort, split, config)
     attempt.set_stage("judging")
     maps, attention = predict(parent.network, cohort.images, attempt.check_cancelled)
-    verdict = judge_joining(
+    observed = ObservedJoining(
         joining, maps.numpy(), cohort.targets.numpy(), cohort.drawn_on, cohort.scan_of_image
     )
+    verdict = judge(JOINING, observed)
     gate = as_json(verdict.to_json())
     attempt.emit("gate", gate)
     attempt.set_stage("drawing")

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from personalization.gate import GateVerdict, consensus, gather, judge, shift_of_statistics
+from personalization.gate import ROUTING, GateVerdict, Observed, consensus, judge, shift_of_statistics
 from personalization.test_time.config import AdaptationConfig
 from service.worker.attempt import Attempt
 from service.worker.cohort_images import CohortImages
@@ -30,7 +30,7 @@ def verdict_on(
     config: AdaptationConfig,
     device: torch.device,
 ) -> GateVerdict:
-    """Gather the evidence and judge it.
+    """Observe the candidate and judge it.
 
     Costs as much again as the adaptation twice, two forwards of each of the federation's models, and half a
     forward of the candidate for each of its batch norms.
@@ -50,7 +50,7 @@ def verdict_on(
         replicas.append(class_maps(replica.merged, images, device, check_cancelled))
     attempt.set_stage("judging", against="the federation")
     references = consensus(loaded.space, images, device=device, check_cancelled=check_cancelled)
-    evidence = gather(
+    observed = Observed(
         candidate=class_maps(adapted.merged, images, device, check_cancelled),
         parent=class_maps(parent, images, device, check_cancelled),
         replicas=replicas,
@@ -63,7 +63,7 @@ def verdict_on(
         ),
         references=references,
     )
-    return judge(evidence)
+    return judge(ROUTING, observed)
 
 
 def _replicas(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:

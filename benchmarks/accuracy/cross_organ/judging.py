@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks.harness.evaluation import Scans, predict
 from model_store.preprocessing import restore
 from model_store.task import Task
-from personalization.gate.evidence import SPECK
+from personalization.gate.masks import MIN_COMPONENT
 from personalization.metrics import dice
 from training.data.cases import Case
 
@@ -51,7 +51,7 @@ def judged(predicted: Tensor, truth: Tensor) -> float | bool:
     """Dice of an image with a tumour; of one without, whether more than specks of one is found."""
     if bool(truth.any()):
         return float(dice(predicted.flatten()[None], truth.flatten()[None], 2)[0, 1])
-    return bool((predicted > 0).double().mean() >= SPECK)
+    return bool((predicted > 0).double().mean() >= MIN_COMPONENT)
 
 
 def by_patient(images: Mapping[str, float | bool], patients: Mapping[str, str]) -> Found:

@@ -10,7 +10,8 @@ from benchmarks.accuracy.one_shot.arms import FOR_ANYBODY
 from benchmarks.accuracy.one_shot.scores import Row
 from benchmarks.harness.tables import mean_and_spread, table
 from personalization.fedbicross.picking import cheapest
-from personalization.gate.picking import PickEvidence, judge_pick
+from personalization.gate import judge
+from personalization.gate.picking import PICKING, Pick
 from personalization.options.picking import CRITERIA
 
 CHANCE, HINDSIGHT = "by chance", "best in hindsight"
@@ -76,14 +77,9 @@ def _gate(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         result = row["result"]["outside"]
         chosen = cheapest(result["costs"][criterion])
-        evidence = PickEvidence(
-            stability=result["stability"],
-            information=-result["costs"]["information"][chosen],
-            statistics_distance=result["costs"]["statistics"][chosen],
-            source_warnings=0.0,
-        )
+        pick = Pick(chosen, result["costs"], stability=result["stability"], source_warnings=0.0)
         picked, best = (worth(row, way, "balanced") for way in (criterion, HINDSIGHT))
-        found["passed" if judge_pick(evidence).passed else "refused"].append((picked, best - picked))
+        found["passed" if judge(PICKING, pick).passed else "refused"].append((picked, best - picked))
     body = [
         [name, len(each), *(mean_and_spread([pair[i] for pair in each]) for i in (0, 1))]
         for name, each in found.items()

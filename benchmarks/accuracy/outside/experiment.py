@@ -33,7 +33,7 @@ from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
 from benchmarks.harness.evaluation import Scans
 from model_store.store import Store
 from model_store.task import Task
-from personalization.gate import THRESHOLDS
+from personalization.gate import ROUTING, limits
 from personalization.iop_fl.space import GLOBAL
 from personalization.test_time.config import AdaptationConfig
 from training.config import RunConfig
@@ -119,7 +119,7 @@ def cells_of(
         "method": IopFlConfig(**{**settings.method, **METHOD_OF_SET.get(set_, {})}).model_dump(mode="json"),
     }
     # What it asks, and of whose slices as one: another gate makes other cells.
-    gate = {"gate": {**asdict(THRESHOLDS), "unit": "patient"}}
+    gate = {"gate": {**limits(ROUTING), "unit": "patient"}}
     return [
         {"arms": arms, "seed": seed, "site": site, **common, "adaptation": adaptation}
         | ({} if arms in LEARN_NO_ROUTING else gate)

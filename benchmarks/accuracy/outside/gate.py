@@ -20,7 +20,7 @@ from benchmarks.accuracy.outside.arms import Models, Turn
 from benchmarks.harness.evaluation import Scans, mean_dice, predict
 from model_store.guard import ReferenceStatistics, check
 from model_store.task import Task
-from personalization.gate import THRESHOLDS, consensus, gather, judge, shift_of_statistics
+from personalization.gate import ROUTING, Observed, consensus, judge, shift_of_statistics
 from personalization.iop_fl.space import GLOBAL
 
 
@@ -34,7 +34,7 @@ class Judge:
 
     def verdict(self, candidate: nn.Module, replicas: Sequence[nn.Module], learned: Scans) -> dict[str, Any]:
         """The gate's verdict, as a service would store it, over the scans the candidate was made from."""
-        evidence = gather(
+        observed = Observed(
             _masks(candidate, learned),
             _masks(self.models.network(), learned),
             [_masks(replica, learned) for replica in replicas],
@@ -44,7 +44,7 @@ class Judge:
             shift_of_statistics(self.models.states[GLOBAL], candidate, learned.images),
             references=consensus(self.models.space(), learned.images),
         )
-        return judge(evidence, THRESHOLDS).to_json()
+        return judge(ROUTING, observed).to_json()
 
     def record(
         self, kind: str, candidate: nn.Module, replicas: Sequence[nn.Module], turn: Turn

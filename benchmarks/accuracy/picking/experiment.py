@@ -24,7 +24,8 @@ from benchmarks.harness.tables import mean_and_spread, table, write_page
 from model_store.preprocessing import prepare
 from model_store.scan import Scan
 from personalization.fedbicross.picking import cheapest, costs, observe, stability
-from personalization.gate.picking import PickEvidence, judge_pick
+from personalization.gate import judge
+from personalization.gate.picking import PICKING, Pick
 from personalization.options.picking import CRITERIA
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -154,14 +155,8 @@ def _gate(hospitals: Sequence[Mapping[str, Any]]) -> list[str]:
     right: dict[str, list[float]] = {"passed": [], "refused": []}
     for each in hospitals:
         chosen = cheapest(each["costs"][criterion])
-        verdict = judge_pick(
-            PickEvidence(
-                stability=each["stability"][criterion],
-                information=-each["costs"]["information"][chosen],
-                statistics_distance=each["costs"]["statistics"][chosen],
-                source_warnings=0.0,
-            )
-        )
+        pick = Pick(chosen, each["costs"], stability=each["stability"][criterion], source_warnings=0.0)
+        verdict = judge(PICKING, pick)
         right["passed" if verdict.passed else "refused"].append(each["accuracies"][chosen])
     body = [
         [name, len(found), mean_and_spread(found), sum(accuracy < 0.5 for accuracy in found)]

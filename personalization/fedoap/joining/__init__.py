@@ -10,15 +10,16 @@ from personalization.fedoap.joining.checkpoint import JoiningCheckpoint, Joining
 from personalization.fedoap.joining.config import JoiningConfig
 from personalization.fedoap.joining.examples import JoiningExamples
 from personalization.fedoap.joining.join import Joining, join, predict
-from personalization.fedoap.joining.verdict import judge_joining
+from personalization.fedoap.joining.verdict import JOINING, ObservedJoining
 
 __all__ = [
+    "JOINING",
     "Joining",
     "JoiningCheckpoint",
     "JoiningConfig",
     "JoiningEpoch",
     "JoiningExamples",
+    "ObservedJoining",
     "join",
-    "judge_joining",
     "predict",
 ]

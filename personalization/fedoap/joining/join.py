@@ -20,7 +20,7 @@ from personalization.fedoap.joining.config import JoiningConfig
 from personalization.fedoap.joining.examples import JoiningExamples
 from personalization.fedoap.losses import second_stage_loss
 from personalization.fedoap.parts import split
-from personalization.gate.evidence import SPECK
+from personalization.gate.masks import MIN_COMPONENT
 from personalization.metrics import foreground_dice
 from personalization.networks import FedOapUNet
 from personalization.seeds import seed_of
@@ -209,7 +209,7 @@ class _Run:
         by_patient = foreground_dice(found, truth, self._validation.patients, _CLASSES)
         dice = math.fsum(by_patient[patient] for patient in sorted(ill)) / len(ill)
         tumour = (truth > 0).flatten(1).any(1)
-        alarms = ((found[~tumour] > 0).flatten(1).double().mean(1) >= SPECK).double()
+        alarms = ((found[~tumour] > 0).flatten(1).double().mean(1) >= MIN_COMPONENT).double()
         return JoiningEpoch(epoch, loss, dice, float(alarms.mean()) if len(alarms) else None)
 
     @torch.no_grad()

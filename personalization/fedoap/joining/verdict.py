@@ -1,118 +1,138 @@
-"""May what joined be assigned? Labels answer what they can; masks without labels must be plausible.
+"""The gate of a joining: may the hospital's model be assigned?
 
-The validation patients chose the epoch, so their Dice flatters; it is held against the parent's on the same
-patients, and step 0 could have been chosen. Agreement with the parent, which the gate without labels asks
-for, is not asked: zero-shot is worth little.
+Where the hospital has labels, they decide; masks without labels must be plausible. The validation patients
+chose the epoch, so their Dice is optimistic. It is compared with the parent's on the same patients, and step
+0 could have been chosen. Agreement with the parent, which the gate without labels requires, is no check here:
+zero-shot is worth little.
 
-Legend: N slices, H rows, W columns.
+Legend: N slices, H rows, W columns, S scans.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from personalization.errors import LabelError
 from personalization.fedoap.joining.join import Joining
-from personalization.gate import GateVerdict
-from personalization.gate.evidence import SPECK, largest_sound
-from personalization.gate.masks import checked_index, checked_maps, mean_fragments
-from personalization.gate.verdict import Bound, held_against
+from personalization.gate.check import Check, check
+from personalization.gate.masks import (
+    MIN_COMPONENT,
+    Maps,
+    checked_index,
+    checked_maps,
+    largest_plausible_share,
+    mean_fragments,
+)
 
 _CLASSES = 2
 
 
-@dataclass(frozen=True)
-class JoiningThresholds:
-    """All of them, each with its reason.
+class ObservedJoining:
+    """A joining, and the kept epoch's masks beside the hospital's own."""
 
-    - validation_dice 0.5: below it two pixels are wrong for each that is found.
-    - dice_gain 0.01: what is not better than zero-shot by a point of Dice on the hospital's patients needs no
-      version of its own; step 0, where it was kept, fails here.
-    - false_positives 0.5: whoever looks at slices without a tumour must not find one in most of them.
-    - giant 0.1: one scan of ten may be odd; more that are over twice the largest that was drawn are not.
-    - emptied 0.5: scans without a mask should be empty about as often as those with one; which of them were
-      drawn on may be no accident, so half of them may differ.
-    - fragments 2: up to twice as many pieces as were drawn, and one more.
+    def __init__(
+        self,
+        joining: Joining,
+        found_NHW: ArrayLike,
+        drawn_NHW: ArrayLike,
+        drawn_on_N: ArrayLike,
+        scan_index_N: ArrayLike,
+    ) -> None:
+        """Check the class maps and measure them.
+
+        Args:
+            joining: with the validation of step 0 and of the epoch that was kept.
+            found_NHW: the kept epoch's class maps of all slices of the cohort.
+            drawn_NHW: the hospital's; those of slices without a mask are ignored.
+            drawn_on_N: which slices belong to a scan with a mask.
+            scan_index_N: which slices belong to one scan.
+
+        Raises:
+            LabelError: maps differ in shape or hold values that are no classes; no scan has a mask.
+        """
+        self.joining = joining
+        self.found: Maps = checked_maps(found_NHW, "found", _CLASSES)
+        drawn = checked_maps(drawn_NHW, "drawn", _CLASSES, self.found)
+        scans, known = checked_index(scan_index_N, len(self.found)), np.asarray(drawn_on_N, dtype=bool)
+        if known.shape != scans.shape or not known.any():
+            raise LabelError("drawn_on: expected one truth value per slice, and at least one true")
+        self.drawn: Maps = drawn[known]
+        self.slices_S: NDArray[np.int64] = np.bincount(scans)
+        self.labelled_S: NDArray[np.bool_] = np.bincount(scans, known) > 0
+        # In slices' worth: a target counts the same in a thick stack of slices as in one slice.
+        self.size_S: NDArray[np.float64] = np.bincount(scans, self.found.mean(axis=(1, 2)))
+        self.drawn_size_S: NDArray[np.float64] = np.bincount(scans, drawn.mean(axis=(1, 2)) * known)
+
+
+@check(
+    "validation_dice",
+    "at least",
+    0.5,
+    "Dice with the hospital's masks, mean over the validation patients with a tumour, who chose the "
+    "epoch too",
+)
+def validation_dice(observed: ObservedJoining) -> float:
+    """Below it two pixels are wrong for each that is found."""
+    return observed.joining.best.dice
+
+
+@check("dice_gain", "at least", 0.01, "how much higher that is than the parent's, which is zero-shot")
+def dice_gain(observed: ObservedJoining) -> float:
+    """A model that is not better than zero-shot by a point of Dice on the hospital's patients needs no
+    version of its own. Step 0, where it was kept, fails here.
     """
-
-    validation_dice: float = 0.5
-    dice_gain: float = 0.01
-    false_positives: float = 0.5
-    giant: float = 0.1
-    emptied: float = 0.5
-    fragments: float = 2.0
+    return observed.joining.best.dice - observed.joining.start.dice
 
 
-_MEANINGS: dict[str, tuple[Bound, str]] = {
-    "validation_dice": (
-        "at least",
-        "Dice with the hospital's masks, mean over the validation patients with a tumour, who chose the "
-        "epoch too",
-    ),
-    "dice_gain": ("at least", "how much higher that is than the parent's, which is zero-shot"),
-    "false_positives": (
-        "at most",
-        "share of the validation slices without a tumour in which one is found, specks left out",
-    ),
-    "giant": ("at most", "share of the scans with a mask over twice the largest that was drawn"),
-    "emptied": (
-        "at most",
-        "share of the scans nobody drew on in which nothing is found, beyond that of empty ones among the "
-        "others",
-    ),
-    "fragments": ("at most", "pieces per mask, plus one, over those of the drawn ones, plus one"),
-}
+@check(
+    "false_positives",
+    "at most",
+    0.5,
+    "share of the validation slices without a tumour in which one is found, specks left out",
+)
+def false_positives(observed: ObservedJoining) -> float | None:
+    """A reader of slices without a tumour must not find one in most of them."""
+    return observed.joining.best.false_positives
 
 
-def judge_joining(
-    joining: Joining,
-    found_NHW: ArrayLike,
-    drawn_NHW: ArrayLike,
-    drawn_on_N: ArrayLike,
-    scan_index_N: ArrayLike,
-    thresholds: JoiningThresholds = JoiningThresholds(),
-) -> GateVerdict:
-    """Hold what joined against the thresholds; what cannot be measured does not count.
+@check("giant", "at most", 0.1, "share of the scans with a mask over twice the largest that was drawn")
+def oversized_rate(observed: ObservedJoining) -> float:
+    """One scan of ten may be unusual; more that are over twice the largest drawn mask are not plausible."""
+    drawn_share = (observed.drawn_size_S / observed.slices_S)[observed.labelled_S]
+    largest = largest_plausible_share(float(drawn_share.max()))
+    return float(np.mean(observed.size_S / observed.slices_S > largest))
 
-    Args:
-        joining: with the validation of step 0 and of the epoch that was kept.
-        found_NHW: the kept epoch's class maps of all slices of the cohort.
-        drawn_NHW: the hospital's; those of slices without a mask are not looked at.
-        drawn_on_N: which slices belong to a scan with a mask.
-        scan_index_N: which slices are of one scan.
-        thresholds: see there.
 
-    Raises LabelError for maps of unlike shapes, or with values that are no classes.
+@check(
+    "emptied",
+    "at most",
+    0.5,
+    "share of the scans nobody drew on in which nothing is found, beyond that of empty ones among the others",
+)
+def lost_target_rate(observed: ObservedJoining) -> float | None:
+    """Scans without a mask should be empty about as often as those with one. Which scans were drawn on may be
+    no accident, so half of them may differ.
     """
-    found = checked_maps(found_NHW, "found", _CLASSES)
-    drawn = checked_maps(drawn_NHW, "drawn", _CLASSES, found)
-    scans, known = checked_index(scan_index_N, len(found)), np.asarray(drawn_on_N, dtype=bool)
-    if known.shape != scans.shape or not known.any():
-        raise LabelError("drawn_on: expected one truth value per slice, and at least one true")
-    # In slices' worth, as a target counts the same in a thick stack of slices as in one of them; a giant is
-    # told by the share of its scan.
-    slices = np.bincount(scans)
-    size = np.bincount(scans, found.mean(axis=(1, 2)))
-    labelled = np.bincount(scans, known) > 0
-    target = np.bincount(scans, drawn.mean(axis=(1, 2)) * known)
-    largest = float((target / slices)[labelled].max())
-    values = {
-        "validation_dice": joining.best.dice,
-        "dice_gain": joining.best.dice - joining.start.dice,
-        "false_positives": joining.best.false_positives,
-        "giant": float(np.mean(size / slices > largest_sound(largest))),
-        "emptied": _emptied(size, target, labelled),
-        "fragments": (mean_fragments(found, _CLASSES) + 1) / (mean_fragments(drawn[known], _CLASSES) + 1),
-    }
-    return held_against(values, vars(thresholds), _MEANINGS)
-
-
-def _emptied(found_S: ArrayLike, drawn_S: ArrayLike, labelled_S: NDArray[np.bool_]) -> float | None:
-    if labelled_S.all():
+    labelled = observed.labelled_S
+    if labelled.all():
         return None
-    return float(
-        np.mean(np.asarray(found_S)[~labelled_S] < SPECK) - np.mean(np.asarray(drawn_S)[labelled_S] < SPECK)
-    )
+    found, drawn = observed.size_S[~labelled], observed.drawn_size_S[labelled]
+    return float(np.mean(found < MIN_COMPONENT) - np.mean(drawn < MIN_COMPONENT))
+
+
+@check("fragments", "at most", 2.0, "pieces per mask, plus one, over those of the drawn ones, plus one")
+def fragments(observed: ObservedJoining) -> float:
+    """Up to twice as many pieces as were drawn, and one more."""
+    found, drawn = (mean_fragments(maps, _CLASSES) for maps in (observed.found, observed.drawn))
+    return (found + 1) / (drawn + 1)
+
+
+JOINING: tuple[Check[ObservedJoining], ...] = (
+    validation_dice,
+    dice_gain,
+    false_positives,
+    oversized_rate,
+    lost_target_rate,
+    fragments,
+)

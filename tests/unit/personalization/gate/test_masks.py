@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from personalization.errors import LabelError, StateError
-from personalization.gate import gather, statistics_distance
-from personalization.gate.evidence import SPECK, Evidence
-from personalization.gate.masks import Maps, mean_agreement, mean_fragments
+from personalization.gate import ROUTING, Observed, judge, statistics_distance
+from personalization.gate.masks import MIN_COMPONENT, Maps, mean_agreement, mean_fragments
 
 SIDE = 10  # one pixel is a hundredth of a slice, ten times a speck
 
@@ -27,16 +26,22 @@ def bar(start: int, stop: int, value: int = 1) -> Maps:
     return result
 
 
-def evidence(
+def values(observed: Observed) -> dict[str, float | None]:
+    return {result.name: result.value for result in judge(ROUTING, observed).checks}
+
+
+def measured(
     candidate: Maps, parent: Maps, *replicas: Maps, scans: list[int] | None = None, classes: int = 2
-) -> Evidence:
+) -> dict[str, float | None]:
     index = list(range(len(candidate))) if scans is None else scans
-    return gather(candidate, parent, replicas, index, classes, source_warnings=0.25, statistics_distance=0.01)
+    return values(
+        Observed(candidate, parent, replicas, index, classes, source_warnings=0.25, statistics_distance=0.01)
+    )
 
 
 def gain(candidate: Maps, parent: Maps, *references: Maps, scans: list[int] | None = None) -> float:
     index = list(range(len(candidate))) if scans is None else scans
-    found = gather(candidate, parent, [], index, 2, 0.0, 0.0, references).consensus_gain
+    found = values(Observed(candidate, parent, [], index, 2, 0.0, 0.0, references))["consensus_gain"]
     assert found is not None
     return found
 
@@ -45,61 +50,60 @@ def test_agreement_is_the_mean_of_the_scans_dice() -> None:
     # 4 and 6 pixels share 3: 6/10. 2 and 2 share 2: 1. The third scan is empty in both and has no say.
     candidate = np.concatenate([bar(0, 4), bar(0, 2), maps()])
     parent = np.concatenate([bar(1, 7), bar(0, 2), maps()])
-    assert evidence(candidate, parent).agreement == pytest.approx((0.6 + 1) / 2)
-    assert evidence(candidate, parent).scans == 3
+    assert measured(candidate, parent)["agreement"] == pytest.approx((0.6 + 1) / 2)
 
 
 def test_slices_of_a_scan_are_counted_as_one() -> None:
     candidate = np.concatenate([bar(0, 4), maps(), bar(0, 2)])
     parent = np.concatenate([maps(), bar(0, 6), bar(0, 2)])
     # Slices 0 and 2 are scan 7: 6 and 2 pixels share 2, 4/8. Slice 1 is scan 3: nothing of 6.
-    assert evidence(candidate, parent, scans=[7, 3, 7]).agreement == pytest.approx((0.5 + 0) / 2)
+    assert measured(candidate, parent, scans=[7, 3, 7])["agreement"] == pytest.approx((0.5 + 0) / 2)
 
 
 def test_agreement_is_of_classes_not_of_foreground() -> None:
     parent = np.concatenate([bar(0, 4, 1), bar(0, 4, 2)])
     swapped = np.concatenate([bar(0, 4, 2), bar(0, 4, 1)])
-    assert evidence(swapped, parent, scans=[0, 0], classes=3).agreement == 0
+    assert measured(swapped, parent, scans=[0, 0], classes=3)["agreement"] == 0
     # Class 1 is as it was; class 2 lost half of its 4 pixels: 4/6.
     half = np.concatenate([bar(0, 4, 1), bar(0, 2, 2)])
-    assert evidence(half, parent, scans=[0, 0], classes=3).agreement == pytest.approx((1 + 2 / 3) / 2)
+    assert measured(half, parent, scans=[0, 0], classes=3)["agreement"] == pytest.approx((1 + 2 / 3) / 2)
 
 
 def test_truly_empty_scans_agree() -> None:
-    found = evidence(maps(5), maps(5), maps(5))
-    assert found == Evidence(5, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.25, 0.01)
+    found = measured(maps(5), maps(5), maps(5))
+    assert [*found.values()] == [1.0, 1.0, None, 1.0, 0.0, 0.0, 1.0, 0.25, 0.01]
 
 
 def test_one_scan_with_a_target_among_many_empty_ones_is_not_outvoted() -> None:
     parent, candidate = maps(50), maps(50)
     parent[0, :3] = 1
-    assert evidence(candidate, parent).agreement == 0
+    assert measured(candidate, parent)["agreement"] == 0
 
 
 def test_specks_count_as_nothing() -> None:
     side = 64
     parent, candidate = np.zeros((2, 1, side, side), dtype=np.uint8)
-    most = math.ceil(SPECK * side**2) - 1
+    most = math.ceil(MIN_COMPONENT * side**2) - 1
     parent[0, 0, :most] = 1
     assert most == 4
-    found = evidence(candidate, parent)
-    assert (found.agreement, found.emptied) == (1, 0)
+    found = measured(candidate, parent)
+    assert (found["agreement"], found["emptied"]) == (1, 0)
     parent[0, 0, most] = 1
-    found = evidence(candidate, parent)
-    assert (found.agreement, found.emptied) == (0, 1)
+    found = measured(candidate, parent)
+    assert (found["agreement"], found["emptied"]) == (0, 1)
 
 
 def test_a_target_weighs_as_much_in_a_thick_stack() -> None:
     parent, candidate = maps(40), maps(40)
     parent[0, 0, 0] = 1  # a hundredth of a slice, 1/4000 of the scan
-    assert evidence(candidate, parent, scans=[0] * 40).emptied == 1
+    assert measured(candidate, parent, scans=[0] * 40)["emptied"] == 1
 
 
 def test_stability_is_that_of_the_least_alike_rival() -> None:
     candidate = bar(0, 4)
-    assert evidence(candidate, candidate).stability is None
-    assert evidence(candidate, maps(), candidate).stability == 1
-    assert evidence(candidate, maps(), candidate, bar(2, 6), bar(1, 5)).stability == pytest.approx(4 / 8)
+    assert measured(candidate, candidate)["stability"] is None
+    assert measured(candidate, maps(), candidate)["stability"] == 1
+    assert measured(candidate, maps(), candidate, bar(2, 6), bar(1, 5))["stability"] == pytest.approx(4 / 8)
 
 
 def test_the_gain_is_the_lower_bound_of_a_paired_test_over_scans() -> None:
@@ -128,7 +132,8 @@ def test_the_same_gain_in_every_scan_is_certain_and_in_one_scan_is_not() -> None
 def test_a_false_alarm_that_goes_is_a_gain_and_nothing_anywhere_is_none() -> None:
     assert gain(maps(2), bar(0, 4).repeat(2, axis=0), maps(2)) == 1
     assert gain(bar(0, 4).repeat(2, axis=0), maps(2), maps(2)) == -1
-    assert gather(maps(2), maps(2), [], range(2), 2, 0.0, 0.0, [maps(2)]).consensus_gain is None
+    nothing = Observed(maps(2), maps(2), [], range(2), 2, 0.0, 0.0, [maps(2)])
+    assert values(nothing)["consensus_gain"] is None
     # Of one patient nothing is known for certain, not even nothing.
     assert gain(maps(2), maps(2), maps(2), scans=[3, 3]) == -1
     # One reference sees something, and the other does not: what can be measured counts.
@@ -140,14 +145,14 @@ def test_the_size_factor_is_that_of_the_class_that_changed_most() -> None:
     candidate = np.concatenate([bar(0, 3, 1), bar(0, 2, 2)])
     # Shares of 200 pixels, each a ten-thousandth larger: class 1 grew 1.5 times, class 2 shrank 4 times.
     expected = (8 / 200 + 1e-4) / (2 / 200 + 1e-4)
-    assert evidence(candidate, parent, classes=3).size_factor == pytest.approx(expected)
-    assert evidence(parent, candidate, classes=3).size_factor == pytest.approx(expected)
+    assert measured(candidate, parent, classes=3)["size_factor"] == pytest.approx(expected)
+    assert measured(parent, candidate, classes=3)["size_factor"] == pytest.approx(expected)
 
 
 def test_emptied_is_a_share_of_all_scans() -> None:
     parent = np.concatenate([bar(0, 4), bar(0, 4), maps(), maps()])
     candidate = np.concatenate([bar(0, 4), maps(), maps(), bar(0, 4)])
-    assert evidence(candidate, parent).emptied == 0.25
+    assert measured(candidate, parent)["emptied"] == 0.25
 
 
 @pytest.mark.parametrize(
@@ -161,7 +166,7 @@ def test_giants_are_far_beyond_the_parents_largest(largest: int, giants: dict[in
     for pixels, expected in giants.items():
         candidate = maps(2)
         candidate[0].flat[:pixels] = 1
-        assert evidence(candidate, parent).giant == expected / 2
+        assert measured(candidate, parent)["giant"] == expected / 2
 
 
 def test_pieces_touch_at_corners_and_are_counted_by_slice_and_class() -> None:
@@ -171,7 +176,9 @@ def test_pieces_touch_at_corners_and_are_counted_by_slice_and_class() -> None:
     found[1, 9, :] = 2  # one of another class; the third slice is empty
     assert mean_fragments(found, 3) == pytest.approx((1 + 3 + 1) / 3)
     assert mean_fragments(maps(), 2) == 0
-    assert evidence(found, bar(0, 2).repeat(3, axis=0), classes=3).fragments == pytest.approx((5 / 3 + 1) / 2)
+    assert measured(found, bar(0, 2).repeat(3, axis=0), classes=3)["fragments"] == pytest.approx(
+        (5 / 3 + 1) / 2
+    )
 
 
 def test_agreement_against_a_naive_loop() -> None:
@@ -186,28 +193,28 @@ def test_agreement_against_a_naive_loop() -> None:
             a, b = first[index == scan] == c, second[index == scan] == c
             of_class.append(2 * (a & b).sum() / (a.sum() + b.sum()))
         dices.append(np.mean(of_class))
-    assert mean_agreement(first, second, index, 3, SPECK) == pytest.approx(np.mean(dices))
+    assert mean_agreement(first, second, index, 3, MIN_COMPONENT) == pytest.approx(np.mean(dices))
 
 
 def test_what_is_no_class_map_is_refused() -> None:
     good = maps(2)
     with pytest.raises(LabelError, match=r"candidate: expected class indices \[N, H, W\].*float64"):
-        evidence(good.astype(float), good)  # type: ignore[arg-type]
+        measured(good.astype(float), good)  # type: ignore[arg-type]
     with pytest.raises(LabelError, match=r"parent: expected shape \[2, 10, 10\].*found \[1, 10, 10\]"):
-        evidence(good, maps(1))
+        measured(good, maps(1))
     with pytest.raises(LabelError, match=r"replica 2: expected classes 0\.\.1, found 0\.\.2"):
-        evidence(good, good, good, good + 2 * (np.arange(SIDE) == 0).astype(np.uint8))
+        measured(good, good, good, good + 2 * (np.arange(SIDE) == 0).astype(np.uint8))
     with pytest.raises(LabelError, match=r"reference 2: expected shape \[2, 10, 10\]"):
-        gather(good, good, [], range(2), 2, 0.0, 0.0, [good, maps(1)])
+        Observed(good, good, [], range(2), 2, 0.0, 0.0, [good, maps(1)])
     with pytest.raises(LabelError, match=r"scan_index: expected one whole number per slice \(2\)"):
-        evidence(good, good, scans=[0])
+        measured(good, good, scans=[0])
 
 
 def test_tensors_and_any_integers_are_taken() -> None:
     candidate = torch.zeros(1, SIDE, SIDE, dtype=torch.int64)
     candidate[0, 4, :4] = 1
-    found = gather(candidate, bar(0, 4), [], torch.tensor([5]), 2, 0.0, 0.0)
-    assert found.agreement == 1
+    found = Observed(candidate, bar(0, 4), [], torch.tensor([5]), 2, 0.0, 0.0)
+    assert values(found)["agreement"] == 1
 
 
 def _statistics(mean: float, variance: float, channels: int = 1) -> dict[str, torch.Tensor]:

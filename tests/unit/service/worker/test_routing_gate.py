@@ -19,7 +19,7 @@ from model_store.guard import ReferenceStatistics
 from model_store.scan import Limits
 from model_store.task import Task
 from personalization.cancellation import never_cancelled
-from personalization.gate import Evidence, consensus, gather, shift_of_statistics, statistics_distance
+from personalization.gate import Observed, consensus, shift_of_statistics, statistics_distance
 from personalization.test_time.config import AdaptationConfig
 from service.cohorts.files import ScanFile
 from service.worker import routing_gate
@@ -80,10 +80,10 @@ def test_statistics_alone_have_no_other_seed() -> None:
     assert [name for name, _, _ in found] == ["half 1 of the scans", "half 2 of the scans"]
 
 
-def test_the_evidence_is_of_the_candidate_beside_what_it_is_to_be_held_against(
+def test_the_gate_observes_the_candidate_parent_replicas_and_references(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What `gather` is given is taken here by another way: by plain networks, one after the other."""
+    """What the gate observes is taken here by another way: by plain networks, one after the other."""
     over = space()
     images = discs(8, 3, contrast=1.4)[0]
     cohort = replace(
@@ -102,11 +102,11 @@ def test_the_evidence_is_of_the_candidate_beside_what_it_is_to_be_held_against(
 
     seen: dict[str, Any] = {}
 
-    def spy(*_: Any, **given: Any) -> Evidence:
+    def spy(**given: Any) -> Observed:
         seen.update(given)
-        return gather(**given)
+        return Observed(**given)
 
-    monkeypatch.setattr(routing_gate, "gather", spy)
+    monkeypatch.setattr(routing_gate, "Observed", spy)
     candidate = adapted(images, 5)
     routing_gate.verdict_on(attempt, loaded, candidate, cohort, config, device)
 

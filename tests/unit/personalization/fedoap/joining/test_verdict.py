@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from personalization.errors import LabelError
-from personalization.fedoap.joining import Joining, JoiningEpoch, judge_joining
+from personalization.fedoap.joining import JOINING, Joining, JoiningEpoch, ObservedJoining
+from personalization.gate import judge
 
 GOOD = Joining((JoiningEpoch(0, None, 0.2, 1.0), JoiningEpoch(1, 0.5, 0.8, 0.25)), 1)
 SCANS = np.array([0, 0, 1, 2, 3])
@@ -29,7 +30,7 @@ FOUND = masks(4, 6, 1, 5, 5)
 
 def failed(joining: Joining = GOOD, found: np.ndarray = FOUND, **more: Any) -> dict[str, float | None]:
     arguments = {"drawn_NHW": DRAWN, "drawn_on_N": DRAWN_ON, "scan_index_N": SCANS, **more}
-    verdict = judge_joining(joining, found, **arguments)
+    verdict = judge(JOINING, ObservedJoining(joining, found, **arguments))
     bad = {check.name: check.value for check in verdict.checks if not check.passed}
     assert verdict.passed == (not bad)
     return bad

@@ -1,0 +1,104 @@
+"""A gate is a tuple of checks. A check measures one number and compares it with one limit.
+
+    @check("agreement", "at least", 0.85, "Dice with the parent's masks")
+    def agreement(observed: Observed) -> float:
+        \"""Why the limit is 0.85.\"""
+
+    verdict = judge((agreement, ...), observed)
+
+The docstring of a check gives the reason for its limit.
+"""
+
+from __future__ import annotations
+
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+Bound = Literal["at least", "above", "at most"]
+T = TypeVar("T")
+
+_HOLDS: Mapping[Bound, Callable[[float, float], bool]] = {
+    "at least": operator.ge,
+    "above": operator.gt,
+    "at most": operator.le,
+}
+
+
+@dataclass(frozen=True)
+class CheckResult:
+    """One check of a verdict; the fields are those of its JSON, in this order.
+
+    A `value` of None was not measured and does not count against the candidate. NaN fails; JSON has None for
+    it too, with `passed` False. `meaning` is the check's sentence.
+    """
+
+    name: str
+    value: float | None
+    limit: float
+    passed: bool
+    meaning: str
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class Check(Generic[T]):
+    """The value that `measure` returns must be at least, above or at most (`bound`) `limit`.
+
+    Attributes:
+        name: in JSON.
+        bound: how the value is compared with the limit.
+        limit: the value that just passes ("above": that just fails).
+        sentence: what the value is, for the card.
+        reason: why this limit.
+        measure: the value of what was observed; None where it cannot be measured.
+    """
+
+    name: str
+    bound: Bound
+    limit: float
+    sentence: str
+    reason: str
+    measure: Callable[[T], float | None]
+
+    def result(self, observed: T) -> CheckResult:
+        """Measure, and compare with the limit."""
+        value = self.measure(observed)
+        passed = value is None or _HOLDS[self.bound](value, self.limit)
+        return CheckResult(self.name, value, self.limit, passed, self.sentence, self.bound)
+
+
+def check(
+    name: str, bound: Bound, limit: float, sentence: str
+) -> Callable[[Callable[[T], float | None]], Check[T]]:
+    """Make a check of a function that measures; its docstring is the reason for the limit."""
+
+    def make(measure: Callable[[T], float | None]) -> Check[T]:
+        return Check(name, bound, limit, sentence, inspect.getdoc(measure) or "", measure)
+
+    return make
+
+
+@dataclass(frozen=True)
+class GateVerdict:
+    """Whether the candidate may be assigned: it must pass every check."""
+
+    passed: bool
+    checks: tuple[CheckResult, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """As JSON has it: {"passed": ..., "checks": [{"name", "value", "limit", "bound", ...}]}."""
+        return {"passed": self.passed, "checks": [asdict(result) for result in self.checks]}
+
+
+def judge(gate: Sequence[Check[T]], observed: T) -> GateVerdict:
+    """Every check of the gate, in its order."""
+    results = tuple(check.result(observed) for check in gate)
+    return GateVerdict(all(result.passed for result in results), results)
+
+
+def limits(gate: Sequence[Check[Any]]) -> dict[str, float]:
+    """The limit of every check by name, in the gate's order."""
+    return {check.name: check.limit for check in gate}

@@ -1,0 +1,105 @@
+"""Checks of all gates at their limits, and verdicts as they are recorded in recorded_verdicts.json."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from personalization.fedoap.joining import JOINING, Joining, JoiningEpoch, ObservedJoining
+from personalization.gate import ROUTING, Check, Observed, judge, limits
+from personalization.gate.picking import PICKING, Pick
+
+RECORDED = json.loads(Path(__file__).with_name("recorded_verdicts.json").read_text(encoding="utf-8"))
+GATES: dict[str, tuple[Check[Any], ...]] = {"routing": ROUTING, "joining": JOINING, "picking": PICKING}
+EVERY_CHECK = [
+    pytest.param(gate, check, id=f"{name} {check.name}") for name, gate in GATES.items() for check in gate
+]
+
+
+@pytest.mark.parametrize(("gate", "check"), EVERY_CHECK)
+def test_each_check_alone_decides_at_its_limit(gate: tuple[Check[Any], ...], check: Check[Any]) -> None:
+    def failed(value: float | None) -> set[str]:
+        """The names that fail where this check has `value` and no other is measured."""
+        values = {own.name: value if own is check else None for own in gate}
+        fixed = [replace(own, measure=lambda given, name=own.name: given[name]) for own in gate]
+        verdict = judge(fixed, values)
+        assert verdict.passed == all(result.passed for result in verdict.checks)
+        return {result.name for result in verdict.checks if not result.passed}
+
+    worse = 1e-9 if check.bound == "at most" else -1e-9
+    assert failed(check.limit - worse) == set()
+    assert failed(check.limit) == ({check.name} if check.bound == "above" else set())
+    assert failed(check.limit + worse) == failed(math.nan) == {check.name}
+    assert failed(None) == set()
+
+
+@pytest.mark.parametrize("gate", GATES.values(), ids=GATES)
+def test_names_are_unique_and_every_limit_has_its_reason(gate: tuple[Check[Any], ...]) -> None:
+    assert [*limits(gate).items()] == [(check.name, check.limit) for check in gate]
+    assert all(check.reason.endswith(".") and check.sentence for check in gate)
+
+
+def routing_case() -> dict[str, Any]:
+    """12 slices of 5 scans in 3 classes: a candidate near its parent, one replica near it, one far away."""
+    draw = np.random.default_rng(7)
+    y, x = np.mgrid[:24, :24]
+    parent = np.zeros((12, 24, 24), np.uint8)
+    for one, (row, column) in zip(parent, draw.integers(6, 18, (12, 2)), strict=True):
+        one[(y - row) ** 2 + (x - column) ** 2 < 25] = 1
+        one[(y - row) ** 2 + (x - column) ** 2 < 5] = 2
+
+    def changed(share: float) -> np.ndarray:
+        noisy = parent.copy()
+        where = draw.random(parent.shape) < share
+        noisy[where] = draw.integers(0, 3, int(where.sum()))
+        return noisy
+
+    return {
+        "candidate": changed(0.02),
+        "parent": parent,
+        "replicas": [changed(0.03), changed(0.3)],
+        "scan_index": [0, 0, 0, 1, 1, 2, 2, 2, 3, 3, 4, 4],
+        "classes": 3,
+        "source_warnings": 0.25,
+        "statistics_distance": 0.0125,
+        "references": (changed(0.05), changed(0.1)),
+    }
+
+
+def joining_case() -> ObservedJoining:
+    case = routing_case()
+    drawn, found = (np.asarray(maps > 0, np.uint8) for maps in (case["parent"], case["replicas"][0]))
+    epochs = JoiningEpoch(0, None, 0.2, 1.0), JoiningEpoch(1, 0.5, 0.8, 0.25)
+    drawn_on = [scan < 3 for scan in case["scan_index"]]
+    return ObservedJoining(Joining(epochs, 1), found, drawn, drawn_on, case["scan_index"])
+
+
+def test_verdicts_are_the_recorded_json() -> None:
+    """Names, order, bounds, limits and sentences are part of the API; values agree to 12 digits."""
+    case = routing_case()
+    lost = {**case, "candidate": np.asarray(case["parent"] == 2, np.uint8)}
+    unmeasured = {**case, "replicas": [], "references": ()}
+    pick = Pick("1", {"information": {"1": -0.04}, "statistics": {"1": 0.01}}, None, 0.25)
+    verdicts = {
+        "routing": judge(ROUTING, Observed(**case)),
+        "routing, not measured": judge(ROUTING, Observed(**unmeasured)),
+        "routing, bad": judge(ROUTING, Observed(**lost)),
+        "joining": judge(JOINING, joining_case()),
+        "picking": judge(PICKING, pick),
+    }
+    found = json.loads(json.dumps({name: verdict.to_json() for name, verdict in verdicts.items()}))
+    assert found.keys() == RECORDED.keys()
+    for name, verdict in found.items():
+        assert verdict["passed"] == RECORDED[name]["passed"]
+        for result, recorded in zip(verdict["checks"], RECORDED[name]["checks"], strict=True):
+            assert [*result] == [*recorded]
+            if recorded["value"] is not None:
+                # Quantiles of Student's t differ by version of scipy in the last digits
+                recorded["value"] = pytest.approx(recorded["value"], rel=1e-12, abs=1e-12)
+            assert result == recorded
