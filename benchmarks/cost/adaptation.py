@@ -38,7 +38,7 @@ from personalization.losses import soft_dice_loss
 from personalization.state import State
 from personalization.test_time.adapt import adapt
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.objective import loss_terms
+from personalization.test_time.presets import objective_of
 from training.methods.common.local_training import network_of, new_network, state_of
 
 BATCH = 16
@@ -74,6 +74,7 @@ def _step(cell: Cell) -> dict[str, Any]:
     """A step as `adapt` takes it, and two steps as training takes them."""
     spec, images = _spec(cell), images_of(cell)
     config = AdaptationConfig(preset=cell["preset"], router=cell["router"])
+    objective = objective_of(config.preset)
     routed = route(space_of(spec, cell["K"]), config.router).train()
     groups = parameter_groups(routed)
     optimiser = torch.optim.Adam(
@@ -88,11 +89,7 @@ def _step(cell: Cell) -> dict[str, Any]:
     counter = iter(range(sys.maxsize))
 
     def adaptation() -> None:
-        terms, _ = loss_terms(routed, images, config, next(counter))
-        terms.loss.item()
-        optimiser.zero_grad()
-        torch.autograd.backward(terms.loss)
-        optimiser.step()
+        objective.step(routed, images, config, optimiser, next(counter))
 
     def training() -> None:
         for _ in range(2):

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import RoutingError
 from personalization.iop_fl.layers import RoutedConv2d, RoutedConvTranspose2d, use_batch_statistics
-from personalization.iop_fl.routers import DirectCoefficients, FixedCoefficients, Init, PooledRouter, Router
+from personalization.iop_fl.routers import DirectCoefficients, FixedCoefficients, Init, PooledRouter
 from personalization.iop_fl.space import RoutingSpace
+from personalization.options.adaptation import Router
 
 RoutedLayer = RoutedConv2d | RoutedConvTranspose2d
 

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from personalization.networks import initialise
+from personalization.options.adaptation import Router
 
 Init = Literal["uniform", "official"]
-Router = Literal["direct", "pooled"]
 
 # Few numbers per layer behind a softmax bear, and need, a high rate; a router of two linear layers does not.
-ROUTING_RATES: Mapping[str, float] = MappingProxyType({"direct": 0.1, "pooled": 1e-3})
+ROUTING_RATES: Mapping[Router, float] = MappingProxyType({"direct": 0.1, "pooled": 1e-3})
 
 
 class DirectCoefficients(nn.Module):

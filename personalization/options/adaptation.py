@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
 
-PresetName = Literal["paper", "official", "statistics"]
+from personalization.options.presets import PRESETS, PresetName
+
+Router = Literal["direct", "pooled"]
 
 
 class RoutingOptions(BaseModel):
@@ -16,11 +18,11 @@ class RoutingOptions(BaseModel):
 
     preset: PresetName = Field(
         "paper",
-        description="The loss: `paper` consistency + 0.01 (shape + entropy), noise only; `official` as the "
-        "published code of IOP-FL. `statistics` learns nothing: the global model alone, with batch norm's "
-        "statistics of these scans.",
+        description="The loss: "
+        + "; ".join(f"`{preset.name}` {preset.description}" for preset in PRESETS.values())
+        + ".",
     )
-    router: Literal["direct", "pooled"] = Field(
+    router: Router = Field(
         "direct",
         description="Where coefficients come from: `direct` one per layer and model, for few scans; `pooled` "
         "a small network on each layer's features.",
@@ -44,3 +46,11 @@ class RoutingOptions(BaseModel):
         description="Weight of the shape loss, which expects one compact target; null: the preset's.",
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="Everything random derives from it.")
+
+    @field_validator("train_bn_affine")
+    @classmethod
+    def _learns_something(cls, value: bool, info: ValidationInfo) -> bool:
+        preset = PRESETS.get(info.data.get("preset", ""))
+        if not value and preset is not None and preset.learns == {"bn"}:
+            raise ValueError(f"expected true: preset '{preset.name}' learns nothing else")
+        return value

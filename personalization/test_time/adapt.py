@@ -3,7 +3,7 @@
     step 0: measure                                    the uniform average of the models
     for each epoch:
         for each batch, each time the same:
-            minimise c C + s S + e E over the coefficients and batch norm's affine
+            one step of the preset's objective, over what the preset learns
         measure over all images, with the same noise every time; stop if that is not safe
     keep the safe state with the lowest loss, step 0 among them
 
@@ -22,21 +22,21 @@ from torch import Tensor, nn
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.checkpoint import digest
 from personalization.errors import AdaptationError
-from personalization.iop_fl.network import mixed_batches, parameter_groups, routed_layers
+from personalization.iop_fl.network import parameter_groups, routed_layers
 from personalization.iop_fl.routers import PooledRouter
 from personalization.iop_fl.space import RoutingSpace
-from personalization.seeds import seed_of
 from personalization.state import State, clone
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord, Fingerprint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import (
     EpochScore,
+    Objective,
     class_maps,
     json_float,
-    loss_terms,
     score,
     to_network_dtype,
 )
+from personalization.test_time.presets import objective_of
 from personalization.test_time.safety import SafetyLimits, unsafe_reason
 
 _LIMITS = SafetyLimits()
@@ -65,6 +65,7 @@ def adapt(
     after_epoch: Callable[[AdaptationCheckpoint], None] | None = None,
     check_cancelled: CancelCheck = never_cancelled,
     limits: SafetyLimits = _LIMITS,
+    objective: Objective | None = None,
 ) -> Adaptation:
     """Adapt a routed network (`route`) in place to one hospital's images; it is left at its best safe state.
 
@@ -73,12 +74,15 @@ def adapt(
     was killed may not have told of it. `check_cancelled` is called before every
     step and every batch that is measured. Whatever either raises ends the adaptation at once and is passed
     on, with the network at the best safe state so far. Nothing is drawn from torch's global generator.
+    `objective` replaces the preset's, for an experiment; a checkpoint does not say which it was.
 
     Raises AdaptationError for images or a network that do not fit, CheckpointError for a checkpoint of
     another configuration, other experts or other images.
     """
     _check(network, images_NCHW, config)
-    run = _Run(network, images_NCHW, config, limits, check_cancelled)
+    run = _Run(
+        network, images_NCHW, config, objective or objective_of(config.preset), limits, check_cancelled
+    )
     if resume is not None:
         run.check(resume)
     try:
@@ -98,8 +102,8 @@ def adapt(
 
 
 def space_for(config: AdaptationConfig, space: RoutingSpace) -> RoutingSpace:
-    """What an adaptation routes over: all of `space`, or its global model where nothing is learned."""
-    return space if config.passes else space.alone()
+    """What an adaptation routes over: all of `space` or its global model, as the preset says."""
+    return space if config.of_preset.models == "all" else space.alone()
 
 
 class _Run:
@@ -110,25 +114,20 @@ class _Run:
         network: nn.Module,
         images: Tensor,
         config: AdaptationConfig,
+        objective: Objective,
         limits: SafetyLimits,
         check_cancelled: CancelCheck,
     ) -> None:
-        self._network, self._config, self._limits, self._check_cancelled = (
-            network,
-            config,
-            limits,
-            check_cancelled,
-        )
-        # Even, and from all over, since batch norm measures its batch; the reference code does neither
-        size, official = config.batch_size, config.weights.official
-        self._batches = torch.split(images, size) if official else mixed_batches(images, size)
-        groups = parameter_groups(network)
-        for parameter in groups["bn"]:
-            parameter.requires_grad_(config.train_bn_affine)
-        rates = {"routing": config.rate} | ({"bn": config.bn_rate} if config.train_bn_affine else {})
-        self._optimiser = torch.optim.Adam(
-            [{"params": groups[name], "lr": rate} for name, rate in rates.items()], betas=(0.9, 0.999)
-        )
+        self._network, self._images, self._config = network, images, config
+        self._objective, self._limits, self._check_cancelled = objective, limits, check_cancelled
+        self._batches = objective.batches(images, config)
+        rates = {"routing": config.rate, "bn": config.bn_rate}
+        groups = []
+        for name, parameters in parameter_groups(network).items():
+            for parameter in parameters:
+                parameter.requires_grad_(name in config.learns)
+            groups.append({"params": parameters if name in config.learns else [], "lr": rates[name]})
+        self._optimiser = torch.optim.Adam(groups, betas=(0.9, 0.999))
         self._learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
         frozen = {name: value for name, value in network.named_parameters() if not value.requires_grad}
         experts = digest(frozen | dict(network.named_buffers()))
@@ -212,22 +211,24 @@ class _Run:
     def _learn(self, epoch: int) -> EpochRecord | None:
         """One pass over the images; a record that is not safe where it broke off."""
         self._network.train()
-        for step, images in enumerate(self._batches):
+        config, objective = self._config, self._objective
+        for step, batch in enumerate(objective.epoch_batches(self._images, config, epoch)):
             self._check_cancelled()
-            # The reference code seeds itself anew before every step, so that it draws the same each time
-            parts = () if self._config.weights.official else (epoch, step)
-            seed = seed_of(self._config.seed, "step", *parts)
-            terms, _ = loss_terms(self._network, to_network_dtype(self._network, images), self._config, seed)
-            if not math.isfinite(terms.loss.item()):
+            images, seed = to_network_dtype(self._network, batch), objective.step_seed(config, epoch, step)
+            if not math.isfinite(objective.step(self._network, images, config, self._optimiser, seed)):
                 reason = f"the loss of step {step + 1} is not a finite number; lower the learning rates"
                 return EpochRecord(epoch, None, None, None, None, None, None, safe=False, reason=reason)
-            self._optimiser.zero_grad()
-            torch.autograd.backward(terms.loss)
-            self._optimiser.step()
         return None
 
     def _score(self) -> EpochScore:
-        return score(self._network, self._batches, self._config, self._before, self._check_cancelled)
+        return score(
+            self._objective,
+            self._network,
+            self._batches,
+            self._config,
+            self._before,
+            self._check_cancelled,
+        )
 
     def _record(self, epoch: int, found: EpochScore) -> EpochRecord:
         reason = unsafe_reason(found.reading, self._start, self._limits)

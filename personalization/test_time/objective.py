@@ -6,34 +6,44 @@ Legend: B batch, C channels, K classes, H and W height and width.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck
+from personalization.iop_fl.network import mixed_batches
 from personalization.iop_fl.routers import PooledRouter
 from personalization.seeds import seed_of
 from personalization.test_time import losses
-from personalization.test_time.config import AdaptationConfig, LossWeights
-from personalization.test_time.perturb import RotFlip, add_noise
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.perturb import add_noise
 from personalization.test_time.safety import MaskOverlap, MaskStats
 
 
 @dataclass(frozen=True)
 class Terms:
-    """The terms of the loss, scalars; `loss` is their weighted sum."""
+    """The loss of one batch, a scalar, and the probabilities [B, K, H, W] of the images as they are.
+
+    `consistency`, `shape` and `entropy` are terms for the record; None: not measured.
+    """
 
     loss: Tensor
-    consistency: Tensor
-    shape: Tensor
-    entropy: Tensor
+    probabilities: Tensor
+    consistency: Tensor | None = None
+    shape: Tensor | None = None
+    entropy: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class EpochScore:
-    """The terms as means over all images, and what the masks look like beside those of step 0."""
+    """The terms as means over all images, and what the masks look like beside those of step 0.
+
+    A term that was not measured is NaN.
+    """
 
     consistency: float
     shape: float
@@ -41,44 +51,120 @@ class EpochScore:
     reading: MaskStats
 
 
-def loss_terms(
-    network: nn.Module, images_BCHW: Tensor, config: AdaptationConfig, seed: int
-) -> tuple[Terms, Tensor]:
-    """The loss of one batch, with gradient, and the probabilities [B, K, H, W] of the images as they are.
+class Objective(ABC):
+    """What a preset minimises, and how one step does it; see `presets`.
 
-    Two forwards: one of the images, one of their perturbed view; a third where dropout makes a second look
-    at the same images differ (1.4, the reference loop's o, o1 and o2). All randomness comes from `seed`.
+    A subclass gives `terms` and `ceiling`, and overrides `step` where a step is more than one gradient of the
+    loss. All randomness comes from the seeds that are given.
     """
-    weights = config.weights
-    generator = torch.Generator().manual_seed(seed)
-    dropout = _reseed_dropout(network, seed)
-    view = add_noise(images_BCHW, generator, config.noise)
-    probabilities = torch.softmax(network(images_BCHW), dim=1)
-    if weights.official:
-        turned = RotFlip.draw(view, generator)
-        disturbed = turned.undo(torch.softmax(network(turned.apply(view)), dim=1))
-    else:
-        disturbed = torch.softmax(network(view), dim=1)
-    again = torch.softmax(network(images_BCHW), dim=1) if dropout else probabilities
-    consistency = losses.consistency(disturbed, again)
-    if weights.official:
-        entropy, shape = losses.official_entropy(probabilities), losses.official_shape(probabilities)
-    else:
-        entropy = losses.entropy(probabilities)
-        distance = losses.shape_range(*images_BCHW.shape[2:])
+
+    @abstractmethod
+    def terms(self, network: nn.Module, images_BCHW: Tensor, config: AdaptationConfig, seed: int) -> Terms:
+        """The loss of one batch, with gradient where gradients are enabled; epochs are compared by it too."""
+
+    @abstractmethod
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:
+        """About the most the loss can be: what `SafetyLimits.slack` is a share of."""
+
+    def step(
+        self,
+        network: nn.Module,
+        images_BCHW: Tensor,
+        config: AdaptationConfig,
+        optimiser: torch.optim.Optimizer,
+        seed: int,
+    ) -> float:
+        """Learn from one batch; the loss before. A loss that is not finite changes nothing."""
+        loss = self.terms(network, images_BCHW, config, seed).loss
+        value = loss.item()
+        if math.isfinite(value):
+            optimiser.zero_grad()
+            torch.autograd.backward(loss)
+            optimiser.step()
+        return value
+
+    def batches(self, images_NCHW: Tensor, config: AdaptationConfig) -> Sequence[Tensor]:
+        """The batches in which images are measured: even, and each from all over, as batch norm needs."""
+        return mixed_batches(images_NCHW, config.batch_size)
+
+    def epoch_batches(
+        self,
+        images_NCHW: Tensor,
+        config: AdaptationConfig,
+        epoch: int,  # noqa: ARG002
+    ) -> Sequence[Tensor]:
+        """The batches of one epoch of learning, in their order."""
+        return self.batches(images_NCHW, config)
+
+    def step_seed(self, config: AdaptationConfig, epoch: int, step: int) -> int:
+        """The seed of one step."""
+        return seed_of(config.seed, "step", epoch, step)
+
+
+@dataclass(frozen=True)
+class LossWeights:
+    """How much each term of the loss counts."""
+
+    consistency: float
+    shape: float
+    entropy: float
+
+
+class WeightedSum(Objective):
+    """c C + s S + e E (IOP-FL, Eqs. 7-10): consistency C under noise, shape distance S, entropy E.
+
+    Terms are mean-reduced. Where c is 0 there is one forward of the images, and C is not measured.
+    """
+
+    def __init__(self, weights: LossWeights) -> None:
+        self._weights = weights
+
+    def weights(self, config: AdaptationConfig) -> LossWeights:
+        """The preset's, with `shape_weight` in place of its own where one is given."""
+        own = self._weights
+        return own if config.shape_weight is None else replace(own, shape=config.shape_weight)
+
+    def terms(self, network: nn.Module, images_BCHW: Tensor, config: AdaptationConfig, seed: int) -> Terms:
+        """The loss of one batch.
+
+        Two forwards: one of the images, one of their perturbed view; a third where dropout makes a second
+        look at the same images differ (1.4, the reference loop's o, o1 and o2).
+        """
+        weights = self.weights(config)
+        dropout = _reseed_dropout(network, seed)
+        probabilities = torch.softmax(network(images_BCHW), dim=1)
+        consistency = None
+        if weights.consistency:
+            generator = torch.Generator().manual_seed(seed)
+            disturbed = self.disturbed(network, images_BCHW, config, generator)
+            again = torch.softmax(network(images_BCHW), dim=1) if dropout else probabilities
+            consistency = losses.consistency(disturbed, again)
+        entropy = self.entropy(probabilities)
         # Where it counts for nothing it is measured but not learned from: its gradient costs as much again
         with torch.set_grad_enabled(weights.shape > 0 and torch.is_grad_enabled()):
-            shape = losses.shape_distance(probabilities, distance)
-    loss = weights.consistency * consistency + weights.shape * shape + weights.entropy * entropy
-    return Terms(loss, consistency, shape, entropy), probabilities
+            shape = self.shape(probabilities)
+        weighted = [(weights.consistency, consistency), (weights.shape, shape), (weights.entropy, entropy)]
+        loss = reduce(torch.add, [weight * term for weight, term in weighted if term is not None])
+        return Terms(loss, probabilities, consistency, shape, entropy)
 
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
+        """Consistency and normalised entropy are at most 1 each."""
+        weights = self.weights(config)
+        return weights.consistency + weights.entropy
 
-def ceiling(weights: LossWeights, largest_batch: int, classes: int) -> float:
-    """About the most the loss can be: consistency and normalised entropy are at most 1 each.
+    def disturbed(
+        self, network: nn.Module, images_BCHW: Tensor, config: AdaptationConfig, generator: torch.Generator
+    ) -> Tensor:
+        """Probabilities [B, K, H, W] of a perturbed view of the images: with noise."""
+        return torch.softmax(network(add_noise(images_BCHW, generator, config.noise)), dim=1)
 
-    The reference code's entropy is B / K times that.
-    """
-    return weights.consistency + weights.entropy * (largest_batch / classes if weights.official else 1)
+    def shape(self, probabilities_BKHW: Tensor) -> Tensor:
+        """S of these probabilities, a scalar."""
+        return losses.shape_distance(probabilities_BKHW, losses.shape_range(*probabilities_BKHW.shape[2:]))
+
+    def entropy(self, probabilities_BKHW: Tensor) -> Tensor:
+        """E of these probabilities, a scalar."""
+        return losses.entropy(probabilities_BKHW)
 
 
 def to_network_dtype(network: nn.Module, images: Tensor) -> Tensor:
@@ -100,6 +186,7 @@ def class_maps(network: nn.Module, batches: Sequence[Tensor], check_cancelled: C
 
 @torch.no_grad()
 def score(
+    objective: Objective,
     network: nn.Module,
     batches: Sequence[Tensor],
     config: AdaptationConfig,
@@ -116,19 +203,19 @@ def score(
     overlap: MaskOverlap | None = None
     for index, (images, masks) in enumerate(zip(batches, before, strict=True)):
         check_cancelled()
-        terms, probabilities = loss_terms(
-            network, to_network_dtype(network, images), config, seed_of(config.seed, "score", index)
-        )
-        overlap = overlap or MaskOverlap(probabilities.shape[1])
-        overlap.add(probabilities.argmax(dim=1), masks)
-        rows.append([term.item() for term in (terms.loss, terms.consistency, terms.shape, terms.entropy)])
+        seed = seed_of(config.seed, "score", index)
+        terms = objective.terms(network, to_network_dtype(network, images), config, seed)
+        overlap = overlap or MaskOverlap(terms.probabilities.shape[1])
+        overlap.add(terms.probabilities.argmax(dim=1), masks)
+        measured = (terms.loss, terms.consistency, terms.shape, terms.entropy)
+        rows.append([math.nan if term is None else term.item() for term in measured])
         counts.append(len(images))
     assert overlap is not None  # there is at least one batch
     loss, consistency, shape, entropy = (
         sum(value * count for value, count in zip(column, counts, strict=True)) / sum(counts)
         for column in zip(*rows, strict=True)
     )
-    most = ceiling(config.weights, max(counts), overlap.classes)
+    most = objective.ceiling(config, max(counts), overlap.classes)
     return EpochScore(
         consistency, shape, entropy, MaskStats(loss, most, overlap.sizes(), overlap.agreement())
     )

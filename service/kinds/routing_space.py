@@ -15,7 +15,7 @@ ROUTING_SPACE = AdaptableKind(
         truth="no score on it was taken against a ground truth: this hospital sent none.",
         gate="The gate has seen no ground truth: look at the pictures too.",
         epochs="No labels are involved. Epoch 0 is step 0, before anything was learned: all models in "
-        "equal parts (with preset “statistics” the global model alone).",
+        "equal parts (with presets “statistics” and “tent” the global model alone).",
         before="The global model it came from first",
         parts={
             "consistency": "Mean squared difference between the answers to an image and to the image with "

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from model_store.scan import list_formats
-from personalization.options.adaptation import PresetName
+from personalization.options.presets import PresetName
 from service.catalog.network import Personalization
 from service.http.parameters import HOSPITAL_ID
 from service.http.problems import invalid

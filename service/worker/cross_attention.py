@@ -31,7 +31,6 @@ from personalization.fedoap.joining import (
 )
 from personalization.gate import judge
 from personalization.networks import FedOapUNet, build
-from personalization.options.joining import JoiningOptions
 from personalization.state import from_safetensors, to_safetensors
 from service.cohorts.patients import PatientSplit, same_bytes, split_by_patient
 from service.errors import AdaptationRejected
@@ -68,8 +67,7 @@ def run_joining(attempt: Attempt) -> PublishedCandidate:
     """Join, judge, publish. Raises what its parts raise; the runner turns that into words."""
     store = Store(attempt.settings.store)
     parent = _load(store, attempt.job.parent)
-    options = JoiningOptions.model_validate(attempt.job.options)
-    config = JoiningConfig(**options.model_dump(exclude={"validation"}))
+    config = JoiningConfig(**attempt.job.options)
     task = parent.manifest.task
     masks, ill = masks_of(attempt, task)
     files = cohort_files(attempt)
@@ -77,7 +75,7 @@ def run_joining(attempt: Attempt) -> PublishedCandidate:
     _say_what_was_lost(attempt, cohort, ill)
     # By what is left of the masks: who has no target any more can neither teach nor choose.
     digests = {file.name: file.sha256 for file in files}
-    split = split_by_patient(cohort.drawn, digests, task, options.validation, options.seed)
+    split = split_by_patient(cohort.drawn, digests, task, config.validation, config.seed)
     _say_what_is_little(attempt, split, digests)
     parent.network.to(device_of(attempt.settings))
     joining = _join(attempt, parent, cohort, split, config)

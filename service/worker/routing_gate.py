@@ -7,7 +7,6 @@ And it is nearer than its parent to what the models of the federation say togeth
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -43,7 +42,8 @@ def verdict_on(
         replica = adapt_and_merge(
             loaded.space,
             images[torch.from_numpy(chosen)],
-            replace(config, seed=seed),
+            # A seed beside the one that was asked for may be beyond the bound of the field.
+            config.model_copy(update={"seed": seed}),
             device,
             check_cancelled,
         )
@@ -69,8 +69,8 @@ def verdict_on(
 def _replicas(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
     """(what it is, its seed, the indices of its images)."""
     patients = cohort.patient_of_image
-    if config.passes:
-        # Where nothing is learned nothing is drawn: another seed is the same candidate once more.
+    if config.of_preset.draws:
+        # Otherwise another seed gives the same candidate once more.
         yield "another seed", config.seed + 1, np.arange(len(patients))
     if patients.max() + 1 >= _FEWEST_PATIENTS:
         for half in (0, 1):

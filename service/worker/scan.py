@@ -10,7 +10,6 @@ import torch
 from model_store.digest import sha256
 from model_store.store import Store
 from personalization.export import to_onnx
-from personalization.options.adaptation import RoutingOptions
 from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
@@ -68,17 +67,12 @@ def run_scan(attempt: Attempt) -> AttemptOutcome:
     return AttemptOutcome("fell_back", f"{reason}; the mask is that of step 0", result)
 
 
-def _routing(options: SegmentOptions) -> RoutingOptions:
-    """What was asked for, and for the rest what a hospital's adaptation would do."""
-    asked = options.model_dump(include={"preset", "shape_weight"}, exclude_none=True)
-    return RoutingOptions.model_validate(asked)
-
-
 def _adapted_graph(
     attempt: Attempt, options: SegmentOptions, loaded: LoadedSpace, slices: torch.Tensor
 ) -> tuple[Adaptation, bytes]:
     """Without a checkpoint: one scan is adapted to in seconds, and leaves no trace."""
-    config = AdaptationConfig(**_routing(options).model_dump())
+    # Options that were not given have the defaults of a hospital's adaptation.
+    config = AdaptationConfig(**options.model_dump(include={"preset", "shape_weight"}, exclude_none=True))
 
     def after_epoch(_: torch.nn.Module, checkpoint: AdaptationCheckpoint) -> None:
         attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes)

@@ -175,9 +175,9 @@ def joining(images: int, planned: Mapping[str, int], loss: str, seed: int) -> Jo
         raise ValueError(
             f"joining: {steps} steps are no whole epochs of {per_epoch} batches ({images} images)"
         )
-    epochs = steps // per_epoch
-    plain = JoiningConfig(epochs=epochs, batch_size=batch, seed=seed, loss="plain")
-    return plain if loss == "plain" else JoiningConfig(epochs=epochs, batch_size=batch, seed=seed)
+    config = JoiningConfig(batch_size=batch, seed=seed, loss="plain" if loss == "plain" else "perturbed")
+    # Of few images there may be more epochs than a client may ask for.
+    return config.model_copy(update={"epochs": steps // per_epoch})
 
 
 def _changed(config: FedOapConfig, **changes: Any) -> FedOapConfig:

@@ -20,12 +20,20 @@ from benchmarks.harness.evaluation import BATCH, Scans, mean_dice, predict
 from model_store.manifest import NetworkSpec
 from personalization.iop_fl.batch_norm import PRIOR_IMAGES, bake_statistics
 from personalization.iop_fl.layers import use_batch_statistics
+from personalization.iop_fl.network import route
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.state import State, StreamingMean
-from personalization.test_time.losses import entropy
-from training.methods.common.local_training import network_of, state_of
+from personalization.test_time.adapt import adapt, space_for
+from personalization.test_time.checkpoint import AdaptationCheckpoint
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.objective import WeightedSum
+from personalization.test_time.presets import tent as preset
+from personalization.test_time.safety import SafetyLimits
+from training.methods.common.local_training import network_of
 
-RATE = 1e-3
+NO_LIMITS = SafetyLimits(
+    agreement=0, collapse=0, explosion=math.inf, room=1, divergence=math.inf, slack=math.inf
+)
 
 # arm -> patient -> Dice
 Arms: TypeAlias = dict[str, dict[str, float]]
@@ -98,7 +106,10 @@ def unadapted(models: Models, scans: Scans) -> dict[str, dict[str, float]]:
 
 @dataclass(frozen=True)
 class TentResult:
-    """The network of the epoch with the lowest entropy, that epoch (0: as it was), and the entropies."""
+    """The network of the epoch with the lowest entropy, that epoch (0: as it was), and the entropies.
+
+    The network is routed over the global model alone, and uses the statistics of each batch.
+    """
 
     network: nn.Module
     best_epoch: int
@@ -106,43 +117,41 @@ class TentResult:
     diagnostic_dice: tuple[float, ...]
 
 
-def tent(
-    network: nn.Module, scans: Scans, epochs: int, seed: int, diagnosed: Scans | None = None
-) -> TentResult:
-    """Tent (Wang et al. 2021): entropy minimisation of batch norm's scale and shift, on test statistics.
+class _ShuffledTent(WeightedSum):
+    """Preset `tent` on batches that are drawn again for every epoch, as the recorded rows have it."""
+
+    def epoch_batches(self, images_NCHW: Tensor, config: AdaptationConfig, epoch: int) -> list[Tensor]:
+        """In random order, the last batch with what is left."""
+        generator = torch.Generator().manual_seed(config.seed + epoch)
+        drawn = torch.randperm(len(images_NCHW), generator=generator)
+        return [images_NCHW[chosen] for chosen in torch.split(drawn, config.batch_size)]
+
+
+def tent(models: Models, scans: Scans, epochs: int, seed: int, diagnosed: Scans | None = None) -> TentResult:
+    """Tent (Wang et al. 2021) from the global model: the preset, on shuffled batches and without a guard.
 
     Adam at 1e-3, as for the batch norm of routing. The epoch is chosen as routing's is, by the loss over all
-    slices after it. `diagnosed` are scans whose mean Dice is noted per epoch; nothing depends on it.
+    slices after it. `diagnosed` are scans with labels: their mean Dice is recorded per epoch and not used.
     """
-    network = with_test_statistics(network)
-    affine = [p for _, norm in norms_of(network) for p in norm.parameters()]
-    network.requires_grad_(False)
-    for parameter in affine:
-        parameter.requires_grad_(True)
-    optimiser = torch.optim.Adam(affine, lr=RATE)
-    entropies, dice, states = [], [], []
-    for epoch in range(epochs + 1):
-        if epoch:
-            _tent_epoch(network, optimiser, scans.images, torch.Generator().manual_seed(seed + epoch))
-        entropies.append(float(entropy(predict(network, scans.images))))
-        states.append(state_of(network))
+    config = AdaptationConfig(preset="tent", epochs=epochs, batch_size=BATCH, seed=seed)
+    network = route(space_for(config, models.space())).to(models.device)
+    dice: list[float] = []
+
+    def diagnose(_checkpoint: AdaptationCheckpoint) -> None:
         if diagnosed is not None:
             dice.append(mean_dice(diagnosed.dice(predict(network, diagnosed.images))))
-    best = min(range(len(entropies)), key=lambda e: entropies[e] if math.isfinite(entropies[e]) else math.inf)
-    network.load_state_dict(states[best])
-    return TentResult(network, best, tuple(entropies), tuple(dice))
 
-
-def _tent_epoch(
-    network: nn.Module, optimiser: torch.optim.Optimizer, images: Tensor, generator: torch.Generator
-) -> None:
-    network.train()
-    device = next(network.parameters()).device
-    for chosen in torch.split(torch.randperm(len(images), generator=generator), BATCH):
-        optimiser.zero_grad(set_to_none=True)
-        loss = entropy(torch.softmax(network(images[chosen].to(device)), dim=1))
-        torch.autograd.backward(loss)
-        optimiser.step()
+    objective = _ShuffledTent(preset.OBJECTIVE.weights(config))
+    found = adapt(
+        network,
+        scans.images.to(models.device),
+        config,
+        after_epoch=diagnose,
+        limits=NO_LIMITS,
+        objective=objective,
+    )
+    entropies = tuple(math.nan if record.entropy is None else record.entropy for record in found.history)
+    return TentResult(network, found.best_epoch, entropies, tuple(dice))
 
 
 def halves(patients: Sequence[str], seed: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -191,7 +200,7 @@ class HeldOutHospital:
 def plain_arms(models: Models, hospital: HeldOutHospital, epochs: int, seed: int) -> dict[str, Any]:
     """A cell's result for all arms without routing: those that learn nothing, baked batch norm, Tent."""
     whole = hospital.whole()
-    tented = tent(models.network(), whole.learned, epochs, seed, whole.learned)
+    tented = tent(models, whole.learned, epochs, seed, whole.learned)
     transductive = {
         "global (baked)": _dice(baked(models, models.network(), whole.learned), whole.reported),
         "tent": _dice(tented.network, whole.reported),
@@ -200,7 +209,7 @@ def plain_arms(models: Models, hospital: HeldOutHospital, epochs: int, seed: int
     for turn in hospital.turns():
         own = baked(models, models.network(), turn.learned)
         inductive["global (baked)"] |= _dice(own, turn.reported)
-        inductive["tent"] |= _dice(tent(models.network(), turn.learned, epochs, seed).network, turn.reported)
+        inductive["tent"] |= _dice(tent(models, turn.learned, epochs, seed).network, turn.reported)
     return {
         "dice": {
             "unadapted": rounded(unadapted(models, hospital.scans)),

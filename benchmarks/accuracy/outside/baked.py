@@ -29,7 +29,7 @@ def baked_arms(models: Models, hospital: HeldOutHospital, epochs: int, seed: int
 def _arms(models: Models, learned: Scans, reported: Scans, epochs: int, seed: int) -> Arms:
     singles = [baked(models, models.network(name), learned, name) for name in models.states]
     together = torch.stack([predict(network, reported.images) for network in singles]).mean(dim=0)
-    tented = dict(norms_of(tent(models.network(), learned, epochs, seed).network))
+    tented = dict(norms_of(tent(models, learned, epochs, seed).network))
     sure = models.network()
     for name, norm in norms_of(sure):
         norm.load_state_dict(tented[name].state_dict(), strict=False)

@@ -36,6 +36,8 @@ from model_store.task import Task
 from personalization.gate import ROUTING, limits
 from personalization.iop_fl.space import GLOBAL
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.objective import WeightedSum
+from personalization.test_time.presets import objective_of
 from training.config import RunConfig
 from training.data.cases import Case, Federation
 from training.data.federation import TASK_FILE, load_federation
@@ -143,7 +145,10 @@ def adaptation_of(arms: str, set_: str, settings: Profile, tries: Mapping[str, A
     config = AdaptationConfig(**fields)
     facts = {name: value for name, value in config.facts().items() if name != "seed"}
     planted = {"planted": settings.planted} if arms == "planted" else {}
-    return {**facts, "loss": asdict(config.weights), **planted}
+    objective = objective_of(config.preset)
+    assert isinstance(objective, WeightedSum)
+    loss = {**asdict(objective.weights(config)), "official": config.preset == "official"}
+    return {**facts, "loss": loss, **planted}
 
 
 class Federations:

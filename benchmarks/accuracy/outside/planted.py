@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.accuracy.outside.arms import Models, Turn
+from benchmarks.accuracy.outside.arms import NO_LIMITS, Models, Turn
 from benchmarks.accuracy.outside.gate import Judge, shuffled
 from benchmarks.accuracy.outside.routing import Adapted, facts_of, learn, replicas_of
 from benchmarks.harness.evaluation import Scans
@@ -21,9 +20,6 @@ from personalization.test_time.safety import SafetyLimits
 RATE_FACTOR = 100
 # A layer in the middle: the harm of one is less plain than that of all.
 ONE_LAYER = "bottleneck.bottleneck_conv1"
-NO_LIMITS = SafetyLimits(
-    agreement=0, collapse=0, explosion=math.inf, room=1, divergence=math.inf, slack=math.inf
-)
 
 
 @dataclass(frozen=True)
@@ -67,7 +63,9 @@ def _judged(
     models: Models, judge: Judge, scans: Scans, cohorts: Cohorts, config: AdaptationConfig
 ) -> Iterator[dict[str, Any]]:
     space = models.space()
-    fast = replace(config, routing_rate=RATE_FACTOR * config.rate, bn_rate=RATE_FACTOR * config.bn_rate)
+    fast = config.model_copy(
+        update={"routing_rate": RATE_FACTOR * config.rate, "bn_rate": RATE_FACTOR * config.bn_rate}
+    )
     good = learn(space, cohorts.own, config)
     replicas = replicas_of(space, cohorts.own, config)
     yield judge.record("few scans", good.merged, replicas, Turn(cohorts.own, scans)) | _end(good)

@@ -11,7 +11,7 @@ With direct coefficients the rows coincide, since they are the same for every im
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -125,7 +125,7 @@ def replicas_of(
 
 def other_seed(config: AdaptationConfig) -> AdaptationConfig:
     """The same with other noise."""
-    return replace(config, seed=config.seed + 1000)
+    return config.model_copy(update={"seed": config.seed + 1000})
 
 
 def facts_of(adapted: Adapted) -> dict[str, Any]:

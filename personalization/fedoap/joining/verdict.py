@@ -61,8 +61,13 @@ class ObservedJoining:
         self.slices_S: NDArray[np.int64] = np.bincount(scans)
         self.labelled_S: NDArray[np.bool_] = np.bincount(scans, known) > 0
         # In slices' worth: a target counts the same in a thick stack of slices as in one slice.
-        self.size_S: NDArray[np.float64] = np.bincount(scans, self.found.mean(axis=(1, 2)))
-        self.drawn_size_S: NDArray[np.float64] = np.bincount(scans, drawn.mean(axis=(1, 2)) * known)
+        self.size_S = _sums(scans, self.found.mean(axis=(1, 2)))
+        self.drawn_size_S = _sums(scans, drawn.mean(axis=(1, 2)) * known)
+
+
+def _sums(scans_N: NDArray[np.int64], values_N: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sum over each scan's slices [S]."""
+    return np.bincount(scans_N, values_N).astype(np.float64, copy=False)
 
 
 @check(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -64,7 +63,7 @@ def test_the_parent_itself_passes() -> None:
 
 def test_an_honest_adaptation_passes() -> None:
     config = AdaptationConfig(epochs=2, batch_size=4)
-    verdict = verdict_of(adapted(config), adapted(replace(config, seed=1)))
+    verdict = verdict_of(adapted(config), adapted(config.model_copy(update={"seed": 1})))
     assert failed(verdict) == set()
 
 

@@ -76,7 +76,7 @@ def test_the_epoch_with_the_lowest_loss_measured_after_it_wins() -> None:
 
 def test_statistics_alone_are_the_global_model_with_batch_norm_measured_anew() -> None:
     images, _ = discs(5, 7, contrast=1.2)
-    config = AdaptationConfig("statistics", epochs=3, batch_size=3)
+    config = AdaptationConfig(preset="statistics", epochs=3, batch_size=3)
     whole = space()
     routed_over = space_for(config, whole)
     network = route(routed_over)

@@ -7,38 +7,68 @@ from typing import Any
 import pytest
 
 from personalization.errors import AdaptationError
-from personalization.test_time.config import AdaptationConfig, LossWeights
+from personalization.options.adaptation import RoutingOptions
+from personalization.options.presets import PRESETS
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.objective import LossWeights, Objective, WeightedSum
+from personalization.test_time.presets import objective_of
 
 
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("preset", "tent", "one of paper, official"),
-        ("router", "soft", "one of direct, pooled"),
-        ("epochs", 0, "a whole number from 1"),
-        ("epochs", 2.0, "a whole number"),
-        ("batch_size", 0, "a whole number from 1"),
-        ("seed", -1, "a whole number from 0"),
-        ("seed", True, "a whole number"),
-        ("routing_rate", 0.0, "a positive number"),
-        ("routing_rate", 1e4, "a positive number of at most 1000"),
-        ("bn_rate", math.nan, "a positive number"),
-        ("noise", -0.1, "zero or a positive number"),
-        ("noise", math.inf, "zero or a positive number"),
-        ("shape_weight", -1.0, "zero or a positive number"),
+        ("preset", "sar", "'paper', 'official', 'statistics' or 'tent'"),
+        ("router", "soft", "'direct' or 'pooled'"),
+        ("epochs", 0, "greater than or equal to 1"),
+        ("epochs", 201, "less than or equal to 200"),
+        ("epochs", 2.0, "a valid integer"),
+        ("batch_size", 0, "greater than or equal to 1"),
+        ("seed", -1, "greater than or equal to 0"),
+        ("seed", True, "a valid integer"),
+        ("routing_rate", 0.0, "greater than 0"),
+        ("routing_rate", 1e4, "less than or equal to 10"),
+        ("bn_rate", math.nan, "a finite number"),
+        ("noise", -0.1, "greater than or equal to 0"),
+        ("noise", math.inf, "a finite number"),
+        ("shape_weight", -1.0, "greater than or equal to 0"),
     ],
 )
 def test_a_field_out_of_bounds_is_named(field: str, value: Any, expected: str) -> None:
-    with pytest.raises(AdaptationError, match=f"{field}: expected {expected}.*found") as caught:
+    with pytest.raises(AdaptationError, match=f"adaptation: {field}: expected {expected}, found") as caught:
         AdaptationConfig(**{field: value})
     assert repr(value) in str(caught.value)
 
 
+def test_a_preset_must_learn_what_it_is_for() -> None:
+    with pytest.raises(AdaptationError, match=r"train_bn_affine: expected true: preset 'tent'.*found False"):
+        AdaptationConfig(preset="tent", train_bn_affine=False)
+    assert AdaptationConfig(preset="statistics", train_bn_affine=False).passes == 0
+    assert AdaptationConfig(preset="paper", train_bn_affine=False).learns == {"routing"}
+
+
+def test_a_configuration_has_the_fields_and_defaults_of_the_options() -> None:
+    assert AdaptationConfig().model_dump() == RoutingOptions().model_dump()
+    assert [*AdaptationConfig().facts()] == [*RoutingOptions.model_fields]
+
+
+def weights(**options: Any) -> LossWeights:
+    config = AdaptationConfig(**options)
+    objective = objective_of(config.preset)
+    assert isinstance(objective, WeightedSum)
+    return objective.weights(config)
+
+
 def test_presets_are_the_losses_they_are_named_for() -> None:
-    assert AdaptationConfig("paper").weights == LossWeights(1, 0.01, 0.01)
-    assert AdaptationConfig("official").weights == LossWeights(0.1, 1, 10, official=True)
-    assert AdaptationConfig(shape_weight=0.5).weights == LossWeights(1, 0.5, 0.01)
-    assert AdaptationConfig("official", shape_weight=0.0).weights == LossWeights(0.1, 0, 10, official=True)
+    assert weights(preset="paper") == weights(preset="statistics") == LossWeights(1, 0.01, 0.01)
+    assert weights(preset="official") == LossWeights(0.1, 1, 10)
+    assert weights(preset="tent") == LossWeights(0, 0, 1)
+    assert weights(shape_weight=0.5) == LossWeights(1, 0.5, 0.01)
+    assert weights(preset="official", shape_weight=0.0) == LossWeights(0.1, 0, 10)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_has_an_objective(preset: str) -> None:
+    assert isinstance(objective_of(preset), Objective)
 
 
 def test_the_rate_follows_the_router_unless_given() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,9 +104,9 @@ def test_another_adaptations_checkpoint_is_refused_and_says_why() -> None:
                 assert torch.equal(value, before[name])
 
     with pytest.raises(CheckpointError, match=r"configuration: preset: expected 'official', found 'paper'"):
-        resume(replace(config, preset="official"))
+        resume(config.model_copy(update={"preset": "official"}))
     with pytest.raises(CheckpointError, match=r"configuration: epochs: expected 2, found 1"):
-        resume(replace(config, epochs=2))
+        resume(config.model_copy(update={"epochs": 2}))
     with pytest.raises(CheckpointError, match=r"other experts: expected digest \w{12}, found \w{12}"):
         resume(inside=1)
     with pytest.raises(CheckpointError, match=r"other images: expected digest"):

@@ -70,13 +70,19 @@ def test_halves_share_no_patient_and_leave_none_out() -> None:
     assert sorted(image for _, chosen in halves for image in chosen) == list(range(9))
 
 
+def test_the_other_seed_may_be_beyond_what_a_client_may_ask() -> None:
+    found = _replicas(cohort_of([0]), AdaptationConfig(seed=2**31 - 1))
+    assert [seed for _, seed, _ in found] == [2**31]
+
+
 def test_many_slices_of_few_patients_have_no_halves() -> None:
     assert list(replicas([0, 1, 2] * 20)) == ["another seed"]
 
 
-def test_statistics_alone_have_no_other_seed() -> None:
+@pytest.mark.parametrize("preset", ["statistics", "tent"])
+def test_a_preset_that_draws_nothing_has_no_other_seed(preset: str) -> None:
     cohort = cohort_of([0, 1, 2, 3])
-    found = _replicas(cohort, AdaptationConfig(preset="statistics"))
+    found = _replicas(cohort, AdaptationConfig(preset=preset))
     assert [name for name, _, _ in found] == ["half 1 of the scans", "half 2 of the scans"]
 
 
@@ -98,7 +104,9 @@ def test_the_gate_observes_the_candidate_parent_replicas_and_references(
     device = torch.device("cpu")
 
     def adapted(chosen: Tensor, seed: int) -> Adapted:
-        return adapt_and_merge(over, chosen, replace(config, seed=seed), device, never_cancelled)
+        return adapt_and_merge(
+            over, chosen, config.model_copy(update={"seed": seed}), device, never_cancelled
+        )
 
     seen: dict[str, Any] = {}
 

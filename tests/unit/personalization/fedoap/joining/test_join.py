@@ -46,13 +46,18 @@ def state(of: FedOapUNet) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in of.state_dict().items()}
 
 
+def with_fields(config: JoiningConfig, **fields: Any) -> JoiningConfig:
+    """Without validation: also to what a client may not ask."""
+    return config.model_copy(update=fields)
+
+
 def joined(config: JoiningConfig = CONFIG, **options: Any) -> tuple[FedOapUNet, Any]:
     made = network()
     return made, join(made, TRAIN, VALIDATION, config, **options)
 
 
 def test_it_learns_the_hospitals_masks_and_leaves_the_bank_alone() -> None:
-    made, found = joined(replace(CONFIG, epochs=5, learning_rate=1e-2))
+    made, found = joined(with_fields(CONFIG, epochs=5, learning_rate=1e-2))
     assert found.best.dice > found.start.dice + 0.2
     assert [epoch.epoch for epoch in found.history] == list(range(6))
     assert found.best.dice == max(epoch.dice for epoch in found.history)
@@ -73,26 +78,26 @@ def test_the_network_that_is_left_is_the_best_epochs() -> None:
 
 
 def test_step_0_is_kept_where_nothing_is_better() -> None:
-    made, found = joined(replace(CONFIG, learning_rate=0.0, least_rate=0.0, weight_decay=0.0))
+    made, found = joined(with_fields(CONFIG, learning_rate=0.0, least_rate=0.0, weight_decay=0.0))
     assert found.best_epoch == 0
     before = state(network())
     assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
 
 
 def test_only_the_personal_part_learns_if_asked() -> None:
-    made, _ = joined(replace(CONFIG, trains="personal", learning_rate=0.05, epochs=1))
+    made, _ = joined(with_fields(CONFIG, trains="personal", learning_rate=0.05, epochs=1))
     before = state(network())
     # Whatever was kept, what may not be learned stayed.
     changed = {name for name, tensor in made.state_dict().items() if not torch.equal(tensor, before[name])}
     assert all(name.startswith((*QUERY, *ADAPTER)) for name in changed)
     seen: list[JoiningCheckpoint] = []
-    joined(replace(CONFIG, trains="personal", epochs=1), after_epoch=seen.append)
+    joined(with_fields(CONFIG, trains="personal", epochs=1), after_epoch=seen.append)
     assert set(seen[0].state) == {name for name in before if name.startswith((*QUERY, *ADAPTER))}
     assert any(not torch.equal(seen[0].state[name], seen[1].state[name]) for name in seen[0].state)
 
 
 def test_a_step_is_that_of_the_plain_loss_by_hand() -> None:
-    config = replace(CONFIG, loss="plain", epochs=1, batch_size=8, weight_decay=0.0)
+    config = with_fields(CONFIG, loss="plain", epochs=1, batch_size=8, weight_decay=0.0)
     seen: list[JoiningCheckpoint] = []
     joined(config, after_epoch=seen.append)
     reference = network()
@@ -111,8 +116,8 @@ def test_a_step_is_that_of_the_plain_loss_by_hand() -> None:
 
 def test_the_perturbed_loss_is_another_loss() -> None:
     # With a threshold of 0 every pixel is perturbed, so that even a network that is sure of nothing sees it.
-    plain = replace(CONFIG, epochs=1, threshold=0.0, variance=4.0, loss="plain")
-    found = {joined(config)[1].history[1].loss for config in (plain, replace(plain, loss="perturbed"))}
+    plain = with_fields(CONFIG, epochs=1, threshold=0.0, variance=4.0, loss="plain")
+    found = {joined(config)[1].history[1].loss for config in (plain, with_fields(plain, loss="perturbed"))}
     assert len(found) == 2
 
 
@@ -140,7 +145,7 @@ def test_the_configuration_reaches_every_step(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(steps, "second_stage_loss", second_stage_loss)
     monkeypatch.setattr(JoiningExamples, "batches", batches_of)
     given = {"variance": 0.7, "threshold": 0.3, "trade_off": 0.4}
-    joined(replace(CONFIG, epochs=2, learning_rate=1.0, least_rate=0.2, augment=True, **given))
+    joined(with_fields(CONFIG, epochs=2, learning_rate=1.0, least_rate=0.2, augment=True, **given))
     assert rates[0] == pytest.approx([1.0, 0.2 + 0.4 * (1 + 2**-0.5)])
     assert rates[1] == pytest.approx([0.6, 0.2 + 0.4 * (1 - 2**-0.5)])
     assert losses == [{"perturbed": True, **given}] * 4
@@ -148,7 +153,7 @@ def test_the_configuration_reaches_every_step(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_was_killed_after_any_epoch_comes_to_the_same() -> None:
-    config = replace(CONFIG, epochs=2, augment=True)
+    config = with_fields(CONFIG, epochs=2, augment=True)
     left: list[bytes] = []
     whole, straight = joined(config, after_epoch=lambda c: left.append(c.to_bytes()))
     assert len(left) == 3
@@ -168,19 +173,19 @@ def test_what_was_killed_after_any_epoch_comes_to_the_same() -> None:
 
 def test_a_checkpoint_of_another_joining_is_refused() -> None:
     left: list[JoiningCheckpoint] = []
-    joined(replace(CONFIG, epochs=1), after_epoch=left.append)
+    joined(with_fields(CONFIG, epochs=1), after_epoch=left.append)
     with pytest.raises(CheckpointError, match="epochs: expected 3, found 1"):
         joined(CONFIG, resume=left[-1])
     with pytest.raises(CheckpointError, match="train"):
-        join(network(), examples(seed=5), VALIDATION, replace(CONFIG, epochs=1), resume=left[-1])
+        join(network(), examples(seed=5), VALIDATION, with_fields(CONFIG, epochs=1), resume=left[-1])
     with pytest.raises(CheckpointError, match="weights"):
-        join(network(1), TRAIN, VALIDATION, replace(CONFIG, epochs=1), resume=left[-1])
+        join(network(1), TRAIN, VALIDATION, with_fields(CONFIG, epochs=1), resume=left[-1])
     with pytest.raises(CheckpointError, match="not the checkpoint"):
         JoiningCheckpoint.from_bytes(left[-1].to_bytes()[:-7])
 
 
 def test_a_loss_that_is_no_number_ends_it_with_the_best_so_far() -> None:
-    made, found = joined(replace(CONFIG, learning_rate=1e30))
+    made, found = joined(with_fields(CONFIG, learning_rate=1e30))
     assert found.stopped is not None
     assert "lower learning_rate" in found.stopped
     assert not found.history[-1].safe
@@ -195,7 +200,7 @@ def test_a_tick_stops_it_before_the_next_step() -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        joined(replace(CONFIG, epochs=100), check_cancelled=check_cancelled)
+        joined(with_fields(CONFIG, epochs=100), check_cancelled=check_cancelled)
 
 
 def test_false_alarms_are_counted_on_slices_without_a_tumour() -> None:
@@ -204,7 +209,7 @@ def test_false_alarms_are_counted_on_slices_without_a_tumour() -> None:
     drawn[2:] = 0
     validation = JoiningExamples(images, drawn, ("v", "v", "w", "x"))
     made = network()
-    found = join(made, TRAIN, validation, replace(CONFIG, epochs=1))
+    found = join(made, TRAIN, validation, with_fields(CONFIG, epochs=1))
     maps, _ = predict(made, images[2:])
     # Of 32 x 32 pixels a speck is one.
     assert found.best.false_positives == sum(int(one.sum()) >= 2 for one in maps) / 2

@@ -1,0 +1,5 @@
+"""Preset `paper`: C + 0.01 (S + E), mean reductions, noise only (IOP-FL, Eq. 10)."""
+
+from personalization.test_time.objective import LossWeights, WeightedSum
+
+OBJECTIVE = WeightedSum(LossWeights(consistency=1.0, shape=0.01, entropy=0.01))
