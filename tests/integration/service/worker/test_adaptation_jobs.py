@@ -144,6 +144,23 @@ def test_a_hospitals_statistics_alone_are_a_candidate_too(place: Workplace) -> N
     assert [check["name"] for check in job.gate["checks"] if check["value"] is None] == ["stability"]
 
 
+def test_tent_adapts_batch_norm_of_the_global_model_alone(place: Workplace) -> None:
+    options = {"preset": "tent", "epochs": 2}
+    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options=options)
+    run_job(job_id, place.settings)
+    assert place.job(job_id).state == "succeeded"
+    epochs = [event.data for event in place.events(job_id, "epoch")]
+    assert [epoch["epoch"] for epoch in epochs] == [0, 1, 2]
+    assert all(epoch["loss"] == epoch["entropy"] and epoch["consistency"] is None for epoch in epochs)
+    artefact, manifest = candidate_of(place)
+    assert manifest.lineage.details["options"]["preset"] == "tent"
+    assert manifest.lineage.details["coefficients"]["models"] == ["global"]
+    found, parent = (from_safetensors(a.read(WEIGHTS)) for a in (artefact, place.store.open("organ.global")))
+    changed = {name for name, tensor in parent.items() if not torch.equal(found[name], tensor)}
+    assert {"weight", "bias"} <= {name.rsplit(".", 1)[-1] for name in changed}
+    assert all("bn" in name for name in changed)
+
+
 def test_everybody_can_follow_it(finished: Workplace) -> None:
     epochs = [event.data for event in finished.events(JOB, "epoch")]
     assert [epoch["epoch"] for epoch in epochs] == list(range(EPOCHS + 1))

@@ -72,6 +72,7 @@ def test_what_is_learned_from_a_scan_can_be_said(place: Workplace, scan: bytes) 
         "the default, said": {"preset": RoutingOptions().preset},
         "no shape": {"shape_weight": 0.0},
         "statistics": {"preset": "statistics"},
+        "Tent": {"preset": "tent"},
     }.items():
         job_id = place.scan_job(scan, **options)
         run_job(job_id, place.settings)
@@ -80,9 +81,10 @@ def test_what_is_learned_from_a_scan_can_be_said(place: Workplace, scan: bytes) 
         assert result is not None
         found[name] = (answer.headers["Locum-Graph"], result["epochs"])
     assert found["as a hospital's"] == found["the default, said"]
-    assert len({graph for graph, _ in found.values()}) == 3
+    assert len({graph for graph, _ in found.values()}) == 4
     assert found["statistics"][1] == 0
     assert found["no shape"][1] > 0
+    assert found["Tent"][1] > 0
 
 
 def test_the_report_says_what_answered(place: Workplace, scan: bytes) -> None:
