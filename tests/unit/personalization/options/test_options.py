@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 PROGRAM = """
 import pkgutil, sys
 from importlib import import_module
@@ -18,6 +20,7 @@ print(*sorted(names), "|", *sorted(loaded & {"torch", "monai", "numpy", "scipy",
 """
 
 
+@pytest.mark.process
 def test_options_import_neither_torch_nor_numpy() -> None:
     ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
