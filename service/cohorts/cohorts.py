@@ -19,8 +19,8 @@ from sqlalchemy.orm import Session
 from service.cohorts.files import CohortFolder, ScanFile, write_aside
 from service.database import Cohort, CohortMask, CohortScan, Database, Job, in_turn
 from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, ScanNameTaken
-from service.http.uploads.spool import Upload
 from service.jobs.states import TERMINAL
+from service.runtime.spool import Upload
 from service.serving.assignments import registered
 from service.settings import Settings
 

@@ -8,23 +8,26 @@ from __future__ import annotations
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
 
-from service.http.problems import invalid
-from service.http.validation import place
+from service.errors import RequestInvalid
+from service.validation import MOST_ENTRIES, place
 
 
 async def known_parameters(request: Request) -> None:
     """A dependency of every route but those for machines that watch.
 
     Raises:
-        Problem: 422 for a parameter of the query that the route does not take.
+        RequestInvalid: the query has a parameter that the route does not take.
     """
     known = sorted(_taken(request.scope["route"].dependant))
     unknown = [name for name in dict.fromkeys(request.query_params) if name not in known]
     if not unknown:
         return
     there = f"there are: {', '.join(known)}" if known else "this path takes none"
-    raise invalid(
-        [{"field": place(("query", name)), "reason": f"not a parameter; {there}"} for name in unknown[:20]]
+    raise RequestInvalid(
+        [
+            {"field": place(("query", name)), "reason": f"not a parameter; {there}"}
+            for name in unknown[:MOST_ENTRIES]
+        ]
     )
 
 
