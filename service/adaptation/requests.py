@@ -14,11 +14,11 @@ from service.catalog.version import resolve_parent
 from service.cohorts import cohorts
 from service.context import ServiceContext
 from service.database import Job
+from service.database.hospitals import require_hospital
 from service.errors import CohortEmpty
 from service.jobs import records, submission
 from service.kinds import AdaptableKind, kind_of
 from service.runtime.spool import Upload
-from service.serving.assignments import registered
 from service.validation import COHORT_ID, parse
 
 
@@ -52,7 +52,7 @@ def check_place(context: ServiceContext, hospital: str, key: str | None) -> None
         HospitalUnknown, QueueFull.
     """
     with context.database.read() as session:
-        registered(session, hospital)
+        require_hospital(session, hospital)
         if key is None or records.find_by_idempotency_key(session, hospital, key) is None:
             records.check_queue(session, context.settings)
 
@@ -108,7 +108,7 @@ class AdaptationSubmission:
     def _before(self) -> str | None:
         """The job that this idempotency key made before."""
         with self.context.database.read() as session:
-            registered(session, self.hospital)
+            require_hospital(session, self.hospital)
             if self.key is None:
                 return None
             before = records.replayed(session, self.hospital, self.key, self._fingerprint())

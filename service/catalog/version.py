@@ -16,6 +16,7 @@ from model_store.store import Store
 from model_store.task import TaskKind
 from service.catalog.adapted import adapted_for, resolve_adaptable
 from service.database import Assignment, Database
+from service.database.hospitals import site_of_hospital
 from service.errors import (
     AnotherTaskKind,
     ModelNotNamed,
@@ -23,7 +24,7 @@ from service.errors import (
     PartRequested,
     VersionNotNamed,
 )
-from service.serving.assignments import assignment, site_of
+from service.serving.assignments import assignment
 
 Cause = Literal["named", "assigned", "newest"]
 
@@ -188,4 +189,4 @@ def _of_hospital(database: Database, hospital: str | None, name: str) -> tuple[s
     if hospital is None:
         return None, None
     with database.read() as session:
-        return site_of(session, hospital), assignment(session, hospital, name)
+        return site_of_hospital(session, hospital), assignment(session, hospital, name)

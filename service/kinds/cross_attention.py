@@ -11,9 +11,9 @@ from personalization.options.joining import JoiningOptions
 from service.cohorts import cohorts, masks
 from service.cohorts.patients import other_values, shows_target, split_by_patient
 from service.database import Cohort
+from service.database.hospitals import site_of_hospital
 from service.errors import AdaptationRejected, MasksInvalid, MasksMissing, MemberCannotJoin
 from service.kinds.kind import AdaptableKind, Words
-from service.serving.assignments import site_of
 
 
 def check(session: Session, parent: Artefact, cohort: str) -> None:
@@ -42,7 +42,7 @@ def _check_outside(session: Session, parent: Artefact, cohort: str) -> None:
     """A member would attend to its own entry in the bank, and be held against less than its own model."""
     found = session.get(Cohort, cohort)
     assert found is not None
-    site = site_of(session, found.hospital)
+    site = site_of_hospital(session, found.hospital)
     if site in parent.manifest.lineage.sites:
         raise MemberCannotJoin(
             f"Hospital '{found.hospital}' is site '{site}' of the federation that trained '{parent}', with a "

@@ -11,9 +11,9 @@ from sqlalchemy.exc import IntegrityError
 
 from service.context import InContext
 from service.database import Database, Hospital
+from service.database.hospitals import require_hospital
 from service.http.parameters import HospitalId, Text
 from service.http.problems import problem_responses
-from service.serving.assignments import registered
 
 router = APIRouter(tags=["hospitals"])
 
@@ -55,7 +55,7 @@ def list_hospitals(context: InContext) -> HospitalList:
 def get_hospital(context: InContext, hospital: HospitalId) -> HospitalView:
     """One hospital."""
     with context.database.read() as session:
-        return _view(registered(session, hospital))
+        return _view(require_hospital(session, hospital))
 
 
 @router.put(

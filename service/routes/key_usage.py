@@ -12,10 +12,10 @@ from model_store.manifest import SsfPoolManifest
 from service.catalog.version import require_name
 from service.context import InContext, ServiceContext
 from service.database import KeyUsage
+from service.database.hospitals import require_hospital
 from service.http.parameters import HospitalId, ModelName
 from service.http.problems import problem_responses
 from service.serving import key_usage
-from service.serving.assignments import registered
 
 router = APIRouter(tags=["serving"])
 
@@ -63,7 +63,7 @@ def get_key_usage(context: InContext, hospital: HospitalId, model: ModelName) ->
     Only scans that named the hospital count. Nothing here can be traced to a scan.
     """
     with context.database.read() as session:
-        registered(session, hospital)
+        require_hospital(session, hospital)
         rows = key_usage.rows_of(session, hospital, model)
     if not rows:
         require_name(context.store, model)
