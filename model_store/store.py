@@ -14,10 +14,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import overload
 
 from pydantic import BaseModel, ValidationError
 
-from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact
+from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact, Expected
 from model_store.digest import sha256
 from model_store.drafts import check_draft
 from model_store.durable import sync_folder, write_durably
@@ -130,11 +131,21 @@ class Store:
             artefact.verify()
         return artefact
 
-    def by_digest(self, digest: str) -> Artefact:
-        """The artefact with this digest, whatever its name; not verified. Raises as `open`."""
+    @overload
+    def by_digest(self, digest: str) -> Artefact: ...
+    @overload
+    def by_digest(self, digest: str, kind: type[Expected]) -> Artefact[Expected]: ...
+    def by_digest(self, digest: str, kind: type[Expected] | None = None) -> Artefact | Artefact[Expected]:
+        """The artefact with this digest, whatever its name; not verified. `kind` is its manifest's class.
+
+        Raises:
+            KindMismatch: it is of another kind.
+            ReferenceNotFound, ArtefactWithdrawn, ArtefactDamaged: as `open`.
+        """
         for artefact in self._all():
             if artefact.digest == digest:
-                return self._refuse_withdrawn(artefact)
+                found = self._refuse_withdrawn(artefact)
+                return found if kind is None else found.expect(kind)
         raise ReferenceNotFound(f"'{digest}' is not in the store; publish or copy that artefact first")
 
     # ------------------------------------------------------------------ list

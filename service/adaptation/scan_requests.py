@@ -179,8 +179,5 @@ def _cancel(context: ServiceContext, job_id: str) -> None:
 
 
 def _global_manifest(context: ServiceContext, space: Artefact) -> ModelManifest:
-    manifest = space.manifest
-    assert isinstance(manifest, RoutingSpaceManifest)
-    model = context.store.by_digest(manifest.global_model).manifest
-    assert isinstance(model, ModelManifest)
-    return model
+    digest = space.expect(RoutingSpaceManifest).manifest.global_model
+    return context.store.by_digest(digest, ModelManifest).manifest

@@ -55,7 +55,7 @@ class Selection:
     """
 
     offered: Artefact
-    model: Artefact
+    model: Artefact[NetworkManifest]
     personalization: str
     site: str | None
     why: str
@@ -66,9 +66,7 @@ class Selection:
     @property
     def manifest(self) -> NetworkManifest:
         """The manifest of the network that answers."""
-        manifest = self.model.manifest
-        assert isinstance(manifest, ModelManifest | SsfPoolManifest)
-        return manifest
+        return self.model.manifest
 
     @property
     def warnings(self) -> Mapping[str, str]:
@@ -140,7 +138,8 @@ def _resolved(
             "an ssf-pool with personalization=scan; leave it out, or ask for another model."
         )
     if owner is not None and personalization in ("auto", "hospital"):
-        return Selection(artefact, artefact, "hospital", None, f"{why}; adapted to hospital '{owner}'", owner)
+        adapted = artefact.expect(ModelManifest)
+        return Selection(artefact, adapted, "hospital", None, f"{why}; adapted to hospital '{owner}'", owner)
     if personalization == "hospital":
         raise _no_adapted_version(found)
     if owner is not None:
@@ -158,7 +157,7 @@ def _resolved(
         )
     return Selection(
         artefact,
-        network,
+        network.expect(ModelManifest),
         chosen.personalization,
         chosen.site,
         f"{why}; {chosen.why}",
@@ -182,7 +181,7 @@ def _by_itself(found: ResolvedVersion, personalization: str) -> Selection:
             f"personalization=scan or auto with it, found {personalization}; or name another model."
         )
     why = f"{found.why}; it adapts itself to each scan, by entries of its pool"
-    return Selection(found.artefact, found.artefact, "scan", None, why)
+    return Selection(found.artefact, found.artefact.expect(SsfPoolManifest), "scan", None, why)
 
 
 def _no_adapted_version(found: ResolvedVersion) -> ParametersContradict | NoAdaptedVersion:

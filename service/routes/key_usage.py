@@ -77,11 +77,10 @@ def get_key_usage(context: InContext, hospital: HospitalId, model: ModelName) ->
 
 def _version(context: ServiceContext, rows: list[KeyUsage]) -> VersionUsage:
     try:
-        manifest = context.store.by_digest(rows[0].digest).manifest
+        known = key_usage.federation_shares(context.store.by_digest(rows[0].digest, SsfPoolManifest).manifest)
     except StoreError:
-        # Withdrawn: what was noted stays known.
-        manifest = None
-    known = key_usage.federation_shares(manifest) if isinstance(manifest, SsfPoolManifest) else None
+        # The version was withdrawn: the usage stays on record, the federation's is not known any more.
+        known = None
     recent = key_usage.recent(rows, datetime.now(UTC).date())
     return VersionUsage(
         artefact=f"{rows[0].model}@{rows[0].version}",

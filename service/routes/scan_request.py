@@ -15,7 +15,7 @@ from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from model_store.manifest import GRAPH
+from model_store.manifest import GRAPH, SsfPoolManifest
 from service.catalog.network import Selection
 from service.context import ServiceContext
 from service.http.uploads.multipart import missing
@@ -101,6 +101,6 @@ def answer_upload(
     noting = None
     if answer.picked is not None and options.hospital is not None:
         # Once the answer is sent: neither it nor the next scan waits for the database.
-        pool, picked = selection.offered, answer.picked
+        pool, picked = selection.offered.expect(SsfPoolManifest), answer.picked
         noting = BackgroundTask(key_usage.note, context.database, options.hospital, pool, picked)
     return Response(answer.body, headers=answer.headers, media_type=answer.media_type, background=noting)

@@ -13,6 +13,7 @@ from model_store.artefact import Artefact
 from model_store.errors import (
     ArtefactDamaged,
     ArtefactWithdrawn,
+    KindMismatch,
     PublishRefused,
     ReferenceInvalid,
     ReferenceNotFound,
@@ -146,6 +147,23 @@ def test_a_damaged_file_is_refused_by_name(store: Store, file: str, damage: str)
         path.write_bytes(content[:-1])
     with pytest.raises(ArtefactDamaged, match=file):
         Store(store.root).open("brain")
+
+
+def test_an_artefact_of_another_kind_than_expected_is_rejected(store: Store, routing_space: Artefact) -> None:
+    plain = store.publish(model(), files())
+    assert store.by_digest(plain.digest, ModelManifest) is store.by_digest(plain.digest)
+    assert store.by_digest(routing_space.digest, RoutingSpaceManifest).manifest.global_model
+    with pytest.raises(
+        KindMismatch, match="'space@1': expected an artefact of kind model, found kind routing"
+    ):
+        store.by_digest(routing_space.digest, ModelManifest)
+    with pytest.raises(
+        KindMismatch, match="'brain@1': expected an artefact of kind routing-space, found kind m"
+    ):
+        store.by_digest(plain.digest, RoutingSpaceManifest)
+    store.withdraw("brain@1", actor="ada", reason="wrong")
+    with pytest.raises(ArtefactWithdrawn):
+        store.by_digest(plain.digest, ModelManifest)
 
 
 @pytest.mark.parametrize(
