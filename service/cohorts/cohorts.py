@@ -17,7 +17,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from service.cohorts.files import CohortFolder, ScanFile, write_aside
-from service.database import Cohort, CohortMask, CohortScan, Database, Job, in_turn
+from service.database import Cohort, CohortMask, CohortScan, Database, Job, caller_of, in_turn
 from service.database.hospitals import require_hospital
 from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, ScanNameTaken
 from service.jobs.states import TERMINAL
@@ -48,10 +48,10 @@ def get(session: Session, hospital: str, cohort_id: str, *, lock: bool = False) 
     """The hospital's cohort, deleted ones too; with `lock`, it stays as it is until the transaction ends.
 
     Raises:
-        CohortUnknown: this hospital has none of that id.
+        CohortUnknown: this hospital has none of that id, or the caller may not see the hospital.
     """
     found = session.get(Cohort, cohort_id, with_for_update=lock)
-    if found is None or found.hospital != hospital:
+    if found is None or found.hospital != hospital or not caller_of(session).sees(hospital):
         raise CohortUnknown(
             f"hospital {hospital!r} has no cohort {cohort_id!r}: GET /hospitals/{hospital}/cohorts lists them"
         )

@@ -12,7 +12,8 @@ from pydantic import JsonValue, RootModel
 from model_store.scan import list_formats
 from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
 from service.cohorts.intake import formats_of
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
+from service.http.dependencies import InContext
 from service.http.parameters import HospitalId
 from service.http.problems import problem_responses
 from service.http.uploads.multipart import missing

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.catalog.network import Selection, resolve_network
-from service.context import InContext
+from service.http.dependencies import InContext
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch

@@ -13,8 +13,9 @@ from model_store.scan import list_formats
 from service.cohorts import cohorts
 from service.cohorts.intake import formats_of
 from service.cohorts.masks import of_cohort
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
 from service.database import Cohort, CohortMask, CohortScan
+from service.http.dependencies import InContext
 from service.http.parameters import CohortId, HospitalId, ScanName, Text
 from service.http.problems import problem_responses
 from service.http.uploads.receive import (

@@ -14,9 +14,10 @@ from starlette.responses import HTMLResponse
 
 from service.adaptation.card.page import CONTENT_POLICY, render
 from service.adaptation.card.reading import read_card
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
 from service.database import JobEvent
 from service.errors import JobStillRunning
+from service.http.dependencies import InContext
 from service.http.parameters import JobId
 from service.http.problems import Problem, problem_responses
 from service.jobs import records

@@ -10,9 +10,10 @@ from pydantic import BaseModel, Field
 from model_store.errors import StoreError
 from model_store.manifest import SsfPoolManifest
 from service.catalog.version import require_name
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
 from service.database import KeyUsage
 from service.database.hospitals import require_hospital
+from service.http.dependencies import InContext
 from service.http.parameters import HospitalId, ModelName
 from service.http.problems import problem_responses
 from service.serving import key_usage

@@ -14,8 +14,9 @@ from model_store.scan import decode, list_formats
 from model_store.task import Task
 from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
 from service.database import CohortMask, CohortScan
+from service.http.dependencies import InContext
 from service.http.parameters import CohortId, HospitalId, ScanName
 from service.http.problems import problem_responses
 from service.http.uploads.receive import (

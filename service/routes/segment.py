@@ -13,9 +13,10 @@ from starlette.responses import Response
 
 from service.adaptation.scan_requests import ScanRequest, wait_for
 from service.catalog.network import Selection, adapts_itself, resolve_network
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
 from service.errors import ParametersContradict
 from service.http.conditions import preferred_wait
+from service.http.dependencies import InContext
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch

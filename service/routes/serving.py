@@ -13,10 +13,10 @@ from service.catalog.adapted import adapted_for, require_gate
 from service.catalog.assignable import resolve_assignable
 from service.catalog.served import serving
 from service.catalog.version import require_name
-from service.context import InContext
 from service.database import Assignment
 from service.errors import RequestInvalid
 from service.http.conditions import entity_tag, expected_sequence
+from service.http.dependencies import InContext
 from service.http.parameters import HospitalId, ModelName, Reason, Text
 from service.http.problems import Problem, problem_responses
 from service.serving import assignments
