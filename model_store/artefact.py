@@ -7,24 +7,33 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Generic, cast
+
+from typing_extensions import TypeVar
 
 from model_store.digest import sha256, sha256_of_file
-from model_store.errors import ArtefactDamaged
-from model_store.manifest import AnyManifest, parse_manifest
+from model_store.errors import ArtefactDamaged, KindMismatch
+from model_store.manifest import AnyManifest, BaseManifest, parse_manifest
 
 MANIFEST = "manifest.json"
 DIGEST_FILE = "manifest.sha256"
 
+Manifest = TypeVar("Manifest", bound=BaseManifest, default=AnyManifest, covariant=True)
+Expected = TypeVar("Expected", bound=BaseManifest)
+
 
 @dataclass(frozen=True)
-class Artefact:
-    """A version of a name, with its manifest read and found whole."""
+class Artefact(Generic[Manifest]):
+    """A version of a name, with its manifest read and found whole.
+
+    `Artefact[ModelManifest]` is one of a known kind, `Artefact` one of any kind.
+    """
 
     name: str
     version: int
     digest: str
     path: Path
-    manifest: AnyManifest
+    manifest: Manifest
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
@@ -33,6 +42,15 @@ class Artefact:
     def published(self) -> datetime:
         """When it was published (UTC), as the file system remembers."""
         return datetime.fromtimestamp((self.path / MANIFEST).stat().st_mtime, UTC)
+
+    def expect(self, kind: type[Expected]) -> Artefact[Expected]:
+        """The same artefact, with its manifest known to be a `kind`. Raises KindMismatch."""
+        if not isinstance(self.manifest, kind):
+            expected, found = (cls.model_fields["kind"].default for cls in (kind, type(self.manifest)))
+            raise KindMismatch(
+                f"'{self}': expected an artefact of kind {expected}, found kind {found}; name another"
+            )
+        return cast("Artefact[Expected]", self)
 
     @classmethod
     def read_from(cls, path: Path, name: str, version: int) -> Artefact:
@@ -51,7 +69,7 @@ class Artefact:
         manifest = parse_manifest(content, where)
         if manifest.name != name:
             raise ArtefactDamaged(f"{where}: {MANIFEST} says it is '{manifest.name}'; it was moved by hand")
-        return cls(name, version, recorded, path, manifest)
+        return Artefact(name, version, recorded, path, manifest)
 
     def ancestors(self) -> set[str]:
         """Digests this artefact is composed of or was made from, one step back."""

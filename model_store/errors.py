@@ -7,6 +7,7 @@
     │   ├── ArtefactDamaged       a file is missing, truncated or has another digest
     │   ├── ArtefactWithdrawn     the version was withdrawn, with a reason
     │   ├── UnknownKind           the manifest is of a kind or schema this version does not know
+    │   ├── KindMismatch          the artefact is of another kind than expected
     │   └── PublishRefused        the draft is not fit to be published
     ├── TaskError                 a task.yaml, or a value outside the task
     └── ScanError
@@ -48,6 +49,10 @@ class ArtefactWithdrawn(StoreError):
 
 class UnknownKind(StoreError):
     """The manifest's kind or schema version is not known here."""
+
+
+class KindMismatch(StoreError):
+    """The artefact is of another kind than the caller expects."""
 
 
 class PublishRefused(StoreError):

@@ -8,16 +8,18 @@ ROOT/.staging/                   where a version is written before one rename ma
 
 from __future__ import annotations
 
+import copy
 import fcntl
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import overload
 
 from pydantic import BaseModel, ValidationError
 
-from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact
+from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact, Expected
 from model_store.digest import sha256
 from model_store.drafts import check_draft
 from model_store.durable import sync_folder, write_durably
@@ -30,7 +32,7 @@ from model_store.errors import (
     StoreError,
     UnknownKind,
 )
-from model_store.manifest import AnyManifest, FileEntry
+from model_store.manifest import AnyManifest, FileEntry, ModelManifest
 from model_store.reference import NAME, parse_reference
 from model_store.staging import staging, sweep
 
@@ -61,6 +63,17 @@ class Store:
         self.root = Path(root)
         # Versions never change, so a manifest read once stays read.
         self._known: dict[Path, Artefact] = {}
+        self._sees: Callable[[str], bool] | None = None
+
+    def visible_to(self, sees: Callable[[str], bool]) -> Store:
+        """This store, for reading, without the versions adapted to a hospital for which `sees` is false.
+
+        They are not listed, found or named, as if they had never been published. A version that cannot be
+        read is visible where a readable one of its name is.
+        """
+        view = copy.copy(self)
+        view._sees = sees
+        return view
 
     # ------------------------------------------------------------------ publish
 
@@ -130,11 +143,21 @@ class Store:
             artefact.verify()
         return artefact
 
-    def by_digest(self, digest: str) -> Artefact:
-        """The artefact with this digest, whatever its name; not verified. Raises as `open`."""
+    @overload
+    def by_digest(self, digest: str) -> Artefact: ...
+    @overload
+    def by_digest(self, digest: str, kind: type[Expected]) -> Artefact[Expected]: ...
+    def by_digest(self, digest: str, kind: type[Expected] | None = None) -> Artefact | Artefact[Expected]:
+        """The artefact with this digest, whatever its name; not verified. `kind` is its manifest's class.
+
+        Raises:
+            KindMismatch: it is of another kind.
+            ReferenceNotFound, ArtefactWithdrawn, ArtefactDamaged: as `open`.
+        """
         for artefact in self._all():
             if artefact.digest == digest:
-                return self._refuse_withdrawn(artefact)
+                found = self._refuse_withdrawn(artefact)
+                return found if kind is None else found.expect(kind)
         raise ReferenceNotFound(f"'{digest}' is not in the store; publish or copy that artefact first")
 
     # ------------------------------------------------------------------ list
@@ -150,7 +173,8 @@ class Store:
         folder = self.root / name
         if not folder.is_dir():
             return []
-        return sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+        numbers = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+        return numbers if self._sees is None else self._visible(name, numbers, self._sees)
 
     def versions(self, name: str) -> list[Version]:
         """Every readable version of a name, oldest first, withdrawn ones too.
@@ -244,6 +268,17 @@ class Store:
         if path not in self._known:
             self._known[path] = Artefact.read_from(path, name, number)
         return self._known[path]
+
+    def _visible(self, name: str, numbers: list[int], sees: Callable[[str], bool]) -> list[int]:
+        hidden, readable = set(), set()
+        for number in numbers:
+            with suppress(ArtefactDamaged, UnknownKind):
+                manifest = self._artefact(name, number).manifest
+                readable.add(number)
+                hospital = manifest.hospital if isinstance(manifest, ModelManifest) else None
+                if hospital is not None and not sees(hospital):
+                    hidden.add(number)
+        return [n for n in numbers if n not in hidden] if readable - hidden else []
 
     def _all(self) -> Iterator[Artefact]:
         for name in self.names():

@@ -21,10 +21,9 @@ from model_store.store import Store
 from service.context import ServiceContext
 from service.database import Database, is_current, upgrade
 from service.errors import BrokerError, DatabaseNotMigrated
-from service.http import problems, refusals
+from service.http import problems
 from service.http.dependencies import known_parameters
 from service.http.uploads.body_limit import BodyLimitMiddleware
-from service.http.uploads.spool import prepare_spool
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
 from service.jobs.reconcile import Reconciler
@@ -46,6 +45,7 @@ from service.runtime.broker import Broker
 from service.runtime.metrics import Metrics
 from service.runtime.queue import Queue
 from service.runtime.readiness import Readiness
+from service.runtime.spool import prepare_spool
 from service.runtime.store_check import Verifier
 from service.serving.key_usage import drifts
 from service.settings import Settings, ignored_variables, settings_or_exit
@@ -104,7 +104,6 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     ):
         app.include_router(routes.router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
-    refusals.install(app)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(AccessLogMiddleware, metrics=measured)
     # Last, and so outermost: the request's id is there for everything else.

@@ -1,11 +1,9 @@
-"""What a running API holds: built once in the lifespan, found by every route at `request.app.state.locum`."""
+"""What a running API holds: built once in the lifespan, and bound to its caller for each request."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
-
-from fastapi import Depends, Request
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from service.settings import Settings
 
@@ -13,7 +11,7 @@ if TYPE_CHECKING:
     from anyio import CapacityLimiter
 
     from model_store.store import Store
-    from service.database import Database
+    from service.database import Caller, Database
     from service.inference.admission import Admission
     from service.inference.sessions import SessionCache
     from service.runtime.metrics import Metrics
@@ -40,16 +38,7 @@ class ServiceContext:
     queue: Queue
     decoding: CapacityLimiter
 
-
-async def context_of(request: Request) -> ServiceContext:
-    """The context of the app that received this request.
-
-    A coroutine, though it waits for nothing: a plain function would be run in a thread, and health must not
-    need one.
-    """
-    context: ServiceContext = request.app.state.locum
-    return context
-
-
-InContext = Annotated[ServiceContext, Depends(context_of)]
-"""A route parameter: `def route(context: InContext) -> ...`."""
+    def for_caller(self, caller: Caller) -> ServiceContext:
+        """The same parts, with a store and a database in which the caller finds only what it may see."""
+        store = self.store if caller.hospitals is None else self.store.visible_to(caller.sees)
+        return replace(self, store=store, database=self.database.for_caller(caller))

@@ -1,42 +1,96 @@
-"""Everything of the service's own that can go wrong; the errors of the store and of scans are the store's.
+"""Every error that the service raises on purpose; errors of the store and of scans are the store's.
 
     ServiceError
-    ├── SettingsInvalid          a variable of the environment has a value that makes no sense
-    ├── DatabaseNotMigrated      the database is of another version than this code
-    ├── BrokerError              no Redis, where one was promised
-    ├── AssignmentError
-    │   ├── HospitalUnknown      nobody registered this hospital
-    │   ├── AssignmentStale      the log has moved on since the caller looked
-    │   └── NothingToRollBack    there is no earlier assignment
-    ├── CohortError
-    │   ├── CohortUnknown        no such cohort of this hospital, or no such scan in it
-    │   ├── CohortGone           its scans expired or were deleted
-    │   ├── CohortInUse          a job that is not over needs its scans
-    │   ├── ScanNameTaken        other bytes are there under this name
-    │   ├── MaskTaken            the scan has another mask
-    │   └── CohortFull           no room: too many scans, or too many bytes
-    └── JobError
-        ├── JobUnknown           no such job
-        ├── JobNotOver           only a job that is over can do this
-        ├── QueueFull            too many jobs wait for a worker already
-        ├── IdempotencyConflict  the key was used for another request
-        ├── LeaseLost            the job is another worker's by now
-        ├── JobCancelled         somebody asked for the job to stop
-        └── AdaptationRefused    there is nothing that could be adapted, or adapted to
+    ├── SettingsInvalid               an environment variable has an invalid value
+    ├── DatabaseNotMigrated           the database has another schema than this code
+    ├── BrokerError              503  Redis does not answer
+    ├── RequestInvalid           422  fields of a request are not valid
+    ├── HospitalUnknown          404  no hospital of this id is registered
+    ├── SelectionError                no network answers a request
+    │   ├── ParametersContradict 422  two parameters exclude each other
+    │   ├── ModelNotNamed        422  several models are offered, or none
+    │   ├── VersionNotNamed      422  the name of an adapted model, without a version
+    │   ├── PartRequested        422  a part of a composite was named
+    │   ├── AnotherTaskKind      422  the model segments where a classifier is needed, or the reverse
+    │   ├── KindNotServable      422  the artefact is of a kind that answers no scan
+    │   ├── SiteNotNamed         422  a member model without a site
+    │   ├── SiteUnknown          404  the artefact has no model of this site
+    │   ├── ClusterNotNamed      422  a cluster model without a cluster
+    │   ├── ClusterUnknown       404  the artefact has no such cluster
+    │   ├── NoGlobalModel        422  the artefact has no global model
+    │   └── NoAdaptedVersion     404  no adapted version is assigned to the hospital
+    ├── PredictionError               a scan is not answered
+    │   ├── ScanUnlikeTask       422  the guard warns, and the request rejects such scans
+    │   ├── OutputMismatch            the scan cannot have this output
+    │   │   ├── NoPngMask        422  a volume has no PNG mask
+    │   │   └── NoNiftiMask      422  an image has no NIfTI mask
+    │   ├── ServiceBusy          503  the queue for inference is full
+    │   └── GpuUnavailable       503  a GPU is required and missing
+    ├── AssignmentError               an entry cannot be added to the serving log
+    │   ├── AssignmentStale      412  another entry is in force than the caller expects
+    │   ├── NothingToRollBack    409  there is no earlier assignment
+    │   ├── PartNotAssignable    409  the version is a part of a composite
+    │   ├── AdaptedToAnother     409  the version was adapted to another hospital
+    │   ├── AnotherModel         409  the version belongs to another model
+    │   └── GateNotPassed        409  the version did not pass its gate
+    ├── CohortError                   a cohort cannot be read or changed
+    │   ├── CohortUnknown        404  the hospital has no such cohort, or the cohort no such scan
+    │   ├── CohortDeleted        410  its scans expired or were deleted
+    │   ├── CohortInUse          409  an unfinished job needs its scans
+    │   ├── ScanNameTaken        409  other bytes are stored under this name
+    │   ├── MaskTaken            409  the scan has another mask
+    │   ├── CohortFull           507  too many scans or bytes
+    │   └── CohortEmpty          422  the cohort has no scan
+    └── JobError                      a job cannot be created, changed or continued
+        ├── JobUnknown           404  no such job
+        ├── JobStillRunning      409  only a finished job can do this
+        ├── QueueFull            503  too many jobs wait for a worker
+        ├── IdempotencyConflict  422  the idempotency key belongs to another request
+        ├── NotAdaptable         422  the artefact is of a kind that no job adapts
+        │   └── NotAdaptableToScan   nor to one scan
+        ├── MemberCannotJoin     422  the hospital is a member of the federation
+        ├── MasksMissing         422  too few masks to join with
+        ├── MasksInvalid         422  masks with values outside the task
+        ├── ScanQuotaExceeded    507  the waiting scans have too many bytes
+        ├── DiskFull             507  the scan cannot be written
+        ├── LeaseLost                 another worker holds the job
+        ├── JobCancelled              the job was cancelled
+        └── AdaptationRejected        nothing can be adapted, or adapted to
 
-A message names the thing, what was expected, what was found, and what to do. Over HTTP each is a problem
-(RFC 9457).
+A message names the thing, what was expected, what was found, and what to do. Over HTTP an error is a problem
+(RFC 9457) with the status of its class (`service.http.problems`). An error without a status in the tree is a
+fault of the service: 500, and its message goes to the log only.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
 
 class ServiceError(Exception):
-    """Base of every error that the service raises on purpose, HTTP problems apart."""
+    """Base of every error that the service raises on purpose.
+
+    Attributes:
+        status: of the HTTP answer.
+        slug: names the kind of error for programs; its meaning never changes.
+        title: names the kind of error for people.
+        headers: of the HTTP answer.
+        extensions: further members of the problem, for programs (for example `choices`); JSON.
+    """
+
+    status: int = 500
+    slug: str = "internal-error"
+    title: str = "Internal error"
+
+    def __init__(self, message: str, *, headers: Mapping[str, str] | None = None, **extensions: Any) -> None:
+        super().__init__(message)
+        self.headers = dict(headers or {})
+        self.extensions = extensions
 
 
 class SettingsInvalid(ServiceError):
-    """A setting has a value that makes no sense."""
+    """A setting has an invalid value."""
 
 
 class DatabaseNotMigrated(ServiceError):
@@ -46,21 +100,179 @@ class DatabaseNotMigrated(ServiceError):
 class BrokerError(ServiceError):
     """Redis cannot be started or reached."""
 
+    status, slug, title = 503, "queue-unavailable", "The job queue is not available"
+
+
+class RequestInvalid(ServiceError):
+    """Fields of a request are not valid. `entries` hold the `field` and `reason` of each."""
+
+    status, slug, title = 422, "invalid-request", "The request is not valid"
+
+    def __init__(self, entries: Sequence[Mapping[str, str]]) -> None:
+        detail = "; ".join(f"{entry['field']}: {entry['reason']}" for entry in entries)
+        super().__init__(detail, errors=[dict(entry) for entry in entries])
+
+
+class HospitalUnknown(ServiceError):
+    """No hospital of that id is registered."""
+
+    status, slug, title = 404, "hospital-unknown", "No such hospital"
+
+
+class SelectionError(ServiceError):
+    """No network answers a request."""
+
+
+class ParametersContradict(SelectionError):
+    """Two parameters of one request exclude each other."""
+
+    status, slug, title = 422, "contradiction", "The parameters contradict each other"
+
+
+class ModelNotNamed(SelectionError):
+    """The store offers several models or none, and the request names none. `choices` are the names."""
+
+    status, slug, title = 422, "model-not-named", "Which model?"
+
+
+class VersionNotNamed(SelectionError):
+    """The name of an adapted model holds candidates too, so a request must name a version."""
+
+    status, slug, title = 422, "version-not-named", "Which version?"
+
+
+class PartRequested(SelectionError):
+    """The named artefact is a part of a composite."""
+
+    status, slug, title = 422, "part-of-a-model", "Not offered on its own"
+
+
+class AnotherTaskKind(SelectionError):
+    """The model is for another kind of task; `route` takes scans for it."""
+
+    status, slug, title = 422, "another-kind-of-task", "A model for another kind of task"
+
+
+class KindNotServable(SelectionError):
+    """The artefact is of a kind that answers no scan."""
+
+    status, slug, title = 422, "unknown-kind", "Cannot be served"
+
+
+class SiteNotNamed(SelectionError):
+    """A member model was requested without a site. `choices` are the sites."""
+
+    status, slug, title = 422, "site-not-named", "Whose model?"
+
+
+class SiteUnknown(SelectionError):
+    """The artefact has no model of this site. `choices` are its sites."""
+
+    status, slug, title = 404, "site-not-found", "No such member"
+
+
+class ClusterNotNamed(SelectionError):
+    """A cluster's model was requested without a cluster. `choices` are the clusters."""
+
+    status, slug, title = 422, "cluster-not-named", "Which cluster?"
+
+
+class ClusterUnknown(SelectionError):
+    """The artefact has no such cluster. `choices` are its clusters."""
+
+    status, slug, title = 404, "cluster-not-found", "No such cluster"
+
+
+class NoGlobalModel(SelectionError):
+    """The artefact has no global model. `choices` are its clusters or sites."""
+
+    status, slug, title = 422, "no-global-model", "No global model"
+
+
+class NoAdaptedVersion(SelectionError):
+    """No adapted version is assigned to the hospital."""
+
+    status, slug, title = 404, "no-adapted-version", "Nothing was adapted to this hospital"
+
+
+class PredictionError(ServiceError):
+    """A scan is not answered."""
+
+
+class ScanUnlikeTask(PredictionError):
+    """The guard warns of the scan, and the request rejects such scans. `warnings` are the guard's."""
+
+    status, slug, title = 422, "scan-unlike-task", "The scan does not look like the task"
+
+
+class OutputMismatch(PredictionError):
+    """The scan cannot have the requested output."""
+
+    status, slug = 422, "output-mismatch"
+
+
+class NoPngMask(OutputMismatch):
+    """The scan is a volume."""
+
+    title = "A volume has no PNG mask"
+
+
+class NoNiftiMask(OutputMismatch):
+    """The scan is an image."""
+
+    title = "An image has no NIfTI mask"
+
+
+class ServiceBusy(PredictionError):
+    """The queue for inference is full. `retry_after` is in seconds."""
+
+    status, slug, title = 503, "busy", "Every slot is taken"
+
+
+class GpuUnavailable(PredictionError):
+    """The settings require a GPU, and onnxruntime finds none."""
+
+    status, slug, title = 503, "no-gpu", "No GPU"
+
 
 class AssignmentError(ServiceError):
     """An entry cannot be added to the serving log."""
 
 
-class HospitalUnknown(AssignmentError):
-    """No hospital of that id is registered."""
-
-
 class AssignmentStale(AssignmentError):
-    """The entry that the caller meant to replace is not the latest any more."""
+    """Another entry is in force than the one that the caller replaces."""
+
+    status, slug, title = 412, "assignment-stale", "The serving log has moved on"
 
 
 class NothingToRollBack(AssignmentError):
     """No assignment came before the present one."""
+
+    status, slug, title = 409, "nothing-to-roll-back", "There is no earlier assignment"
+
+
+class PartNotAssignable(AssignmentError):
+    """The version is a part of a composite."""
+
+    status, slug, title = 409, "part-of-a-composite", "Not offered on its own"
+
+
+class AdaptedToAnother(AssignmentError):
+    """The version was adapted to another hospital."""
+
+    status, slug, title = 409, "adapted-to-another", "Adapted to another hospital"
+
+
+class AnotherModel(AssignmentError):
+    """The version belongs to another model."""
+
+    status, slug, title = 409, "another-model", "A version of another model"
+
+
+class GateNotPassed(AssignmentError):
+    """The version did not pass its gate. `job` made it, `gate` is the verdict."""
+
+    status, slug, title = 409, "gate-refused", "The gate does not let this candidate serve"
 
 
 class CohortError(ServiceError):
@@ -70,45 +282,113 @@ class CohortError(ServiceError):
 class CohortUnknown(CohortError):
     """The hospital has no cohort of that id, or the cohort no scan of that name."""
 
+    status, slug, title = 404, "cohort-unknown", "No such cohort or scan"
+
 
 class CohortDeleted(CohortError):
     """Its scans have expired or were deleted."""
 
+    status, slug, title = 410, "cohort-gone", "The scans of the cohort were deleted"
+
 
 class CohortInUse(CohortError):
-    """A job that is not over needs its scans."""
+    """An unfinished job needs its scans."""
+
+    status, slug, title = 409, "cohort-in-use", "A job needs the scans of the cohort"
 
 
 class ScanNameTaken(CohortError):
     """A scan with other bytes has this name."""
 
+    status, slug, title = 409, "scan-name-taken", "Another scan has this name"
+
 
 class MaskTaken(CohortError):
     """The scan has a mask of other bytes, or another scan has its name by now."""
+
+    status, slug, title = 409, "mask-taken", "The scan has another mask"
 
 
 class CohortFull(CohortError):
     """There is no room for another scan."""
 
+    status, slug, title = 507, "cohort-full", "No room for another scan"
+
+
+class CohortEmpty(CohortError):
+    """The cohort has no scan."""
+
+    status, slug, title = 422, "cohort-empty", "There is no scan to adapt to"
+
 
 class JobError(ServiceError):
-    """A job cannot be made, changed or gone on with."""
+    """A job cannot be created, changed or continued."""
 
 
 class JobUnknown(JobError):
     """There is no job of that id."""
 
+    status, slug, title = 404, "job-unknown", "No such job"
+
 
 class JobStillRunning(JobError):
     """The job still waits or runs."""
+
+    status, slug, title = 409, "job-not-over", "The job is not over"
 
 
 class QueueFull(JobError):
     """As many jobs wait for a worker as may."""
 
+    status, slug, title = 503, "queue-full", "Too many jobs wait for a worker"
+
 
 class IdempotencyConflict(JobError):
     """The idempotency key belongs to another request."""
+
+    status, slug, title = 422, "idempotency-key-reused", "The key belongs to another request"
+
+
+class NotAdaptable(JobError):
+    """The artefact is of a kind that no job adapts."""
+
+    status, slug, title = 422, "not-adaptable", "This kind of artefact cannot be adapted"
+
+
+class NotAdaptableToScan(NotAdaptable):
+    """The artefact is of a kind that no job adapts to one scan."""
+
+    title = "This kind of artefact cannot be adapted to one scan"
+
+
+class MemberCannotJoin(JobError):
+    """The hospital is a member of the federation that trained the artefact."""
+
+    status, slug, title = 422, "member-cannot-join", "The hospital is a member already"
+
+
+class MasksMissing(JobError):
+    """The cohort has too few masks to join with."""
+
+    status, slug, title = 422, "masks-missing", "The hospital cannot join with these masks"
+
+
+class MasksInvalid(JobError):
+    """A mask of the cohort has values outside the task."""
+
+    status, slug, title = 422, "mask-mismatch", "The hospital cannot join with these masks"
+
+
+class ScanQuotaExceeded(JobError):
+    """The scans that wait for a worker have as many bytes as they may."""
+
+    status, slug, title = 507, "no-room", "No room for the scan"
+
+
+class DiskFull(JobError):
+    """The disk has no room for the scan of a job."""
+
+    status, slug, title = 507, "disk-full", "No room for the scan"
 
 
 class LeaseLost(JobError):
@@ -116,7 +396,7 @@ class LeaseLost(JobError):
 
 
 class JobCancelled(JobError):
-    """The job is to stop. Raised inside a worker, between two steps of its work."""
+    """The job must stop. Raised inside a worker, between two steps of its work."""
 
 
 class AdaptationRejected(JobError):

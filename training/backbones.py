@@ -59,9 +59,7 @@ class FrozenBackbone:
     @property
     def manifest(self) -> ModelManifest:
         """Its manifest."""
-        found = self.artefact().manifest
-        assert isinstance(found, ModelManifest)
-        return found
+        return self.artefact().expect(ModelManifest).manifest
 
     def load(self, device: torch.device) -> Backbone:
         """The network with its weights, evaluated and frozen; one per process, to be left as it is."""

@@ -14,13 +14,12 @@ from service.catalog.version import resolve_parent
 from service.cohorts import cohorts
 from service.context import ServiceContext
 from service.database import Job
-from service.http.parameters import COHORT_ID
-from service.http.problems import Problem
-from service.http.uploads.spool import Upload
-from service.http.validation import parse
+from service.database.hospitals import require_hospital
+from service.errors import CohortEmpty
 from service.jobs import records, submission
 from service.kinds import AdaptableKind, kind_of
-from service.serving.assignments import registered
+from service.runtime.spool import Upload
+from service.validation import COHORT_ID, parse
 
 
 class AdaptationRequest(BaseModel):
@@ -53,7 +52,7 @@ def check_place(context: ServiceContext, hospital: str, key: str | None) -> None
         HospitalUnknown, QueueFull.
     """
     with context.database.read() as session:
-        registered(session, hospital)
+        require_hospital(session, hospital)
         if key is None or records.find_by_idempotency_key(session, hospital, key) is None:
             records.check_queue(session, context.settings)
 
@@ -81,9 +80,9 @@ class AdaptationSubmission:
         """Make the job, or find the one that this idempotency key made: (id, whether it is new).
 
         Raises:
-            Problem: 422 for a model that cannot be adapted, or a cohort that it cannot be adapted to.
-            RequestValidationError: options that this kind of model does not take.
-            HospitalUnknown, CohortError, IdempotencyConflict, QueueFull, StoreError.
+            RequestInvalid: options that this kind of model does not take.
+            SelectionError, CohortError, JobError: a model that cannot be adapted, or not to this cohort.
+            HospitalUnknown, StoreError.
         """
         database = self.context.database
         before = self._before()
@@ -109,7 +108,7 @@ class AdaptationSubmission:
     def _before(self) -> str | None:
         """The job that this idempotency key made before."""
         with self.context.database.read() as session:
-            registered(session, self.hospital)
+            require_hospital(session, self.hospital)
             if self.key is None:
                 return None
             before = records.replayed(session, self.hospital, self.key, self._fingerprint())
@@ -117,7 +116,7 @@ class AdaptationSubmission:
 
     def _asked_of(self) -> tuple[Artefact, AdaptableKind, dict[str, Any]]:
         """What is to be adapted, of which kind it is, and the options as that takes them."""
-        parent = resolve_parent(self.context, self.asked.model, self.hospital)
+        parent = resolve_parent(self.context.store, self.context.database, self.asked.model, self.hospital)
         kind = kind_of(parent)
         assert kind is not None
         return parent, kind, parse(kind.options, self.asked.options, "options").model_dump(mode="json")
@@ -144,12 +143,9 @@ class AdaptationSubmission:
         def create(session: Session) -> Job:
             cohorts.usable(session, self.hospital, cohort, lock=True)
             if not cohorts.totals(session, [cohort]):
-                raise Problem(
-                    422,
-                    "cohort-empty",
-                    "There is no scan to adapt to",
+                raise CohortEmpty(
                     f"Cohort {cohort} has no scans: PUT /hospitals/{self.hospital}/cohorts/{cohort}/scans/"
-                    "NAME adds one.",
+                    "NAME adds one."
                 )
             kind.check(session, parent, cohort)
             return records.create(

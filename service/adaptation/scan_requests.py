@@ -22,11 +22,10 @@ from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest, RoutingSpaceManifest
 from model_store.preprocessing import check_restorable, prepare
 from model_store.scan import decode
-from service.catalog.version import contradiction, resolve_parent
+from service.catalog.version import resolve_parent
 from service.context import ServiceContext
 from service.database import Job, in_turn
-from service.http.problems import Problem
-from service.http.uploads.spool import Upload
+from service.errors import DiskFull, NotAdaptableToScan, ParametersContradict, ScanQuotaExceeded
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL
@@ -35,6 +34,7 @@ from service.kinds import kind_of
 from service.prediction.answer import check_routing, obey_guard
 from service.prediction.options import SegmentOptions
 from service.prediction.output import choose_output
+from service.runtime.spool import Upload
 from service.settings import Settings, scan_limits
 
 # Often enough to be hardly noticed beside an adaptation, seldom enough to cost nothing.
@@ -54,12 +54,11 @@ class ScanRequest:
         """Accept it: the id of a job that is on the disk, and was sent to the workers.
 
         Raises:
-            Problem: 422 for what contradicts itself or cannot be adapted, 507 for a full disk.
-            HospitalUnknown, StoreError, ScanError: as for every scan.
-            QueueFull: too many jobs wait already.
+            SelectionError, HospitalUnknown, PredictionError, StoreError, ScanError: as for every scan.
+            NotAdaptableToScan, QueueFull, ScanQuotaExceeded, DiskFull.
         """
         if self.options.site is not None:
-            raise contradiction(
+            raise ParametersContradict(
                 "`site` belongs to personalization=member, found personalization=scan; leave one of them out."
             )
         space = await to_thread.run_sync(self._space)
@@ -68,15 +67,14 @@ class ScanRequest:
 
     def _space(self) -> Artefact:
         options = self.options
-        found = resolve_parent(self.context, options.model, options.hospital, "segmentation")
+        found = resolve_parent(
+            self.context.store, self.context.database, options.model, options.hospital, "segmentation"
+        )
         kind = kind_of(found)
         if kind is None or not kind.by_scan:
-            raise Problem(
-                422,
-                "not-adaptable",
-                "This kind of artefact cannot be adapted to one scan",
+            raise NotAdaptableToScan(
                 f"'{found}' is of kind {found.manifest.kind}: ask without personalization=scan, or name a "
-                "routing-space.",
+                "routing-space."
             )
         check_routing(options, found)
         return found
@@ -115,9 +113,7 @@ class ScanRequest:
             folder.delete()
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise Problem(
-                507, "disk-full", "No room for the scan", "The service's disk is full; send the scan later."
-            ) from error
+            raise DiskFull("The service's disk is full; send the scan later.") from error
         except BaseException:
             folder.delete()
             raise
@@ -146,7 +142,7 @@ async def wait_for(request: Request, context: ServiceContext, job_id: str, secon
 
 
 def _check_room(session: Session, settings: Settings, size: int) -> None:
-    """Raise Problem 507 unless so many bytes more may wait: scans of jobs are bounded as cohorts' are."""
+    """Raise ScanQuotaExceeded unless so many bytes more may wait: as many as all cohorts may have."""
     in_turn(session, records.QUEUE)
     unfinished = select(Job.id).where(Job.kind == "scan", Job.state.not_in(TERMINAL))
     waiting = 0
@@ -166,7 +162,7 @@ def _check_room(session: Session, settings: Settings, size: int) -> None:
                 f"The scans that wait for a worker have {waiting} bytes, and {size} more are beyond the "
                 f"{quota} of LOCUM_COHORT_QUOTA_BYTES: send it again when GET /jobs?state=queued names fewer."
             )
-        raise Problem(507, "no-room", "No room for the scan", detail)
+        raise ScanQuotaExceeded(detail)
 
 
 def _look(context: ServiceContext, job_id: str) -> Job:
@@ -183,8 +179,5 @@ def _cancel(context: ServiceContext, job_id: str) -> None:
 
 
 def _global_manifest(context: ServiceContext, space: Artefact) -> ModelManifest:
-    manifest = space.manifest
-    assert isinstance(manifest, RoutingSpaceManifest)
-    model = context.store.by_digest(manifest.global_model).manifest
-    assert isinstance(model, ModelManifest)
-    return model
+    digest = space.expect(RoutingSpaceManifest).manifest.global_model
+    return context.store.by_digest(digest, ModelManifest).manifest

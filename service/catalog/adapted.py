@@ -18,7 +18,7 @@ from model_store.errors import ReferenceNotFound
 from model_store.manifest import ModelManifest
 from model_store.store import Store
 from service.database import Job
-from service.http.problems import Problem
+from service.errors import GateNotPassed, NotAdaptable
 from service.kinds import ADAPTABLE, kind_of
 
 _LONGEST = 128
@@ -68,7 +68,7 @@ def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
     """Whether the gate has to be overridden for this adapted version to be assigned.
 
     Raises:
-        Problem: 409 with the gate's checks, when it did not pass and `override` is false.
+        GateNotPassed: it did not pass and `override` is false.
     """
     job = job_of(session, artefact.digest)
     gate: Mapping[str, Any] = {} if job is None or job.gate is None else job.gate
@@ -81,10 +81,7 @@ def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
             if gate
             else "no verdict is recorded"
         )
-        raise Problem(
-            409,
-            "gate-refused",
-            "The gate does not let this candidate serve",
+        raise GateNotPassed(
             f"'{artefact}' has not passed its gate ({found}). "
             f"{'' if job is None else f'Look at its card, /jobs/{job.id}/card; '}to assign it all the same, "
             "say override=true: it is recorded with actor and reason.",
@@ -98,16 +95,13 @@ def resolve_adaptable(store: Store, offered: Artefact) -> Artefact:
     """What is to be adapted: the artefact itself, or the one behind an adapted version.
 
     Raises:
-        Problem: 422 for an artefact of another kind.
+        NotAdaptable: the artefact is of another kind.
     """
     if adapted_for(offered) is not None:
         return parent_behind(store, offered)
     if kind_of(offered) is not None:
         return offered
-    raise Problem(
-        422,
-        "not-adaptable",
-        "This kind of artefact cannot be adapted",
+    raise NotAdaptable(
         f"'{offered}' is of kind {offered.manifest.kind}, expected "
         f"{'; or '.join(f'a {kind.name}: {kind.what}' for kind in ADAPTABLE.values())}.",
     )

@@ -9,7 +9,7 @@ from model_store.errors import ReferenceNotFound
 from model_store.store import Store
 from service.catalog.adapted import adapted_for, adapted_name, parent_behind
 from service.catalog.version import require_name
-from service.http.problems import Problem
+from service.errors import AdaptedToAnother, AnotherModel, PartNotAssignable
 
 
 def resolve_assignable(store: Store, hospital: str, model: str, version: int | str) -> Artefact:
@@ -26,17 +26,14 @@ def resolve_assignable(store: Store, hospital: str, model: str, version: int | s
         ReferenceNotFound: no such version.
         ArtefactWithdrawn: it was withdrawn, or what it was adapted from was.
         ArtefactDamaged: it is not what was published.
-        Problem: 409 for one that may not serve here.
+        PartNotAssignable, AdaptedToAnother, AnotherModel: it may not serve here.
     """
     require_name(store, model)
     # Opening verifies every byte: a version that would fail at the first scan is refused now instead.
     artefact = _open(store, hospital, model, version)
     part_of = artefact.manifest.part_of
     if part_of is not None:
-        raise Problem(
-            409,
-            "part-of-a-composite",
-            "Not offered on its own",
+        raise PartNotAssignable(
             f"'{artefact}' is a part of '{part_of}': assign a version of '{part_of}' instead.",
         )
     owner = adapted_for(artefact)
@@ -45,10 +42,7 @@ def resolve_assignable(store: Store, hospital: str, model: str, version: int | s
             raise _another_model(artefact, model, artefact.name)
         return artefact
     if owner != hospital:
-        raise Problem(
-            409,
-            "adapted-to-another",
-            "Adapted to another hospital",
+        raise AdaptedToAnother(
             f"'{artefact}' was adapted to hospital '{owner}', found hospital '{hospital}': adapt the model "
             "to its own scans.",
         )
@@ -80,10 +74,7 @@ def _numbered(store: Store, adapted: str, model: str, number: int) -> Artefact:
         ) from error
 
 
-def _another_model(artefact: Artefact, model: str, own: str) -> Problem:
-    return Problem(
-        409,
-        "another-model",
-        "A version of another model",
+def _another_model(artefact: Artefact, model: str, own: str) -> AnotherModel:
+    return AnotherModel(
         f"'{artefact}' belongs to model '{own}', found model '{model}': assign it there.",
     )

@@ -27,12 +27,13 @@ from urllib.parse import quote
 
 from model_store.artefact import Artefact
 from model_store.manifest import ModelManifest, NetworkManifest, SsfPoolManifest
+from model_store.store import Store
 from model_store.task import TaskKind
 from service.catalog.adapted import parent_behind
 from service.catalog.parts import PartRequest, Personalization, choose
-from service.catalog.version import ResolvedVersion, contradiction, resolve_version
-from service.context import ServiceContext
-from service.http.problems import Problem
+from service.catalog.version import ResolvedVersion, resolve_version
+from service.database import Database
+from service.errors import KindNotServable, NoAdaptedVersion, ParametersContradict
 
 __all__ = ["Personalization", "Selection", "adapts_itself", "resolve_network"]
 
@@ -54,7 +55,7 @@ class Selection:
     """
 
     offered: Artefact
-    model: Artefact
+    model: Artefact[NetworkManifest]
     personalization: str
     site: str | None
     why: str
@@ -65,9 +66,7 @@ class Selection:
     @property
     def manifest(self) -> NetworkManifest:
         """The manifest of the network that answers."""
-        manifest = self.model.manifest
-        assert isinstance(manifest, ModelManifest | SsfPoolManifest)
-        return manifest
+        return self.model.manifest
 
     @property
     def warnings(self) -> Mapping[str, str]:
@@ -93,7 +92,8 @@ class Selection:
 
 
 def resolve_network(
-    context: ServiceContext,
+    store: Store,
+    database: Database,
     model: str | None = None,
     hospital: str | None = None,
     personalization: Personalization | Literal["scan"] = "auto",
@@ -104,17 +104,17 @@ def resolve_network(
     """Choose the network. Reads the store and the database: call it in a thread.
 
     Raises:
-        Problem: 422 for parameters that contradict each other, or a model for a task of another `kind`, 404
-            for a site, a cluster or an adapted version that is not there.
+        SelectionError: the parameters name no network, or contradict each other.
         HospitalUnknown: nobody registered it.
         StoreError: the reference does not open.
     """
-    found = _resolved(context, model, hospital, personalization, site, cluster, kind)
-    return replace(found, flagged=context.store.flagged(found.offered))
+    found = _resolved(store, database, model, hospital, personalization, site, cluster, kind)
+    return replace(found, flagged=store.flagged(found.offered))
 
 
 def _resolved(
-    context: ServiceContext,
+    store: Store,
+    database: Database,
     model: str | None,
     hospital: str | None,
     personalization: Personalization | Literal["scan"],
@@ -124,42 +124,40 @@ def _resolved(
 ) -> Selection:
     for name, value, belongs in (("site", site, "member"), ("cluster", cluster, "cluster")):
         if value is not None and personalization != belongs:
-            raise contradiction(
+            raise ParametersContradict(
                 f"`{name}` belongs to personalization={belongs}, found personalization={personalization}; "
                 "leave one of them out."
             )
-    found = resolve_version(context, model, hospital, kind)
+    found = resolve_version(store, database, model, hospital, kind)
     artefact, owner, why = found.artefact, found.owner, found.why
     if isinstance(artefact.manifest, SsfPoolManifest):
         return _by_itself(found, personalization)
     if personalization == "scan":
-        raise contradiction(
+        raise ParametersContradict(
             f"'{artefact}' is of kind {artefact.manifest.kind}, which adapts to no scan by itself: expected "
             "an ssf-pool with personalization=scan; leave it out, or ask for another model."
         )
     if owner is not None and personalization in ("auto", "hospital"):
-        return Selection(artefact, artefact, "hospital", None, f"{why}; adapted to hospital '{owner}'", owner)
+        adapted = artefact.expect(ModelManifest)
+        return Selection(artefact, adapted, "hospital", None, f"{why}; adapted to hospital '{owner}'", owner)
     if personalization == "hospital":
         raise _no_adapted_version(found)
     if owner is not None:
         if found.cause == "named":
-            raise contradiction(
+            raise ParametersContradict(
                 f"'{artefact}' is one network, adapted to hospital '{owner}': expected personalization=auto "
                 f"or hospital with it, found {personalization}; or name the model that it was made from."
             )
-        artefact, why = parent_behind(context.store, artefact), f"what {why} was made from"
+        artefact, why = parent_behind(store, artefact), f"what {why} was made from"
     chosen = choose(artefact, PartRequest(personalization, site, cluster, hospital, found.home))
-    network = artefact if chosen.digest == artefact.digest else context.store.by_digest(chosen.digest)
+    network = artefact if chosen.digest == artefact.digest else store.by_digest(chosen.digest)
     if not isinstance(network.manifest, ModelManifest):
-        raise Problem(
-            422,
-            "unknown-kind",
-            "Cannot be served",
+        raise KindNotServable(
             f"'{network}' is of kind {network.manifest.kind}, expected a model; publish it again.",
         )
     return Selection(
         artefact,
-        network,
+        network.expect(ModelManifest),
         chosen.personalization,
         chosen.site,
         f"{why}; {chosen.why}",
@@ -167,33 +165,34 @@ def _resolved(
     )
 
 
-def adapts_itself(context: ServiceContext, model: str | None, hospital: str | None, kind: TaskKind) -> bool:
+def adapts_itself(
+    store: Store, database: Database, model: str | None, hospital: str | None, kind: TaskKind
+) -> bool:
     """Whether what is offered adapts to a scan on the spot, without a job. Raises as `resolve`."""
-    return isinstance(resolve_version(context, model, hospital, kind).artefact.manifest, SsfPoolManifest)
+    return isinstance(
+        resolve_version(store, database, model, hospital, kind).artefact.manifest, SsfPoolManifest
+    )
 
 
 def _by_itself(found: ResolvedVersion, personalization: str) -> Selection:
     if personalization not in ("auto", "scan"):
-        raise contradiction(
+        raise ParametersContradict(
             f"'{found.artefact}' is an ssf-pool, which adapts to every scan by itself: expected "
             f"personalization=scan or auto with it, found {personalization}; or name another model."
         )
     why = f"{found.why}; it adapts itself to each scan, by entries of its pool"
-    return Selection(found.artefact, found.artefact, "scan", None, why)
+    return Selection(found.artefact, found.artefact.expect(SsfPoolManifest), "scan", None, why)
 
 
-def _no_adapted_version(found: ResolvedVersion) -> Problem:
+def _no_adapted_version(found: ResolvedVersion) -> ParametersContradict | NoAdaptedVersion:
     if found.hospital is None:
-        return contradiction("personalization=hospital needs `hospital`; name it, or leave both out.")
+        return ParametersContradict("personalization=hospital needs `hospital`; name it, or leave both out.")
     if found.cause == "named":
-        return contradiction(
+        return ParametersContradict(
             f"personalization=hospital takes the version assigned to hospital '{found.hospital}', but "
             f"'{found.artefact}' was named, which was adapted to nobody; leave the version out."
         )
-    return Problem(
-        404,
-        "no-adapted-version",
-        "Nothing was adapted to this hospital",
+    return NoAdaptedVersion(
         f"No adapted version of '{found.artefact.name}' is assigned to hospital '{found.hospital}': ask with "
         f"personalization=auto, or adapt and assign one (POST /hospitals/{found.hospital}/adaptations).",
     )

@@ -13,7 +13,14 @@ from model_store.manifest import (
     ModelManifest,
     RoutingSpaceManifest,
 )
-from service.http.problems import Problem
+from service.errors import (
+    ClusterNotNamed,
+    ClusterUnknown,
+    KindNotServable,
+    NoGlobalModel,
+    SiteNotNamed,
+    SiteUnknown,
+)
 
 Personalization = Literal["auto", "global", "member", "cluster", "hospital"]
 
@@ -51,7 +58,7 @@ class PartChoice:
 
 
 def offered_parts(artefact: Artefact) -> Parts:
-    """What can be asked of an artefact. Raises Problem 422 for one of a kind that answers no scan.
+    """What can be asked of an artefact. Raises KindNotServable for one of a kind that answers no scan.
 
     The model of an only cluster has learned from all hospitals: it is a global one. Of several clusters none
     is; which one is right for a hospital is for the hospital's scans to say.
@@ -66,10 +73,7 @@ def offered_parts(artefact: Artefact) -> Parts:
         if manifest.site is None:
             return Parts(artefact.digest)
         return Parts(None, {manifest.site: artefact.digest})
-    raise Problem(
-        422,
-        "unknown-kind",
-        "Cannot be served",
+    raise KindNotServable(
         f"'{artefact}' is of kind {manifest.kind}, expected a model, a routing-space, a cross-attention or "
         "clusters; ask for another model.",
     )
@@ -79,8 +83,9 @@ def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
     """The network that is meant.
 
     Raises:
-        Problem: 422 where nothing or nobody is named that would decide, 404 for a site or a cluster that is
-            not there.
+        SiteNotNamed, ClusterNotNamed: the request names no site or cluster, nor a member hospital.
+        SiteUnknown, ClusterUnknown: the artefact has no model of this site or cluster.
+        NoGlobalModel: the artefact has no global model.
     """
     parts = offered_parts(artefact)
     if asked.personalization == "member":
@@ -110,19 +115,13 @@ def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
 def _member(artefact: Artefact, parts: Parts, asked: PartRequest) -> PartChoice:
     site = asked.site or asked.home
     if site is None:
-        raise Problem(
-            422,
-            "site-not-named",
-            "Whose model?",
+        raise SiteNotNamed(
             f"personalization=member needs `site`, or the hospital of a member: {_asking(asked)}. "
             f"'{artefact}' has the sites: {_listed(parts.members)}.",
             choices=sorted(parts.members),
         )
     if site not in parts.members:
-        raise Problem(
-            404,
-            "site-not-found",
-            "No such member",
+        raise SiteUnknown(
             f"'{artefact}' has no model of site '{site[:64]}'; it has: {_listed(parts.members)}.",
             choices=sorted(parts.members),
         )
@@ -133,19 +132,13 @@ def _member(artefact: Artefact, parts: Parts, asked: PartRequest) -> PartChoice:
 def _cluster(artefact: Artefact, parts: Parts, asked: PartRequest) -> PartChoice:
     cluster = asked.cluster or parts.assignment.get(asked.home or "")
     if cluster is None:
-        raise Problem(
-            422,
-            "cluster-not-named",
-            "Which cluster?",
+        raise ClusterNotNamed(
             f"personalization=cluster needs `cluster`, or the hospital of a member: {_asking(asked)}. "
             f"'{artefact}' has the clusters: {_listed(parts.clusters)}.",
             choices=sorted(parts.clusters),
         )
     if cluster not in parts.clusters:
-        raise Problem(
-            404,
-            "cluster-not-found",
-            "No such cluster",
+        raise ClusterUnknown(
             f"'{artefact}' has no cluster '{cluster[:64]}'; it has: {_listed(parts.clusters)}.",
             choices=sorted(parts.clusters),
         )
@@ -153,22 +146,16 @@ def _cluster(artefact: Artefact, parts: Parts, asked: PartRequest) -> PartChoice
     return PartChoice(parts.clusters[cluster], "cluster", why, cluster=cluster)
 
 
-def _no_global(artefact: Artefact, parts: Parts, asked: PartRequest) -> Problem:
+def _no_global(artefact: Artefact, parts: Parts, asked: PartRequest) -> NoGlobalModel:
     if parts.clusters:
         hospital = asked.hospital or "HOSPITAL"
-        return Problem(
-            422,
-            "no-global-model",
-            "No global model",
+        return NoGlobalModel(
             f"'{artefact}' has no global model, but one for each of the clusters: {_listed(parts.clusters)}. "
             "Name one with personalization=cluster and `cluster`, or let the hospital's own scans pick one: "
             f"POST /hospitals/{hospital}/adaptations.",
             choices=sorted(parts.clusters),
         )
-    return Problem(
-        422,
-        "no-global-model",
-        "No global model",
+    return NoGlobalModel(
         f"'{artefact}' has no global model, only those of: {', '.join(sorted(parts.members))}; "
         "ask for one with personalization=member and `site`.",
         choices=sorted(parts.members),

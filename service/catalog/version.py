@@ -15,10 +15,16 @@ from model_store.reference import parse_reference
 from model_store.store import Store
 from model_store.task import TaskKind
 from service.catalog.adapted import adapted_for, resolve_adaptable
-from service.context import ServiceContext
-from service.database import Assignment
-from service.http.problems import Problem
-from service.serving.assignments import assignment, site_of
+from service.database import Assignment, Database
+from service.database.hospitals import site_of_hospital
+from service.errors import (
+    AnotherTaskKind,
+    ModelNotNamed,
+    ParametersContradict,
+    PartRequested,
+    VersionNotNamed,
+)
+from service.serving.assignments import assignment
 
 Cause = Literal["named", "assigned", "newest"]
 
@@ -74,34 +80,35 @@ def require_name(store: Store, name: str) -> None:
 
 
 def resolve_version(
-    context: ServiceContext, model: str | None, hospital: str | None, kind: TaskKind | None = None
+    store: Store,
+    database: Database,
+    model: str | None,
+    hospital: str | None,
+    kind: TaskKind | None = None,
 ) -> ResolvedVersion:
     """Find the version, of a model for tasks of that kind. Reads the store and the database: call it in a
     thread.
 
     Raises:
-        Problem: 422 for what is not offered on its own, or to this hospital, or is not named clearly enough,
-            or is for a task of another kind.
+        SelectionError: it is not offered on its own, or to this hospital, or is not named clearly, or is for
+            another kind of task.
         HospitalUnknown: nobody registered it.
         StoreError: the reference does not open.
     """
-    reference = model if model is not None else _only_model(context.store, kind)
+    reference = model if model is not None else _only_model(store, kind)
     name, number, digest = parse_reference(reference)
-    home, entry = _of_hospital(context, hospital, name)
+    home, entry = _of_hospital(database, hospital, name)
     cause: Cause = "newest"
     if number is not None or digest is not None:
         cause = "named"
     elif entry is not None:
         reference, cause = f"{entry.artefact or name}@{entry.digest}", "assigned"
     if cause != "assigned":
-        require_name(context.store, name)
+        require_name(store, name)
     # The graph is hashed when it is loaded, which is when it matters.
-    found = ResolvedVersion(context.store.open(reference, verify=False), cause, home, hospital)
+    found = ResolvedVersion(store.open(reference, verify=False), cause, home, hospital)
     if found.artefact.manifest.part_of is not None:
-        raise Problem(
-            422,
-            "part-of-a-model",
-            "Not offered on its own",
+        raise PartRequested(
             f"'{found.artefact}' is a part of '{found.artefact.manifest.part_of}'; ask for that model, and "
             "for the part with `personalization`.",
         )
@@ -113,7 +120,8 @@ def resolve_version(
 
 
 def resolve_parent(
-    context: ServiceContext,
+    store: Store,
+    database: Database,
     model: str | None = None,
     hospital: str | None = None,
     kind: TaskKind | None = None,
@@ -122,11 +130,12 @@ def resolve_parent(
     that was made from), else the newest. Reads the store and the database: call it in a thread.
 
     Raises:
-        Problem: 422 for an artefact of another kind.
+        SelectionError: as `resolve_version`.
+        NotAdaptable: the artefact is of another kind.
         HospitalUnknown: nobody registered it.
         StoreError: the reference does not open.
     """
-    return resolve_adaptable(context.store, resolve_version(context, model, hospital, kind).artefact)
+    return resolve_adaptable(store, resolve_version(store, database, model, hospital, kind).artefact)
 
 
 def route_of(kind: TaskKind) -> str:
@@ -134,20 +143,12 @@ def route_of(kind: TaskKind) -> str:
     return _ROUTES[kind][0]
 
 
-def contradiction(detail: str) -> Problem:
-    """422: parameters of one request that cannot both be meant."""
-    return Problem(422, "contradiction", "The parameters contradict each other", detail)
-
-
 def _check_kind(artefact: Artefact, kind: TaskKind) -> None:
     task = artefact.manifest.task
     if task.kind == kind:
         return
     route, done = _ROUTES[task.kind]
-    raise Problem(
-        422,
-        "another-kind-of-task",
-        "A model for another kind of task",
+    raise AnotherTaskKind(
         f"Expected a model by which scans are {_ROUTES[kind][1]}, found '{artefact}', by which they are "
         f"{done} (task '{task.name}'): send the scan to POST {route}, or name another model.",
         route=route,
@@ -156,16 +157,13 @@ def _check_kind(artefact: Artefact, kind: TaskKind) -> None:
 
 def _check_owner(found: ResolvedVersion, owner: str) -> None:
     if found.cause == "newest":
-        raise Problem(
-            422,
-            "version-not-named",
-            "Which version?",
+        raise VersionNotNamed(
             f"'{found.artefact.name}' holds what was adapted to hospital '{owner}', assigned or not, so that "
             f"a version must be named, such as '{found.artefact}'; what is assigned answers to the model's "
             "own name and the hospital.",
         )
     if found.hospital not in (None, owner):
-        raise contradiction(
+        raise ParametersContradict(
             f"'{found.artefact}' was adapted to hospital '{owner}', found hospital '{found.hospital}': no "
             "other is served it."
         )
@@ -182,15 +180,13 @@ def _only_model(store: Store, kind: TaskKind | None) -> str:
             if chosen
             else "The store offers no model; publish one, for example with `python -m training.federate`."
         )
-        raise Problem(422, "model-not-named", "Which model?", detail, choices=chosen)
+        raise ModelNotNamed(detail, choices=chosen)
     return chosen[0]
 
 
-def _of_hospital(
-    context: ServiceContext, hospital: str | None, name: str
-) -> tuple[str | None, Assignment | None]:
+def _of_hospital(database: Database, hospital: str | None, name: str) -> tuple[str | None, Assignment | None]:
     """The hospital's site in the federation, and the assignment in force for this model."""
     if hospital is None:
         return None, None
-    with context.database.read() as session:
-        return site_of(session, hospital), assignment(session, hospital, name)
+    with database.read() as session:
+        return site_of_hospital(session, hospital), assignment(session, hospital, name)

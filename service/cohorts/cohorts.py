@@ -17,11 +17,11 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from service.cohorts.files import CohortFolder, ScanFile, write_aside
-from service.database import Cohort, CohortMask, CohortScan, Database, Job, in_turn
+from service.database import Cohort, CohortMask, CohortScan, Database, Job, caller_of, in_turn
+from service.database.hospitals import require_hospital
 from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, ScanNameTaken
-from service.http.uploads.spool import Upload
 from service.jobs.states import TERMINAL
-from service.serving.assignments import registered
+from service.runtime.spool import Upload
 from service.settings import Settings
 
 QUOTA = "the bytes of cohorts"
@@ -30,7 +30,7 @@ QUOTA = "the bytes of cohorts"
 
 def create(session: Session, settings: Settings, hospital: str, note: str | None = None) -> Cohort:
     """An empty cohort. Raises HospitalUnknown."""
-    registered(session, hospital)
+    require_hospital(session, hospital)
     now = datetime.now(UTC)
     cohort = Cohort(
         id=uuid.uuid4().hex,
@@ -48,10 +48,10 @@ def get(session: Session, hospital: str, cohort_id: str, *, lock: bool = False) 
     """The hospital's cohort, deleted ones too; with `lock`, it stays as it is until the transaction ends.
 
     Raises:
-        CohortUnknown: this hospital has none of that id.
+        CohortUnknown: this hospital has none of that id, or the caller may not see the hospital.
     """
     found = session.get(Cohort, cohort_id, with_for_update=lock)
-    if found is None or found.hospital != hospital:
+    if found is None or found.hospital != hospital or not caller_of(session).sees(hospital):
         raise CohortUnknown(
             f"hospital {hospital!r} has no cohort {cohort_id!r}: GET /hospitals/{hospital}/cohorts lists them"
         )
@@ -75,7 +75,7 @@ def usable(session: Session, hospital: str, cohort_id: str, *, lock: bool = Fals
 
 def listed(session: Session, hospital: str) -> list[Cohort]:
     """The hospital's cohorts whose scans are still there, newest first. Raises HospitalUnknown."""
-    registered(session, hospital)
+    require_hospital(session, hospital)
     query = select(Cohort).where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))
     return list(session.scalars(query.order_by(Cohort.created_at.desc(), Cohort.id)))
 

@@ -15,7 +15,7 @@ from service.cohorts import cohorts
 from service.cohorts.files import CohortFolder
 from service.database import CohortMask, CohortScan, Database, in_turn
 from service.errors import CohortUnknown, MaskTaken
-from service.http.uploads.spool import Upload
+from service.runtime.spool import Upload
 from service.settings import Settings
 
 

@@ -1,5 +1,6 @@
 """What the service must remember: hospitals, what served whom, cohorts, jobs, verifications of the store."""
 
+from service.database.caller import ANONYMOUS, Caller, caller_of
 from service.database.engine import Database, in_turn
 from service.database.models import (
     Assignment,
@@ -16,8 +17,10 @@ from service.database.models import (
 from service.database.schema import is_current, upgrade
 
 __all__ = [
+    "ANONYMOUS",
     "Assignment",
     "Base",
+    "Caller",
     "Cohort",
     "CohortMask",
     "CohortScan",
@@ -27,6 +30,7 @@ __all__ = [
     "JobEvent",
     "KeyUsage",
     "Verification",
+    "caller_of",
     "in_turn",
     "is_current",
     "upgrade",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sqlite3
 import zlib
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from service.database.caller import SERVICE, Caller, acting_for
+
 BUSY_SECONDS = 30.0
 _BEGIN = "locum_begin"
 # A scan's name may be a patient's: no error says, to whatever log, what a statement was to write.
@@ -21,9 +24,13 @@ _PRIVATE = {"hide_parameters": True}
 
 
 class Database:
-    """An engine and its two kinds of transaction. Safe to share between threads, not across a fork."""
+    """An engine and its two kinds of transaction. Safe to share between threads, not across a fork.
+
+    Its sessions act for a `caller`: the service itself, unless `for_caller` says otherwise.
+    """
 
     def __init__(self, url: str) -> None:
+        self.caller = SERVICE
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite:
@@ -41,10 +48,16 @@ class Database:
         """SQLite's file; None elsewhere."""
         return Path(self.url.database) if self.is_sqlite and self.url.database else None
 
+    def for_caller(self, caller: Caller) -> Database:
+        """The same database, with sessions that act for this caller: look-ups find only what it may see."""
+        other = copy.copy(self)
+        other.caller = caller
+        return other
+
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session for looking only: what it changed is given up at the end."""
-        with self._readers() as session:
+        with self._readers(info=acting_for(self.caller)) as session:
             yield session
 
     @contextmanager
@@ -54,7 +67,7 @@ class Database:
         On SQLite the write lock is taken at once: a transaction that reads first and writes later would
         otherwise be refused without waiting when another wrote in between.
         """
-        with self._writers.begin() as session:
+        with self._writers(info=acting_for(self.caller)) as session, session.begin():
             yield session
 
     def dispose(self) -> None:

@@ -8,28 +8,7 @@ from typing import Annotated, Any
 from fastapi import Path
 from pydantic import StringConstraints
 
-from service.jobs.files import JOB_ID
-
-HOSPITAL_ID = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
-MODEL_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$"
-_NAME, _DIGEST = MODEL_NAME[1:-1], "sha256:[0-9a-f]{64}"
-VERSION = rf"^({_DIGEST}|{_NAME}@({_DIGEST}|[1-9][0-9]{{0,8}}))$"
-
-COHORT_ID = r"^[0-9a-f]{32}$"
-
-# PostgreSQL keeps no NUL, and a log no other control character; a reason may have lines and tabs.
-PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
-PRINTABLE_LINES = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+$"
-
-# What is said of a text that does not match, in place of the pattern.
-IN_WORDS = {
-    HOSPITAL_ID: "letters, digits, `-` and `_`, 64 at most, of which the first is a letter or a digit",
-    MODEL_NAME: "a model's name: letters, digits, `-`, `_` and `.`, 128 at most, without a version",
-    VERSION: "a number, sha256:… or name@3",
-    PRINTABLE: "a text without control characters",
-    PRINTABLE_LINES: "a text without control characters other than line breaks and tabs",
-    COHORT_ID: "the id that POST answered: 32 digits of 0-9 and a-f",
-}
+from service.validation import COHORT_ID, HOSPITAL_ID, JOB_ID, MODEL_NAME, PRINTABLE, PRINTABLE_LINES
 
 HospitalId = Annotated[str, Path(pattern=HOSPITAL_ID, description="Letters, digits, `-` and `_`.")]
 JobId = Annotated[str, Path(pattern=JOB_ID, description="Id of a job.")]

@@ -1,7 +1,9 @@
-"""Problem details (RFC 9457): the one shape in which the service says no.
+"""Problem details (RFC 9457): the one form of every rejection and failure.
 
-    Problem                    raised by routes: status, type slug, title, detail, further members
+    ServiceError               the status, slug and title of its class, its message, further members
+    └── Problem                the same, for what only HTTP can reject: raised in `http/` and `routes/`
     model_store errors         mapped by `_STORE_STATUS`: the message already says what to do
+    a database without answer  503 `database-unavailable`
     request validation         422 `invalid-request`, naming the fields, never echoing their values
     404, 405 and other HTTP    `not-found`, `method-not-allowed` with every method of the path, ...
 
@@ -12,6 +14,7 @@ on a route.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any
@@ -19,13 +22,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
 from model_store import errors as store_errors
+from service.errors import RequestInvalid, ServiceError
 from service.http.request_id import RequestIdMiddleware
-from service.http.validation import describe_error
+from service.validation import MOST_ENTRIES, place, reason
+
+_log = logging.getLogger("locum.service")
+_DATABASE_RETRY_SECONDS = 5
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:locum:problem:"
@@ -43,29 +51,20 @@ class ProblemDetails(BaseModel):
     instance: str = Field(description="This one occurrence: `urn:uuid:` and the request's id.")
 
 
-class Problem(Exception):
-    """A refusal to answer, with its reason.
-
-    `type_slug` names the kind of problem and never changes its meaning; `extensions` are further members of
-    the JSON object that a program can use (for example `choices`).
-    """
+class Problem(ServiceError):
+    """A rejection of a header, a condition or a body; its kind is given where it is raised."""
 
     def __init__(
         self,
         status: int,
-        type_slug: str,
+        slug: str,
         title: str,
         detail: str,
         headers: Mapping[str, str] | None = None,
         **extensions: Any,
     ) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.type_slug = type_slug
-        self.title = title
-        self.detail = detail
-        self.headers = dict(headers or {})
-        self.extensions = extensions
+        super().__init__(detail, headers=headers, **extensions)
+        self.status, self.slug, self.title = status, slug, title
 
 
 # The most specific class of an error decides. A damaged artefact is the service's trouble, not the caller's.
@@ -97,29 +96,42 @@ def from_store_error(error: Exception) -> Problem:
     raise TypeError(f"{type(error).__name__} is not an error of model_store") from error
 
 
-def respond(request: Request, problem: Problem) -> Response:
-    """The problem as a response, tied to its request by `instance`."""
+def respond(request: Request, error: ServiceError) -> Response:
+    """The error as a response, tied to its request by `instance`."""
     content = {
-        "type": TYPE_PREFIX + problem.type_slug,
-        "title": problem.title,
-        "status": problem.status,
-        "detail": problem.detail,
+        "type": TYPE_PREFIX + error.slug,
+        "title": error.title,
+        "status": error.status,
+        "detail": str(error),
         "instance": f"urn:uuid:{getattr(request.state, 'request_id', '')}",
-        **problem.extensions,
+        **error.extensions,
     }
     body = json.dumps(content, default=str, ensure_ascii=False)
-    return Response(body, status_code=problem.status, headers=problem.headers, media_type=MEDIA_TYPE)
+    return Response(body, status_code=error.status, headers=error.headers, media_type=MEDIA_TYPE)
 
 
-def from_validation_error(error: RequestValidationError, content_type: str | None) -> Problem:
-    """422 with one entry per field. Values are not echoed: they can be large, and they can be a patient's."""
-    return invalid([describe_error(item, content_type) for item in error.errors()[:20]])
+def from_validation_error(error: RequestValidationError, content_type: str | None) -> RequestInvalid:
+    """One entry per field. Values are not repeated: they can be large, and they can be a patient's."""
+    return RequestInvalid([_describe_field(item, content_type) for item in error.errors()[:MOST_ENTRIES]])
 
 
-def invalid(entries: list[dict[str, str]]) -> Problem:
-    """422 with the `field` and `reason` of each that does not fit."""
-    detail = "; ".join(f"{entry['field']}: {entry['reason']}" for entry in entries)
-    return Problem(422, "invalid-request", "The request is not valid", detail, errors=entries)
+def _describe_field(item: Mapping[str, Any], content_type: str | None) -> dict[str, str]:
+    """The `field` and `reason` of one field that FastAPI rejected."""
+    location = list(item["loc"])
+    if item["type"] == "json_invalid" and isinstance(location[-1], int):
+        # FastAPI puts the position where a field's name would be.
+        at = location.pop()
+        return {
+            "field": place(location),
+            "reason": f"not JSON at character {at}: {item.get('ctx', {}).get('error', 'unreadable')}",
+        }
+    if item["type"] in ("model_attributes_type", "dict_type") and location == ["body"]:
+        if content_type is not None and content_type.lower().startswith("application/json"):
+            return {"field": "body", "reason": "expected a JSON object"}
+        found = "none" if content_type is None else ascii(content_type[:64])[1:-1]
+        expected = "a JSON object and the header Content-Type: application/json"
+        return {"field": "body", "reason": f"expected {expected}, found Content-Type: {found}"}
+    return {"field": place(location), "reason": reason(item)}
 
 
 def from_http_exception(error: HTTPException, request: Request) -> Problem:
@@ -150,10 +162,13 @@ def _methods(request: Request) -> list[str]:
 
 
 def install(app: FastAPI) -> None:
-    """Make every refusal and failure of the app a problem, and give every request its id."""
+    """Make every rejection and failure of the app a problem, and give every request its id."""
 
-    async def on_problem(request: Request, error: Exception) -> Response:
-        assert isinstance(error, Problem)
+    async def on_service_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, ServiceError)
+        if error.status == HTTPStatus.INTERNAL_SERVER_ERROR:
+            # A fault of the service: the request id's middleware logs it, and answers without its message.
+            raise error
         return respond(request, error)
 
     async def on_store_error(request: Request, error: Exception) -> Response:
@@ -165,15 +180,30 @@ def install(app: FastAPI) -> None:
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        # Whatever goes wrong while FastAPI reads a body it calls a 400; what was refused keeps its reason.
-        refused = error.__cause__
-        problem = refused if isinstance(refused, Problem) else from_http_exception(error, request)
+        # FastAPI answers 400 for whatever fails while it reads a body; a rejection keeps its own reason.
+        cause = error.__cause__
+        problem = cause if isinstance(cause, Problem) else from_http_exception(error, request)
         return respond(request, problem)
 
-    app.add_exception_handler(Problem, on_problem)
+    async def on_database_error(request: Request, error: Exception) -> Response:
+        # Its text has statements and values; the log has its kind, and readiness says the rest.
+        _log.error("the database is not available: %s", getattr(error, "orig", None))
+        return respond(
+            request,
+            Problem(
+                503,
+                "database-unavailable",
+                "The database is not available",
+                "It is away, or another process holds it: ask again when /health/ready says that it works.",
+                {"Retry-After": str(_DATABASE_RETRY_SECONDS)},
+            ),
+        )
+
+    app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(store_errors.LocumStoreError, on_store_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_exception)
+    app.add_exception_handler(OperationalError, on_database_error)
     app.add_middleware(RequestIdMiddleware)
     _describe(app)
 

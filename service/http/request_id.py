@@ -9,16 +9,14 @@ from __future__ import annotations
 import json
 import logging
 import uuid
-from contextvars import ContextVar
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-REQUEST_HEADER = "Locum-Request"
+from service.runtime.logs import current_request
 
-current_request: ContextVar[str] = ContextVar("locum_request", default="-")
-"""The id of the request being answered; `-` outside of one. For log records."""
+REQUEST_HEADER = "Locum-Request"
 
 _log = logging.getLogger("locum.service")
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from service.http.problems import Problem
+from service.errors import ServiceBusy
 
 _MAX_RETRY_AFTER_S = 120
 # Weight of the newest duration in the running mean that Retry-After is made from.
@@ -41,13 +41,13 @@ class Admission:
         return max(1, min(_MAX_RETRY_AFTER_S, math.ceil(self._mean_seconds * ahead)))
 
     def refuse_if_full(self) -> None:
-        """Raise the 503 that `slot` would raise. For refusing before a body is read."""
+        """Raise ServiceBusy as `slot` would. For refusing before a body is read."""
         if self.full:
             raise self._busy()
 
     @asynccontextmanager
     async def slot(self) -> AsyncIterator[float]:
-        """Wait for a slot and hold it; gives the seconds waited. Raises Problem 503 beyond the queue."""
+        """Wait for a slot and hold it; gives the seconds waited. Raises ServiceBusy beyond the queue."""
         self.refuse_if_full()
         arrived = time.monotonic()
         self.waiting += 1
@@ -64,14 +64,11 @@ class Admission:
             self.running -= 1
             self._semaphore.release()
 
-    def _busy(self) -> Problem:
+    def _busy(self) -> ServiceBusy:
         seconds = self.retry_after()
-        return Problem(
-            503,
-            "busy",
-            "Every slot is taken",
+        return ServiceBusy(
             f"{self.running} scans are being worked on and {self.waiting} are waiting, which is the limit "
             f"here; send the scan again in {seconds} s.",
-            {"Retry-After": str(seconds)},
+            headers={"Retry-After": str(seconds)},
             retry_after=seconds,
         )

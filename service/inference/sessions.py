@@ -27,7 +27,7 @@ from onnx.utils import Extractor
 from onnxruntime import OrtValue
 
 from model_store.errors import ArtefactDamaged
-from service.http.problems import Problem
+from service.errors import GpuUnavailable
 
 IMAGE = "image"
 QUERY = "query"
@@ -127,7 +127,7 @@ class GraphSession:
     """One loaded graph. Safe to run from several threads at once."""
 
     def __init__(self, digest: str, graph: bytes, *, threads: int = 0, device: Device = "auto") -> None:
-        """Load `graph` (the bytes of an onnx file). Raises ArtefactDamaged, Problem 503."""
+        """Load `graph` (the bytes of an onnx file). Raises ArtefactDamaged, GpuUnavailable."""
         try:
             sessions = [_load(part, threads, device) for part in split_at_query(graph)]
             outputs = {output.name for output in sessions[-1].get_outputs()}
@@ -150,12 +150,9 @@ class GraphSession:
         # Asked of the session itself: what was wanted is not what one gets.
         self.provider: str = self._session.get_providers()[0]
         if device == "cuda" and self.provider != CUDA:
-            raise Problem(
-                503,
-                "no-gpu",
-                "No GPU",
+            raise GpuUnavailable(
                 "LOCUM_DEVICE=cuda, but onnxruntime cannot use CUDA here; see the service's log, or set "
-                "LOCUM_DEVICE=auto.",
+                "LOCUM_DEVICE=auto."
             )
 
     def run(self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None) -> Outputs:

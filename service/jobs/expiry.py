@@ -15,9 +15,10 @@ from service.cohorts import cohorts
 from service.cohorts.files import CohortFolder, sweep_aside
 from service.database import Cohort, Database, Job
 from service.errors import CohortInUse
-from service.jobs.files import JOB_ID, JobFolder
+from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL
 from service.settings import Settings
+from service.validation import JOB_ID
 
 _log = logging.getLogger("locum.service")
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from model_store.durable import remove_folder, sync_folder, write_durably
-
-JOB_ID = r"^[0-9a-f]{32}$"
+from service.validation import JOB_ID
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 
-from service.database import Job, JobEvent, in_turn
+from service.database import Job, JobEvent, caller_of, in_turn
 from service.errors import IdempotencyConflict, JobUnknown, QueueFull
 from service.jobs.states import HELD, TERMINAL, JobKind, JobState
 from service.settings import Settings
@@ -117,10 +117,10 @@ def get(session: Session, job_id: str, *, lock: bool = False) -> Job:
     """The job; with `lock`, nobody else changes it until the transaction ends.
 
     Raises:
-        JobUnknown: there is none.
+        JobUnknown: there is none, or it is of a hospital that the caller may not see.
     """
     found = session.get(Job, job_id, with_for_update=lock, populate_existing=lock)
-    if found is None:
+    if found is None or not caller_of(session).sees(found.hospital):
         raise JobUnknown(f"no job {job_id!r}: GET /jobs lists those that there are")
     return found
 
@@ -148,8 +148,11 @@ def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job
 def listed(
     session: Session, hospital: str | None = None, state: JobState | None = None, limit: int = 100
 ) -> list[Job]:
-    """Jobs, newest first."""
+    """Jobs, newest first: all of them, or those of the hospitals that the caller may see."""
     query = select(Job)
+    visible = caller_of(session).hospitals
+    if visible is not None:
+        query = query.where(Job.hospital.in_(visible))
     if hospital is not None:
         query = query.where(Job.hospital == hospital)
     if state is not None:

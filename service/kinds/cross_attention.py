@@ -11,17 +11,16 @@ from personalization.options.joining import JoiningOptions
 from service.cohorts import cohorts, masks
 from service.cohorts.patients import other_values, shows_target, split_by_patient
 from service.database import Cohort
-from service.errors import AdaptationRejected
-from service.http.problems import Problem
+from service.database.hospitals import site_of_hospital
+from service.errors import AdaptationRejected, MasksInvalid, MasksMissing, MemberCannotJoin
 from service.kinds.kind import AdaptableKind, Words
-from service.serving.assignments import site_of
 
 
 def check(session: Session, parent: Artefact, cohort: str) -> None:
-    """Refuse a member of the federation, and a cohort whose masks are none, of another task, or of too few.
+    """Reject a member of the federation, and a cohort that has no masks, or too few, or of another task.
 
     Raises:
-        Problem: 422 with the reason.
+        MemberCannotJoin, MasksInvalid, MasksMissing.
     """
     _check_outside(session, parent, cohort)
     task, drawn = parent.manifest.task, masks.of_cohort(session, cohort)
@@ -29,34 +28,27 @@ def check(session: Session, parent: Artefact, cohort: str) -> None:
         try:
             check_values(mask.label_values, task)
         except TaskError as error:
-            raise _refused("mask-mismatch", f"scan '{name}': {error}") from error
+            raise MasksInvalid(f"scan '{name}': {error}") from error
     digests = {scan.name: scan.sha256 for scan in cohorts.scans(session, cohort)}
     there = {name: shows_target(mask.label_values, task) for name, mask in drawn.items()}
     try:
         split_by_patient(there, digests, task, 0.5, 0)
     except AdaptationRejected as error:
         hint = other_values({name: mask.label_values for name, mask in drawn.items()}, task)
-        raise _refused("masks-missing", f"{error}. {hint}" if hint else str(error)) from error
+        raise MasksMissing(f"{error}. {hint}" if hint else str(error)) from error
 
 
 def _check_outside(session: Session, parent: Artefact, cohort: str) -> None:
     """A member would attend to its own entry in the bank, and be held against less than its own model."""
     found = session.get(Cohort, cohort)
     assert found is not None
-    site = site_of(session, found.hospital)
+    site = site_of_hospital(session, found.hospital)
     if site in parent.manifest.lineage.sites:
-        raise Problem(
-            422,
-            "member-cannot-join",
-            "The hospital is a member already",
+        raise MemberCannotJoin(
             f"Hospital '{found.hospital}' is site '{site}' of the federation that trained '{parent}', with a "
             "model of it if it agreed to the export (personalization=member): joining is for hospitals "
             "from outside.",
         )
-
-
-def _refused(slug: str, detail: str) -> Problem:
-    return Problem(422, slug, "The hospital cannot join with these masks", detail)
 
 
 CROSS_ATTENTION = AdaptableKind(

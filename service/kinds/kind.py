@@ -43,8 +43,8 @@ class AdaptableKind:
         options: what a request may ask for; a job keeps it as JSON.
         by_scan: whether it can be adapted to one scan alone (personalization=scan).
         words: for the card.
-        check: refuses a cohort before a job is made of it; called with the session, the parent and the
-            cohort's id, it raises a Problem.
+        check: rejects a cohort before a job is made of it; called with the session, the parent and the
+            cohort's id, it raises a ServiceError.
     """
 
     name: str

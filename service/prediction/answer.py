@@ -11,30 +11,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
-from starlette.background import BackgroundTask
-from starlette.responses import Response
-
 from model_store.artefact import Artefact
-from model_store.manifest import GRAPH, SsfPoolManifest
+from model_store.manifest import SsfPoolManifest
 from model_store.scan import Limits, Scan
 from model_store.task import TaskKind
 from service.catalog.network import Selection
-from service.catalog.version import contradiction
-from service.context import ServiceContext
-from service.http.problems import Problem
-from service.http.uploads.spool import Upload
+from service.errors import ParametersContradict, ScanUnlikeTask
 from service.inference.pipeline import Stopwatch
 from service.inference.pool import PickUnit, PoolPick
 from service.inference.sessions import GraphSession
 from service.prediction.options import ScanOptions
 from service.prediction.receipt import ModelReceipt, Receipt, software
-from service.serving import key_usage
-from service.settings import scan_limits
 
 Options = TypeVar("Options", bound=ScanOptions)
 
-# The one name of all that the guard says, as a warning and as a refusal.
-UNLIKE_TASK = "scan-unlike-task"
+# The guard's warnings and its rejection have one name.
+UNLIKE_TASK = ScanUnlikeTask.slug
 
 
 @dataclass(frozen=True)
@@ -48,12 +40,9 @@ class Answer:
 
 
 def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None:
-    """Raises Problem 422 for a scan that the guard warns of, if the request said to refuse it."""
+    """Raises ScanUnlikeTask for a scan that the guard warns of, if the request rejects such scans."""
     if warnings and options.guard == "refuse":
-        raise Problem(
-            422,
-            UNLIKE_TASK,
-            "The scan does not look like the task",
+        raise ScanUnlikeTask(
             f"{'; '.join(warnings)}. Send a scan of task '{task}', or guard=warn to have it answered all "
             "the same.",
             warnings=list(warnings),
@@ -61,9 +50,9 @@ def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None
 
 
 def check_routing(options: ScanOptions, offered: Artefact) -> None:
-    """Raises Problem 422 for a request that says how to pick from a pool where there is none."""
+    """Raises ParametersContradict for a request that says how to pick from a pool where there is none."""
     if options.routing is not None and not isinstance(offered.manifest, SsfPoolManifest):
-        raise contradiction(
+        raise ParametersContradict(
             f"`routing` belongs to an ssf-pool, and '{offered}' is of kind {offered.manifest.kind}; "
             "leave it out."
         )
@@ -90,13 +79,13 @@ class Predictor(ABC, Generic[Options]):
     KIND: ClassVar[TaskKind]
 
     def make(self, data: bytes) -> Answer:
-        """Run the network on the scan in `data`. Raises ScanError, StoreError, Problem."""
+        """Run the network on the scan in `data`. Raises ScanError, StoreError, ServiceError."""
         self._size = len(data)
         return self._answer(data)
 
     @property
     def routing(self) -> PickUnit:
-        """How a volume picks from a pool. Raises Problem 422 where one is asked for and there is none."""
+        """How a volume picks from a pool. Raises ParametersContradict where there is none to pick from."""
         check_routing(self.options, self.selection.offered)
         return self.options.routing or "scan"
 
@@ -144,42 +133,6 @@ class Predictor(ABC, Generic[Options]):
 
     def _timing(self) -> dict[str, float]:
         return {name: round(duration, 3) for name, duration in self.watch.stages.items()}
-
-
-def answer_upload(
-    kind: type[Predictor[Options]],
-    context: ServiceContext,
-    request_id: str,
-    options: Options,
-    selection: Selection,
-    upload: Upload,
-    watch: Stopwatch,
-) -> Response:
-    """Answer a request in a thread of the API. Raises ScanError, StoreError, Problem."""
-    graph = selection.manifest.files[GRAPH].sha256
-    with watch.stage("load"):
-        session = context.sessions.get(graph, lambda: selection.model.read(GRAPH))
-    with watch.stage("read"):
-        data = upload.read()
-    answer = kind(
-        request_id=request_id,
-        options=options,
-        selection=selection,
-        session=session,
-        network=receipt_of(selection.model),
-        input_sha256=upload.sha256,
-        limits=scan_limits(context.settings),
-        watch=watch,
-    ).make(data)
-    context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
-        watch.stages["inference"] / 1000
-    )
-    noting = None
-    if answer.picked is not None and options.hospital is not None:
-        # Once the answer is sent: neither it nor the next scan waits for the database.
-        pool, picked = selection.offered, answer.picked
-        noting = BackgroundTask(key_usage.note, context.database, options.hospital, pool, picked)
-    return Response(answer.body, headers=answer.headers, media_type=answer.media_type, background=noting)
 
 
 def receipt_of(artefact: Artefact) -> ModelReceipt:

@@ -9,11 +9,10 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from model_store.scan import list_formats
 from personalization.options.presets import PresetName
 from service.catalog.network import Personalization
-from service.http.parameters import HOSPITAL_ID
-from service.http.problems import invalid
-from service.http.validation import reason
+from service.errors import RequestInvalid
 from service.inference.pool import PickUnit
 from service.prediction.output import Output
+from service.validation import HOSPITAL_ID, reason
 
 Options = TypeVar("Options", bound="ScanOptions")
 
@@ -47,7 +46,7 @@ class ScanOptions(BaseModel):
 
 
 def read_options(kind: type[Options], fields: dict[str, str]) -> Options:
-    """Check the form's text fields. Raises Problem 422 naming every field that is wrong."""
+    """Check the form's text fields. Raises RequestInvalid naming every field that is wrong."""
     try:
         return kind.model_validate({name: value for name, value in fields.items() if value != ""})
     except ValidationError as error:
@@ -59,7 +58,7 @@ def read_options(kind: type[Options], fields: dict[str, str]) -> Options:
             }
             for item in error.errors(include_input=False, include_url=False)
         ]
-        raise invalid(entries) from None
+        raise RequestInvalid(entries) from None
 
 
 def request_body(kind: type[ScanOptions]) -> dict[str, Any]:

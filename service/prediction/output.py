@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 from model_store.preprocessing import display_slices, to_slices
 from model_store.scan import Scan, encode_nifti, encode_png
 from model_store.task import Plane, Task
-from service.http.problems import Problem
+from service.errors import NoNiftiMask, NoPngMask
 from service.inference.pipeline import Segmentation
 from service.inference.pool import PoolPick
 from service.prediction.overlay import Panel, choose_slices, overlay
@@ -98,23 +98,17 @@ class SegmentationReport(BaseModel):
 
 
 def choose_output(wanted: Output | None, scan: Scan) -> Output:
-    """The form of the answer. Raises Problem 422 for one the scan cannot have."""
+    """The form of the answer. Raises OutputMismatch for one the scan cannot have."""
     if wanted is None:
         return "nifti" if scan.is_volume else "png"
     if wanted == "png" and scan.is_volume:
-        raise Problem(
-            422,
-            "output-mismatch",
-            "A volume has no PNG mask",
-            "The scan is a volume, whose mask is no single picture; ask for output=nifti, overlay or json.",
+        raise NoPngMask(
+            "The scan is a volume, whose mask is no single picture; ask for output=nifti, overlay or json."
         )
     if wanted == "nifti" and not scan.is_volume:
-        raise Problem(
-            422,
-            "output-mismatch",
-            "An image has no NIfTI mask",
+        raise NoNiftiMask(
             "The scan is an image without position and spacing, which a NIfTI would have to make up; "
-            "ask for output=png, overlay or json.",
+            "ask for output=png, overlay or json."
         )
     return wanted
 

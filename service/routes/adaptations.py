@@ -12,15 +12,17 @@ from pydantic import JsonValue, RootModel
 from model_store.scan import list_formats
 from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
 from service.cohorts.intake import formats_of
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
+from service.http.dependencies import InContext
 from service.http.parameters import HospitalId
 from service.http.problems import problem_responses
 from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadLimits, receive
-from service.http.validation import parse
 from service.jobs import records
 from service.jobs.views import JobView, view
 from service.kinds import ADAPTABLE
+from service.settings import scan_limits
+from service.validation import parse
 
 router = APIRouter(tags=["jobs"])
 
@@ -106,7 +108,8 @@ async def adapt(
             asked = _read_form(form.fields)
             accepting = AdaptationSubmission(context, hospital, asked, idempotency_key, request_id, uploads)
             if await to_thread.run_sync(accepting.is_new):
-                accepting = replace(accepting, formats=await formats_of(context, uploads))
+                formats = await formats_of(uploads, scan_limits(settings), context.decoding)
+                accepting = replace(accepting, formats=formats)
             job, created = await to_thread.run_sync(accepting.make)
     else:
         named = parse(CohortAdaptation, await request.body())

@@ -8,14 +8,13 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.catalog.network import Selection, resolve_network
-from service.context import InContext
+from service.http.dependencies import InContext
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
-from service.prediction.answer import answer_upload
 from service.prediction.classification import ClassificationPredictor, ClassificationReport
 from service.prediction.options import ClassifyOptions, read_options, request_body
-from service.routes.scan_request import answer_now, receive_scan, scan_in
+from service.routes.scan_request import answer_now, answer_upload, receive_scan, scan_in
 
 router = APIRouter(tags=["classification"])
 
@@ -47,7 +46,8 @@ async def classify_scan(request: Request, context: InContext) -> Response:
 
         select = partial(
             resolve_network,
-            context,
+            context.store,
+            context.database,
             options.model,
             options.hospital,
             options.personalization,

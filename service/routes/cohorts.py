@@ -11,15 +11,23 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.scan import list_formats
 from service.cohorts import cohorts
-from service.cohorts.intake import check_digest, formats_of, refuse_form
+from service.cohorts.intake import formats_of
 from service.cohorts.masks import of_cohort
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
 from service.database import Cohort, CohortMask, CohortScan
+from service.http.dependencies import InContext
 from service.http.parameters import CohortId, HospitalId, ScanName, Text
 from service.http.problems import problem_responses
-from service.http.uploads.receive import UploadLimits, declared_length, receive_body
+from service.http.uploads.receive import (
+    UploadLimits,
+    check_digest,
+    declared_length,
+    receive_body,
+    refuse_form,
+)
 from service.routes import masks
 from service.routes.masks import MaskView, mask_view
+from service.settings import scan_limits
 
 router = APIRouter(tags=["cohorts"])
 # First: a scan's name may have any part of a path in it, but does not end in /mask.
@@ -154,7 +162,7 @@ async def put_scan(
     limits = UploadLimits(context.settings.max_upload_bytes)
     with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:
         check_digest(repr_digest, upload)
-        (scan_format,) = await formats_of(context, [upload])
+        (scan_format,) = await formats_of([upload], scan_limits(context.settings), context.decoding)
 
         def add() -> tuple[CohortScan, bool]:
             return cohorts.add_scan(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Literal
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.context import InContext
+from service.context import ServiceContext
+from service.http.dependencies import InContext, caller
 
 router = APIRouter(tags=["health"])
 
@@ -39,7 +41,7 @@ class Ready(BaseModel):
 # to spare.
 
 
-@router.get("/health/live")
+@router.get("/health/live", dependencies=[Depends(caller)])
 async def live() -> Live:
     """Answers as long as the process is alive: restart it when this does not."""
     return Live()
@@ -65,5 +67,18 @@ async def ready(context: InContext, response: Response) -> Ready:
 async def metrics(context: InContext) -> Response:
     """Requests, inference, the session cache, the store's last verification, and key usage's drift."""
     # In a thread, since some are read from the database, and not in one of those that requests wait for.
-    body, content_type = await asyncio.to_thread(context.metrics.exposition)
+    body, content_type = await asyncio.to_thread(_exposition, context)
     return Response(body, headers={"Content-Type": content_type})
+
+
+def _exposition(context: ServiceContext) -> tuple[bytes, str]:
+    caller = context.database.caller
+    if caller.hospitals is None:
+        return context.metrics.exposition()
+    names = set(context.store.names())
+
+    def shown(labels: Mapping[str, str]) -> bool:
+        model = labels.get("model", "").partition("@")[0]
+        return caller.sees(labels.get("hospital")) and (not model or model in names)
+
+    return context.metrics.exposition(shown)

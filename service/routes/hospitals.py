@@ -6,14 +6,13 @@ from datetime import UTC, datetime
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
-from service.context import InContext
 from service.database import Database, Hospital
+from service.database.hospitals import require_hospital, require_visible, visible_hospitals
+from service.http.dependencies import InContext
 from service.http.parameters import HospitalId, Text
 from service.http.problems import problem_responses
-from service.serving.assignments import registered
 
 router = APIRouter(tags=["hospitals"])
 
@@ -47,15 +46,14 @@ class HospitalList(BaseModel):
 def list_hospitals(context: InContext) -> HospitalList:
     """Every registered hospital."""
     with context.database.read() as session:
-        rows = session.scalars(select(Hospital).order_by(Hospital.id)).all()
-    return HospitalList(hospitals=[_view(row) for row in rows])
+        return HospitalList(hospitals=[_view(row) for row in visible_hospitals(session)])
 
 
 @router.get("/hospitals/{hospital}", responses=problem_responses(404, 422))
 def get_hospital(context: InContext, hospital: HospitalId) -> HospitalView:
     """One hospital."""
     with context.database.read() as session:
-        return _view(registered(session, hospital))
+        return _view(require_hospital(session, hospital))
 
 
 @router.put(
@@ -78,6 +76,7 @@ def put_hospital(
 def _put(database: Database, hospital: str, body: HospitalBody) -> tuple[Hospital, bool]:
     now = datetime.now(UTC)
     with database.write() as session:
+        require_visible(session, hospital)
         row = session.get(Hospital, hospital)
         if row is not None:
             row.name, row.site, row.updated_at = body.name, body.site, now

@@ -14,15 +14,17 @@ from starlette.responses import HTMLResponse
 
 from service.adaptation.card.page import CONTENT_POLICY, render
 from service.adaptation.card.reading import read_card
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
 from service.database import JobEvent
 from service.errors import JobStillRunning
-from service.http.parameters import HOSPITAL_ID, JobId
+from service.http.dependencies import InContext
+from service.http.parameters import JobId
 from service.http.problems import Problem, problem_responses
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.views import JobSummary, JobView, summary, view
+from service.validation import HOSPITAL_ID
 
 router = APIRouter(tags=["jobs"])
 
@@ -187,10 +189,11 @@ def get_card(context: InContext, job: JobId) -> HTMLResponse:
 
     One HTML page that needs nothing else. It may show pictures of patients: it is not to be cached.
     """
+    card = read_card(context.store, context.database, context.settings.state_dir, job)
     headers = {
         "Content-Security-Policy": CONTENT_POLICY,
         "Cache-Control": "no-store",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
-    return HTMLResponse(render(read_card(context, job)), headers=headers)
+    return HTMLResponse(render(card), headers=headers)

@@ -10,12 +10,13 @@ from pydantic import BaseModel, Field
 from model_store.errors import StoreError
 from model_store.manifest import SsfPoolManifest
 from service.catalog.version import require_name
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
 from service.database import KeyUsage
+from service.database.hospitals import require_hospital
+from service.http.dependencies import InContext
 from service.http.parameters import HospitalId, ModelName
 from service.http.problems import problem_responses
 from service.serving import key_usage
-from service.serving.assignments import registered
 
 router = APIRouter(tags=["serving"])
 
@@ -63,7 +64,7 @@ def get_key_usage(context: InContext, hospital: HospitalId, model: ModelName) ->
     Only scans that named the hospital count. Nothing here can be traced to a scan.
     """
     with context.database.read() as session:
-        registered(session, hospital)
+        require_hospital(session, hospital)
         rows = key_usage.rows_of(session, hospital, model)
     if not rows:
         require_name(context.store, model)
@@ -77,11 +78,10 @@ def get_key_usage(context: InContext, hospital: HospitalId, model: ModelName) ->
 
 def _version(context: ServiceContext, rows: list[KeyUsage]) -> VersionUsage:
     try:
-        manifest = context.store.by_digest(rows[0].digest).manifest
+        known = key_usage.federation_shares(context.store.by_digest(rows[0].digest, SsfPoolManifest).manifest)
     except StoreError:
-        # Withdrawn: what was noted stays known.
-        manifest = None
-    known = key_usage.federation_shares(manifest) if isinstance(manifest, SsfPoolManifest) else None
+        # The version was withdrawn: the usage stays on record, the federation's is not known any more.
+        known = None
     recent = key_usage.recent(rows, datetime.now(UTC).date())
     return VersionUsage(
         artefact=f"{rows[0].model}@{rows[0].version}",

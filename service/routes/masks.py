@@ -14,12 +14,18 @@ from model_store.scan import decode, list_formats
 from model_store.task import Task
 from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
-from service.cohorts.intake import check_digest, refuse_form
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
 from service.database import CohortMask, CohortScan
+from service.http.dependencies import InContext
 from service.http.parameters import CohortId, HospitalId, ScanName
 from service.http.problems import problem_responses
-from service.http.uploads.receive import UploadLimits, declared_length, receive_body
+from service.http.uploads.receive import (
+    UploadLimits,
+    check_digest,
+    declared_length,
+    receive_body,
+    refuse_form,
+)
 from service.settings import scan_limits
 
 router = APIRouter(tags=["cohorts"])
@@ -92,7 +98,9 @@ async def put_mask(
             _check_room, context, hospital, cohort, name, declared_length(request) or 0
         )
         if model is not None:
-            meant = await to_thread.run_sync(resolve_version, context, model, hospital, "segmentation")
+            meant = await to_thread.run_sync(
+                resolve_version, context.store, context.database, model, hospital, "segmentation"
+            )
             task = meant.artefact.manifest.task
 
     limits = UploadLimits(context.settings.max_upload_bytes)

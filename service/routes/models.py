@@ -12,7 +12,7 @@ from model_store.errors import ReferenceNotFound
 from model_store.store import Store, Tombstone, Version
 from service.catalog.adapted import adapted_for
 from service.catalog.version import route_of
-from service.context import InContext
+from service.http.dependencies import InContext
 from service.http.parameters import ModelName, VersionNumber
 from service.http.problems import problem_responses
 

@@ -1,4 +1,4 @@
-"""A request with one scan, from its body to its answer: what the routes for scans do alike.
+"""A request with one scan, from its body to its answer: common to the routes for scans.
 
 with await receive_scan(request, context, watch) as form:
     scan = scan_in(form)
@@ -11,21 +11,26 @@ from collections.abc import Callable
 
 from anyio import to_thread
 from fastapi import Request
+from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
+from model_store.manifest import GRAPH, SsfPoolManifest
 from service.catalog.network import Selection
 from service.context import ServiceContext
 from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
-from service.http.uploads.spool import Upload
 from service.inference.pipeline import Stopwatch
+from service.prediction.answer import Options, Predictor, receipt_of
+from service.runtime.spool import Upload
+from service.serving import key_usage
+from service.settings import scan_limits
 
 
 async def receive_scan(request: Request, context: ServiceContext, watch: Stopwatch) -> UploadForm:
-    """The form with the scan, refused before it is read when nobody would have time for it.
+    """The form with the scan; rejected before it is read when the queue is full.
 
-    Raises Problem, ClientDisconnect.
+    Raises ServiceBusy, Problem, ClientDisconnect.
     """
 
     async def admit() -> None:
@@ -53,8 +58,8 @@ async def answer_now(
 ) -> Response:
     """Choose the network, wait for a slot and answer in it; `select` and `answer` run in threads.
 
-    Raises what they raise, Problem 503 beyond the queue, and ClientDisconnect for a client that left while it
-    waited: nobody works for it.
+    Raises what they raise, ServiceBusy beyond the queue, and ClientDisconnect when the client left while it
+    waited.
     """
     with watch.stage("select"):
         selection = await to_thread.run_sync(select)
@@ -63,3 +68,39 @@ async def answer_now(
         if await request.is_disconnected():
             raise ClientDisconnect
         return await to_thread.run_sync(answer, selection)
+
+
+def answer_upload(
+    kind: type[Predictor[Options]],
+    context: ServiceContext,
+    request_id: str,
+    options: Options,
+    selection: Selection,
+    upload: Upload,
+    watch: Stopwatch,
+) -> Response:
+    """Load the network and run it on the upload, in a thread. Raises ScanError, StoreError, ServiceError."""
+    graph = selection.manifest.files[GRAPH].sha256
+    with watch.stage("load"):
+        session = context.sessions.get(graph, lambda: selection.model.read(GRAPH))
+    with watch.stage("read"):
+        data = upload.read()
+    answer = kind(
+        request_id=request_id,
+        options=options,
+        selection=selection,
+        session=session,
+        network=receipt_of(selection.model),
+        input_sha256=upload.sha256,
+        limits=scan_limits(context.settings),
+        watch=watch,
+    ).make(data)
+    context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
+        watch.stages["inference"] / 1000
+    )
+    noting = None
+    if answer.picked is not None and options.hospital is not None:
+        # Once the answer is sent: neither it nor the next scan waits for the database.
+        pool, picked = selection.offered.expect(SsfPoolManifest), answer.picked
+        noting = BackgroundTask(key_usage.note, context.database, options.hospital, pool, picked)
+    return Response(answer.body, headers=answer.headers, media_type=answer.media_type, background=noting)

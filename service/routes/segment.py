@@ -13,9 +13,10 @@ from starlette.responses import Response
 
 from service.adaptation.scan_requests import ScanRequest, wait_for
 from service.catalog.network import Selection, adapts_itself, resolve_network
-from service.catalog.version import contradiction
-from service.context import InContext, ServiceContext
+from service.context import ServiceContext
+from service.errors import ParametersContradict
 from service.http.conditions import preferred_wait
+from service.http.dependencies import InContext
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
@@ -24,12 +25,11 @@ from service.jobs.expiry import log_and_continue
 from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL
 from service.jobs.views import JobView, view
-from service.prediction.answer import answer_upload
 from service.prediction.options import SegmentOptions, read_options, request_body
 from service.prediction.output import SegmentationReport
 from service.prediction.segmentation import SegmentationPredictor
 from service.routes.jobs import get_result
-from service.routes.scan_request import answer_now, receive_scan, scan_in
+from service.routes.scan_request import answer_now, answer_upload, receive_scan, scan_in
 
 router = APIRouter(tags=["segmentation"])
 
@@ -81,17 +81,23 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
         options = read_options(SegmentOptions, form.fields)
         scan = scan_in(form)
         by_job = options.personalization == "scan" and not await to_thread.run_sync(
-            adapts_itself, context, options.model, options.hospital, SegmentationPredictor.KIND
+            adapts_itself,
+            context.store,
+            context.database,
+            options.model,
+            options.hospital,
+            SegmentationPredictor.KIND,
         )
         if not by_job:
             if options.preset is not None or options.shape_weight is not None:
-                raise contradiction(
+                raise ParametersContradict(
                     "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave "
                     "them out."
                 )
             select = partial(
                 resolve_network,
-                context,
+                context.store,
+                context.database,
                 options.model,
                 options.hospital,
                 options.personalization,

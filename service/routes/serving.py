@@ -13,12 +13,14 @@ from service.catalog.adapted import adapted_for, require_gate
 from service.catalog.assignable import resolve_assignable
 from service.catalog.served import serving
 from service.catalog.version import require_name
-from service.context import InContext
 from service.database import Assignment
+from service.errors import RequestInvalid
 from service.http.conditions import entity_tag, expected_sequence
-from service.http.parameters import VERSION, HospitalId, ModelName, Reason, Text
-from service.http.problems import Problem, invalid, problem_responses
+from service.http.dependencies import InContext
+from service.http.parameters import HospitalId, ModelName, Reason, Text
+from service.http.problems import Problem, problem_responses
 from service.serving import assignments
+from service.validation import VERSION
 
 router = APIRouter(tags=["serving"])
 
@@ -214,7 +216,7 @@ def _in_utc(at: datetime) -> datetime:
         return at.astimezone(UTC)
     except OverflowError:
         reason = f"expected an instant of the years 1 to 9999 in UTC, found {at.isoformat()}"
-        raise invalid([{"field": "query.at", "reason": reason}]) from None
+        raise RequestInvalid([{"field": "query.at", "reason": reason}]) from None
 
 
 def _sequence(session: Session, hospital: str, model: str) -> int:

@@ -45,6 +45,19 @@ class _Drift(Collector):
         yield family
 
 
+class _Shown(Collector):
+    """The metrics of a registry without some of their samples."""
+
+    def __init__(self, registry: CollectorRegistry, shown: Callable[[Mapping[str, str]], bool]) -> None:
+        self._registry, self._shown = registry, shown
+
+    def collect(self) -> Iterator[Metric]:
+        """The same metrics, in the same order."""
+        for metric in self._registry.collect():
+            metric.samples = [sample for sample in metric.samples if self._shown(sample.labels)]
+            yield metric
+
+
 class Metrics:
     """The metrics of one API process.
 
@@ -120,6 +133,7 @@ class Metrics:
         ):
             Gauge(name, text, registry=self.registry).set_function(value)
 
-    def exposition(self) -> tuple[bytes, str]:
-        """The text format and its content type."""
-        return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+    def exposition(self, shown: Callable[[Mapping[str, str]], bool] | None = None) -> tuple[bytes, str]:
+        """The text format and its content type; `shown` chooses samples by their labels."""
+        registry = self.registry if shown is None else _Shown(self.registry, shown)
+        return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4

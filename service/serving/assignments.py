@@ -15,50 +15,22 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
-from sqlalchemy import func, select
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
-from service.database.models import Assignment, Hospital
-from service.errors import AssignmentStale, HospitalUnknown, NothingToRollBack
-
-
-def registered(session: Session, hospital: str) -> Hospital:
-    """The hospital's row.
-
-    Raises:
-        HospitalUnknown: nobody registered it.
-    """
-    found = session.get(Hospital, hospital)
-    if found is None:
-        alike = session.scalars(
-            select(Hospital.id).where(func.lower(Hospital.id) == hospital.lower()).order_by(Hospital.id)
-        ).all()
-        hint = (
-            f", but {' and '.join(map(repr, alike))} is: ids tell capitals from small letters"
-            if alike
-            else f": PUT /hospitals/{hospital} registers it"
-        )
-        raise HospitalUnknown(f"no hospital {hospital!r} is registered{hint}")
-    return found
-
-
-def site_of(session: Session, hospital: str) -> str | None:
-    """The federation site of a member hospital; None for one from outside.
-
-    Raises:
-        HospitalUnknown: nobody registered it.
-    """
-    return registered(session, hospital).site
+from service.database.hospitals import require_hospital
+from service.database.models import Assignment
+from service.errors import AssignmentStale, NothingToRollBack
 
 
 def assignment(session: Session, hospital: str, model: str, at: datetime | None = None) -> Assignment | None:
     """The entry in force, now or at an aware instant; None when nobody had decided yet.
 
     Raises:
-        HospitalUnknown: nobody registered it.
+        HospitalUnknown: no hospital of this id is registered.
     """
-    registered(session, hospital)
+    require_hospital(session, hospital)
     query = select(Assignment).where(Assignment.hospital == hospital, Assignment.model == model)
     if at is not None:
         query = query.where(Assignment.at <= at)
@@ -67,7 +39,7 @@ def assignment(session: Session, hospital: str, model: str, at: datetime | None 
 
 def history(session: Session, hospital: str, model: str) -> list[Assignment]:
     """Every entry, oldest first."""
-    registered(session, hospital)
+    require_hospital(session, hospital)
     query = select(Assignment).where(Assignment.hospital == hospital, Assignment.model == model)
     return list(session.scalars(query.order_by(Assignment.sequence)))
 
@@ -100,7 +72,7 @@ def assign(
         override: whether its gate was overridden.
 
     Raises:
-        HospitalUnknown: nobody registered it.
+        HospitalUnknown: no hospital of this id is registered.
         AssignmentStale: another entry is in force by now.
     """
     current = _current(session, hospital, model, expected)
@@ -141,7 +113,7 @@ def roll_back(
     """Append: the previous assignment is in force again. Repeated, it goes one further back each time.
 
     Raises:
-        HospitalUnknown: nobody registered it.
+        HospitalUnknown: no hospital of this id is registered.
         AssignmentStale: another entry is in force by now.
         NothingToRollBack: the entry in force is the first.
     """

@@ -48,11 +48,11 @@ class Usage:
         return [float(value) for value in self.total / self.scans]
 
 
-def note(database: Database, hospital: str, pool: Artefact, picked: Sequence[PoolPick]) -> None:
+def note(
+    database: Database, hospital: str, pool: Artefact[SsfPoolManifest], picked: Sequence[PoolPick]
+) -> None:
     """Add one scan to the day. What goes wrong is logged: an answer that is there is not withheld for it."""
-    manifest = pool.manifest
-    assert isinstance(manifest, SsfPoolManifest)
-    found = shares(picked, manifest.entries).tolist()
+    found = shares(picked, pool.manifest.entries).tolist()
     try:
         try:
             _add(database, hospital, pool, found)
@@ -139,10 +139,9 @@ def drifts(database: Database, store: Store) -> dict[tuple[str, str], float]:
         return found
     for (hospital, digest), own in sorted(by_pair.items()):
         try:
-            manifest = store.by_digest(digest).manifest
+            manifest = store.by_digest(digest, SsfPoolManifest).manifest
         except StoreError:
             continue
-        assert isinstance(manifest, SsfPoolManifest)
         value = drift(together(own), federation_shares(manifest))
         if value is not None:
             found[hospital, f"{own[0].model}@{own[0].version}"] = value

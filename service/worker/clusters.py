@@ -51,9 +51,9 @@ from service.worker.pictures import draw_answers
 class LoadedClusters:
     """`offered` is the artefact of kind `clusters`; its models by the clusters' names, in their order."""
 
-    offered: Artefact
+    offered: Artefact[ClustersManifest]
     manifest: ClustersManifest
-    models: Mapping[str, Artefact]
+    models: Mapping[str, Artefact[ModelManifest]]
     networks: Mapping[str, nn.Module]
 
     @property
@@ -63,9 +63,7 @@ class LoadedClusters:
 
     def model_manifest(self, cluster: str) -> ModelManifest:
         """Of a cluster's model."""
-        manifest = self.models[cluster].manifest
-        assert isinstance(manifest, ModelManifest)
-        return manifest
+        return self.models[cluster].manifest
 
     def sites(self, cluster: str) -> list[str]:
         """The hospitals of a cluster."""
@@ -76,28 +74,21 @@ def load_clusters(store: Store, digest: str) -> LoadedClusters:
     """The clusters with this digest.
 
     Raises:
-        StoreError: it or one of its models is absent, withdrawn or damaged.
+        StoreError: it or one of its models is absent, withdrawn, damaged or of another kind.
         StateError: a model's weights are not its network's.
-        AdaptationRefused: the artefact is of another kind.
     """
-    offered = store.by_digest(digest)
-    if not isinstance(offered.manifest, ClustersManifest):
-        raise AdaptationRejected(
-            f"'{offered}' is of kind {offered.manifest.kind}; expected clusters, as FedBiCross makes them"
-        )
+    offered = store.by_digest(digest, ClustersManifest)
     found = offered.manifest.clusters
     # "10" after "9", where names are numbers.
     names = sorted(found, key=lambda name: (len(name), name))
-    models = {name: store.by_digest(found[name]) for name in names}
+    models = {name: store.by_digest(found[name], ModelManifest) for name in names}
     return LoadedClusters(
         offered, offered.manifest, models, {name: _network(model) for name, model in models.items()}
     )
 
 
-def _network(model: Artefact) -> nn.Module:
-    manifest = model.manifest
-    assert isinstance(manifest, ModelManifest)
-    network = build(manifest.network.name, **manifest.network.arguments)
+def _network(model: Artefact[ModelManifest]) -> nn.Module:
+    network = build(model.manifest.network.name, **model.manifest.network.arguments)
     network.load_state_dict(from_safetensors(model.read(WEIGHTS)))
     return network.eval()
 

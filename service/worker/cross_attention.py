@@ -53,8 +53,8 @@ NOTHING_BETTER = "no epoch had a higher validation Dice than zero-shot, which wa
 class _Parent:
     """`offered` is the cross-attention's artefact; `model` and `manifest` are its shared part's."""
 
-    offered: Artefact
-    model: Artefact
+    offered: Artefact[CrossAttentionManifest]
+    model: Artefact[ModelManifest]
     manifest: ModelManifest
     network: FedOapUNet
 
@@ -113,11 +113,9 @@ def run_joining(attempt: Attempt) -> PublishedCandidate:
 
 def _load(store: Store, digest: str) -> _Parent:
     """The shared part, the bank, and the personal part that a hospital begins with."""
-    offered = store.by_digest(digest)
-    assert isinstance(offered.manifest, CrossAttentionManifest)
-    model = store.by_digest(offered.manifest.global_model)
+    offered = store.by_digest(digest, CrossAttentionManifest)
+    model = store.by_digest(offered.manifest.global_model, ModelManifest)
     manifest = model.manifest
-    assert isinstance(manifest, ModelManifest)
     network = build(manifest.network.name, **manifest.network.arguments)
     if not isinstance(network, FedOapUNet):
         raise AdaptationRejected(

@@ -31,7 +31,7 @@ _SAID = {"before": "before adaptation", "after": "after adaptation", "drawn": "a
 def draw_pictures(
     attempt: Attempt,
     files: Sequence[ScanFile],
-    parent: Artefact,
+    parent: Artefact[ModelManifest],
     graph: bytes,
     masks: Mapping[str, ScanFile] | None = None,
 ) -> None:
@@ -40,19 +40,17 @@ def draw_pictures(
     Of a scan that has one of `masks` (by its name) there is `N-drawn.png` too. All show the same slices.
     Names of files are the hospital's own business and stand on none of them.
     """
-    manifest = parent.manifest
-    assert isinstance(manifest, ModelManifest)
     sessions = {
         "before": load(parent.read(GRAPH), attempt.settings),
         "after": load(graph, attempt.settings),
     }
-    task = manifest.task
+    task = parent.manifest.task
     for number, index in enumerate(_chosen(files), start=1):
         data, mask = files[index].read(), (masks or {}).get(files[index].name)
         found: dict[str, Segmentation] = {}
         for when, session in sessions.items():
             attempt.check_cancelled()
-            found[when] = run(data, manifest, session, attempt.settings)
+            found[when] = run(data, parent.manifest, session, attempt.settings)
         if mask is not None:
             classes = class_map(decode(mask.read(), scan_limits(attempt.settings)), task)
             found["drawn"] = replace(found["after"], classes=classes)

@@ -22,15 +22,14 @@ from personalization.state import State, from_safetensors
 from personalization.test_time.adapt import Adaptation, adapt, space_for
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
-from service.errors import AdaptationRejected
 
 
 @dataclass(frozen=True)
 class LoadedSpace:
     """`offered` is the routing space's artefact; `global_model` and `manifest` are its global part's."""
 
-    offered: Artefact
-    global_model: Artefact
+    offered: Artefact[RoutingSpaceManifest]
+    global_model: Artefact[ModelManifest]
     manifest: ModelManifest
     space: RoutingSpace
 
@@ -44,18 +43,12 @@ def load_space(store: Store, digest: str) -> LoadedSpace:
     """The routing space with this digest.
 
     Raises:
-        StoreError: it or one of its models is absent, withdrawn or damaged.
+        StoreError: it or one of its models is absent, withdrawn, damaged or of another kind.
         StateError: its models do not fit each other.
-        AdaptationRefused: the artefact is of another kind.
     """
-    offered = store.by_digest(digest)
-    if not isinstance(offered.manifest, RoutingSpaceManifest):
-        raise AdaptationRejected(
-            f"'{offered}' is of kind {offered.manifest.kind}; only a routing-space can be adapted here"
-        )
-    global_model = store.by_digest(offered.manifest.global_model)
+    offered = store.by_digest(digest, RoutingSpaceManifest)
+    global_model = store.by_digest(offered.manifest.global_model, ModelManifest)
     manifest = global_model.manifest
-    assert isinstance(manifest, ModelManifest)
     inside = {site: _state(store.by_digest(part)) for site, part in offered.manifest.inside.items()}
     space = RoutingSpace.of(manifest.network.name, manifest.network.arguments, inside, _state(global_model))
     return LoadedSpace(offered, global_model, manifest, space)

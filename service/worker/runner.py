@@ -18,7 +18,6 @@ from model_store.errors import LocumStoreError
 from personalization.errors import PersonalizationError
 from service.database import Database
 from service.errors import JobCancelled, LeaseLost, ServiceError
-from service.http.problems import Problem
 from service.jobs.leases import claim, finish
 from service.settings import Settings
 from service.worker.attempt import Attempt, AttemptOutcome
@@ -86,8 +85,6 @@ def _outcome(attempt: Attempt) -> AttemptOutcome:
             f"took longer than a job may ({hours:.3g} h) while {attempt.stage}: send fewer scans, or ask for "
             "fewer epochs",
         )
-    except Problem as problem:
-        return AttemptOutcome("failed", problem.detail)
     except _IN_WORDS as error:
         return AttemptOutcome("failed", str(error))
     except SQLAlchemyError:

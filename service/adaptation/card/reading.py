@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
@@ -26,8 +27,7 @@ from service.adaptation.card.model import (
     Picking,
     Picture,
 )
-from service.context import ServiceContext
-from service.database import Assignment, Job
+from service.database import Assignment, Database, Job
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.kinds import kind_of
@@ -38,19 +38,19 @@ _BOUNDS = {"at least": "≥", "above": ">", "at most": "≤"}
 _LINEAGE = ("method", "sites", "rounds", "seed")
 
 
-def read_card(context: ServiceContext, job_id: str) -> Card:
+def read_card(store: Store, database: Database, state_dir: Path, job_id: str) -> Card:
     """Everything that is known of a job by now. Reads database, store and disk: call it in a thread.
 
     Raises:
         JobUnknown: there is no such job.
     """
-    with context.database.read() as session:
+    with database.read() as session:
         job = records.get(session, job_id)
         epochs = [event.data for event in records.events_of_type(session, job_id, "epoch")]
         gates = [event.data for event in records.events_of_type(session, job_id, "gate")]
         warnings = records.warnings_of(session, job_id)
         decisions = _decisions(session, job)
-    candidate, parent = _candidate(context.store, job), _parent(context.store, job)
+    candidate, parent = _candidate(store, job), _parent(store, job)
     kind = None if parent is None else kind_of(parent)
     words = (kind or ROUTING_SPACE).words
     lineage = None if candidate is None else candidate.manifest.lineage
@@ -74,7 +74,7 @@ def read_card(context: ServiceContext, job_id: str) -> Card:
         finished=job.finished_at,
         candidate=f"{job.candidate_name}@{job.candidate_version}" if job.candidate_name else None,
         candidate_digest=job.candidate_digest,
-        candidate_withdrawn=_withdrawn(context.store, job),
+        candidate_withdrawn=_withdrawn(store, job),
         parent_digest=job.parent,
         scans=_count(result.get("scans")),
         images=_count(result.get("images")),
@@ -84,7 +84,7 @@ def read_card(context: ServiceContext, job_id: str) -> Card:
         picking=_picking(result),
         attention=_attention(result.get("attention")),
         gate=_gate(job.gate or (gates[-1] if gates else None)),
-        pictures=_pictures(JobFolder(context.settings.state_dir, job.id)),
+        pictures=_pictures(JobFolder(state_dir, job.id)),
         warnings=tuple(warnings),
         decisions=decisions,
         options=job.options,

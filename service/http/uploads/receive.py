@@ -10,7 +10,9 @@ with await receive_body(request, spool, limits) as upload:
 from __future__ import annotations
 
 import asyncio
+import base64
 import errno
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +23,11 @@ from python_multipart.multipart import parse_options_header
 from starlette.requests import ClientDisconnect, Request
 
 from model_store.errors import LocumStoreError
-from service.errors import ServiceError
+from service.errors import CohortError, HospitalUnknown, JobError, ServiceError
 from service.http.problems import Problem
 from service.http.uploads.body_limit import IDLE_SECONDS, lift, stalled
 from service.http.uploads.multipart import FormReader, Sink, too_large
-from service.http.uploads.spool import IN_MEMORY_BYTES, Upload
+from service.runtime.spool import IN_MEMORY_BYTES, Upload
 
 MEBIBYTE = 1024 * 1024
 # What boundaries, part headers and text fields may add to the size of the files.
@@ -35,6 +37,9 @@ _PART_BYTES = 1024
 # So much of a refused body is still read: most clients look for an answer only once they have sent.
 _DRAIN_BYTES = 8 * MEBIBYTE
 _DRAIN_SECONDS = 2.0
+# The state of one hospital's records: a client that sends scan after scan goes on with the next one.
+_KEEPS_CONNECTION = (HospitalUnknown, CohortError, JobError)
+_SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:,|$)")
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ async def receive(
 
     Raises:
         Problem: 413 too large, 415 not multipart, 422 malformed, 408 stalled, 507 no room on the disk.
-        ServiceError, LocumStoreError: what `admit` raises.
+        ServiceError, LocumStoreError: from `admit`.
         ClientDisconnect: the client went away.
     """
     lift(request)
@@ -104,7 +109,7 @@ async def receive(
         if admit is not None:
             await admit()
         await _receive_into(form, request, stream, spool, limits, file_fields, repeated_fields)
-    except (Problem, ServiceError, LocumStoreError) as refusal:
+    except (ServiceError, LocumStoreError) as refusal:
         form.close()
         await _refuse(refusal, stream)
         raise
@@ -125,7 +130,7 @@ async def receive_body(
 
     Raises:
         Problem: 413 too large, 408 stalled, 507 no room on the disk.
-        ServiceError, LocumStoreError: what `admit` raises.
+        ServiceError, LocumStoreError: from `admit`.
         ClientDisconnect: the client went away.
     """
     lift(request)
@@ -148,7 +153,7 @@ async def receive_body(
                 await _write(pending)
                 pending, waiting = [], 0
         await _write(pending)
-    except (Problem, ServiceError, LocumStoreError) as refusal:
+    except (ServiceError, LocumStoreError) as refusal:
         upload.close()
         await _refuse(refusal, stream)
         raise
@@ -158,14 +163,54 @@ async def receive_body(
     return upload
 
 
+def refuse_form(content_type: str | None) -> None:
+    """Raises Problem 415 for a form where the body is the file itself."""
+    if (content_type or "").lower().startswith("multipart/"):
+        raise Problem(
+            415,
+            "not-the-file-itself",
+            "Not the file itself",
+            "Expected the file itself as the body, found a multipart form; with curl: -T FILE in place of -F",
+        )
+
+
+def check_digest(header: str | None, upload: Upload) -> None:
+    """Compare with the sha-256 of `Repr-Digest` (RFC 9530), if it is there; other algorithms are ignored.
+
+    Raises:
+        Problem: 422 for other bytes than announced, and for a digest that cannot be read: its sender would
+            believe that it was compared.
+    """
+    if header is None or "sha-256" not in header.lower():
+        return
+    announced = _SHA256.search(header)
+    if announced is None:
+        raise Problem(
+            422,
+            "digest-unreadable",
+            "Not a digest that can be compared",
+            "Expected Repr-Digest: sha-256=:BASE64: with the base64 of 32 bytes between the colons, found "
+            "something else after sha-256: correct it, or leave it out.",
+        )
+    expected = base64.b64decode(announced[1]).hex()
+    if f"sha256:{expected}" != upload.sha256:
+        raise Problem(
+            422,
+            "digest-mismatch",
+            "Not the bytes that were announced",
+            f"Repr-Digest announces sha256:{expected}, received were {upload.size} bytes with "
+            f"{upload.sha256}: send the file again.",
+        )
+
+
 def declared_length(request: Request) -> int | None:
     """What `Content-Length` says, if it says a number."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isascii() and declared.isdigit() else None
 
 
-async def _refuse(refusal: Problem | ServiceError | LocumStoreError, stream: AsyncIterator[bytes]) -> None:
-    if isinstance(refusal, Problem):
+async def _refuse(refusal: ServiceError | LocumStoreError, stream: AsyncIterator[bytes]) -> None:
+    if isinstance(refusal, ServiceError) and not isinstance(refusal, _KEEPS_CONNECTION):
         refusal.headers["Connection"] = "close"
     if not isinstance(refusal, Problem) or refusal.status != 408:
         await _drain(stream)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy.orm import Session
 
@@ -12,7 +12,7 @@ from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, Network
 from model_store.store import Store
 from model_store.task import Task
 from service.catalog.adapted import adapted_name
-from service.database import Job
+from service.database import Database, Job
 from service.jobs import records
 
 TASK = Task(name="organ", labels={"organ": (1,)}, size=(32, 32))
@@ -26,6 +26,13 @@ REFUSED = {
         {"name": "fragments", "value": 7.5, "limit": 3.0, "passed": False, "meaning": "pieces per scan"},
     ],
 }
+
+
+class Catalogue(NamedTuple):
+    """Where versions are published, and assigned to hospitals."""
+
+    store: Store
+    database: Database
 
 
 def publish_model(store: Store, name: str, seed: int = 0, **fields: Any) -> Artefact:

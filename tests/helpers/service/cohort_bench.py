@@ -8,8 +8,8 @@ from pathlib import Path
 
 from service.cohorts import cohorts, masks
 from service.database import Database
-from service.http.uploads.spool import Upload, prepare_spool
 from service.jobs import records
+from service.runtime.spool import Upload, prepare_spool
 from service.settings import Settings
 
 

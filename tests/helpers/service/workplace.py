@@ -14,9 +14,9 @@ from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.store import Store
 from service.cohorts import cohorts
 from service.database import Database, Hospital, Job, JobEvent, upgrade
-from service.http.uploads.spool import Upload
 from service.jobs import records
 from service.jobs.files import JobFolder
+from service.runtime.spool import Upload
 from service.settings import Settings
 from service.worker.candidate import CandidateDraft
 from service.worker.routing_adapt import LoadedSpace

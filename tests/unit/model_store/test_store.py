@@ -13,6 +13,7 @@ from model_store.artefact import Artefact
 from model_store.errors import (
     ArtefactDamaged,
     ArtefactWithdrawn,
+    KindMismatch,
     PublishRefused,
     ReferenceInvalid,
     ReferenceNotFound,
@@ -148,6 +149,23 @@ def test_a_damaged_file_is_refused_by_name(store: Store, file: str, damage: str)
         Store(store.root).open("brain")
 
 
+def test_an_artefact_of_another_kind_than_expected_is_rejected(store: Store, routing_space: Artefact) -> None:
+    plain = store.publish(model(), files())
+    assert store.by_digest(plain.digest, ModelManifest) is store.by_digest(plain.digest)
+    assert store.by_digest(routing_space.digest, RoutingSpaceManifest).manifest.global_model
+    with pytest.raises(
+        KindMismatch, match="'space@1': expected an artefact of kind model, found kind routing"
+    ):
+        store.by_digest(routing_space.digest, ModelManifest)
+    with pytest.raises(
+        KindMismatch, match="'brain@1': expected an artefact of kind routing-space, found kind m"
+    ):
+        store.by_digest(plain.digest, RoutingSpaceManifest)
+    store.withdraw("brain@1", actor="ada", reason="wrong")
+    with pytest.raises(ArtefactWithdrawn):
+        store.by_digest(plain.digest, ModelManifest)
+
+
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [("kind", "hologram", "hologram"), ("schema_version", 9, "schema_version"), ("seeds", 1, "seeds")],
@@ -257,3 +275,46 @@ def test_sources_of_attention_are_told_apart() -> None:
     assert model(sources=("own", "A")).sources == ("own", "A")
     with pytest.raises(ValidationError, match="sources: expected names that differ, found own, A, own"):
         model(sources=("own", "A", "own"))
+
+
+def test_versions_adapted_to_a_hidden_hospital_are_as_if_never_published(
+    store: Store, routing_space: Artefact
+) -> None:
+    lineage = LINEAGE.model_copy(update={"parents": (routing_space.digest,)})
+    own, other = (
+        store.publish(model(f"space.at-{name}", hospital=name, role="hospital", lineage=lineage), files(name))
+        for name in ("north", "south")
+    )
+    assert len(store.descendants(routing_space.digest)) == 2
+    damaged = store.publish(
+        model("space.at-south", hospital="south", role="hospital", lineage=lineage), files("2")
+    )
+    (damaged.path / "manifest.json").unlink()
+    view = Store(store.root).visible_to(lambda hospital: hospital == "north")
+
+    assert store.names() == sorted([*view.names(), "space.at-south"])
+    assert view.numbers("space.at-south") == []
+    assert view.unreadable("space.at-south") == {}
+    assert view.open("space.at-north") == own
+    assert [str(a) for a in view.descendants(routing_space.digest)] == ["space.at-north@1"]
+    said = []
+    for name in ("south", "nowhere"):
+        for reference in ("", "@1", f"@{other.digest}"):
+            with pytest.raises(ReferenceNotFound) as unknown:
+                view.open(f"space.at-{name}{reference}")
+            said.append(str(unknown.value).replace(f"at-{name}{reference}", "…"))
+        with pytest.raises(ReferenceNotFound):
+            view.versions(f"space.at-{name}")
+    assert len(set(said)) == 1
+    with pytest.raises(ReferenceNotFound):
+        view.by_digest(other.digest)
+    # The store itself is as it was.
+    assert store.by_digest(other.digest) == other
+
+
+def test_a_damaged_version_is_visible_beside_a_readable_one(store: Store) -> None:
+    store.publish(model(), files("1"))
+    (store.publish(model(), files("2")).path / "manifest.json").unlink()
+    view = Store(store.root).visible_to(lambda _: False)
+    assert view.numbers("brain") == [1, 2]
+    assert list(view.unreadable("brain")) == [2]

@@ -6,8 +6,6 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
@@ -16,11 +14,10 @@ from model_store.store import Store
 from service.catalog.network import Personalization, Selection, resolve_network
 from service.catalog.served import serving
 from service.catalog.version import offered_names, resolve_parent
-from service.context import ServiceContext
 from service.database import Database, Hospital, upgrade
-from service.http.problems import Problem
+from service.errors import NotAdaptable, SelectionError
 from service.serving.assignments import assign, assignment, roll_back
-from tests.helpers.service.adapted_versions import publish_adapted, publish_model, publish_space
+from tests.helpers.service.adapted_versions import Catalogue, publish_adapted, publish_model, publish_space
 
 
 @pytest.fixture(scope="module")
@@ -43,17 +40,17 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def context(template: Path, tmp_path: Path) -> Iterator[ServiceContext]:
+def catalogue(template: Path, tmp_path: Path) -> Iterator[Catalogue]:
     folder = shutil.copytree(template, tmp_path / "copy")
     database = Database(f"sqlite:///{folder / 'locum.db'}")
-    yield cast("ServiceContext", SimpleNamespace(store=Store(folder / "store"), database=database))
+    yield Catalogue(Store(folder / "store"), database)
     database.dispose()
 
 
-def decide(context: ServiceContext, reference: str, hospital: str = "dune") -> None:
+def decide(catalogue: Catalogue, reference: str, hospital: str = "dune") -> None:
     """Assign a version, whatever anybody says of it."""
-    artefact = context.store.open(reference)
-    with context.database.write() as session:
+    artefact = catalogue.store.open(reference)
+    with catalogue.database.write() as session:
         current = assignment(session, hospital, "brain")
         assign(
             session,
@@ -78,163 +75,165 @@ DUNE = ("brain.at-dune@1", "brain.at-dune@1", "hospital; hospital=dune")
 @pytest.mark.parametrize("personalization", ["auto", "hospital"])
 @pytest.mark.parametrize("model", [None, "brain"])
 def test_the_assigned_version_of_a_hospital_answers_it(
-    context: ServiceContext, model: str | None, personalization: Personalization
+    catalogue: Catalogue, model: str | None, personalization: Personalization
 ) -> None:
-    decide(context, "brain.at-dune@1")
-    selection = resolve_network(context, model, "dune", personalization)
+    decide(catalogue, "brain.at-dune@1")
+    selection = resolve_network(*catalogue, model, "dune", personalization)
     assert told(selection) == DUNE
     assert selection.why == "the version assigned to hospital 'dune'; adapted to hospital 'dune'"
 
 
-def test_a_candidate_serves_nobody_until_it_is_assigned(context: ServiceContext) -> None:
-    assert told(resolve_network(context, None, "dune")) == ("brain@2", "brain.global@2", "global")
-    decide(context, "brain.at-dune@1")
+def test_a_candidate_serves_nobody_until_it_is_assigned(catalogue: Catalogue) -> None:
+    assert told(resolve_network(*catalogue, None, "dune")) == ("brain@2", "brain.global@2", "global")
+    decide(catalogue, "brain.at-dune@1")
     # The second candidate is newer, and still nobody's.
-    assert told(resolve_network(context, None, "dune")) == DUNE
+    assert told(resolve_network(*catalogue, None, "dune")) == DUNE
 
 
-def test_auto_prefers_it_to_the_member_model(context: ServiceContext) -> None:
-    assert told(resolve_network(context, None, "member"))[1] == "brain.CS@2"
-    decide(context, "brain.at-member@1", "member")
-    assert told(resolve_network(context, None, "member"))[1] == "brain.at-member@1"
+def test_auto_prefers_it_to_the_member_model(catalogue: Catalogue) -> None:
+    assert told(resolve_network(*catalogue, None, "member"))[1] == "brain.CS@2"
+    decide(catalogue, "brain.at-member@1", "member")
+    assert told(resolve_network(*catalogue, None, "member"))[1] == "brain.at-member@1"
 
 
-def test_global_and_member_are_those_of_the_space_it_was_made_from(context: ServiceContext) -> None:
-    decide(context, "brain.at-member@1", "member")
-    assert told(resolve_network(context, None, "member", "global")) == ("brain@1", "brain.global@1", "global")
-    member = resolve_network(context, None, "member", "member")
+def test_global_and_member_are_those_of_the_space_it_was_made_from(catalogue: Catalogue) -> None:
+    decide(catalogue, "brain.at-member@1", "member")
+    assert told(resolve_network(*catalogue, None, "member", "global")) == (
+        "brain@1",
+        "brain.global@1",
+        "global",
+    )
+    member = resolve_network(*catalogue, None, "member", "member")
     assert told(member) == ("brain@1", "brain.CS@1", "member; site=CS")
     assert member.why.startswith("what the version assigned to hospital 'member' was made from; ")
-    assert told(resolve_network(context, None, "member", "member", "DU"))[1] == "brain.DU@1"
+    assert told(resolve_network(*catalogue, None, "member", "member", "DU"))[1] == "brain.DU@1"
 
 
-def test_without_an_assigned_one_there_is_none(context: ServiceContext) -> None:
+def test_without_an_assigned_one_there_is_none(catalogue: Catalogue) -> None:
     for reference in (None, "brain@1"):
         if reference is not None:
-            decide(context, reference)
-        with pytest.raises(Problem, match="/hospitals/dune/adaptations") as refused:
-            resolve_network(context, None, "dune", "hospital")
-        assert (refused.value.status, refused.value.type_slug) == (404, "no-adapted-version")
+            decide(catalogue, reference)
+        with pytest.raises(SelectionError, match="/hospitals/dune/adaptations") as refused:
+            resolve_network(*catalogue, None, "dune", "hospital")
+        assert (refused.value.status, refused.value.slug) == (404, "no-adapted-version")
 
 
-def test_a_rollback_takes_it_back(context: ServiceContext) -> None:
+def test_a_rollback_takes_it_back(catalogue: Catalogue) -> None:
     for reference in ("brain@2", "brain.at-dune@1", "brain.at-dune@2"):
-        decide(context, reference)
-    assert told(resolve_network(context, None, "dune"))[0] == "brain.at-dune@2"
+        decide(catalogue, reference)
+    assert told(resolve_network(*catalogue, None, "dune"))[0] == "brain.at-dune@2"
     for sequence, expected in ((3, "brain.at-dune@1"), (4, "brain@2")):
-        with context.database.write() as session:
+        with catalogue.database.write() as session:
             roll_back(session, "dune", "brain", expected=sequence, actor="ada", reason="worse")
-        assert told(resolve_network(context, None, "dune"))[0] == expected
+        assert told(resolve_network(*catalogue, None, "dune"))[0] == expected
 
 
 @pytest.mark.parametrize("hospital", [None, "dune"])
 @pytest.mark.parametrize("personalization", ["auto", "hospital"])
 def test_a_candidate_that_is_named_answers(
-    context: ServiceContext, hospital: str | None, personalization: Personalization
+    catalogue: Catalogue, hospital: str | None, personalization: Personalization
 ) -> None:
-    digest = context.store.open("brain.at-dune@2").digest
+    digest = catalogue.store.open("brain.at-dune@2").digest
     for reference in ("brain.at-dune@2", f"brain.at-dune@{digest}"):
-        selection = resolve_network(context, reference, hospital, personalization)
+        selection = resolve_network(*catalogue, reference, hospital, personalization)
         assert told(selection) == ("brain.at-dune@2", "brain.at-dune@2", "hospital; hospital=dune")
         assert "asked for" in selection.why
 
 
 def refusal(
-    context: ServiceContext,
+    catalogue: Catalogue,
     model: str | None,
     hospital: str | None,
     personalization: Personalization = "auto",
     site: str | None = None,
 ) -> tuple[int, str]:
-    with pytest.raises(Problem) as refused:
-        resolve_network(context, model, hospital, personalization, site)
-    return refused.value.status, refused.value.type_slug
+    with pytest.raises(SelectionError) as refused:
+        resolve_network(*catalogue, model, hospital, personalization, site)
+    return refused.value.status, refused.value.slug
 
 
-def test_no_other_hospital_is_answered_by_it(context: ServiceContext) -> None:
-    assert refusal(context, "brain.at-dune@1", "erg") == (422, "contradiction")
-    assert refusal(context, "brain.at-dune@1", "erg", "hospital") == (422, "contradiction")
+def test_no_other_hospital_is_answered_by_it(catalogue: Catalogue) -> None:
+    assert refusal(catalogue, "brain.at-dune@1", "erg") == (422, "contradiction")
+    assert refusal(catalogue, "brain.at-dune@1", "erg", "hospital") == (422, "contradiction")
 
 
-def test_what_contradicts_an_adapted_version_that_is_named(context: ServiceContext) -> None:
-    assert refusal(context, "brain.at-dune@1", None, "global") == (422, "contradiction")
-    assert refusal(context, "brain.at-dune@1", "dune", "member", "CS") == (422, "contradiction")
-    assert refusal(context, "brain.at-dune@1", "dune", "auto", "CS") == (422, "contradiction")
+def test_what_contradicts_an_adapted_version_that_is_named(catalogue: Catalogue) -> None:
+    assert refusal(catalogue, "brain.at-dune@1", None, "global") == (422, "contradiction")
+    assert refusal(catalogue, "brain.at-dune@1", "dune", "member", "CS") == (422, "contradiction")
+    assert refusal(catalogue, "brain.at-dune@1", "dune", "auto", "CS") == (422, "contradiction")
 
 
-def test_what_contradicts_hospital(context: ServiceContext) -> None:
-    decide(context, "brain.at-dune@1")
-    assert refusal(context, "brain", None, "hospital") == (422, "contradiction")
-    assert refusal(context, "brain@1", "dune", "hospital") == (422, "contradiction")
-    assert refusal(context, "brain", "dune", "hospital", "CS") == (422, "contradiction")
+def test_what_contradicts_hospital(catalogue: Catalogue) -> None:
+    decide(catalogue, "brain.at-dune@1")
+    assert refusal(catalogue, "brain", None, "hospital") == (422, "contradiction")
+    assert refusal(catalogue, "brain@1", "dune", "hospital") == (422, "contradiction")
+    assert refusal(catalogue, "brain", "dune", "hospital", "CS") == (422, "contradiction")
 
 
-def test_a_name_without_a_version_would_serve_candidates_unseen(context: ServiceContext) -> None:
-    assert refusal(context, "brain.at-dune", "dune") == (422, "version-not-named")
+def test_a_name_without_a_version_would_serve_candidates_unseen(catalogue: Catalogue) -> None:
+    assert refusal(catalogue, "brain.at-dune", "dune") == (422, "version-not-named")
 
 
-def test_adapted_names_are_not_offered(context: ServiceContext) -> None:
-    assert offered_names(context.store) == ["brain"]
-    assert told(resolve_network(context))[0] == "brain@2"
+def test_adapted_names_are_not_offered(catalogue: Catalogue) -> None:
+    assert offered_names(catalogue.store) == ["brain"]
+    assert told(resolve_network(*catalogue))[0] == "brain@2"
 
 
-def test_a_named_version_decides_over_the_assigned_one(context: ServiceContext) -> None:
-    decide(context, "brain.at-dune@1")
-    assert told(resolve_network(context, "brain@2", "dune")) == ("brain@2", "brain.global@2", "global")
-    assert told(resolve_network(context, "brain.at-dune@2", "dune"))[0] == "brain.at-dune@2"
+def test_a_named_version_decides_over_the_assigned_one(catalogue: Catalogue) -> None:
+    decide(catalogue, "brain.at-dune@1")
+    assert told(resolve_network(*catalogue, "brain@2", "dune")) == ("brain@2", "brain.global@2", "global")
+    assert told(resolve_network(*catalogue, "brain.at-dune@2", "dune"))[0] == "brain.at-dune@2"
 
 
 @pytest.mark.parametrize("personalization", ["auto", "hospital", "global"])
 def test_one_that_was_withdrawn_is_refused_not_replaced(
-    context: ServiceContext, personalization: Personalization
+    catalogue: Catalogue, personalization: Personalization
 ) -> None:
-    decide(context, "brain.at-dune@1")
-    context.store.withdraw("brain.at-dune@1", actor="ada", reason="wrong")
+    decide(catalogue, "brain.at-dune@1")
+    catalogue.store.withdraw("brain.at-dune@1", actor="ada", reason="wrong")
     with pytest.raises(ArtefactWithdrawn, match="wrong"):
-        resolve_network(context, None, "dune", personalization)
+        resolve_network(*catalogue, None, "dune", personalization)
 
 
-def test_one_whose_parent_was_withdrawn_answers_with_a_warning(context: ServiceContext) -> None:
-    decide(context, "brain.at-dune@1")
-    assert not resolve_network(context, None, "dune").warnings
-    context.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
-    found = resolve_network(context, None, "dune")
+def test_one_whose_parent_was_withdrawn_answers_with_a_warning(catalogue: Catalogue) -> None:
+    decide(catalogue, "brain.at-dune@1")
+    assert not resolve_network(*catalogue, None, "dune").warnings
+    catalogue.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
+    found = resolve_network(*catalogue, None, "dune")
     assert told(found) == DUNE
     (warning,) = found.warnings.items()
     assert warning[0] == "descends-from-withdrawn"
     assert warning[1].startswith("'brain.at-dune@1' was made from brain@1, withdrawn since")
-    assert not resolve_network(context, "brain@2", "dune").warnings
-    with context.database.read() as session:
-        assert serving(context.store, session, "dune", "brain").flagged == ("brain@1",)
-        assert serving(context.store, session, "erg", "brain").flagged == ()
+    assert not resolve_network(*catalogue, "brain@2", "dune").warnings
+    with catalogue.database.read() as session:
+        assert serving(catalogue.store, session, "dune", "brain").flagged == ("brain@1",)
+        assert serving(catalogue.store, session, "erg", "brain").flagged == ()
 
 
-def test_one_without_its_parent_answers_itself_alone(context: ServiceContext) -> None:
-    decide(context, "brain.at-dune@1")
-    shutil.rmtree(context.store.root / "brain" / "1")
-    context = cast(
-        "ServiceContext", SimpleNamespace(store=Store(context.store.root), database=context.database)
-    )
-    assert told(resolve_network(context, None, "dune")) == DUNE
+def test_one_without_its_parent_answers_itself_alone(catalogue: Catalogue) -> None:
+    decide(catalogue, "brain.at-dune@1")
+    shutil.rmtree(catalogue.store.root / "brain" / "1")
+    catalogue = Catalogue(Store(catalogue.store.root), catalogue.database)
+    assert told(resolve_network(*catalogue, None, "dune")) == DUNE
     with pytest.raises(ReferenceNotFound):
-        resolve_network(context, None, "dune", "global")
+        resolve_network(*catalogue, None, "dune", "global")
 
 
 def test_the_space_to_adapt_is_named_or_assigned_or_behind_what_is_or_the_newest(
-    context: ServiceContext,
+    catalogue: Catalogue,
 ) -> None:
-    assert str(resolve_parent(context, "brain@1", "dune")) == "brain@1"
-    assert str(resolve_parent(context, "brain", "dune")) == "brain@2"
-    assert str(resolve_parent(context)) == "brain@2"
-    decide(context, "brain.at-dune@1")
-    assert str(resolve_parent(context, None, "dune")) == "brain@1"
-    assert str(resolve_parent(context, "brain.at-dune@2", "dune")) == "brain@1"
-    decide(context, "brain@2")
-    assert str(resolve_parent(context, None, "dune")) == "brain@2"
+    assert str(resolve_parent(*catalogue, "brain@1", "dune")) == "brain@1"
+    assert str(resolve_parent(*catalogue, "brain", "dune")) == "brain@2"
+    assert str(resolve_parent(*catalogue)) == "brain@2"
+    decide(catalogue, "brain.at-dune@1")
+    assert str(resolve_parent(*catalogue, None, "dune")) == "brain@1"
+    assert str(resolve_parent(*catalogue, "brain.at-dune@2", "dune")) == "brain@1"
+    decide(catalogue, "brain@2")
+    assert str(resolve_parent(*catalogue, None, "dune")) == "brain@2"
 
 
-def test_only_a_routing_space_can_be_adapted(context: ServiceContext) -> None:
-    publish_model(context.store, "plain")
-    with pytest.raises(Problem, match="routing-space") as refused:
-        resolve_parent(context, "plain", "dune")
-    assert (refused.value.status, refused.value.type_slug) == (422, "not-adaptable")
+def test_only_a_routing_space_can_be_adapted(catalogue: Catalogue) -> None:
+    publish_model(catalogue.store, "plain")
+    with pytest.raises(NotAdaptable, match="routing-space") as refused:
+        resolve_parent(*catalogue, "plain", "dune")
+    assert (refused.value.status, refused.value.slug) == (422, "not-adaptable")

@@ -6,8 +6,7 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -15,11 +14,10 @@ from model_store.manifest import ClustersManifest, Lineage
 from model_store.store import Store
 from model_store.task import Task
 from service.catalog.network import Selection, resolve_network
-from service.context import ServiceContext
 from service.database import Database, Hospital, upgrade
-from service.http.problems import Problem
+from service.errors import SelectionError
 from service.serving.assignments import assign
-from tests.helpers.service.adapted_versions import publish_model
+from tests.helpers.service.adapted_versions import Catalogue, publish_model
 
 TASK = Task(name="shapes", kind="classification", class_names=("disc", "ring"), size=(28, 28))
 ASSIGNMENT = {"elm": "1", "fir": "1", "hazel": "2"}
@@ -64,10 +62,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def context(template: Path, tmp_path: Path) -> Iterator[ServiceContext]:
+def catalogue(template: Path, tmp_path: Path) -> Iterator[Catalogue]:
     folder = shutil.copytree(template, tmp_path / "copy")
     database = Database(f"sqlite:///{folder / 'locum.db'}")
-    yield cast("ServiceContext", SimpleNamespace(store=Store(folder / "store"), database=database))
+    yield Catalogue(Store(folder / "store"), database)
     database.dispose()
 
 
@@ -75,28 +73,28 @@ def told(selection: Selection) -> tuple[str, str]:
     return str(selection.model), selection.header
 
 
-def refusal(context: ServiceContext, *asked: Any) -> Problem:
-    with pytest.raises(Problem) as refused:
-        resolve_network(context, *asked)
+def refusal(catalogue: Catalogue, *asked: Any) -> SelectionError:
+    with pytest.raises(SelectionError) as refused:
+        resolve_network(*catalogue, *asked)
     return refused.value
 
 
-def test_auto_is_the_members_own_model_else_that_of_its_cluster(context: ServiceContext) -> None:
-    assert told(resolve_network(context, "shapes", "at-elm")) == ("shapes.elm@1", "member; site=elm")
-    fir = resolve_network(context, "shapes", "at-fir")
+def test_auto_is_the_members_own_model_else_that_of_its_cluster(catalogue: Catalogue) -> None:
+    assert told(resolve_network(*catalogue, "shapes", "at-elm")) == ("shapes.elm@1", "member; site=elm")
+    fir = resolve_network(*catalogue, "shapes", "at-fir")
     assert told(fir) == ("shapes.cluster-1@1", "cluster; cluster=1")
     assert fir.why == "the newest version; hospital 'at-fir' is a member of the federation, in this cluster"
-    assert told(resolve_network(context, "shapes", "at-hazel"))[1] == "cluster; cluster=2"
+    assert told(resolve_network(*catalogue, "shapes", "at-hazel"))[1] == "cluster; cluster=2"
 
 
-def test_a_cluster_is_named_or_is_the_hospitals_own(context: ServiceContext) -> None:
+def test_a_cluster_is_named_or_is_the_hospitals_own(catalogue: Catalogue) -> None:
     cluster = ("shapes.cluster-2@1", "cluster; cluster=2")
-    assert told(resolve_network(context, "shapes", None, "cluster", None, "2")) == cluster
-    assert told(resolve_network(context, "shapes", "oak", "cluster", None, "2")) == cluster
-    assert told(resolve_network(context, "shapes", "at-hazel", "cluster")) == cluster
+    assert told(resolve_network(*catalogue, "shapes", None, "cluster", None, "2")) == cluster
+    assert told(resolve_network(*catalogue, "shapes", "oak", "cluster", None, "2")) == cluster
+    assert told(resolve_network(*catalogue, "shapes", "at-hazel", "cluster")) == cluster
     # What is named counts, whoever asks.
-    assert told(resolve_network(context, "shapes", "at-elm", "cluster", None, "2")) == cluster
-    assert told(resolve_network(context, "shapes", "at-elm", "cluster")) == (
+    assert told(resolve_network(*catalogue, "shapes", "at-elm", "cluster", None, "2")) == cluster
+    assert told(resolve_network(*catalogue, "shapes", "at-elm", "cluster")) == (
         "shapes.cluster-1@1",
         "cluster; cluster=1",
     )
@@ -105,24 +103,24 @@ def test_a_cluster_is_named_or_is_the_hospitals_own(context: ServiceContext) -> 
 @pytest.mark.parametrize("personalization", ["auto", "global"])
 @pytest.mark.parametrize("hospital", [None, "oak"])
 def test_several_clusters_have_no_global_model(
-    context: ServiceContext, hospital: str | None, personalization: str
+    catalogue: Catalogue, hospital: str | None, personalization: str
 ) -> None:
-    problem = refusal(context, "shapes", hospital, personalization)
-    assert (problem.status, problem.type_slug) == (422, "no-global-model")
+    problem = refusal(catalogue, "shapes", hospital, personalization)
+    assert (problem.status, problem.slug) == (422, "no-global-model")
     assert problem.extensions["choices"] == ["1", "2"]
-    assert "clusters: 1, 2" in problem.detail
-    assert f"POST /hospitals/{hospital or 'HOSPITAL'}/adaptations" in problem.detail
+    assert "clusters: 1, 2" in str(problem)
+    assert f"POST /hospitals/{hospital or 'HOSPITAL'}/adaptations" in str(problem)
 
 
-def test_a_member_has_no_global_model_either(context: ServiceContext) -> None:
-    assert refusal(context, "shapes", "at-elm", "global").type_slug == "no-global-model"
+def test_a_member_has_no_global_model_either(catalogue: Catalogue) -> None:
+    assert refusal(catalogue, "shapes", "at-elm", "global").slug == "no-global-model"
 
 
-def test_the_model_of_an_only_cluster_is_global(context: ServiceContext) -> None:
+def test_the_model_of_an_only_cluster_is_global(catalogue: Catalogue) -> None:
     for hospital, personalization in ((None, "auto"), ("oak", "auto"), ("at-elm", "global")):
-        found = resolve_network(context, "single", hospital, personalization)  # type: ignore[arg-type]
+        found = resolve_network(*catalogue, "single", hospital, personalization)  # type: ignore[arg-type]
         assert told(found) == ("single.cluster-1@1", "global")
-    assert told(resolve_network(context, "single", "at-elm"))[1] == "cluster; cluster=1"
+    assert told(resolve_network(*catalogue, "single", "at-elm"))[1] == "cluster; cluster=1"
 
 
 @pytest.mark.parametrize(
@@ -138,21 +136,21 @@ def test_the_model_of_an_only_cluster_is_global(context: ServiceContext) -> None
         (("shapes.cluster-1", None), 422, "part-of-a-model"),
     ],
 )
-def test_what_is_refused(context: ServiceContext, asked: tuple[Any, ...], status: int, slug: str) -> None:
-    problem = refusal(context, *asked)
-    assert (problem.status, problem.type_slug) == (status, slug)
+def test_what_is_refused(catalogue: Catalogue, asked: tuple[Any, ...], status: int, slug: str) -> None:
+    problem = refusal(catalogue, *asked)
+    assert (problem.status, problem.slug) == (status, slug)
 
 
-def test_what_has_no_clusters_says_so(context: ServiceContext) -> None:
-    publish_model(context.store, "plain", task=TASK)
-    problem = refusal(context, "plain", None, "cluster")
-    assert "has the clusters: none" in problem.detail
+def test_what_has_no_clusters_says_so(catalogue: Catalogue) -> None:
+    publish_model(catalogue.store, "plain", task=TASK)
+    problem = refusal(catalogue, "plain", None, "cluster")
+    assert "has the clusters: none" in str(problem)
 
 
-def test_an_assigned_version_decides_before_the_newest(context: ServiceContext) -> None:
-    first = context.store.open("shapes@1")
-    publish_clusters(context.store, "shapes", {"elm": "1", "fir": "2", "hazel": "2"}, ())
-    with context.database.write() as session:
+def test_an_assigned_version_decides_before_the_newest(catalogue: Catalogue) -> None:
+    first = catalogue.store.open("shapes@1")
+    publish_clusters(catalogue.store, "shapes", {"elm": "1", "fir": "2", "hazel": "2"}, ())
+    with catalogue.database.write() as session:
         assign(
             session,
             "at-fir",
@@ -163,16 +161,16 @@ def test_an_assigned_version_decides_before_the_newest(context: ServiceContext) 
             actor="ada",
             reason="better",
         )
-    assert told(resolve_network(context, "shapes", "at-fir"))[0] == "shapes.cluster-1@1"
+    assert told(resolve_network(*catalogue, "shapes", "at-fir"))[0] == "shapes.cluster-1@1"
 
 
-def test_only_models_for_the_same_kind_of_task_count(context: ServiceContext, tmp_path: Path) -> None:
+def test_only_models_for_the_same_kind_of_task_count(catalogue: Catalogue, tmp_path: Path) -> None:
     store = Store(tmp_path / "mixed")
     publish_model(store, "brain")
     publish_clusters(store, "shapes", {"elm": "1"}, ())
-    mixed = cast("ServiceContext", SimpleNamespace(store=store, database=context.database))
-    assert str(resolve_network(mixed, kind="classification").offered) == "shapes@1"
-    assert str(resolve_network(mixed, kind="segmentation").offered) == "brain@1"
-    with pytest.raises(Problem, match="POST /classify") as refused:
-        resolve_network(mixed, "shapes", kind="segmentation")
-    assert refused.value.type_slug == "another-kind-of-task"
+    mixed = Catalogue(store, catalogue.database)
+    assert str(resolve_network(*mixed, kind="classification").offered) == "shapes@1"
+    assert str(resolve_network(*mixed, kind="segmentation").offered) == "brain@1"
+    with pytest.raises(SelectionError, match="POST /classify") as refused:
+        resolve_network(*mixed, "shapes", kind="segmentation")
+    assert refused.value.slug == "another-kind-of-task"

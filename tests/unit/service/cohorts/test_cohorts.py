@@ -20,7 +20,7 @@ from service.errors import (
     HospitalUnknown,
     ScanNameTaken,
 )
-from service.http.uploads.spool import IN_MEMORY_BYTES, Upload
+from service.runtime.spool import IN_MEMORY_BYTES, Upload
 from tests.helpers.service.cohort_bench import Bench, digest
 
 

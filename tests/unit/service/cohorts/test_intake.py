@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from model_store.task import Task
-from service.http.problems import Problem
+from service.errors import MasksMissing
 from service.kinds.cross_attention import check
 from service.worker.cohort_images import masks_of
 from tests.helpers.service.cohort_bench import Bench
@@ -27,7 +27,7 @@ def draw(bench: Bench, **values: list[int]) -> None:
 def test_where_nothing_can_be_learned_the_refusal_says_why(bench: Bench) -> None:
     draw(bench, a=[0, 1], b=[0, 1])
     parent: Any = SimpleNamespace(manifest=SimpleNamespace(task=TASK, lineage=SimpleNamespace(sites=())))
-    with bench.database.read() as session, pytest.raises(Problem, match=SAID) as refused:
+    with bench.database.read() as session, pytest.raises(MasksMissing, match=SAID) as refused:
         check(session, parent, bench.cohort)
     assert refused.value.status == 422
 

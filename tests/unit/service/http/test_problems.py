@@ -12,6 +12,7 @@ import pytest
 from fastapi import FastAPI, Form
 
 from model_store import errors
+from service.errors import LeaseLost, RequestInvalid, ServiceBusy, ServiceError
 from service.http import problems
 from service.http.problems import Problem, from_store_error, problem_responses
 
@@ -30,6 +31,18 @@ def app() -> FastAPI:
     @app.get("/store")
     def store() -> None:
         raise errors.ArtefactWithdrawn("'brain@2' was withdrawn")
+
+    @app.get("/busy")
+    def busy() -> None:
+        raise ServiceBusy("2 scans wait.", headers={"Retry-After": "7"}, retry_after=7)
+
+    @app.get("/invalid")
+    def invalid() -> None:
+        raise RequestInvalid([{"field": "a", "reason": "too long"}, {"field": "b", "reason": "not a number"}])
+
+    @app.get("/fault")
+    def fault() -> None:
+        raise LeaseLost("the lease of /home/somebody/mueller_anna.nii")
 
     @app.get("/bug")
     def bug() -> None:
@@ -67,6 +80,56 @@ def test_a_problem_carries_its_headers_and_extensions(app: FastAPI) -> None:
     content = problem_of(response)
     assert (response.status_code, content["type"], content["spout"]) == (418, "urn:locum:problem:teapot", 1)
     assert response.headers["retry-after"] == "3"
+
+
+def test_a_service_error_is_answered_with_the_kind_of_its_class(app: FastAPI) -> None:
+    response = ask(app, "GET", "/busy")
+    content = problem_of(response)
+    del content["instance"]
+    assert content == {
+        "type": "urn:locum:problem:busy",
+        "title": "Every slot is taken",
+        "status": 503,
+        "detail": "2 scans wait.",
+        "retry_after": 7,
+    }
+    assert response.headers["retry-after"] == "7"
+
+
+def test_invalid_fields_raised_in_a_route_are_listed(app: FastAPI) -> None:
+    content = problem_of(ask(app, "GET", "/invalid"))
+    assert (content["status"], content["type"]) == (422, "urn:locum:problem:invalid-request")
+    assert content["detail"] == "a: too long; b: not a number"
+    assert content["errors"] == [
+        {"field": "a", "reason": "too long"},
+        {"field": "b", "reason": "not a number"},
+    ]
+
+
+def test_a_service_error_without_a_status_is_a_500_without_its_message(
+    app: FastAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.ERROR, "locum.service"):
+        response = ask(app, "GET", "/fault")
+    assert problem_of(response)["type"] == "urn:locum:problem:internal-error"
+    assert "mueller" not in response.text
+    assert any("LeaseLost" in record.message for record in caplog.records)
+
+
+def test_every_kind_of_service_error_has_its_own_name() -> None:
+    leaves = [cls for cls in _below(ServiceError) if cls.status != 500 and not cls.__subclasses__()]
+    kinds = {(cls.status, cls.slug, cls.title) for cls in leaves}
+    assert len(kinds) == len(leaves) > 30
+    for cls in leaves:
+        assert 400 <= cls.status < 600, cls
+        assert cls.slug != ServiceError.slug, cls
+        assert cls.title != ServiceError.title, cls
+
+
+def _below(cls: type[ServiceError]) -> list[type[ServiceError]]:
+    # A Problem's kind is given where it is raised.
+    children = [child for child in cls.__subclasses__() if child is not Problem]
+    return [cls, *(found for child in children for found in _below(child))]
 
 
 def test_an_error_of_the_store_keeps_its_words(app: FastAPI) -> None:

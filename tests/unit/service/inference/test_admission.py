@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from service.http.problems import Problem
+from service.errors import ServiceBusy
 from service.inference.admission import Admission
 
 
@@ -43,7 +43,7 @@ def test_beyond_the_queue_it_is_503_with_retry_after() -> None:
         holders = [asyncio.create_task(hold()) for _ in range(2)]
         await asyncio.sleep(0)
         assert (admission.running, admission.waiting, admission.full) == (1, 1, True)
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(ServiceBusy) as refused:
             async with admission.slot():
                 pytest.fail("admitted beyond the queue")
         assert refused.value.status == 503

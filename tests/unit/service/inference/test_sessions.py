@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from model_store.errors import ArtefactDamaged
-from service.http.problems import Problem
+from service.errors import GpuUnavailable
 from service.inference import sessions as providers
 from service.inference.sessions import GraphSession, SessionCache
 
@@ -99,5 +99,5 @@ def test_without_a_gpu_the_cpu_answers_silently_and_cuda_is_not_pretended(
 ) -> None:
     assert GraphSession("d", threshold_graph(), device="auto").provider == providers.CPU
     assert capfd.readouterr() == ("", "")
-    with pytest.raises(Problem, match="LOCUM_DEVICE=cuda"):
+    with pytest.raises(GpuUnavailable, match="LOCUM_DEVICE=cuda"):
         GraphSession("d", threshold_graph(), device="cuda")

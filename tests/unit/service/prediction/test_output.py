@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from model_store.preprocessing import geometry_of
 from model_store.scan import Scan
 from model_store.task import Task
-from service.http.problems import Problem
+from service.errors import OutputMismatch
 from service.inference.pipeline import Segmentation
 from service.prediction import output
 from service.prediction.output import (
@@ -65,7 +65,7 @@ def test_the_form_of_the_answer_follows_the_scan() -> None:
     assert (choose_output(None, image), choose_output(None, volume)) == ("png", "nifti")
     assert choose_output("overlay", volume) == "overlay"
     for wanted, scan in (("nifti", image), ("png", volume)):
-        with pytest.raises(Problem) as refused:
+        with pytest.raises(OutputMismatch) as refused:
             choose_output(wanted, scan)  # type: ignore[arg-type]
         assert refused.value.status == 422
 

@@ -176,12 +176,8 @@ def test_of_many_who_decide_at_once_one_wins(database: Database) -> None:
         assert len(assignments.history(session, "north", "brain")) == 1
 
 
-def test_the_site_of_a_member_and_of_an_outsider(database: Database) -> None:
+def test_an_unregistered_hospital_has_no_log(database: Database) -> None:
     with database.read() as session:
-        assert assignments.site_of(session, "south") == "CS"
-        assert assignments.site_of(session, "north") is None
-        for ask in (assignments.site_of, assignments.registered):
+        for ask in (assigned, assignments.history, assignments.before):
             with pytest.raises(HospitalUnknown, match="'west'"):
-                ask(session, "west")
-        with pytest.raises(HospitalUnknown):
-            assigned(session, "west", "brain")
+                ask(session, "west", "brain")

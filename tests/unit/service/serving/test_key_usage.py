@@ -86,7 +86,7 @@ def test_scans_add_up_by_day_and_version(database: Database) -> None:
         assert rows_of(session, "north", "other") == []
     assert (found.scans, found.day) == (3, datetime.now(UTC).date())
     assert found.shares == [1.5, 1.0, 0.5]
-    store = cast("Store", SimpleNamespace(by_digest=lambda _: pool()))
+    store = cast("Store", SimpleNamespace(by_digest=lambda *_: pool()))
     now = key_usage.drifts(database, store)
     expected = drift(Usage(3, np.array([1.5, 1.0, 0.5])), np.array([0.75, 0.25, 0]))
     assert now["north", "organ@1"] == pytest.approx(expected)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from model_store.manifest import CrossAttentionManifest
 from model_store.store import Store
+from service.adaptation.card.model import Card
 from service.adaptation.card.page import render
 from service.adaptation.card.reading import read_card
-from service.context import ServiceContext
 from service.database import Database
 from service.errors import JobUnknown
 from service.jobs import records
@@ -22,19 +22,29 @@ from service.settings import Settings
 from tests.helpers.service.adapted_versions import publish_model
 
 
+@dataclass(frozen=True)
+class Place:
+    """What a card is read from."""
+
+    settings: Settings
+    store: Store
+    database: Database
+
+    def card(self, job_id: str) -> Card:
+        return read_card(self.store, self.database, self.settings.state_dir, job_id)
+
+
 @pytest.fixture
-def context(database: Database, tmp_path: Path) -> ServiceContext:
+def here(database: Database, tmp_path: Path) -> Place:
     settings = Settings(store=tmp_path / "store", state_dir=tmp_path / "state")
-    return cast(
-        "ServiceContext", SimpleNamespace(settings=settings, store=Store(settings.store), database=database)
-    )
+    return Place(settings, Store(settings.store), database)
 
 
-def submit(context: ServiceContext, **fields: Any) -> str:
-    with context.database.write() as session:
+def submit(here: Place, **fields: Any) -> str:
+    with here.database.write() as session:
         job = records.create(
             session,
-            context.settings,
+            here.settings,
             kind="adaptation",
             hospital="north",
             model="brain",
@@ -47,8 +57,8 @@ def submit(context: ServiceContext, **fields: Any) -> str:
         return job.id
 
 
-def note(context: ServiceContext, job_id: str, kind: records.EventType, *data: dict[str, Any]) -> None:
-    with context.database.write() as session:
+def note(here: Place, job_id: str, kind: records.EventType, *data: dict[str, Any]) -> None:
+    with here.database.write() as session:
         for item in data:
             records.append_event(session, records.get(session, job_id), kind, item)
 
@@ -57,21 +67,21 @@ def table(*rows: list[Any], layers: int = 2) -> dict[str, Any]:
     return {"layers": [f"l{i}" for i in range(layers)], "models": ["a", "global"], "values": list(rows)}
 
 
-def test_a_job_that_only_waits_has_a_card(context: ServiceContext) -> None:
-    card = read_card(context, submit(context))
+def test_a_job_that_only_waits_has_a_card(here: Place) -> None:
+    card = here.card(submit(here))
     assert (card.state, card.model, card.candidate, card.epochs) == ("queued", "brain", None, ())
     assert card.under_way
     assert "Waiting for a worker" in render(card)
 
 
-def test_a_job_under_way_shows_the_latest_that_is_known(context: ServiceContext) -> None:
-    job = submit(context, state="running", progress={"stage": "adapting", "epoch": 1, "epochs": 5})
+def test_a_job_under_way_shows_the_latest_that_is_known(here: Place) -> None:
+    job = submit(here, state="running", progress={"stage": "adapting", "epoch": 1, "epochs": 5})
     first = {"epoch": 0, "loss": 0.5, "entropy": 0.4, "coefficients": table([0.5, 0.5], [0.5, 0.5])}
     latest = {"epoch": 1, "loss": 0.3, "entropy": None, "safe": False, "reason": "gone"}
     again = {**latest, "loss": 0.2, "coefficients": table([0.9, 0.1], [0.5, 0.5])}
-    note(context, job, "epoch", first, latest, again)
-    note(context, job, "warning", {"message": "one scan is dark"})
-    card = read_card(context, job)
+    note(here, job, "epoch", first, latest, again)
+    note(here, job, "warning", {"message": "one scan is dark"})
+    card = here.card(job)
     # The attempt that took over said epoch 1 again.
     assert [(e.epoch, e.loss, e.safe, e.reason) for e in card.epochs] == [
         (0, 0.5, True, None),
@@ -83,7 +93,7 @@ def test_a_job_under_way_shows_the_latest_that_is_known(context: ServiceContext)
 
 
 def test_a_check_that_was_not_measured_is_no_check_that_passed_nor_one_that_failed(
-    context: ServiceContext,
+    here: Place,
 ) -> None:
     checks = [
         {"name": "size_factor", "value": 1.25, "limit": 2.0, "bound": "at most", "passed": True},
@@ -91,7 +101,7 @@ def test_a_check_that_was_not_measured_is_no_check_that_passed_nor_one_that_fail
         # Not a number: JSON has none for it, and the gate has failed it.
         {"name": "distance", "value": None, "limit": 0.1, "bound": "at most", "passed": False},
     ]
-    card = read_card(context, submit(context, state="failed", gate={"passed": False, "checks": checks}))
+    card = here.card(submit(here, state="failed", gate={"passed": False, "checks": checks}))
     assert card.gate is not None
     assert [(c.name, c.value, c.limit, c.passed) for c in card.gate.checks] == [
         ("size factor", 1.25, "≤ 2", True),
@@ -113,15 +123,15 @@ def test_a_check_that_was_not_measured_is_no_check_that_passed_nor_one_that_fail
         table([0.5, -1.0], [0.5, 0.5]),
     ],
 )
-def test_coefficients_that_are_no_table_are_left_out(context: ServiceContext, found: Any) -> None:
-    job = submit(context)
-    note(context, job, "epoch", {"epoch": 0, "loss": 0.1, "coefficients": found})
-    assert read_card(context, job).coefficients is None
+def test_coefficients_that_are_no_table_are_left_out(here: Place, found: Any) -> None:
+    job = submit(here)
+    note(here, job, "epoch", {"epoch": 0, "loss": 0.1, "coefficients": found})
+    assert here.card(job).coefficients is None
 
 
-def test_what_another_version_may_have_written_breaks_no_card(context: ServiceContext) -> None:
+def test_what_another_version_may_have_written_breaks_no_card(here: Place) -> None:
     job = submit(
-        context,
+        here,
         state="succeeded",
         progress={"stage": 3},
         result={"best_epoch": "two", "scans": "many", "images": None},
@@ -130,40 +140,40 @@ def test_what_another_version_may_have_written_breaks_no_card(context: ServiceCo
         candidate_version=7,
         candidate_digest="sha256:" + "1" * 64,
     )
-    note(context, job, "epoch", {"epoch": "first"}, {"epoch": 1, "loss": "low", "foreground": True})
-    card = read_card(context, job)
+    note(here, job, "epoch", {"epoch": "first"}, {"epoch": 1, "loss": "low", "foreground": True})
+    card = here.card(job)
     assert (card.candidate, card.best_epoch, card.scans, card.gate) == ("brain.at-north@7", None, None, None)
     assert [(e.epoch, e.loss, e.foreground) for e in card.epochs] == [(1, None, None)]
     assert "No verdict is recorded" in render(card)
 
 
-def test_pictures_come_in_pairs(context: ServiceContext) -> None:
-    job = submit(context)
-    folder = JobFolder(context.settings.state_dir, job)
+def test_pictures_come_in_pairs(here: Place) -> None:
+    job = submit(here)
+    folder = JobFolder(here.settings.state_dir, job)
     for name in ("1-before", "1-after", "2-before", "notes"):
         folder.write(folder.pictures / f"{name}.png", name.encode())
-    ((before, after),) = read_card(context, job).pictures
+    ((before, after),) = here.card(job).pictures
     assert (before.caption, before.content) == ("scan 1, before", b"1-before")
     assert (after.caption, after.content) == ("scan 1, after", b"1-after")
 
 
-def test_what_was_made_from_a_withdrawn_parent_is_told_in_its_kinds_words(context: ServiceContext) -> None:
-    shared = publish_model(context.store, "brain.global", part_of="brain")
+def test_what_was_made_from_a_withdrawn_parent_is_told_in_its_kinds_words(here: Place) -> None:
+    shared = publish_model(here.store, "brain.global", part_of="brain")
     manifest = shared.manifest
-    parent = context.store.publish(
+    parent = here.store.publish(
         CrossAttentionManifest(
             name="brain", task=manifest.task, lineage=manifest.lineage, global_model=shared.digest, inside={}
         ),
         {},
     )
-    job = submit(context, parent=parent.digest)
-    note(context, job, "epoch", {"epoch": 0, "loss": 0.1, "dice": 0.5})
-    context.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
-    card = read_card(context, job)
+    job = submit(here, parent=parent.digest)
+    note(here, job, "epoch", {"epoch": 0, "loss": 0.1, "dice": 0.5})
+    here.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
+    card = here.card(job)
     assert (card.model, card.words) == ("brain@1", CROSS_ATTENTION.words)
     assert card.epochs[0].parts == {"loss": 0.1, "dice": 0.5}
 
 
-def test_there_is_no_card_of_no_job(context: ServiceContext) -> None:
+def test_there_is_no_card_of_no_job(here: Place) -> None:
     with pytest.raises(JobUnknown):
-        read_card(context, "0" * 32)
+        here.card("0" * 32)

@@ -14,11 +14,11 @@ import pytest
 from starlette.requests import ClientDisconnect, Request
 
 from model_store.errors import ReferenceNotFound
-from service.errors import CohortFull
+from service.errors import CohortFull, HospitalUnknown, QueueFull, ServiceBusy, ServiceError
 from service.http.problems import Problem
 from service.http.uploads.multipart import MAX_FIELD_BYTES, MAX_FIELDS
 from service.http.uploads.receive import UploadForm, UploadLimits, receive, receive_body
-from service.http.uploads.spool import IN_MEMORY_BYTES, prepare_spool
+from service.runtime.spool import IN_MEMORY_BYTES, prepare_spool
 from tests.helpers.open_files import open_files
 
 BOUNDARY = "f00-ba4"
@@ -279,6 +279,27 @@ def test_a_bare_body_is_refused_at_the_door_and_its_client_may_go_away(
     with pytest.raises(ClientDisconnect):
         asyncio.run(receive_body(request_of(iter([b"x" * 2 * IN_MEMORY_BYTES, None])), spool, LIMITS))
     assert open_files(spool) == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "closes"),
+    [
+        (Problem(415, "not-multipart", "Not a form", "Send a form."), True),
+        (ServiceBusy("come back"), True),
+        (HospitalUnknown("not registered"), False),
+        (CohortFull("no room"), False),
+        (QueueFull("come back"), False),
+    ],
+)
+def test_a_rejection_closes_the_connection_unless_it_is_about_a_hospitals_records(
+    spool: Path, refusal: ServiceError, closes: bool
+) -> None:
+    async def refuse() -> None:
+        raise refusal
+
+    with pytest.raises(type(refusal)):
+        asyncio.run(receive_body(request_of(iter([b"x"])), spool, LIMITS, admit=refuse))
+    assert refusal.headers == ({"Connection": "close"} if closes else {})
 
 
 def test_a_refusal_at_the_door_comes_before_the_body(spool: Path) -> None:

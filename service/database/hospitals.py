@@ -1,0 +1,59 @@
+"""Look up registered hospitals, and the federation sites that they are.
+
+Every look-up of what belongs to a hospital begins here, or asks `caller_of(session)` itself: a hospital that
+the caller may not see is unknown.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import ColumnElement, func, select, true
+from sqlalchemy.orm import Session
+
+from service.database.caller import caller_of
+from service.database.models import Hospital
+from service.errors import HospitalUnknown
+
+
+def visible_hospitals(session: Session) -> list[Hospital]:
+    """Every registered hospital that the caller may see, by id."""
+    return list(session.scalars(select(Hospital).where(_visible(session)).order_by(Hospital.id)))
+
+
+def require_visible(session: Session, hospital: str) -> None:
+    """Raise HospitalUnknown for a hospital that the caller may not see, registered or not."""
+    if not caller_of(session).sees(hospital):
+        raise _unknown(session, hospital)
+
+
+def require_hospital(session: Session, hospital: str) -> Hospital:
+    """The hospital's row.
+
+    Raises:
+        HospitalUnknown: no hospital of this id is registered, or the caller may not see it.
+    """
+    require_visible(session, hospital)
+    found = session.get(Hospital, hospital)
+    if found is None:
+        raise _unknown(session, hospital)
+    return found
+
+
+def site_of_hospital(session: Session, hospital: str) -> str | None:
+    """The federation site of a member hospital; None for one from outside. Raises as `require_hospital`."""
+    return require_hospital(session, hospital).site
+
+
+def _unknown(session: Session, hospital: str) -> HospitalUnknown:
+    query = select(Hospital.id).where(_visible(session), func.lower(Hospital.id) == hospital.lower())
+    alike = session.scalars(query.order_by(Hospital.id)).all()
+    hint = (
+        f", but {' and '.join(map(repr, alike))} is: ids tell capitals from small letters"
+        if alike
+        else f": PUT /hospitals/{hospital} registers it"
+    )
+    return HospitalUnknown(f"no hospital {hospital!r} is registered{hint}")
+
+
+def _visible(session: Session) -> ColumnElement[bool]:
+    hospitals = caller_of(session).hospitals
+    return true() if hospitals is None else Hospital.id.in_(hospitals)

@@ -1,0 +1,101 @@
+"""What a session that acts for a caller finds."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.cohorts import cohorts
+from service.database import Caller, Database, caller_of
+from service.database.caller import SERVICE
+from service.database.hospitals import require_hospital, require_visible, visible_hospitals
+from service.errors import CohortUnknown, HospitalUnknown, JobUnknown, QueueFull
+from service.jobs import records
+from service.settings import Settings
+
+NORTH = Caller("north's key", frozenset({"engineer"}), frozenset({"north"}))
+
+
+def job_of(database: Database, settings: Settings, hospital: str | None) -> str:
+    with database.write() as session:
+        return records.create(
+            session,
+            settings,
+            kind="scan",
+            hospital=hospital,
+            model="brain",
+            parent="sha256:" + "0" * 64,
+            cohort=None,
+            options={},
+        ).id
+
+
+def test_a_session_acts_for_the_service_unless_it_is_a_callers(database: Database) -> None:
+    bound = database.for_caller(NORTH)
+    for opened in (database.read, database.write):
+        with opened() as session:
+            assert caller_of(session) is SERVICE
+    for opened in (bound.read, bound.write):
+        with opened() as session:
+            assert caller_of(session) is NORTH
+    with database.read() as session:
+        assert caller_of(session) is SERVICE
+
+
+def test_a_hospital_that_the_caller_may_not_see_is_unknown(database: Database) -> None:
+    with database.for_caller(NORTH).read() as session:
+        assert [row.id for row in visible_hospitals(session)] == ["north"]
+        assert require_hospital(session, "north").name == "North"
+        said = []
+        for hospital in ("south", "nowhere"):
+            for look_up in (require_hospital, require_visible):
+                with pytest.raises(HospitalUnknown) as unknown:
+                    look_up(session, hospital)
+                said.append(str(unknown.value).replace(hospital, "…"))
+        assert len(set(said)) == 1
+        # No hint at a hospital that is spelled alike, either.
+        with pytest.raises(HospitalUnknown, match="PUT /hospitals/SOUTH registers it"):
+            require_hospital(session, "SOUTH")
+        with pytest.raises(HospitalUnknown, match="but 'north' is"):
+            require_hospital(session, "NORTH")
+
+
+def test_a_cohort_of_another_hospital_is_unknown(database: Database, settings: Settings) -> None:
+    with database.write() as session:
+        own, other = (cohorts.create(session, settings, name).id for name in ("north", "south"))
+    with database.for_caller(NORTH).read() as session:
+        assert cohorts.get(session, "north", own).id == own
+        for name, cohort in (("south", other), ("north", other), ("south", own)):
+            with pytest.raises(CohortUnknown):
+                cohorts.get(session, name, cohort)
+    with pytest.raises(CohortUnknown):
+        cohorts.remove(database.for_caller(NORTH), settings, "south", other)
+
+
+def test_a_job_of_another_hospital_is_unknown_and_not_listed(database: Database, settings: Settings) -> None:
+    own, other, of_none = (job_of(database, settings, hospital) for hospital in ("north", "south", None))
+    bound = database.for_caller(NORTH)
+    with bound.write() as session:
+        assert [job.id for job in records.listed(session)] == [own]
+        assert records.listed(session, "south") == []
+        assert records.get(session, own).hospital == "north"
+        for look_up in (records.get, records.cancel):
+            with pytest.raises(JobUnknown):
+                look_up(session, other)
+        # Its id is known to the client that sent the scan alone.
+        assert records.get(session, of_none).hospital is None
+    with database.read() as session:
+        assert {job.id for job in records.listed(session)} == {own, other, of_none}
+        assert records.get(session, other).state == "queued"
+
+
+def test_bounds_count_the_jobs_that_the_caller_does_not_see(database: Database, settings: Settings) -> None:
+    job_of(database, settings, "south")
+    tight = settings.model_copy(update={"max_waiting_jobs": 1})
+    with pytest.raises(QueueFull):
+        job_of(database.for_caller(NORTH), tight, "north")
+
+
+@pytest.fixture
+def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
+    folder = tmp_path_factory.mktemp("settings")
+    return Settings(store=folder / "store", state_dir=folder / "state")

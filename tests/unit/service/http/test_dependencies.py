@@ -1,0 +1,63 @@
+"""Every route takes its caller, and gets the service's parts as that caller may see them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from importlib import import_module
+from pkgutil import iter_modules
+
+import pytest
+import yaml
+from fastapi import APIRouter, Depends
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+
+from service import routes
+from service.database import ANONYMOUS
+from service.http.dependencies import InContext, caller
+from service.openapi import description
+
+
+def taken(dependant: Dependant) -> Iterator[object]:
+    for below in dependant.dependencies:
+        yield below.call
+        yield from taken(below)
+
+
+def routes_of(router: APIRouter) -> list[APIRoute]:
+    return [route for route in router.routes if isinstance(route, APIRoute)]
+
+
+def without_caller(routes: Iterable[APIRoute]) -> list[str]:
+    """The paths that are answered without asking who the caller is."""
+    return [route.path for route in routes if caller not in taken(route.dependant)]
+
+
+def test_every_route_of_the_service_takes_its_caller() -> None:
+    modules = [import_module(f"service.routes.{module.name}") for module in iter_modules(routes.__path__)]
+    found = [route for module in modules for route in routes_of(getattr(module, "router", APIRouter()))]
+    operations = {(method, route.path_format) for route in found for method in route.methods}
+    paths = yaml.safe_load(description())["paths"]
+    assert operations == {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert without_caller(found) == []
+
+
+def test_a_route_without_a_caller_is_found() -> None:
+    router = APIRouter()
+
+    @router.get("/bare")
+    def bare() -> None: ...
+
+    @router.get("/by-context")
+    def by_context(context: InContext) -> None: ...
+
+    @router.get("/by-dependency", dependencies=[Depends(caller)])
+    def by_dependency() -> None: ...
+
+    assert without_caller(routes_of(router)) == ["/bare"]
+
+
+@pytest.mark.parametrize("hospital", [None, "north", "nowhere"])
+def test_the_anonymous_caller_sees_everything(hospital: str | None) -> None:
+    assert ANONYMOUS.sees(hospital)
+    assert ANONYMOUS.roles == {"operator", "engineer", "researcher"}
