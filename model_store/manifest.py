@@ -7,7 +7,8 @@ digest. Which version it became, and when, is the store's business.
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -21,7 +22,7 @@ from pydantic import (
 )
 
 from model_store.digest import Digest
-from model_store.errors import UnknownKind
+from model_store.errors import PublishRefused, UnknownKind
 from model_store.guard import ReferenceStatistics
 from model_store.task import Task
 
@@ -65,7 +66,12 @@ class Lineage(_Frozen):
 
 
 class BaseManifest(_Frozen):
-    """What every kind has. `part_of` names the composite it belongs to: parts are not offered alone."""
+    """What every kind has. `part_of` names the composite it belongs to: parts are not offered alone.
+
+    `required_files` are the files without which an artefact of this kind is not published.
+    """
+
+    required_files: ClassVar[tuple[str, ...]] = ()
 
     schema_version: Literal[1] = SCHEMA_VERSION
     name: Name
@@ -79,6 +85,26 @@ class BaseManifest(_Frozen):
     def references(self) -> dict[str, str]:
         """Role -> digest of each artefact this one is composed of."""
         return {}
+
+    def check_parts(self, parts: Mapping[str, ModelManifest]) -> None:
+        """Check that the parts, by role as in `references`, fit this artefact and each other.
+
+        Raises:
+            PublishRefused: the parts differ in architecture, or one of them has another task.
+        """
+        for role, part in parts.items():
+            reference = next(iter(parts.values()))
+            if part.network != reference.network or part.task != self.task:
+                raise PublishRefused(
+                    f"{self.name}: its part '{role}' has another architecture or task "
+                    f"({part.network.name} {part.network.arguments}, task {part.task.name}) than "
+                    f"{reference.network.name} {reference.network.arguments}, task {self.task.name}"
+                )
+
+    @property
+    def adapted_to(self) -> str | None:
+        """The hospital that the artefact was adapted to; None for an artefact of the federation."""
+        return None
 
     def to_bytes(self) -> bytes:
         """The canonical bytes: what the digest is taken of."""
@@ -96,6 +122,8 @@ class ModelManifest(BaseManifest):
     knows of the scans it was trained on. With `sources`, the graph has a second output `attention` float32
     [B, sources]: the share of the attention on each of them, in this order, `own` being the image itself.
     """
+
+    required_files: ClassVar[tuple[str, ...]] = (WEIGHTS, GRAPH)
 
     kind: Literal["model"] = "model"
     role: str = "global"
@@ -118,6 +146,11 @@ class ModelManifest(BaseManifest):
         if self.sources is not None and len({*self.sources}) < len(self.sources):
             raise ValueError(f"sources: expected names that differ, found {', '.join(self.sources)}")
         return self
+
+    @property
+    def adapted_to(self) -> str | None:
+        """The hospital that the artefact was adapted to; None for an artefact of the federation."""
+        return self.hospital
 
 
 class RoutingSpaceManifest(BaseManifest):
@@ -226,6 +259,10 @@ class SsfPoolManifest(BaseManifest):
     `usage` has how often the federation's training images picked each entry, where sites let that out.
     """
 
+    required_files: ClassVar[tuple[str, ...]] = (WEIGHTS, GRAPH)
+    # A pool's graph has no output `attention`.
+    sources: ClassVar[None] = None
+
     kind: Literal["ssf-pool"] = "ssf-pool"
     backbone: Digest
     network: NetworkSpec
@@ -249,19 +286,32 @@ class SsfPoolManifest(BaseManifest):
         """`backbone` -> digest."""
         return {"backbone": self.backbone}
 
+    def check_parts(self, parts: Mapping[str, ModelManifest]) -> None:
+        """The pool may be of another task than its backbone, but not of another network."""
+        backbone = parts["backbone"]
+        if backbone.network != self.network:
+            raise PublishRefused(
+                f"{self.name}: its pool is for {self.network.name} {self.network.arguments}, its backbone is "
+                f"{backbone.network.name} {backbone.network.arguments}: a pool fits no backbone but the one "
+                "it was trained on"
+            )
+
 
 # What holds a graph that answers scans.
 NetworkManifest = ModelManifest | SsfPoolManifest
+# Every kind of artefact; `KINDS`, the parser and the service's table of kinds follow from it.
 AnyManifest = (
     ModelManifest
     | RoutingSpaceManifest
-    | ClustersManifest
     | CrossAttentionManifest
-    | PersonalModelsManifest
+    | ClustersManifest
     | SsfPoolManifest
+    | PersonalModelsManifest
 )
 _ADAPTER: TypeAdapter[AnyManifest] = TypeAdapter(Annotated[AnyManifest, Field(discriminator="kind")])
-KINDS = ("model", "routing-space", "clusters", "cross-attention", "personal-models", "ssf-pool")
+KINDS: Mapping[str, type[BaseManifest]] = {
+    manifest.model_fields["kind"].default: manifest for manifest in get_args(AnyManifest)
+}
 
 
 def parse_manifest(content: bytes, where: str) -> AnyManifest:
@@ -278,7 +328,7 @@ def parse_manifest(content: bytes, where: str) -> AnyManifest:
         raise UnknownKind(
             f"{where}: expected schema_version {SCHEMA_VERSION}, found {version!r}; a newer Locum may read it"
         )
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise UnknownKind(
             f"{where}: expected a kind in {', '.join(KINDS)}, found {kind!r}; a newer Locum may read it"
         )

@@ -168,7 +168,12 @@ def test_an_artefact_of_another_kind_than_expected_is_rejected(store: Store, rou
 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
-    [("kind", "hologram", "hologram"), ("schema_version", 9, "schema_version"), ("seeds", 1, "seeds")],
+    [
+        ("kind", "hologram", "expected a kind in model, routing-space, .*found 'hologram'"),
+        ("kind", ["model"], "expected a kind in"),
+        ("schema_version", 9, "schema_version"),
+        ("seeds", 1, "seeds"),
+    ],
 )
 def test_a_manifest_of_the_future_is_refused(store: Store, field: str, value: object, says: str) -> None:
     from model_store.digest import sha256
