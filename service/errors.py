@@ -12,7 +12,6 @@
     │   ├── VersionNotNamed      422  the name of an adapted model, without a version
     │   ├── PartRequested        422  a part of a composite was named
     │   ├── AnotherTaskKind      422  the model segments where a classifier is needed, or the reverse
-    │   ├── KindNotServable      422  the artefact is of a kind that answers no scan
     │   ├── SiteNotNamed         422  a member model without a site
     │   ├── SiteUnknown          404  the artefact has no model of this site
     │   ├── ClusterNotNamed      422  a cluster model without a cluster
@@ -151,12 +150,6 @@ class AnotherTaskKind(SelectionError):
     """The model is for another kind of task; `route` takes scans for it."""
 
     status, slug, title = 422, "another-kind-of-task", "A model for another kind of task"
-
-
-class KindNotServable(SelectionError):
-    """The artefact is of a kind that answers no scan."""
-
-    status, slug, title = 422, "unknown-kind", "Cannot be served"
 
 
 class SiteNotNamed(SelectionError):

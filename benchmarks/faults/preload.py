@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+import service.worker.routing_space
 import service.worker.runner
 
 # The first optimiser imports a good part of torch.

@@ -17,7 +17,7 @@ from service.database import Job
 from service.database.hospitals import require_hospital
 from service.errors import CohortEmpty
 from service.jobs import records, submission
-from service.kinds import AdaptableKind, kind_of
+from service.kinds import Adaptation, kind_of
 from service.runtime.spool import Upload
 from service.validation import COHORT_ID, parse
 
@@ -88,9 +88,9 @@ class AdaptationSubmission:
         before = self._before()
         if before is not None:
             return before, False
-        parent, kind, options = self._asked_of()
+        parent, adaptation, options = self._asked_of()
         if isinstance(self.asked, CohortAdaptation):
-            return self._submit(parent, kind, options, self.asked.cohort)
+            return self._submit(parent, adaptation, options, self.asked.cohort)
         with database.write() as session:
             cohort = cohorts.create(
                 session, self.context.settings, self.hospital, "sent with its adaptation"
@@ -98,7 +98,7 @@ class AdaptationSubmission:
         created = False
         try:
             self._store(cohort)
-            job, created = self._submit(parent, kind, options, cohort)
+            job, created = self._submit(parent, adaptation, options, cohort)
         finally:
             if not created:
                 # Refused, or the same request came twice at once and the other one was first.
@@ -114,12 +114,13 @@ class AdaptationSubmission:
             before = records.replayed(session, self.hospital, self.key, self._fingerprint())
             return None if before is None else before.id
 
-    def _asked_of(self) -> tuple[Artefact, AdaptableKind, dict[str, Any]]:
-        """What is to be adapted, of which kind it is, and the options as that takes them."""
+    def _asked_of(self) -> tuple[Artefact, Adaptation[Any], dict[str, Any]]:
+        """What is to be adapted, how its kind is, and the options as that takes them."""
         parent = resolve_parent(self.context.store, self.context.database, self.asked.model, self.hospital)
-        kind = kind_of(parent)
-        assert kind is not None
-        return parent, kind, parse(kind.options, self.asked.options, "options").model_dump(mode="json")
+        adaptation = kind_of(parent).adaptation
+        assert adaptation is not None
+        options = parse(adaptation.options, self.asked.options, "options").model_dump(mode="json")
+        return parent, adaptation, options
 
     def _fingerprint(self) -> str:
         scans = [upload.sha256 for upload in self.uploads]
@@ -138,7 +139,7 @@ class AdaptationSubmission:
             )
 
     def _submit(
-        self, parent: Artefact, kind: AdaptableKind, options: Mapping[str, Any], cohort: str
+        self, parent: Artefact, adaptation: Adaptation[Any], options: Mapping[str, Any], cohort: str
     ) -> tuple[str, bool]:
         def create(session: Session) -> Job:
             cohorts.usable(session, self.hospital, cohort, lock=True)
@@ -147,7 +148,7 @@ class AdaptationSubmission:
                     f"Cohort {cohort} has no scans: PUT /hospitals/{self.hospital}/cohorts/{cohort}/scans/"
                     "NAME adds one."
                 )
-            kind.check(session, parent, cohort)
+            adaptation.check(session, parent, cohort)
             return records.create(
                 session,
                 self.context.settings,

@@ -11,6 +11,7 @@ import asyncio
 import errno
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from anyio import to_thread
 from sqlalchemy import select
@@ -19,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from model_store.artefact import Artefact
 from model_store.guard import check, summarise
-from model_store.manifest import ModelManifest, RoutingSpaceManifest
+from model_store.manifest import ModelManifest
 from model_store.preprocessing import check_restorable, prepare
 from model_store.scan import decode
 from service.catalog.version import resolve_parent
@@ -30,7 +31,8 @@ from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL
 from service.jobs.submission import send
-from service.kinds import kind_of
+from service.kinds import SCAN_BY_JOB, kind_of
+from service.kinds.kind import ScanAdaptation
 from service.prediction.answer import check_routing, obey_guard
 from service.prediction.options import SegmentOptions
 from service.prediction.output import choose_output
@@ -61,27 +63,27 @@ class ScanRequest:
             raise ParametersContradict(
                 "`site` belongs to personalization=member, found personalization=scan; leave one of them out."
             )
-        space = await to_thread.run_sync(self._space)
-        await to_thread.run_sync(self._check, space, limiter=self.context.decoding)
-        return await to_thread.run_sync(self._keep, space)
+        parent, adaptation = await to_thread.run_sync(self._parent)
+        await to_thread.run_sync(self._check, parent, adaptation, limiter=self.context.decoding)
+        return await to_thread.run_sync(self._keep, parent)
 
-    def _space(self) -> Artefact:
+    def _parent(self) -> tuple[Artefact, ScanAdaptation[Any]]:
         options = self.options
         found = resolve_parent(
             self.context.store, self.context.database, options.model, options.hospital, "segmentation"
         )
-        kind = kind_of(found)
-        if kind is None or not kind.by_scan:
+        adaptation = kind_of(found).adaptation
+        if adaptation is None or adaptation.scan is None:
             raise NotAdaptableToScan(
-                f"'{found}' is of kind {found.manifest.kind}: ask without personalization=scan, or name a "
-                "routing-space."
+                f"'{found}' is of kind {found.manifest.kind}: ask without personalization=scan, or name "
+                f"{SCAN_BY_JOB}."
             )
         check_routing(options, found)
-        return found
+        return found, adaptation.scan
 
-    def _check(self, space: Artefact) -> None:
+    def _check(self, parent: Artefact, adaptation: ScanAdaptation[Any]) -> None:
         """Refuse now what the worker would refuse later."""
-        manifest = _global_manifest(self.context, space)
+        manifest = self.context.store.by_digest(adaptation.network(parent), ModelManifest).manifest
         scan = decode(self.upload.read(), scan_limits(self.context.settings))
         choose_output(self.options.output, scan)
         prepared = prepare(scan, manifest.task)
@@ -89,7 +91,7 @@ class ScanRequest:
         warnings = check(summarise(scan, prepared), manifest.statistics, manifest.task)
         obey_guard(self.options, warnings, manifest.task.name)
 
-    def _keep(self, space: Artefact) -> str:
+    def _keep(self, parent: Artefact) -> str:
         context, job_id = self.context, records.new_id()
         folder = JobFolder(context.settings.state_dir, job_id)
         try:
@@ -102,8 +104,8 @@ class ScanRequest:
                     context.settings,
                     kind="scan",
                     hospital=self.options.hospital,
-                    model=space.name,
-                    parent=space.digest,
+                    model=parent.name,
+                    parent=parent.digest,
                     cohort=None,
                     options=self.options.model_dump(mode="json"),
                     job_id=job_id,
@@ -176,8 +178,3 @@ def _cancel(context: ServiceContext, job_id: str) -> None:
     if job.state == "cancelled":
         # No worker will clear up after it.
         JobFolder(context.settings.state_dir, job_id).delete()
-
-
-def _global_manifest(context: ServiceContext, space: Artefact) -> ModelManifest:
-    digest = space.expect(RoutingSpaceManifest).manifest.global_model
-    return context.store.by_digest(digest, ModelManifest).manifest

@@ -15,11 +15,10 @@ from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound
-from model_store.manifest import ModelManifest
 from model_store.store import Store
 from service.database import Job
 from service.errors import GateNotPassed, NotAdaptable
-from service.kinds import ADAPTABLE, kind_of
+from service.kinds import ADAPTABLE, KINDS, kind_of
 
 _LONGEST = 128
 _DIGITS = 8
@@ -36,8 +35,7 @@ def adapted_name(model: str, hospital: str) -> str:
 
 def adapted_for(artefact: Artefact) -> str | None:
     """The hospital that a version was adapted for; None for every other artefact."""
-    manifest = artefact.manifest
-    return manifest.hospital if isinstance(manifest, ModelManifest) else None
+    return artefact.manifest.adapted_to
 
 
 def parent_behind(store: Store, artefact: Artefact) -> Artefact:
@@ -49,7 +47,7 @@ def parent_behind(store: Store, artefact: Artefact) -> Artefact:
     """
     for digest in artefact.manifest.lineage.parents:
         parent = store.by_digest(digest)
-        if kind_of(parent) is not None:
+        if kind_of(parent).adaptation is not None:
             return parent
     raise ReferenceNotFound(
         f"'{artefact}' names none of its parents that could be adapted "
@@ -99,9 +97,9 @@ def resolve_adaptable(store: Store, offered: Artefact) -> Artefact:
     """
     if adapted_for(offered) is not None:
         return parent_behind(store, offered)
-    if kind_of(offered) is not None:
+    if kind_of(offered).adaptation is not None:
         return offered
     raise NotAdaptable(
         f"'{offered}' is of kind {offered.manifest.kind}, expected "
-        f"{'; or '.join(f'a {kind.name}: {kind.what}' for kind in ADAPTABLE.values())}.",
+        f"{'; or '.join(f'{KINDS[name].noun}: {found.source}' for name, found in ADAPTABLE.items())}.",
     )

@@ -26,24 +26,18 @@ from typing import Literal
 from urllib.parse import quote
 
 from model_store.artefact import Artefact
-from model_store.manifest import ModelManifest, NetworkManifest, SsfPoolManifest
+from model_store.manifest import ModelManifest, NetworkManifest
 from model_store.store import Store
 from model_store.task import TaskKind
 from service.catalog.adapted import parent_behind
 from service.catalog.parts import PartRequest, Personalization, choose
 from service.catalog.version import ResolvedVersion, resolve_version
 from service.database import Database
-from service.errors import KindNotServable, NoAdaptedVersion, ParametersContradict
+from service.errors import NoAdaptedVersion, ParametersContradict
+from service.kinds import ADAPTING_ITSELF, kind_of
 
 __all__ = ["Personalization", "Selection", "adapts_itself", "resolve_network"]
 
-ZERO_SHOT = "zero-shot"
-ZERO_SHOT_SAYS = (
-    "zero-shot: not a hospital's own query stage and adapter answer here but shared ones, which is where "
-    "joining starts from and no substitute for it (the method's authors report a Dice of 0.07 for such use, "
-    "Locum's own benchmark 0.05 and 0.01). Do not rely on this mask; a hospital joins with masks of some of "
-    "its scans: POST /hospitals/HOSPITAL/adaptations"
-)
 FLAGGED = "descends-from-withdrawn"
 
 
@@ -71,9 +65,7 @@ class Selection:
     @property
     def warnings(self) -> Mapping[str, str]:
         """What to beware of in this choice, whatever the scan: a sentence each, by a short name in ASCII."""
-        found = {}
-        if self.offered.manifest.kind == "cross-attention" and self.personalization == "global":
-            found[ZERO_SHOT] = ZERO_SHOT_SAYS
+        found = dict(kind_of(self.offered).warnings.get(self.personalization, {}))
         if self.flagged:
             found[FLAGGED] = (
                 f"'{self.offered}' was made from {', '.join(self.flagged)}, withdrawn since (GET "
@@ -130,12 +122,12 @@ def _resolved(
             )
     found = resolve_version(store, database, model, hospital, kind)
     artefact, owner, why = found.artefact, found.owner, found.why
-    if isinstance(artefact.manifest, SsfPoolManifest):
-        return _by_itself(found, personalization)
+    if (through := kind_of(artefact).adapts_itself_by) is not None:
+        return _by_itself(found, personalization, through)
     if personalization == "scan":
         raise ParametersContradict(
             f"'{artefact}' is of kind {artefact.manifest.kind}, which adapts to no scan by itself: expected "
-            "an ssf-pool with personalization=scan; leave it out, or ask for another model."
+            f"{ADAPTING_ITSELF} with personalization=scan; leave it out, or ask for another model."
         )
     if owner is not None and personalization in ("auto", "hospital"):
         adapted = artefact.expect(ModelManifest)
@@ -151,10 +143,6 @@ def _resolved(
         artefact, why = parent_behind(store, artefact), f"what {why} was made from"
     chosen = choose(artefact, PartRequest(personalization, site, cluster, hospital, found.home))
     network = artefact if chosen.digest == artefact.digest else store.by_digest(chosen.digest)
-    if not isinstance(network.manifest, ModelManifest):
-        raise KindNotServable(
-            f"'{network}' is of kind {network.manifest.kind}, expected a model; publish it again.",
-        )
     return Selection(
         artefact,
         network.expect(ModelManifest),
@@ -169,19 +157,19 @@ def adapts_itself(
     store: Store, database: Database, model: str | None, hospital: str | None, kind: TaskKind
 ) -> bool:
     """Whether what is offered adapts to a scan on the spot, without a job. Raises as `resolve`."""
-    return isinstance(
-        resolve_version(store, database, model, hospital, kind).artefact.manifest, SsfPoolManifest
-    )
+    found = resolve_version(store, database, model, hospital, kind)
+    return kind_of(found.artefact).adapts_itself_by is not None
 
 
-def _by_itself(found: ResolvedVersion, personalization: str) -> Selection:
+def _by_itself(found: ResolvedVersion, personalization: str, through: str) -> Selection:
     if personalization not in ("auto", "scan"):
         raise ParametersContradict(
-            f"'{found.artefact}' is an ssf-pool, which adapts to every scan by itself: expected "
-            f"personalization=scan or auto with it, found {personalization}; or name another model."
+            f"'{found.artefact}' is {kind_of(found.artefact).noun}, which adapts to every scan by itself: "
+            f"expected personalization=scan or auto with it, found {personalization}; or name another model."
         )
-    why = f"{found.why}; it adapts itself to each scan, by entries of its pool"
-    return Selection(found.artefact, found.artefact.expect(SsfPoolManifest), "scan", None, why)
+    why = f"{found.why}; it adapts itself to each scan, by {through}"
+    network = found.artefact.expect(kind_of(found.artefact).manifest)
+    return Selection(found.artefact, network, "scan", None, why)
 
 
 def _no_adapted_version(found: ResolvedVersion) -> ParametersContradict | NoAdaptedVersion:

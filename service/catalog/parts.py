@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Literal
 
 from model_store.artefact import Artefact
-from model_store.manifest import (
-    ClustersManifest,
-    CrossAttentionManifest,
-    ModelManifest,
-    RoutingSpaceManifest,
-)
-from service.errors import (
-    ClusterNotNamed,
-    ClusterUnknown,
-    KindNotServable,
-    NoGlobalModel,
-    SiteNotNamed,
-    SiteUnknown,
-)
+from service.errors import ClusterNotNamed, ClusterUnknown, NoGlobalModel, SiteNotNamed, SiteUnknown
+from service.kinds import Parts, kind_of
 
 Personalization = Literal["auto", "global", "member", "cluster", "hospital"]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The networks that an artefact offers, by digest; `assignment` says in which cluster a site is."""
-
-    global_model: str | None
-    members: Mapping[str, str] = field(default_factory=dict)
-    clusters: Mapping[str, str] = field(default_factory=dict)
-    assignment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -57,28 +35,6 @@ class PartChoice:
     cluster: str | None = None
 
 
-def offered_parts(artefact: Artefact) -> Parts:
-    """What can be asked of an artefact. Raises KindNotServable for one of a kind that answers no scan.
-
-    The model of an only cluster has learned from all hospitals: it is a global one. Of several clusters none
-    is; which one is right for a hospital is for the hospital's scans to say.
-    """
-    manifest = artefact.manifest
-    if isinstance(manifest, RoutingSpaceManifest | CrossAttentionManifest):
-        return Parts(manifest.global_model, manifest.inside)
-    if isinstance(manifest, ClustersManifest):
-        only = next(iter(manifest.clusters.values())) if len(manifest.clusters) == 1 else None
-        return Parts(only, manifest.personal, manifest.clusters, manifest.assignment)
-    if isinstance(manifest, ModelManifest):
-        if manifest.site is None:
-            return Parts(artefact.digest)
-        return Parts(None, {manifest.site: artefact.digest})
-    raise KindNotServable(
-        f"'{artefact}' is of kind {manifest.kind}, expected a model, a routing-space, a cross-attention or "
-        "clusters; ask for another model.",
-    )
-
-
 def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
     """The network that is meant.
 
@@ -87,7 +43,7 @@ def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
         SiteUnknown, ClusterUnknown: the artefact has no model of this site or cluster.
         NoGlobalModel: the artefact has no global model.
     """
-    parts = offered_parts(artefact)
+    parts = kind_of(artefact).parts(artefact)
     if asked.personalization == "member":
         return _member(artefact, parts, asked)
     if asked.personalization == "cluster":
@@ -106,9 +62,10 @@ def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
         named = asked.personalization == "global"
         why = "the global model was asked for" if named else _no_member(asked)
         return PartChoice(parts.global_model, "global", why)
-    if asked.personalization == "auto" and len(parts.members) == 1 and not parts.clusters:
-        ((site, digest),) = parts.members.items()
-        return PartChoice(digest, "member", "the only model there is", site=site)
+    if asked.personalization == "auto" and artefact.digest in parts.members.values():
+        # The artefact is one site's model, not one of several.
+        (site,) = parts.members
+        return PartChoice(artefact.digest, "member", "the only model there is", site=site)
     raise _no_global(artefact, parts, asked)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from model_store.errors import ArtefactDamaged
 from model_store.guard import check, summarise
-from model_store.manifest import ModelManifest, NetworkManifest
+from model_store.manifest import NetworkManifest
 from model_store.preprocessing import Geometry, Prepared, Restorer, check_restorable, prepare
 from model_store.scan import Limits, Scan, decode
 from service.inference.pool import Picks, PickUnit, PoolPick
@@ -146,8 +146,7 @@ def segment(
     reading = read(data, manifest, limits, watch, before_running)
     geometry = reading.prepared.geometry
     check_restorable(geometry, manifest.task)
-    sources = manifest.sources if isinstance(manifest, ModelManifest) else None
-    restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(sources)
+    restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)
     picks = Picks(once=routing == "scan")
     for outputs in run(reading, session, watch, routing):
         with watch.stage("uncertainty"):

@@ -2,20 +2,67 @@
 
 from __future__ import annotations
 
-from personalization.options.picking import PickingOptions
-from service.kinds.kind import AdaptableKind, Words
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-CLUSTERS = AdaptableKind(
-    name="clusters",
-    what="a model per cluster of the federation's hospitals, as `python -m training.federate --method "
-    "fedbicross` publishes it",
-    options=PickingOptions,
-    by_scan=False,
-    words=Words(
-        truth="no score on it was taken against a ground truth: this hospital sent none.",
-        gate="The gate has seen no ground truth: look at the answers too.",
-        epochs="",
-        before="The mean answer of all clusters' models first",
-        parts={},
+from markupsafe import Markup
+
+from model_store.artefact import Artefact
+from model_store.manifest import ClustersManifest
+from personalization.options.picking import PickingOptions
+from service.kinds.card import Row, Section, Table, number
+from service.kinds.kind import Adaptation, ArtefactKind, Parts, Words
+
+_TEXT = Markup(
+    "What each cluster's model costs on these scans, by every criterion: the least is best. The pick is by\n"
+    "<b>{}</b>; the others are told, and decide nothing."
+)
+
+
+def _parts(artefact: Artefact[ClustersManifest]) -> Parts:
+    """The model of an only cluster has learned from all hospitals: it is a global one. Of several clusters
+    none is; which one is right for a hospital is for the hospital's scans to say.
+    """
+    manifest = artefact.manifest
+    only = next(iter(manifest.clusters.values())) if len(manifest.clusters) == 1 else None
+    return Parts(only, manifest.personal, manifest.clusters, manifest.assignment)
+
+
+def sections(result: Mapping[str, Any], _: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
+    """The cost of every cluster by every criterion; nothing where the result has no pick."""
+    try:
+        picked, criterion = str(result["cluster"]), str(result["options"]["criterion"])
+        sites = {str(name): tuple(map(str, found)) for name, found in result["sites"].items()}
+        costs = {
+            str(by): [number(found.get(name)) for name in sites] for by, found in result["costs"].items()
+        }
+    except (AttributeError, KeyError, TypeError):
+        return ()
+    rows = tuple(
+        Row(name, (", ".join(hospitals),), tuple(numbers), "picked" if name == picked else "")
+        for (name, hospitals), *numbers in zip(sites.items(), *costs.values(), strict=True)
+    )
+    table = Table(("cluster", "its hospitals"), tuple(costs), rows)
+    return (Section("Which cluster was picked", _TEXT.format(criterion), table),)
+
+
+KIND = ArtefactKind(
+    manifest=ClustersManifest,
+    noun="clusters",
+    description="one per cluster of sites",
+    parts=_parts,
+    adaptation=Adaptation(
+        source="a model per cluster of the federation's hospitals, as `python -m training.federate --method "
+        "fedbicross` publishes it",
+        options=PickingOptions,
+        run="service.worker.clusters:run_picking",
+        sections=sections,
+        words=Words(
+            truth="no score on it was taken against a ground truth: this hospital sent none.",
+            gate="The gate has seen no ground truth: look at the answers too.",
+            epochs="",
+            before="The mean answer of all clusters' models first",
+            parts={},
+        ),
     ),
 )

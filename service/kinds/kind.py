@@ -1,25 +1,41 @@
-"""What differs between the kinds of artefact that can be fitted to a hospital."""
+"""What one kind of artefact can do in the service: the types of a declaration.
+
+Every kind in `model_store.manifest.KINDS` has a module in this package, which declares it as `KIND`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
+from model_store.manifest import BaseManifest
+from service.kinds.card import Section
+
+Manifest = TypeVar("Manifest", bound=BaseManifest)
 
 CohortCheck = Callable[[Session, Artefact, str], None]
+# From a job's result and the data of its `epoch` events, oldest first.
+CardSections = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], tuple[Section, ...]]
 
 
-def no_check(_session: Session, _parent: Artefact, _cohort: str) -> None:
-    """For a kind that takes every cohort with a scan in it."""
+@dataclass(frozen=True)
+class Parts:
+    """The networks that an artefact offers, by digest; `assignment` says in which cluster a site is."""
+
+    global_model: str | None
+    members: Mapping[str, str] = field(default_factory=dict)
+    clusters: Mapping[str, str] = field(default_factory=dict)
+    assignment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Words:
-    """What the card of such a job says where kinds differ.
+    """What the card of a job says where kinds differ.
 
     `truth` ends the sentence that begins "Nothing on this page is a diagnosis, and"; `epochs` stands above
     the curves, `gate` behind "The candidate may be assigned.", `before` says what the pictures' left is.
@@ -34,22 +50,73 @@ class Words:
 
 
 @dataclass(frozen=True)
-class AdaptableKind:
-    """One kind of parent of a job of kind `adaptation`.
+class ScanAdaptation(Generic[Manifest]):
+    """Adapting to one scan by a job (personalization=scan).
 
     Attributes:
-        name: of the manifest's kind.
-        what: it is and where it comes from, for whoever named something else.
-        options: what a request may ask for; a job keeps it as JSON.
-        by_scan: whether it can be adapted to one scan alone (personalization=scan).
-        words: for the card.
-        check: rejects a cohort before a job is made of it; called with the session, the parent and the
-            cohort's id, it raises a ServiceError.
+        network: the digest of the model with the task and the statistics that a scan is checked against
+            before a job is made.
+        run: `module:function` of the worker, called with the attempt; it returns an `AttemptOutcome`.
     """
 
-    name: str
-    what: str
+    network: Callable[[Artefact[Manifest]], str]
+    run: str
+
+
+@dataclass(frozen=True)
+class Adaptation(Generic[Manifest]):
+    """Adapting to a hospital by a job of kind `adaptation`.
+
+    Functions of the worker are named, not imported: the worker imports torch and the API does not.
+
+    Attributes:
+        source: what such an artefact is and which command publishes it, for a client who named another kind.
+        options: what a request may ask for; a job keeps it as JSON.
+        words: for the card.
+        run: `module:function` of the worker, called with the attempt; it returns a `PublishedCandidate`.
+        fallback_reason: reported where the best epoch is step 0.
+        check: rejects a cohort before a job is made of it; called with the session, the parent and the
+            cohort's id, it raises a ServiceError.
+        sections: of the card, beyond those that every kind has.
+        scan: how it is adapted to one scan; None where it cannot be.
+    """
+
+    source: str
     options: type[BaseModel]
-    by_scan: bool
     words: Words
-    check: CohortCheck = no_check
+    run: str
+    fallback_reason: str = ""
+    check: CohortCheck = lambda _session, _parent, _cohort: None
+    sections: CardSections = lambda _result, _epochs: ()
+    scan: ScanAdaptation[Manifest] | None = None
+
+
+@dataclass(frozen=True)
+class ArtefactKind(Generic[Manifest]):
+    """One kind of artefact.
+
+    Attributes:
+        manifest: the type of its manifests.
+        noun: how a sentence names one of this kind, with its article.
+        description: ends "`name` is …" in the API's description.
+        parts: the networks that an artefact offers.
+        warnings: by personalization, the cautions about the network so chosen: a sentence each, by a short
+            name in ASCII.
+        adapts_itself_by: through what the served graph adapts to every scan as it runs, without a job; None
+            for a kind that does not. Such an artefact is itself the network that answers.
+        adaptation: how it is adapted to a hospital; None where it cannot be.
+    """
+
+    manifest: type[Manifest]
+    noun: str
+    description: str
+    parts: Callable[[Artefact[Manifest]], Parts]
+    warnings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    adapts_itself_by: str | None = None
+    adaptation: Adaptation[Manifest] | None = None
+
+    @property
+    def name(self) -> str:
+        """The wire value: `kind` of its manifests."""
+        name: str = self.manifest.model_fields["kind"].default
+        return name

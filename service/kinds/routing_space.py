@@ -2,26 +2,74 @@
 
 from __future__ import annotations
 
-from personalization.options.adaptation import RoutingOptions
-from service.kinds.kind import AdaptableKind, Words
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-ROUTING_SPACE = AdaptableKind(
-    name="routing-space",
-    what="a global model with those of the federation's sites, as `python -m training.federate --method "
-    "iop-fl` publishes it with consent",
-    options=RoutingOptions,
-    by_scan=True,
-    words=Words(
-        truth="no score on it was taken against a ground truth: this hospital sent none.",
-        gate="The gate has seen no ground truth: look at the pictures too.",
-        epochs="No labels are involved. Epoch 0 is step 0, before anything was learned: all models in "
-        "equal parts (with presets “statistics” and “tent” the global model alone).",
-        before="The global model it came from first",
-        parts={
-            "consistency": "Mean squared difference between the answers to an image and to the image with "
-            "noise.",
-            "entropy": "How undecided the answers are. A low value is not a good mask.",
-            "shape": "How far the answers are from compact shapes.",
-        },
+from markupsafe import Markup
+
+from model_store.manifest import RoutingSpaceManifest
+from personalization.options.adaptation import RoutingOptions
+from service.kinds.card import HeatMap, Section
+from service.kinds.kind import Adaptation, ArtefactKind, Parts, ScanAdaptation, Words
+
+_TEXT = Markup(
+    "Percent of each layer's weights, normalised per layer, from the image (left) to the mask (right).\n"
+    '<span class="key more"></span> more and <span class="key less"></span> less than the equal part it '
+    "began with, {} %."
+)
+
+
+def sections(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
+    """The routing coefficients: of the candidate, else of the latest epoch that reported some."""
+    latest = (data["coefficients"] for data in reversed(epochs) if data.get("coefficients"))
+    found = _coefficients(result.get("coefficients") or next(latest, None))
+    if found is None:
+        return ()
+    text = _TEXT.format(f"{100 / len(found.rows):.0f}")
+    return (Section("Whose knowledge each layer uses", text, found),)
+
+
+def _coefficients(found: Any) -> HeatMap | None:
+    """None unless it is a table of numbers, as wide as there are models and as long as there are layers."""
+    try:
+        layers, models = tuple(map(str, found["layers"])), tuple(map(str, found["models"]))
+        values = tuple(tuple(float(value) for value in layer) for layer in found["values"])
+    except (KeyError, TypeError, ValueError):
+        return None
+    whole = len(values) == len(layers) and {len(layer) for layer in values} == {len(models)}
+    finite = all(math.isfinite(value) and value >= 0 for layer in values for value in layer)
+    return HeatMap(layers, models, values, "all layers") if whole and finite and models else None
+
+
+KIND = ArtefactKind(
+    manifest=RoutingSpaceManifest,
+    noun="a routing-space",
+    description="a global one with one per site",
+    parts=lambda artefact: Parts(artefact.manifest.global_model, artefact.manifest.inside),
+    adaptation=Adaptation(
+        source="a global model with those of the federation's sites, as `python -m training.federate "
+        "--method iop-fl` publishes it with consent",
+        options=RoutingOptions,
+        run="service.worker.routing_space:run_routing",
+        fallback_reason="no epoch was better than step 0 by the loss; the candidate is step 0",
+        sections=sections,
+        scan=ScanAdaptation(
+            network=lambda artefact: artefact.manifest.global_model,
+            run="service.worker.routing_scan:run_routing_scan",
+        ),
+        words=Words(
+            truth="no score on it was taken against a ground truth: this hospital sent none.",
+            gate="The gate has seen no ground truth: look at the pictures too.",
+            epochs="No labels are involved. Epoch 0 is step 0, before anything was learned: all models in "
+            "equal parts (with presets “statistics” and “tent” the global model alone).",
+            before="The global model it came from first",
+            parts={
+                "consistency": "Mean squared difference between the answers to an image and to the image "
+                "with noise.",
+                "entropy": "How undecided the answers are. A low value is not a good mask.",
+                "shape": "How far the answers are from compact shapes.",
+            },
+        ),
     ),
 )

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Generic, TypeVar
 
 from model_store.artefact import Artefact
-from model_store.manifest import SsfPoolManifest
 from model_store.scan import Limits, Scan
 from model_store.task import TaskKind
 from service.catalog.network import Selection
@@ -20,6 +19,7 @@ from service.errors import ParametersContradict, ScanUnlikeTask
 from service.inference.pipeline import Stopwatch
 from service.inference.pool import PickUnit, PoolPick
 from service.inference.sessions import GraphSession
+from service.kinds import ADAPTING_ITSELF, kind_of
 from service.prediction.options import ScanOptions
 from service.prediction.receipt import ModelReceipt, Receipt, software
 
@@ -51,9 +51,9 @@ def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None
 
 def check_routing(options: ScanOptions, offered: Artefact) -> None:
     """Raises ParametersContradict for a request that says how to pick from a pool where there is none."""
-    if options.routing is not None and not isinstance(offered.manifest, SsfPoolManifest):
+    if options.routing is not None and kind_of(offered).adapts_itself_by is None:
         raise ParametersContradict(
-            f"`routing` belongs to an ssf-pool, and '{offered}' is of kind {offered.manifest.kind}; "
+            f"`routing` belongs to {ADAPTING_ITSELF}, and '{offered}' is of kind {offered.manifest.kind}; "
             "leave it out."
         )
 

@@ -11,6 +11,7 @@ from personalization.options.presets import PresetName
 from service.catalog.network import Personalization
 from service.errors import RequestInvalid
 from service.inference.pool import PickUnit
+from service.kinds import ADAPTING_ITSELF, SCAN_BY_JOB
 from service.prediction.output import Output
 from service.validation import HOSPITAL_ID, reason
 
@@ -76,8 +77,8 @@ class SegmentOptions(ScanOptions):
         "auto",
         description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
         "member model of its site, else the global model. `hospital`: the first of these, or a refusal. "
-        "`scan`: one adapted to this scan alone: of an ssf-pool at once, and its `auto`; of a routing-space "
-        "by a job.",
+        f"`scan`: one adapted to this scan alone: of {ADAPTING_ITSELF} at once, and its `auto`; of "
+        f"{SCAN_BY_JOB} by a job.",
     )
     preset: PresetName | None = Field(
         None,
@@ -104,7 +105,7 @@ class ClassifyOptions(ScanOptions):
         description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
         "member model of its site, else that of its cluster, else the global model; where there are several "
         "clusters and the hospital is in none, a refusal. `hospital`: the first of these, or a refusal. "
-        "`scan`: of an ssf-pool, and its `auto`: adapted to this scan by itself.",
+        f"`scan`: of {ADAPTING_ITSELF}, and its `auto`: adapted to this scan by itself.",
     )
     cluster: str | None = Field(
         None, max_length=64, description="With `cluster`: which one; that of the hospital by default."

@@ -49,7 +49,7 @@ def _request_body() -> dict[str, Any]:
     body = CohortAdaptation.model_json_schema()
     body["properties"]["options"] = {
         "description": "By the kind of the model.",
-        "anyOf": [kind.options.model_json_schema() | {"title": kind.name} for kind in ADAPTABLE.values()],
+        "anyOf": [found.options.model_json_schema() | {"title": name} for name, found in ADAPTABLE.items()],
     }
     content = {"application/json": {"schema": body}, "multipart/form-data": {"schema": form}}
     return {"required": True, "content": content}

@@ -15,6 +15,7 @@ from service.catalog.version import route_of
 from service.http.dependencies import InContext
 from service.http.parameters import ModelName, VersionNumber
 from service.http.problems import problem_responses
+from service.kinds import DESCRIPTION
 
 router = APIRouter(tags=["models"])
 
@@ -33,10 +34,7 @@ class ModelSummary(BaseModel):
     """A model as it is offered."""
 
     name: str
-    kind: str = Field(
-        description="`model` is one network; `routing-space` and `cross-attention` a global one with one per "
-        "site; `clusters` one per cluster of sites; `ssf-pool` one that adapts itself to every scan."
-    )
+    kind: str = Field(description=DESCRIPTION)
     hospital: str | None = Field(description="Adapted to this hospital: no other is served it.")
     latest: VersionSummary | None = Field(description="The newest version that is not withdrawn.")
     task: str

@@ -25,6 +25,7 @@ from service.jobs.expiry import log_and_continue
 from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL
 from service.jobs.views import JobView, view
+from service.kinds import SCAN_BY_JOB
 from service.prediction.options import SegmentOptions, read_options, request_body
 from service.prediction.output import SegmentationReport
 from service.prediction.segmentation import SegmentationPredictor
@@ -46,7 +47,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
         "content": {"application/gzip": _BINARY, "image/png": _BINARY},
     },
     202: {
-        "description": "`personalization=scan` with a routing-space: the job that will have the mask as its "
+        "description": f"`personalization=scan` with {SCAN_BY_JOB}: the job that will have the mask as its "
         "result.",
         "headers": described_headers({"Location": "The job.", **_APPLIED}),
         "model": JobView,

@@ -46,8 +46,6 @@ METHOD = "fedoap-joining"
 # Fewer validation patients with a target than these say little, whatever their Dice.
 _FEW_PATIENTS = 3
 
-NOTHING_BETTER = "no epoch had a higher validation Dice than zero-shot, which was kept"
-
 
 @dataclass(frozen=True)
 class _Parent:

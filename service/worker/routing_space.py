@@ -43,8 +43,6 @@ from service.worker.routing_gate import verdict_on
 METHOD = "iop-fl-routing"
 DYNAMIC = "dynamic.onnx"
 
-NOTHING_BETTER = "no epoch was better than step 0 by the loss; the candidate is step 0"
-
 
 def run_routing(attempt: Attempt) -> PublishedCandidate:
     """Adapt, judge, publish. Raises what its parts raise; the runner turns that into words."""

@@ -22,8 +22,7 @@ from service.jobs.leases import claim, finish
 from service.settings import Settings
 from service.worker.attempt import Attempt, AttemptOutcome
 from service.worker.device import prepare_torch
-from service.worker.registry import run_adaptation
-from service.worker.scan import run_scan
+from service.worker.registry import run_adaptation, run_scan
 
 _log = logging.getLogger("locum.worker")
 

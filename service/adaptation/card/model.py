@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from service.kinds import Words
-from service.kinds.routing_space import ROUTING_SPACE
+from service.kinds.card import Section
 
 UNDER_WAY = ("queued", "running", "cancelling")
 
@@ -28,39 +28,6 @@ class Epoch:
     agreement: float | None = None
     safe: bool = True
     reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Coefficients:
-    """How much of each model each layer uses: `values[layer][model]`, in the layers' order of use."""
-
-    layers: tuple[str, ...]
-    models: tuple[str, ...]
-    values: tuple[tuple[float, ...], ...]
-
-    def shares(self) -> tuple[tuple[float, ...], ...]:
-        """Each layer's coefficients divided by their sum: a pooled router's are independent sigmoids."""
-        return tuple(
-            tuple(value / (sum(layer) or 1.0) for value in layer) if layer else () for layer in self.values
-        )
-
-    def means(self) -> tuple[float, ...]:
-        """Each model's share, averaged over the layers."""
-        shares = self.shares()
-        return tuple(sum(column) / len(shares) for column in zip(*shares, strict=True))
-
-
-@dataclass(frozen=True)
-class Picking:
-    """Which cluster was picked, and by what: `costs[criterion][cluster]`, the least of `criterion` deciding.
-
-    `sites` has the hospitals of every cluster.
-    """
-
-    cluster: str
-    criterion: str
-    sites: Mapping[str, tuple[str, ...]]
-    costs: Mapping[str, Mapping[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -104,12 +71,16 @@ class Decision:
 
 @dataclass(frozen=True)
 class Card:
-    """Everything on one card. Text may come from anybody: it is escaped where it is shown."""
+    """Everything on one card. Text may come from anybody: it is escaped where it is shown.
+
+    `words` and `sections` are those of the parent's kind.
+    """
 
     job: str
     kind: str
     state: str
     model: str
+    words: Words
     hospital: str | None = None
     reason: str | None = None
     stage: str | None = None
@@ -125,16 +96,13 @@ class Card:
     images: int | None = None
     best_epoch: int | None = None
     epochs: tuple[Epoch, ...] = ()
-    coefficients: Coefficients | None = None
-    picking: Picking | None = None
-    attention: Mapping[str, float] = field(default_factory=dict)
+    sections: tuple[Section, ...] = ()
     gate: Gate | None = None
     pictures: tuple[tuple[Picture, ...], ...] = ()
     warnings: tuple[str, ...] = ()
     decisions: tuple[Decision, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
-    words: Words = ROUTING_SPACE.words
 
     @property
     def under_way(self) -> bool:

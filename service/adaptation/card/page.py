@@ -12,7 +12,8 @@ import jinja2
 from markupsafe import Markup
 
 from service.adaptation.card.charts import Mark, bars, curve
-from service.adaptation.card.model import Card, Coefficients, Epoch
+from service.adaptation.card.model import Card, Epoch
+from service.kinds.card import Bars, HeatMap
 from service.prediction.receipt import NOTICE
 
 REFRESH_SECONDS: Final = 5
@@ -53,7 +54,7 @@ class Chart:
 
 @dataclass(frozen=True)
 class Cell:
-    """One coefficient on the heat map: its share, and how it is coloured."""
+    """One share on a heat map, and how it is coloured."""
 
     share: float
     tone: str
@@ -73,8 +74,6 @@ def render(card: Card) -> str:
             sentence=sentence,
             refresh=REFRESH_SECONDS if card.under_way else None,
             charts=charts(card),
-            heat=heat_map(card.coefficients),
-            attention=bars(card.attention),
             unsafe=[epoch for epoch in card.epochs if not epoch.safe],
             notice=NOTICE,
         )
@@ -100,28 +99,25 @@ def charts(card: Card) -> list[Chart]:
     return [chart for chart in drawn if chart.svg]
 
 
-def heat_map(coefficients: Coefficients | None) -> list[tuple[str, list[Cell]]]:
-    """One row per model: a cell per layer, and a last one for their mean."""
-    if coefficients is None or not coefficients.values:
-        return []
-    uniform = 1 / len(coefficients.models)
-    columns = [*coefficients.shares(), coefficients.means()]
-    names = [*coefficients.layers, "all layers"]
+def heat_map(found: HeatMap) -> list[tuple[str, list[Cell]]]:
+    """Each row's title and cells: one per column, and a last one for their mean."""
+    uniform = 1 / len(found.rows)
+    columns = [*found.shares(), found.means()]
+    titles = [*found.columns, found.overall]
     return [
         (
-            model,
+            row,
             [
-                _cell(column[row], uniform, f"{name}: {model}")
-                for name, column in zip(names, columns, strict=True)
+                _cell(column[index], uniform, f"{title}: {row}")
+                for title, column in zip(titles, columns, strict=True)
             ],
         )
-        for row, model in enumerate(coefficients.models)
+        for index, row in enumerate(found.rows)
     ]
 
 
 def _cell(share: float, uniform: float, what: str) -> Cell:
-    # Coloured by the ratio to the uniform share, where every layer began, not by the share: with many models
-    # all shares are small.
+    # Coloured by the ratio to the uniform share, not by the share: with many rows all shares are small.
     doublings = math.log2(max(share, 1e-6) / uniform)
     strength = round(100 * min(abs(doublings) / _FULL_COLOUR, 1.0))
     return Cell(share, "more" if doublings > 0 else "less", strength, f"{what} {share:.1%}")
@@ -141,8 +137,17 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"number": _number, "instant": _instant, "data_uri": _data_uri, "percent": _percent}
+    found.filters |= {"heat_map": heat_map, "bars": _bars}
+    found.tests |= {
+        "heat_map": lambda body: isinstance(body, HeatMap),
+        "bars": lambda body: isinstance(body, Bars),
+    }
     found.globals["duration"] = _duration
     return found
+
+
+def _bars(body: Bars) -> Markup:
+    return bars(body.shares)
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,6 @@ not what it should be, is left out of the card.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,22 +19,28 @@ from model_store.store import Store
 from service.adaptation.card.model import (
     Card,
     CheckRow,
-    Coefficients,
     Decision,
     Epoch,
     Gate,
-    Picking,
     Picture,
 )
 from service.database import Assignment, Database, Job
 from service.jobs import records
 from service.jobs.files import JobFolder
-from service.kinds import kind_of
-from service.kinds.routing_space import ROUTING_SPACE
+from service.kinds import Words, kind_of
+from service.kinds.card import number
 from service.serving.assignments import assignment
 
 _BOUNDS = {"at least": "≥", "above": ">", "at most": "≤"}
 _LINEAGE = ("method", "sites", "rounds", "seed")
+# Without the parent nothing is known of its kind.
+_UNKNOWN = Words(
+    truth="what this job adapted is no longer in the store, so the meaning of its scores is unknown.",
+    gate="Look at the pictures too.",
+    epochs="Epoch 0 is step 0, before anything was learned.",
+    before="The model that it came from first",
+    parts={},
+)
 
 
 def read_card(store: Store, database: Database, state_dir: Path, job_id: str) -> Card:
@@ -51,15 +56,12 @@ def read_card(store: Store, database: Database, state_dir: Path, job_id: str) ->
         warnings = records.warnings_of(session, job_id)
         decisions = _decisions(session, job)
     candidate, parent = _candidate(store, job), _parent(store, job)
-    kind = None if parent is None else kind_of(parent)
-    words = (kind or ROUTING_SPACE).words
+    adaptation = None if parent is None else kind_of(parent).adaptation
+    words = _UNKNOWN if adaptation is None else adaptation.words
     lineage = None if candidate is None else candidate.manifest.lineage
     details: Mapping[str, Any] = {} if lineage is None else lineage.details
     result = {**details, **(job.result or {})}
     best = result.get("best_epoch")
-    used = details.get("coefficients") or next(
-        (data.get("coefficients") for data in reversed(epochs) if data.get("coefficients")), None
-    )
     return Card(
         job=job.id,
         kind=job.kind,
@@ -80,9 +82,7 @@ def read_card(store: Store, database: Database, state_dir: Path, job_id: str) ->
         images=_count(result.get("images")),
         best_epoch=best if isinstance(best, int) else None,
         epochs=_epochs(epochs, tuple(words.parts)),
-        coefficients=_coefficients(used),
-        picking=_picking(result),
-        attention=_attention(result.get("attention")),
+        sections=() if adaptation is None else adaptation.sections(result, epochs),
         gate=_gate(job.gate or (gates[-1] if gates else None)),
         pictures=_pictures(JobFolder(state_dir, job.id)),
         warnings=tuple(warnings),
@@ -149,53 +149,19 @@ def _stage(progress: Mapping[str, Any]) -> str | None:
 
 def _epochs(found: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> tuple[Epoch, ...]:
     # An attempt that goes on from a checkpoint may say an epoch again: the last word counts.
-    by_number = {data["epoch"]: data for data in found if isinstance(data.get("epoch"), int)}
+    by_epoch = {data["epoch"]: data for data in found if isinstance(data.get("epoch"), int)}
     return tuple(
         Epoch(
-            epoch=number,
-            loss=_float(data.get("loss")),
-            parts={name: _float(data[name]) for name in parts if name in data},
-            foreground=_float(data.get("foreground")),
-            agreement=_float(data.get("agreement")),
+            epoch=epoch,
+            loss=number(data.get("loss")),
+            parts={name: number(data[name]) for name in parts if name in data},
+            foreground=number(data.get("foreground")),
+            agreement=number(data.get("agreement")),
             safe=data.get("safe") is not False,
             reason=data.get("reason") or None,
         )
-        for number, data in sorted(by_number.items())
+        for epoch, data in sorted(by_epoch.items())
     )
-
-
-def _coefficients(found: Any) -> Coefficients | None:
-    """None unless it is a table of numbers, as wide as there are models and as long as there are layers."""
-    try:
-        layers, models = tuple(map(str, found["layers"])), tuple(map(str, found["models"]))
-        values = tuple(tuple(float(value) for value in layer) for layer in found["values"])
-    except (KeyError, TypeError, ValueError):
-        return None
-    whole = len(values) == len(layers) and {len(layer) for layer in values} == {len(models)}
-    finite = all(math.isfinite(value) and value >= 0 for layer in values for value in layer)
-    return Coefficients(layers, models, values) if whole and finite and models else None
-
-
-def _attention(found: Any) -> Mapping[str, float]:
-    """Empty unless it is shares by source."""
-    if not isinstance(found, Mapping):
-        return {}
-    shares = {str(source): _float(share) for source, share in found.items()}
-    known = {source: share for source, share in shares.items() if share is not None and 0 <= share <= 1}
-    return known if len(known) == len(shares) else {}
-
-
-def _picking(result: Mapping[str, Any]) -> Picking | None:
-    """None unless a cluster was picked, and it is told from which by what."""
-    try:
-        sites = {str(name): tuple(map(str, found)) for name, found in result["sites"].items()}
-        costs = {
-            str(criterion): {name: _float(found.get(name)) for name in sites}
-            for criterion, found in result["costs"].items()
-        }
-        return Picking(str(result["cluster"]), str(result["options"]["criterion"]), sites, costs)
-    except (AttributeError, KeyError, TypeError):
-        return None
 
 
 def _gate(found: Mapping[str, Any] | None) -> Gate | None:
@@ -206,7 +172,7 @@ def _gate(found: Mapping[str, Any] | None) -> Gate | None:
 
 
 def _check(found: Mapping[str, Any]) -> CheckRow:
-    value, limit, passed = _float(found.get("value")), _float(found.get("limit")), found.get("passed")
+    value, limit, passed = number(found.get("value")), number(found.get("limit")), found.get("passed")
     bound = _BOUNDS.get(str(found.get("bound")), "")
     # What was not measured counts for nothing; but a value that is no number has failed, and stays failed.
     unmeasured = value is None and passed is not False
@@ -232,10 +198,6 @@ def _pictures(folder: JobFolder) -> tuple[tuple[Picture, ...], ...]:
             shown = ((when, content) for when, content in pictures.items() if content is not None)
             found.append(tuple(Picture(f"scan {scan}, {when}", content) for when, content in shown))
     return tuple(found)
-
-
-def _float(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def _count(value: Any) -> int | None:

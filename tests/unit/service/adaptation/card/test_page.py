@@ -9,18 +9,29 @@ from html.parser import HTMLParser
 
 import pytest
 
-from service.adaptation.card.model import Card, CheckRow, Coefficients, Decision, Epoch, Gate, Picture
+from service.adaptation.card.model import Card, CheckRow, Decision, Epoch, Gate, Picture
 from service.adaptation.card.page import heat_map, render
-from service.kinds.cross_attention import CROSS_ATTENTION
+from service.kinds import ADAPTABLE
+from service.kinds.card import HeatMap, Section
 
 NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
 PNG = b"\x89PNG\r\n\x1a\nnot really"
-COEFFICIENTS = Coefficients(("encoder1", "head"), ("aster", "global"), ((0.75, 0.25), (1.0, 3.0)))
+ROUTING, JOINING, PICKING = (ADAPTABLE[name] for name in ("routing-space", "cross-attention", "clusters"))
+
+
+def routed(layers: list[str], models: list[str], *values: list[float]) -> tuple[Section, ...]:
+    coefficients = {"layers": layers, "models": models, "values": values}
+    return ROUTING.sections({"coefficients": coefficients}, ())
+
+
+COEFFICIENTS = HeatMap(("encoder1", "head"), ("aster", "global"), ((0.75, 0.25), (1.0, 3.0)), "all layers")
+ROUTED = routed(["encoder1", "head"], ["aster", "global"], [0.75, 0.25], [1.0, 3.0])
 FULL = Card(
     job="a" * 32,
     kind="adaptation",
     state="succeeded",
     model="brain@2",
+    words=ROUTING.words,
     hospital="dune",
     attempt=2,
     created=NOW,
@@ -37,7 +48,7 @@ FULL = Card(
         Epoch(1, 0.2, {"entropy": 0.1, "shape": None}, 0.04, 0.97),
         Epoch(2, None, {"entropy": None, "shape": None}, 0.0, 0.1, False, "the foreground is gone"),
     ),
-    coefficients=COEFFICIENTS,
+    sections=ROUTED,
     gate=Gate(
         False,
         (
@@ -52,7 +63,7 @@ FULL = Card(
     options={"preset": "paper", "epochs": 10, "routing_rate": None},
     lineage={"method": "iop-fl-routing", "sites": ("aster",)},
 )
-BARE = Card(job="a" * 32, kind="adaptation", state="queued", model="brain@2")
+BARE = Card(job="a" * 32, kind="adaptation", state="queued", model="brain@2", words=ROUTING.words)
 
 
 class Page(HTMLParser):
@@ -161,7 +172,7 @@ def test_text_from_anybody_is_text() -> None:
             candidate_withdrawn=HOSTILE,
             warnings=(HOSTILE,),
             epochs=(Epoch(0, 0.1, {HOSTILE: 0.2}, safe=False, reason=HOSTILE), Epoch(1, 0.1)),
-            coefficients=Coefficients((HOSTILE,), (HOSTILE, "global"), ((0.5, 0.5),)),
+            sections=routed([HOSTILE], [HOSTILE, "global"], [0.5, 0.5]),
             gate=Gate(False, (CheckRow(HOSTILE, HOSTILE, 1.0, HOSTILE, False),)),
             pictures=((Picture(HOSTILE, PNG), Picture(HOSTILE, PNG)),),
             decisions=(Decision(1, NOW, HOSTILE, HOSTILE, True, False),),
@@ -205,9 +216,7 @@ def test_each_state_says_what_it_is_and_why(state: str) -> None:
 
 
 def test_what_was_learned_is_shown_while_the_job_still_runs() -> None:
-    found = page(
-        replace(BARE, state="running", epochs=FULL.epochs[:2], coefficients=COEFFICIENTS, stage="adapting")
-    )
+    found = page(replace(BARE, state="running", epochs=FULL.epochs[:2], sections=ROUTED, stage="adapting"))
     assert "Epoch by epoch" in found.text
     assert "Whose knowledge each layer uses" in found.text
     assert "They are drawn once the adaptation is finished" in found.text
@@ -255,14 +264,15 @@ def test_shares_are_normalised_per_layer_and_coloured_by_their_ratio_to_equal_pa
 
 
 def test_a_layer_that_uses_nothing_is_drawn_all_the_same() -> None:
-    cells = dict(heat_map(Coefficients(("head",), ("aster", "global"), ((0.0, 0.0),))))
+    cells = dict(heat_map(HeatMap(("head",), ("aster", "global"), ((0.0, 0.0),), "all layers")))
     assert [cell.share for cell in cells["aster"]] == [0.0, 0.0]
     assert cells["aster"][0].strength == 100
 
 
 def test_attention_is_drawn_in_proportion_and_names_are_escaped() -> None:
     shares = {"own": 0.5, "aster": 0.25, "<b>birch</b>": 0.25}
-    content = render(replace(FULL, attention=shares, words=CROSS_ATTENTION.words))
+    sections = (*FULL.sections, *JOINING.sections({"attention": shares}, ()))
+    content = render(replace(FULL, sections=sections, words=JOINING.words))
     shown = Page(content)
     own, aster, birch = (float(str(bar["width"])) for bar in shown.named("rect"))
     assert own == pytest.approx(2 * aster, rel=1e-3)
@@ -272,3 +282,35 @@ def test_attention_is_drawn_in_proportion_and_names_are_escaped() -> None:
     assert "Whose tokens are attended to" in shown.text
     assert "chose the epoch" in shown.text
     assert "Whose tokens are attended to" not in page(FULL).text
+
+
+PICKED = {
+    "cluster": "2",
+    "options": {"criterion": "information"},
+    "sites": {"1": ["elm", "fir"], "2": ["<b>hazel</b>"]},
+    "costs": {"information": {"1": 0.25, "2": -0.5}, "entropy": {"1": 0.125, "2": None}},
+}
+
+
+def test_the_cost_of_every_cluster_is_a_row_and_the_picked_one_is_marked() -> None:
+    content = render(
+        replace(BARE, state="succeeded", words=PICKING.words, sections=PICKING.sections(PICKED, ()))
+    )
+    shown = Page(content).text
+    assert "Which cluster was picked" in shown
+    assert "by information" in shown.replace("  ", " ")
+    rows = re.findall(r"<tr><td><b>(.*?)</b></td>(.*?)</tr>", content, re.DOTALL)
+    cells = {name: re.findall(r"<td.*?>(.*?)</td>", rest, re.DOTALL) for name, rest in rows}
+    assert cells["1"] == ["elm, fir", "0.25", "0.125", ""]
+    assert cells["2"] == ["&lt;b&gt;hazel&lt;/b&gt;", "-0.5", "–", '<b class="good">picked</b>']
+
+
+@pytest.mark.parametrize("missing", ["cluster", "options", "sites", "costs"])
+def test_a_result_without_a_whole_pick_has_no_section(missing: str) -> None:
+    assert PICKING.sections({name: value for name, value in PICKED.items() if name != missing}, ()) == ()
+    assert PICKING.sections({**PICKED, missing: 3}, ()) == () or missing == "cluster"
+
+
+@pytest.mark.parametrize("found", [None, {}, "own", {"own": 1.5}, {"own": 0.5, "aster": "half"}])
+def test_attention_that_is_no_share_of_1_has_no_section(found: object) -> None:
+    assert JOINING.sections({"attention": found}, ()) == ()

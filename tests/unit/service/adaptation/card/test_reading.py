@@ -17,9 +17,10 @@ from service.database import Database
 from service.errors import JobUnknown
 from service.jobs import records
 from service.jobs.files import JobFolder
-from service.kinds.cross_attention import CROSS_ATTENTION
+from service.kinds import ADAPTABLE
+from service.kinds.card import HeatMap
 from service.settings import Settings
-from tests.helpers.service.adapted_versions import publish_model
+from tests.helpers.service.adapted_versions import publish_model, publish_space
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def test_a_job_that_only_waits_has_a_card(here: Place) -> None:
 
 
 def test_a_job_under_way_shows_the_latest_that_is_known(here: Place) -> None:
-    job = submit(here, state="running", progress={"stage": "adapting", "epoch": 1, "epochs": 5})
+    progress = {"stage": "adapting", "epoch": 1, "epochs": 5}
+    job = submit(here, state="running", progress=progress, parent=publish_space(here.store, 0).digest)
     first = {"epoch": 0, "loss": 0.5, "entropy": 0.4, "coefficients": table([0.5, 0.5], [0.5, 0.5])}
     latest = {"epoch": 1, "loss": 0.3, "entropy": None, "safe": False, "reason": "gone"}
     again = {**latest, "loss": 0.2, "coefficients": table([0.9, 0.1], [0.5, 0.5])}
@@ -87,8 +89,9 @@ def test_a_job_under_way_shows_the_latest_that_is_known(here: Place) -> None:
         (0, 0.5, True, None),
         (1, 0.2, False, "gone"),
     ]
-    assert card.coefficients is not None
-    assert card.coefficients.values[0] == (0.9, 0.1)
+    (section,) = card.sections
+    assert isinstance(section.body, HeatMap)
+    assert section.body.values[0] == (0.9, 0.1)
     assert (card.stage, card.warnings) == ("adapting, epoch 1 of 5", ("one scan is dark",))
 
 
@@ -124,9 +127,9 @@ def test_a_check_that_was_not_measured_is_no_check_that_passed_nor_one_that_fail
     ],
 )
 def test_coefficients_that_are_no_table_are_left_out(here: Place, found: Any) -> None:
-    job = submit(here)
+    job = submit(here, parent=publish_space(here.store, 0).digest)
     note(here, job, "epoch", {"epoch": 0, "loss": 0.1, "coefficients": found})
-    assert here.card(job).coefficients is None
+    assert here.card(job).sections == ()
 
 
 def test_what_another_version_may_have_written_breaks_no_card(here: Place) -> None:
@@ -170,8 +173,17 @@ def test_what_was_made_from_a_withdrawn_parent_is_told_in_its_kinds_words(here: 
     note(here, job, "epoch", {"epoch": 0, "loss": 0.1, "dice": 0.5})
     here.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
     card = here.card(job)
-    assert (card.model, card.words) == ("brain@1", CROSS_ATTENTION.words)
+    assert (card.model, card.words) == ("brain@1", ADAPTABLE["cross-attention"].words)
     assert card.epochs[0].parts == {"loss": 0.1, "dice": 0.5}
+
+
+def test_a_card_without_its_parent_claims_nothing_about_the_kind(here: Place) -> None:
+    job = submit(here, state="succeeded", result={"attention": {"own": 1.0}})
+    note(here, job, "epoch", {"epoch": 0, "loss": 0.5, "dice": 0.4})
+    card = here.card(job)
+    assert (card.model, card.sections, card.epochs[0].loss) == ("brain", (), 0.5)
+    assert "no longer in the store" in render(card)
+    assert all(found.words.truth not in render(card) for found in ADAPTABLE.values())
 
 
 def test_there_is_no_card_of_no_job(here: Place) -> None:

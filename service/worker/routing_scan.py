@@ -1,4 +1,4 @@
-"""A job of kind `scan`: adapt to one scan, segment it, keep nothing but the answer.
+"""A job of kind `scan` of a routing space: adapt to one scan, segment it, keep nothing but the answer.
 
 The answer is what `/segment` sends, headers included. The same scan gets the same mask again.
 """
@@ -28,9 +28,8 @@ from service.worker.pictures import load
 from service.worker.routing_adapt import LoadedSpace, adapt_and_merge, load_space
 
 
-def run_scan(attempt: Attempt) -> AttemptOutcome:
+def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
     """Adapt and answer. Raises what its parts raise; the runner turns that into words."""
-    attempt.set_stage("preparing")
     data = attempt.folder.read(attempt.folder.input)
     if data is None:
         raise AdaptationRejected("the scan is not there any more; send it again")

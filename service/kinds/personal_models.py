@@ -1,0 +1,13 @@
+"""Personal models (FedBN, FedPer, FedRep): one per consenting site, and a global one where there is one."""
+
+from __future__ import annotations
+
+from model_store.manifest import PersonalModelsManifest
+from service.kinds.kind import ArtefactKind, Parts
+
+KIND = ArtefactKind(
+    manifest=PersonalModelsManifest,
+    noun="personal models",
+    description="one per site, with a global one where the method has one",
+    parts=lambda artefact: Parts(artefact.manifest.global_model, artefact.manifest.inside),
+)
