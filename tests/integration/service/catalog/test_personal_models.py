@@ -1,0 +1,135 @@
+"""Personal models (FedBN, FedPer, FedRep) over HTTP: a member gets its own model, others the global one."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from model_store.artefact import Artefact
+from model_store.manifest import Lineage, NetworkSpec, PersonalModelsManifest
+from model_store.store import Store
+from tests.helpers.service.network_input import file_of
+
+Publish = Callable[..., Artefact]
+
+NETWORK = NetworkSpec(name="threshold", arguments={"slope": 0.5})
+# By part: what is brighter than this is marked.
+THRESHOLDS = {"global": 90, "aster": 40, "birch": 150}
+PIXELS = np.arange(0, 256, 1, dtype=np.uint8).repeat(4).reshape(32, 32)
+
+
+def publish(root: Path, publish_bright: Publish, name: str, *roles: str) -> None:
+    parts = {
+        role: publish_bright(
+            root,
+            f"{name}.{role}",
+            at=THRESHOLDS[role],
+            part_of=name,
+            role="global" if role == "global" else "inside",
+            site=None if role == "global" else role,
+            network=NETWORK,
+        )
+        for role in roles
+    }
+    digests = {role: part.digest for role, part in parts.items()}
+    manifest = PersonalModelsManifest(
+        name=name,
+        task=parts[roles[0]].manifest.task,
+        lineage=Lineage(method="fedbn", run="r", sites=("aster", "birch", "cedar"), rounds=2, seed=0),
+        global_model=digests.pop("global", None),
+        inside=digests,
+    )
+    Store(root).publish(manifest, {})
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Publish) -> Any:
+    """`whole` with a global model, `own` without one, `single` with one site; `cedar` exported no model."""
+    root = tmp_path_factory.mktemp("store")
+    publish(root, publish_bright, "whole", "global", "aster", "birch")
+    publish(root, publish_bright, "own", "aster", "birch")
+    publish(root, publish_bright, "single", "aster")
+    api = start(root)
+    for name, site in (("at-aster", "aster"), ("at-cedar", "cedar"), ("outside", None)):
+        assert api.client.put(f"/hospitals/{name}", json={"name": name, "site": site}).status_code == 201
+    return api
+
+
+@pytest.mark.parametrize(
+    ("asked", "role", "header"),
+    [
+        ({"model": "whole", "hospital": "at-aster"}, "aster", "member; site=aster"),
+        ({"model": "own", "hospital": "at-aster"}, "aster", "member; site=aster"),
+        ({"model": "whole", "personalization": "member", "site": "birch"}, "birch", "member; site=birch"),
+        ({"model": "own", "personalization": "member", "site": "birch"}, "birch", "member; site=birch"),
+        ({"model": "whole", "hospital": "outside"}, "global", "global"),
+        ({"model": "whole", "hospital": "at-cedar"}, "global", "global"),
+        ({"model": "whole"}, "global", "global"),
+    ],
+)
+def test_the_mask_is_that_of_the_sites_model_or_of_the_global_one(
+    api: Any, asked: dict[str, str], role: str, header: str
+) -> None:
+    answer = api.segment(file_of(PIXELS, "PNG"), **asked)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["locum-personalization"] == header
+    mask = np.asarray(Image.open(io.BytesIO(answer.content)))
+    np.testing.assert_array_equal(mask != 0, THRESHOLDS[role] < PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sites"),
+    [
+        ({"model": "own", "hospital": "outside"}, ["aster", "birch"]),
+        ({"model": "own", "hospital": "at-cedar"}, ["aster", "birch"]),
+        ({"model": "own", "personalization": "global"}, ["aster", "birch"]),
+        ({"model": "own"}, ["aster", "birch"]),
+        # The model of the only site is still that site's own.
+        ({"model": "single", "hospital": "outside"}, ["aster"]),
+    ],
+)
+def test_without_a_global_model_other_hospitals_are_refused_and_the_sites_named(
+    api: Any, asked: dict[str, str], sites: list[str]
+) -> None:
+    answer = api.segment(file_of(PIXELS, "PNG"), **asked)
+    assert answer.status_code == 422
+    problem = answer.json()
+    assert problem["type"] == "urn:locum:problem:no-global-model"
+    assert problem["choices"] == sites
+    assert f"'{asked['model']}@1' has no global model, only those of: {', '.join(sites)}" in problem["detail"]
+
+
+def test_a_site_that_exported_no_model_is_unknown(api: Any) -> None:
+    answer = api.segment(file_of(PIXELS, "PNG"), model="own", personalization="member", site="cedar")
+    assert (answer.status_code, answer.json()["choices"]) == (404, ["aster", "birch"])
+
+
+def test_they_are_listed_with_their_parts(api: Any) -> None:
+    listed = {model["name"]: model for model in api.client.get("/models").json()["models"]}
+    assert list(listed) == ["own", "single", "whole"]
+    assert {model["kind"] for model in listed.values()} == {"personal-models"}
+    assert listed["own"]["sites"] == ["aster", "birch", "cedar"]
+    parts = {name: api.client.get(f"/models/{name}/versions/1").json()["parts"] for name in ("own", "whole")}
+    assert [part["role"] for part in parts["own"]] == ["aster", "birch"]
+    assert [part["reference"] for part in parts["whole"]] == [
+        "whole.global@1",
+        "whole.aster@1",
+        "whole.birch@1",
+    ]
+
+
+def test_they_can_be_adapted_neither_to_a_hospital_nor_to_a_scan(api: Any) -> None:
+    body = {"scans": ("scan", file_of(PIXELS, "PNG"))}
+    job = api.client.post("/hospitals/outside/adaptations", files=body, data={"model": "whole"})
+    scan = api.segment(file_of(PIXELS, "PNG"), model="whole", personalization="scan")
+    for answer in (job, scan):
+        assert (answer.status_code, answer.json()["type"]) == (422, "urn:locum:problem:not-adaptable")
+        assert "'whole@1' is of kind personal-models" in answer.json()["detail"]
+    # What can be adapted is named, with the command that makes it.
+    assert "a routing-space: a global model" in job.json()["detail"]
