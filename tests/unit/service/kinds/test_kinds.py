@@ -1,0 +1,100 @@
+"""Every kind of artefact is declared once, and no other module of the service decides by a kind."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from inspect import signature
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Any
+
+import pytest
+
+import service
+from model_store import manifest
+from service.kinds import ADAPTABLE, ADAPTING_ITSELF, DESCRIPTION, KINDS, SCAN_BY_JOB
+
+SERVICE = Path(next(iter(service.__path__)))
+MANIFESTS = {"AnyManifest", "BaseManifest", "NetworkManifest"} | {
+    found.__name__ for found in manifest.KINDS.values()
+}
+
+
+@pytest.mark.parametrize("name", manifest.KINDS)
+def test_every_kind_of_manifest_has_a_declaration(name: str) -> None:
+    declared = KINDS[name]
+    assert declared.manifest is manifest.KINDS[name]
+    assert declared.name == name
+    assert f"`{name}`" in DESCRIPTION
+    (SERVICE / "kinds" / f"{name.replace('-', '_')}.py").read_bytes()
+
+
+def test_only_manifests_kinds_are_declared() -> None:
+    assert list(KINDS) == list(manifest.KINDS)
+    modules = {path.stem.replace("_", "-") for path in (SERVICE / "kinds").glob("*.py")}
+    assert modules - {*manifest.KINDS} == {"--init--", "kind", "card"}
+
+
+def test_the_description_names_every_kind_and_groups_those_alike() -> None:
+    assert DESCRIPTION.startswith(
+        "`model` is one network; `routing-space` and `cross-attention` a global one with one per site; "
+        "`clusters` one per cluster of sites; `ssf-pool` one that adapts itself to every scan; "
+        "`personal-models` one per site, with a global one where the method has one"
+    )
+    assert DESCRIPTION.endswith(".")
+    assert (ADAPTING_ITSELF, SCAN_BY_JOB) == ("an ssf-pool", "a routing-space")
+
+
+@pytest.mark.parametrize("name", ADAPTABLE)
+def test_the_workers_functions_are_there_and_take_an_attempt(name: str) -> None:
+    adaptation = ADAPTABLE[name]
+    for run in (adaptation.run, *([adaptation.scan.run] if adaptation.scan else [])):
+        assert list(signature(resolve_name(run)).parameters) == ["attempt"]
+
+
+def test_personal_models_are_not_adaptable() -> None:
+    assert "personal-models" in KINDS
+    assert "personal-models" not in ADAPTABLE
+
+
+def asks_for_kind(tree: ast.AST) -> Iterator[int]:
+    """Lines that ask for a manifest's class, or compare a manifest's kind with a name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "isinstance":
+            names = {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
+            if names & MANIFESTS:
+                yield node.lineno
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            literals = {side.value for side in sides if isinstance(side, ast.Constant)}
+            if any(isinstance(side, ast.Attribute) and side.attr == "kind" for side in sides) and literals & {
+                *manifest.KINDS
+            }:
+                yield node.lineno
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("isinstance(m, ModelManifest)", [1]),
+        ("isinstance(a.manifest, RoutingSpaceManifest | ClustersManifest)", [1]),
+        ("isinstance(m, (SsfPoolManifest, int))", [1]),
+        ("a.manifest.kind == 'clusters'", [1]),
+        ("'ssf-pool' != kind.kind", [1]),
+        ("isinstance(m, Mapping) and job.kind == 'scan'", []),
+    ],
+)
+def test_a_question_for_a_kind_is_recognised(line: str, found: list[int]) -> None:
+    assert list(asks_for_kind(ast.parse(line))) == found
+
+
+def test_no_module_but_the_declarations_asks_for_a_kind() -> None:
+    found: dict[str, Any] = {}
+    for path in SERVICE.rglob("*.py"):
+        if path.parent == SERVICE / "kinds":
+            continue
+        lines = list(asks_for_kind(ast.parse(path.read_text(encoding="utf-8"))))
+        if lines:
+            found[str(path.relative_to(SERVICE))] = lines
+    assert found == {}
