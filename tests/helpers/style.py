@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
 import sys
 import tokenize
 from collections import Counter
@@ -23,8 +22,9 @@ BANNED = re.compile(
     r"|owed|beware|hearsay)\b",
     re.IGNORECASE,
 )
+FOLDERS = ("model_store", "personalization", "training", "service", "benchmarks", "demo", "tests", "docs")
 # Made by `python -m benchmarks report`, and this file's own list.
-EXEMPT = ("docs/results/", "tests/helpers/style.py", "shared/")
+EXEMPT = ("docs/results/", "tests/helpers/style.py")
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
@@ -53,22 +53,26 @@ def hits(path: Path) -> list[tuple[int, str, str]]:
     ]
 
 
-def tracked(*paths: str) -> list[Path]:
-    """The repository's Markdown, Python, YAML, HTML and TOML files below `paths`, exempt ones left out."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *paths]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+def prose_files(*paths: str) -> list[Path]:
+    """The files with prose below `paths`, by default everywhere; exempt ones are left out."""
+    places = [ROOT / path for path in paths or (*FOLDERS, ".")]
+    files = (
+        file
+        for place in places
+        for file in ([place] if place.is_file() else place.glob("*") if place == ROOT else place.rglob("*"))
+    )
     return [
-        ROOT / name
-        for name in listed
-        if name.endswith((".md", ".py", ".yaml", ".html", ".toml"))
-        and not name.startswith(EXEMPT)
-        and (ROOT / name).is_file()
+        file
+        for file in sorted(files)
+        if file.is_file()
+        and file.suffix in (".md", ".py", ".yaml", ".html", ".toml")
+        and not str(file.relative_to(ROOT)).startswith(EXEMPT)
     ]
 
 
 if __name__ == "__main__":
     counts: Counter[str] = Counter()
-    for file in tracked(*(sys.argv[1:] or ["."])):
+    for file in prose_files(*sys.argv[1:]):
         for number, word, line in hits(file):
             name = file.relative_to(ROOT)
             counts["/".join(name.parts[:2])] += 1

@@ -28,6 +28,23 @@ def test_every_relative_link_leads_to_a_file(page: Path) -> None:
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_anchor_of_a_link_is_a_heading(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", page.read_text(encoding="utf-8"))
+    targets = [(page.parent / name if name else page, anchor) for name, anchor in links]
+    assert [
+        f"{target.name}#{anchor}"
+        for target, anchor in targets
+        if target.suffix == ".md" and anchor not in anchors(target)
+    ] == []
+
+
 def test_every_setting_of_the_service_is_documented() -> None:
     assert [n for n in Settings.model_fields if f"LOCUM_{n.upper()}`" not in CONFIGURATION] == []
 

