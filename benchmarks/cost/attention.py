@@ -1,7 +1,5 @@
 """What FedOAP's decoupled cross-attention costs beside the plain U-Net of the same width.
 
-    python -m benchmarks.cost.attention --rows docs/results/attention_cost.jsonl
-
 A step of training (forward, loss, backward, AdamW; PyTorch) and one image's inference (onnxruntime), each on
 one thread, with attention to K - 1 other sites against the plain bottleneck. The two alternate, step by step;
 medians are compared. The floor is arithmetic: the ratio of their multiply-adds, counted operator by operator.
@@ -9,21 +7,23 @@ medians are compared. The floor is arithmetic: the ratio of their multiply-adds,
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
-import typer
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.measuring import milliseconds, quartiles
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.tables import table
 from personalization.export import to_onnx
 from personalization.fedoap.losses import binary_loss
 from personalization.fedoap.parts import bank_state
@@ -34,6 +34,65 @@ SITES = (1, 3, 5, 9)
 BOUND = 1.1
 # The first steps allocate memory and warm caches, on both sides.
 WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Channels at full resolution (the paper's is 64), the images' side, and steps to time on each side."""
+
+    width: int = 16
+    size: int = 128
+    repeats: int = 15
+
+
+PROFILES = {"smoke": Profile(2, 32, 2), "cpu": Profile()}
+
+
+class AttentionCost(Experiment[Profile]):
+    """The cost of decoupled cross-attention, in training and in serving."""
+
+    name = "attention_cost"
+    title = "What cross-attention costs"
+    question = "What does cross-attention cost over the plain U-Net?"
+    profiles = PROFILES
+    tables = (Table("attention_cost"),)
+
+    def cells(self) -> list[Cell]:
+        """Training, then inference, by the number of sites; with the adapter, for three sites."""
+        return [
+            {
+                "mode": mode,
+                "width": self.profile.width,
+                "size": self.profile.size,
+                "sites": sites,
+                "adapter": adapter,
+                "batch": batch,
+                "repeats": self.profile.repeats * scale,
+            }
+            for mode, batch, scale in (("training", 8, 1), ("inference", 1, 4))
+            for sites, adapter in (*((sites, False) for sites in SITES), (3, True))
+        ]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure one cell."""
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """A table and a verdict for training, and for inference."""
+        settings = self.profile
+        header = ["sites K", "adapter", "plain, ms", "with attention, ms", "ratio", "floor", "over floor"]
+        parts = [
+            f"U-Net of width {settings.width} on {settings.size}x{settings.size}, one thread. Median "
+            "[quartiles]. The floor is the ratio of multiply-adds of a forward pass; instance norms, softmax "
+            "and the optimiser count nothing in it."
+        ]
+        for mode, what in (
+            ("training", "One training step, batch 8 (PyTorch)."),
+            ("inference", "One image (onnx)."),
+        ):
+            if of_mode := [row for row in rows if row["cell"]["mode"] == mode]:
+                parts += [what, table(header, [_line(row) for row in of_mode]), _verdict(of_mode)]
+        return parts
 
 
 def network(width: int, size: int, sites: int, *, attention: bool, adapter: bool) -> FedOapUNet:
@@ -98,7 +157,6 @@ def inference(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
 
 def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     """Measure one cell: seconds of both sides, their ratio, and the ratio of multiply-adds."""
-    torch.set_num_threads(1)
     size, batch = cell["size"], cell["batch"]
     sides = {
         "plain": network(cell["width"], size, 1, attention=False, adapter=False),
@@ -124,47 +182,13 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     }
 
 
-def main(
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    width: Annotated[int, typer.Option(help="Channels at full resolution; the paper's is 64.")] = 16,
-    size: Annotated[int, typer.Option(help="Height and width of an image.")] = 128,
-    repeats: Annotated[int, typer.Option(help="Steps to time on each side.")] = 15,
-    state_dir: Annotated[Path, typer.Option(help="Scratch space.")] = STATE_DIR,
-) -> None:
-    """Measure what has no row yet, then write the page."""
-    cells: list[Cell] = [
-        {
-            "mode": mode,
-            "width": width,
-            "size": size,
-            "sites": sites,
-            "adapter": adapter,
-            "batch": batch,
-            "repeats": repeats * scale,
-        }
-        for mode, batch, scale in (("training", 8, 1), ("inference", 1, 4))
-        for sites, adapter in (*((sites, False) for sites in SITES), (3, True))
-    ]
-    found = run("attention_cost", cells, Rows(rows), compute, state_dir)
-    header = ["sites K", "adapter", "plain, ms", "with attention, ms", "ratio", "floor", "over floor"]
-    sections = [
-        f"U-Net of width {width} on {size}x{size}, one thread. Median [quartiles]. The floor is the ratio of "
-        "multiply-adds of a forward pass; instance norms, softmax and the optimiser count nothing in it."
-    ]
-    for mode, what in (
-        ("training", "One training step, batch 8 (PyTorch)."),
-        ("inference", "One image (onnx)."),
-    ):
-        of_mode = [row for row in found if row["cell"]["mode"] == mode]
-        sections += [what, table(header, [_line(row) for row in of_mode]), _verdict(of_mode)]
-    command = f"python -m benchmarks.cost.attention --rows {rows} --width {width} --size {size}"
-    write_page(rows.with_suffix(".md"), "What cross-attention costs", command, rows, sections)
-
-
-def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
+def _verdict(rows: Sequence[Row]) -> str:
     """Attention is held against the bound; the adapter adds what the floor leaves out, at full resolution."""
     worst = {
-        adapter: max(row["result"]["over_floor"] for row in rows if row["cell"]["adapter"] is adapter)
+        adapter: max(
+            (row["result"]["over_floor"] for row in rows if row["cell"]["adapter"] is adapter),
+            default=math.nan,
+        )
         for adapter in (False, True)
     }
     within = "within" if worst[False] <= BOUND else "**not within**"
@@ -175,12 +199,8 @@ def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
-def _line(row: Mapping[str, Any]) -> list[str]:
+def _line(row: Row) -> list[str]:
     cell, result = row["cell"], row["result"]
     sides = [milliseconds(s) for s in (result["plain_s"], result["with_s"])]
     ratios = [f"{result[name]:.3f}" for name in ("ratio", "floor", "over_floor")]
     return [str(cell["sites"]), "yes" if cell["adapter"] else "no", *sides, *ratios]
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -14,7 +14,7 @@ from benchmarks.accuracy.cross_organ.data import Hospitals, Inside
 from benchmarks.accuracy.cross_organ.judging import as_json
 from benchmarks.accuracy.cross_organ.methods import FedBn, FedPer, FedRep, FirstStage, Sparing, TrainedIn
 from benchmarks.harness.cells import Cell
-from benchmarks.harness.federate import federate
+from benchmarks.harness.federate import federate, in_memory
 from model_store.manifest import NetworkSpec
 from personalization.fedoap.joining import JoiningConfig, JoiningExamples, join
 from personalization.state import State
@@ -114,7 +114,7 @@ class _Study:
         data = self._inside.data
         data = {site: data[site]} if site else data
         identity = {"cell": dict(self._cell), "data": self._hospitals.federation.digest}
-        return federate(method, data, self._around, self._work / name, identity)
+        return federate(method, in_memory(data), self._around, self._work / name, identity)
 
     def _take(self, arm: str, method: FedOap, outcome: RunOutcome) -> None:
         """Test every site's model on its own test images, and note its Dice in validation by round."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from benchmarks.accuracy.cross_organ.arms import (
     ARMS,
@@ -35,9 +33,9 @@ from benchmarks.accuracy.cross_organ.scores import (
     difference,
 )
 from benchmarks.harness import scores as tables
-from benchmarks.harness.cells import Cell, Rows, key
+from benchmarks.harness.cells import Cell, Row, key
 from benchmarks.harness.scores import Scores
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.tables import table
 
 COMPARISONS = (
     *((WHOLE, arm) for arm in ARMS if arm != WHOLE),
@@ -57,20 +55,16 @@ OUTSIDE_PAIRS = ((WHOLE, FEDAVG), (WHOLE, SCRATCH), (FEDAVG, SCRATCH), (WHOLE_PB
 _WORDS = {"helps": "earns its keep", "harms": "does harm", "no difference shown": "is not shown to help"}
 
 
-def page(path: Path, cells: Sequence[Cell], command: str) -> None:
-    """Write the page beside the rows, from those of `cells`."""
-    rows = Rows(path).of(cells)
-    sections = ["No cell of the profile's configuration is finished yet."]
-    if rows:
-        shown = comparable(rows, cells)
-        sections = [about(rows, len(cells))]
-        if len(shown) < len(rows):
-            sections.append("What follows is of the seeds alone that every arm has finished.")
-        sections += [*inside(shown), *plateau(shown), *twice_as_long(shown), *outside(shown)]
-    write_page(path.with_suffix(".md"), "Across organs", command, path, sections)
+def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
+    """The page; `rows` are the finished ones of `cells`."""
+    shown = comparable(rows, cells)
+    parts = [about(rows, len(cells))]
+    if len(shown) < len(rows):
+        parts.append("What follows is of the seeds alone that every arm has finished.")
+    return [*parts, *inside(shown), *plateau(shown), *twice_as_long(shown), *outside(shown)]
 
 
-def comparable(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> list[Mapping[str, Any]]:
+def comparable(rows: Sequence[Row], cells: Sequence[Cell]) -> list[Row]:
     """The rows of seeds that all arms have finished, and all rows while there is no such seed.
 
     Each seed tests other patients: where arms have other seeds their means are of other patients.
@@ -81,7 +75,7 @@ def comparable(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> list
     return [row for row in rows if row["cell"]["seed"] not in unfinished] or list(rows)
 
 
-def about(rows: Sequence[Mapping[str, Any]], cells: int) -> str:
+def about(rows: Sequence[Row], cells: int) -> str:
     """What was run, and how to read it."""
     cell = rows[0]["cell"]
     method = ", ".join(f"{name} {value}" for name, value in cell["method"].items())
@@ -105,7 +99,7 @@ def about(rows: Sequence[Mapping[str, Any]], cells: int) -> str:
     )
 
 
-def inside(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def inside(rows: Sequence[Row]) -> list[str]:
     """Every arm at every site, the differences, the parts of FedOAP, and false alarms."""
     scores = dice_scores(rows)
     arms = [arm for arm in ARMS if arm in scores]
@@ -129,7 +123,7 @@ def inside(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return parts
 
 
-def twice_as_long(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def twice_as_long(rows: Sequence[Row]) -> list[str]:
     """What the controls find in test, against their arms and each other, on the seeds that have them."""
     scores = dice_scores(rows)
     pairs = [pair for pair in CONTROLLED if pair[0] in scores and pair[1] in scores]
@@ -162,7 +156,7 @@ def keep(scores: Scores) -> list[str]:
     return ["Which parts earn their keep, in the mean of sites:", "\n".join(lines)] if lines else []
 
 
-def alarms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def alarms(rows: Sequence[Row]) -> list[str]:
     """False alarms on images without a tumour; the sites that have such images."""
     scores = alarm_scores(rows)
     sites = tables.sites_of(scores)
@@ -176,7 +170,7 @@ def alarms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def outside(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def outside(rows: Sequence[Row]) -> list[str]:
     """Sites from outside, by what they begin with and how many images they label."""
     cell = rows[0]["cell"]
     budgets = [ZERO_SHOT, *map(str, cell["budgets"])]

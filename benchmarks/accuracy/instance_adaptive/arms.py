@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.accuracy.instance_adaptive.full_tuning import FullTuning, norms_at
 from benchmarks.harness.cells import Cell
-from benchmarks.harness.federate import federate
+from benchmarks.harness.federate import federate, in_memory
 from model_store.manifest import NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
@@ -307,7 +307,7 @@ def _trained(
     identity: Mapping[str, Any],
 ) -> State:
     """What a federation comes to."""
-    outcome = federate(algorithm, data, around, work, identity)
+    outcome = federate(algorithm, in_memory(data), around, work, identity)
     return dict(algorithm.publication(outcome.server).models[0].weights)
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from benchmarks.accuracy.instance_adaptive.arms import (
     BATCH,
@@ -19,9 +17,9 @@ from benchmarks.accuracy.instance_adaptive.arms import (
     SINGLE,
     unpacked,
 )
-from benchmarks.harness.cells import Cell, Rows
+from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.scores import Scores, add, difference, mean_at, sites_of
-from benchmarks.harness.tables import mean_and_spread, table, write_page
+from benchmarks.harness.tables import mean_and_spread, table
 
 _AGAINST = {
     "classification": (FEDAVG, SINGLE, BATCH, RANDOM),
@@ -32,15 +30,14 @@ _ARMS = {"classification": CLASSIFYING, "segmentation": SEGMENTING}
 _WINS, _LOSES, _OPEN = "earns its keep", "loses", "no difference shown"
 
 
-def page(rows: Path, cells: Sequence[Cell], command: str) -> None:
-    """Write the page beside `rows`, from those of `cells` that are finished."""
-    found = Rows(rows).of(cells)
-    sections = [f"{len(found)} of {len(cells)} cells are finished."]
+def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
+    """The page; `rows` are the finished ones of `cells`."""
+    parts = [f"{len(rows)} of {len(cells)} cells are finished."]
     for part, what in (("classification", "accuracy"), ("segmentation", "foreground Dice per patient")):
-        own = [row for row in found if row["cell"]["part"] == part]
+        own = [row for row in rows if row["cell"]["part"] == part]
         groups = _groups(own)
         if groups:
-            sections += [
+            parts += [
                 f"## {part.capitalize()}",
                 _settings([row["cell"] for row in own]),
                 f"Mean {what} over all sites' test images, then mean ± deviation over seeds.",
@@ -53,7 +50,7 @@ def page(rows: Path, cells: Sequence[Cell], command: str) -> None:
                 "1: all). Of random entries, these are the drawn ones.",
                 _keys(groups),
             ]
-    write_page(rows.with_suffix(".md"), "Adapting to every instance", command, rows, sections)
+    return parts
 
 
 def _settings(cells: Sequence[Cell]) -> str:
@@ -74,9 +71,9 @@ def _told(name: str, value: object) -> str:
     return f"{name} {value}"
 
 
-def _groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
     """Rows by what a column shows: the set, and how many styles."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         cell = row["cell"]
         styles = f", {cell['styles']} styles" if "styles" in cell else ""
@@ -84,7 +81,7 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
     return groups
 
 
-def scores_of(rows: Sequence[Mapping[str, Any]]) -> Scores:
+def scores_of(rows: Sequence[Row]) -> Scores:
     """By arm, seed and image or patient."""
     scores: Scores = {}
     for row in rows:
@@ -94,7 +91,7 @@ def scores_of(rows: Sequence[Mapping[str, Any]]) -> Scores:
     return scores
 
 
-def _means(part: str, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _means(part: str, groups: Mapping[str, Sequence[Row]]) -> str:
     scores = {name: scores_of(rows) for name, rows in groups.items()}
     body = [
         [arm, *(mean_at(found[arm], sites_of(found)) for found in scores.values())] for arm in _ARMS[part]
@@ -102,7 +99,7 @@ def _means(part: str, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return table(["arm", *groups], body)
 
 
-def _differences(part: str, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _differences(part: str, groups: Mapping[str, Sequence[Row]]) -> str:
     body = []
     for name, rows in groups.items():
         scores = scores_of(rows)
@@ -115,7 +112,7 @@ def _differences(part: str, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -
     return table(["set", "against", "difference", "the pool"], body)
 
 
-def _keys(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _keys(groups: Mapping[str, Sequence[Row]]) -> str:
     body = []
     for name, rows in groups.items():
         for arm in (POOL, RANDOM):

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.cells import Cell
-from benchmarks.harness.federate import federate
+from benchmarks.harness.federate import federate, in_memory
 from model_store.task import Task
 from personalization.fedbicross.picking import cheapest, costs, observe, stability
 from personalization.options.picking import CRITERIA
@@ -160,7 +160,7 @@ class Study:
 
     def _run(self, algorithm: FedBiCross, name: str) -> Publication:
         identity = {"cell": dict(self._cell), "run": name, "method": algorithm.config.model_dump(mode="json")}
-        outcome = federate(algorithm, self.data, self._around, self._work / name, identity)
+        outcome = federate(algorithm, in_memory(self.data), self._around, self._work / name, identity)
         return algorithm.publication(outcome.server)
 
     def _from_uploads(self, name: str, **changes: Any) -> Publication:

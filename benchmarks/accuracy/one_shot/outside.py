@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks.accuracy.one_shot.arms import FOR_ANYBODY
-from benchmarks.accuracy.one_shot.scores import Row
+from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import mean_and_spread, table
 from personalization.fedbicross.picking import cheapest
 from personalization.gate import judge

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from benchmarks.accuracy.one_shot.arms import ARMS, FEDAVG, LITERAL, LOCAL, LONGER, NO_CLUSTERS, TUNED, WHOLE
 from benchmarks.accuracy.one_shot.outside import outside
 from benchmarks.accuracy.one_shot.scores import (
-    Row,
     balanced_of_all,
     difference_of_all,
     own_accuracies,
@@ -21,32 +19,28 @@ from benchmarks.accuracy.one_shot.scores import (
     own_difference,
     right_of_all,
 )
-from benchmarks.harness.cells import Cell, Rows
-from benchmarks.harness.tables import Interval, mean_and_spread, table, verdict, write_page
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.tables import Interval, mean_and_spread, table, verdict
 
 Differences = Callable[[Sequence[Row], str, str], tuple[Interval, list[float]]]
 # From this share of one class on, a client's training images count as nearly all of one class.
 ONE_SIDED = 0.8
 
 
-def page(path: Path, cells: Sequence[Cell], command: str) -> None:
-    """Write the page beside the rows, from those of `cells`."""
-    rows = Rows(path).of(cells)
-    sections = ["No cell of the profile's configuration is finished yet."]
-    if rows:
-        groups: dict[str, list[Row]] = {}
-        for row in rows:
-            groups.setdefault(setting(row), []).append(row)
-        sections = [
-            about(rows, len(cells)),
-            *own(groups),
-            *everybody(groups),
-            *where(rows),
-            *weights(rows),
-            *synthesis(groups),
-            *outside(groups),
-        ]
-    write_page(path.with_suffix(".md"), "One-shot federation", command, path, sections)
+def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
+    """The page; `rows` are the finished ones of `cells`."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(setting(row), []).append(row)
+    return [
+        about(rows, len(cells)),
+        *own(groups),
+        *everybody(groups),
+        *where(rows),
+        *weights(rows),
+        *synthesis(groups),
+        *outside(groups),
+    ]
 
 
 def setting(row: Row) -> str:

@@ -5,15 +5,14 @@ A row has strings of one character per test image (benchmarks.accuracy.one_shot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import Interval
 
-Row = Mapping[str, Any]
 Vector = NDArray[np.float64]
 _DRAWS = 10_000
 
