@@ -1,9 +1,9 @@
-"""What adapting costs beside plain training, what serving an adapted model costs, and what K costs in memory.
+"""Cost of a step of adaptation over plain training, of an adapted model over a plain one, and of K in memory.
 
-A step of adaptation needs two forward and two backward passes (the images, and their view under noise): as
-many as two steps of training the plain network on the same batch, which is the floor it is held against. The
-two alternate in one process; medians are compared. In the same way the merged network's graph is held against
-the plain one's in onnxruntime. Memory is the peak of a process of its own that loads K + 1 models and adapts.
+A step of adaptation needs two forward and two backward passes (the images, and the same images with noise).
+Its floor is two steps of training the plain network on the same batch. The two alternate in one process;
+medians are compared. The merged network's graph is compared with the plain one's in onnxruntime in the same
+way. Memory is the peak of a separate process that loads K + 1 models and adapts.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from personalization.test_time.presets import objective_of
 from training.methods.common.local_training import network_of, new_network, state_of
 
 BATCH = 16
-# The first ones allocate memory and warm caches, on both sides.
+# The first steps allocate memory and warm caches, on both sides.
 WARM_UP = 3
 
 
@@ -93,7 +93,7 @@ class AdaptationCost(Experiment[Profile]):
 
 
 def states_of(spec: NetworkSpec, count: int) -> list[State]:
-    """Fresh weights: what they are does not matter for what a step costs."""
+    """Random weights: the cost of a step does not depend on them."""
     return [state_of(new_network(spec, torch.Generator().manual_seed(seed))) for seed in range(count)]
 
 
@@ -116,7 +116,7 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
 
 
 def _step(cell: Cell) -> dict[str, Any]:
-    """A step as `adapt` takes it, and two steps as training takes them."""
+    """Time a step of `adapt` and two steps of training."""
     spec, images = _spec(cell), images_of(cell)
     config = AdaptationConfig(preset=cell["preset"], router=cell["router"])
     objective = objective_of(config.preset)
@@ -148,7 +148,7 @@ def _step(cell: Cell) -> dict[str, Any]:
 
 
 def _graph(cell: Cell) -> dict[str, Any]:
-    """The merged network's graph beside a plain one's."""
+    """Time the merged network's graph and a plain network's graph."""
     spec, images = _spec(cell), images_of(cell)
     space = space_of(spec, cell["K"])
     merged = merge(space, route(space), images)
@@ -170,7 +170,7 @@ def _graph(cell: Cell) -> dict[str, Any]:
 def _alternated(ours: Callable[[], None], floor: Callable[[], None], repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"ours": [], "floor": []}
     for repeat in range(WARM_UP + repeats):
-        # Which one goes first alternates too: whatever the first leaves behind must favour neither.
+        # Which side goes first alternates too, so that the state it leaves favours neither.
         sides = [("ours", ours), ("floor", floor)]
         for name, side in sides if repeat % 2 else sides[::-1]:
             began = time.perf_counter()
@@ -185,7 +185,7 @@ def _alternated(ours: Callable[[], None], floor: Callable[[], None], repeats: in
 
 
 def _memory(cell: Cell) -> dict[str, Any]:
-    """The peak of a child process, and what K + 1 models weigh."""
+    """The peak of a child process, and the size of K + 1 models."""
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(1) as pool:
         peak = pool.apply(peak_bytes, (dict(cell),))
@@ -194,7 +194,7 @@ def _memory(cell: Cell) -> dict[str, Any]:
 
 
 def peak_bytes(cell: Cell) -> int:
-    """Load K + 1 models, adapt for one step, merge; the most memory this process ever had."""
+    """Load K + 1 models, adapt for one epoch, merge. Returns this process's peak of resident memory."""
     torch.set_num_threads(1)
     space = space_of(_spec(cell), cell["K"])
     network: nn.Module = route(space)
@@ -202,7 +202,7 @@ def peak_bytes(cell: Cell) -> int:
     adapt(network, images, AdaptationConfig(epochs=1, batch_size=BATCH))
     merge(space, network, images)
     if sys.platform == "linux":
-        # Not ru_maxrss, which here starts at what the parent had when it forked.
+        # Not ru_maxrss: on Linux it starts at the parent's size at the fork.
         return high_water()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

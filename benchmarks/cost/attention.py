@@ -1,14 +1,13 @@
-"""What FedOAP's decoupled cross-attention costs beside the plain U-Net of the same width.
+"""Cost of FedOAP's decoupled cross-attention over the plain U-Net of the same width.
 
-A step of training (forward, loss, backward, AdamW; PyTorch) and one image's inference (onnxruntime), each on
-one thread, with attention to K - 1 other sites against the plain bottleneck. The two alternate, step by step;
-medians are compared. The floor is arithmetic: the ratio of their multiply-adds, counted operator by operator.
+One step of training (forward, loss, backward, AdamW; PyTorch) and the inference of one image (onnxruntime),
+each on one thread, with attention to K - 1 other sites and with the plain bottleneck. The two alternate, step
+by step; medians are compared. The floor is the ratio of their multiply-adds, counted operator by operator.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.measuring import milliseconds, quartiles
+from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from personalization.export import to_onnx
 from personalization.fedoap.losses import binary_loss
@@ -30,7 +29,7 @@ from personalization.fedoap.parts import bank_state
 from personalization.networks import FedOapUNet, build, initialise
 
 SITES = (1, 3, 5, 9)
-# Of the floor: what the method's specification allows.
+# What the method's specification allows, as a multiple of the floor.
 BOUND = 1.1
 # The first steps allocate memory and warm caches, on both sides.
 WARM_UP = 3
@@ -124,14 +123,14 @@ def network(width: int, size: int, sites: int, *, attention: bool, adapter: bool
 
 
 def multiply_adds(net: FedOapUNet, size: int) -> int:
-    """Of one image's forward pass: convolutions and matrix products."""
+    """Multiply-adds of one image's forward pass: convolutions and matrix products."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net.segment(torch.zeros(1, 1, size, size))
     return int(counter.get_total_flops()) // 2
 
 
 def training(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
-    """One step, to be repeated."""
+    """A function that takes one step of training."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(batch, 1, size, size, generator=generator)
     targets = (images[:, 0] > 1).to(torch.uint8)
@@ -146,7 +145,7 @@ def training(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
 
 
 def inference(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
-    """One run of the exported graph, to be repeated."""
+    """A function that runs the exported graph once."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     graph = to_onnx(net, 1, (size, size))
@@ -164,14 +163,8 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     }
     prepare = {"training": training, "inference": inference}[cell["mode"]]
     steps = {name: prepare(net, size, batch) for name, net in sides.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(WARM_UP + cell["repeats"]):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - began)
     counted = {name: multiply_adds(net, size) for name, net in sides.items()}
-    kept = {name: values[WARM_UP:] for name, values in seconds.items()}
+    kept = alternated(steps, cell["repeats"], WARM_UP)
     ratio, floor = median(kept["with"]) / median(kept["plain"]), counted["with"] / counted["plain"]
     return {
         **{f"{name}_s": quartiles(values) for name, values in kept.items()},
@@ -183,7 +176,7 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
 
 
 def _verdict(rows: Sequence[Row]) -> str:
-    """Attention is held against the bound; the adapter adds what the floor leaves out, at full resolution."""
+    """Whether attention keeps the bound. The adapter's work at full resolution is not in the floor."""
     worst = {
         adapter: max(
             (row["result"]["over_floor"] for row in rows if row["cell"]["adapter"] is adapter),

@@ -1,11 +1,11 @@
-"""What it costs to learn w (FedBiCross, Stage 2c): the exact outer step against second-order autograd.
+"""Cost of learning w (FedBiCross, Stage 2c): the exact outer step against second-order autograd.
 
 A step is one student's: an inner step of plain SGD on J sources, and the slope of its validation loss in w.
-The exact one keeps the sources' gradients and takes inner products with the validation's; the other leaves
-the inner step in the graph and differentiates through it. The two alternate, begin with equal weights and
-must come to equal slopes. Memory is the peak of a process of its own over what it has before the step.
+The exact way keeps the sources' gradients and takes inner products with the validation gradient; the other
+way keeps the inner step in the graph and differentiates through it. The two alternate, start from equal
+weights and must give equal slopes. Memory is the peak of a separate process above its size before the step.
 
-A trajectory of T steps is then run with w learned in S of them: never, in 6 as the paper has it, in all.
+A trajectory of T steps is then run with w learned in S of them: in none, in 6 as in the paper, in all.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from personalization.fedbicross.synthesis import SynthesisConfig, Trajectory
 from personalization.networks import build, initialise
 
 CLASSES, SIDE, RATE, SHARE = 4, 28, 0.01, 0.5
-# Of B images, the paper's parts: for the inner step, and for validation.
+# The share of the B images for the inner step, as in the paper; the rest is for validation.
 TRAIN_SHARE = 0.8
 # The first steps allocate memory and warm caches, on both sides.
 WARM_UP = 1
@@ -83,7 +83,7 @@ class BilevelCost(Experiment[Profile]):
 
 
 class Step:
-    """A student, what J sources teach it, and what it is validated on. Everything is drawn from one seed."""
+    """A student, the images and answers of J sources, and its validation images; all drawn from one seed."""
 
     def __init__(self, width: int, sources: int, batch: int) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -130,7 +130,7 @@ SIDES: Mapping[str, Callable[[Step], Tensor]] = {"exact": Step.exact, "second or
 
 
 def compute_step(cell: Cell) -> dict[str, Any]:
-    """Seconds of both ways, their memory, and how far apart their slopes are."""
+    """Seconds of both ways, and how far apart their slopes are."""
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     apart = 0.0
     first = Step(cell["width"], cell["J"], cell["batch"])
@@ -152,19 +152,19 @@ def compute_step(cell: Cell) -> dict[str, Any]:
 
 
 def compute_memory(cell: Cell) -> dict[str, Any]:
-    """The peak of both ways, each in a process of its own."""
-    # Not forked: a child that inherited the parent's memory would have no peak of its own.
+    """The peak of memory of both ways, each in a separate process."""
+    # Spawned, not forked: a forked child inherits the parent's memory and with it the parent's peak.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         return {"peak_bytes": {name: pool.apply(peak_bytes, (dict(cell), name)) for name in SIDES}}
 
 
 def peak_bytes(cell: Cell, side: str) -> int:
-    """How much more this process has in memory during one step than before it, at most; Linux only."""
+    """This process's peak of memory during one step, above its size before the step; Linux only."""
     torch.set_num_threads(1)
-    # A small one before: what the libraries set aside on first use is no step's.
+    # A small step first: the libraries allocate memory on first use, which is not the step's.
     SIDES[side](Step(1, 2, 8))
     step = Step(cell["width"], cell["J"], cell["batch"])
-    # From now on the highest is what is highest from now on.
+    # Resets the peak to the current size.
     Path("/proc/self/clear_refs").write_text("5")
     before = high_water()
     SIDES[side](step)
@@ -172,7 +172,7 @@ def peak_bytes(cell: Cell, side: str) -> int:
 
 
 def compute_trajectory(cell: Cell) -> dict[str, Any]:
-    """Seconds of a trajectory with w learned in S of its T steps; S = 0: never."""
+    """Seconds of a trajectory with w learned in S of its T steps."""
     draw = torch.Generator().manual_seed(0)
 
     def network() -> nn.Module:

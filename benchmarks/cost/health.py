@@ -1,9 +1,9 @@
-"""Does health answer while every core is busy? And do the cores fall idle when a job is cancelled?
+"""Latency of GET /health/live while every core adapts, and the work left after the jobs are cancelled.
 
-The service as a person starts it, and a second worker beside its own, so that two adaptation jobs run at
-once. `GET /health/live` is asked again and again on a connection that is kept: first with nothing going on,
-then with both jobs adapting. At last both are cancelled, and what is left of the workers' work is measured:
-how long until their jobs are over, and the processor time they take in the five seconds after.
+The service as started by its command, and a second worker, so that two adaptation jobs run at once.
+`GET /health/live` is requested repeatedly on one kept connection: first with the service at rest, then with
+both jobs adapting. Both jobs are then cancelled, and the remaining work is measured: the time until the jobs
+are over, and the processor time that API and workers use in the five seconds after.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from service.runtime.embedded_worker import worker_command
 NAME = "load"
 HOSPITAL = "outside"
 SCANS = 8
-# Between two questions: a probe that asks as fast as it can would itself be the load.
+# Between two requests: without a pause the probe itself would be the load.
 PAUSE_S = 0.01
 _PATIENCE_S = 120.0
 _AFTER_S = 5.0
@@ -95,7 +95,7 @@ class HealthUnderLoad(Experiment[Profile]):
 
 @contextmanager
 def second_worker(store: Path, state: Path) -> Iterator[None]:
-    """Another worker on the service's queue, and one thread to each of the two."""
+    """Start another worker on the service's queue; stop it at the end."""
     environment = os.environ | {
         "LOCUM_STORE": str(store.absolute()),
         "LOCUM_STATE_DIR": str(state.absolute()),
@@ -110,7 +110,7 @@ def second_worker(store: Path, state: Path) -> Iterator[None]:
 
 
 def ask(port: int, seconds: float) -> list[float]:
-    """Seconds that each answer took, asked one after the other for that long."""
+    """Seconds of each request, sent one after the other for `seconds`."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     taken = []
     end = time.perf_counter() + seconds
@@ -128,7 +128,7 @@ def ask(port: int, seconds: float) -> list[float]:
 
 
 def start_job(client: httpx.Client) -> str:
-    """An adaptation that would go on for long."""
+    """Start an adaptation of many epochs. Returns the job's id."""
     answer = client.post(
         f"/hospitals/{HOSPITAL}/adaptations",
         files=[("scans", (f"{number}.png", scan_bytes("png"))) for number in range(SCANS)],
@@ -139,7 +139,7 @@ def start_job(client: httpx.Client) -> str:
 
 
 def wait_for(client: httpx.Client, jobs: list[str], *states: str, adapting: bool = False) -> float:
-    """Seconds until each of the jobs is in one of the states (and, if asked, past its first epoch)."""
+    """Seconds until every job is in one of the states, and with `adapting` past its first epoch."""
     began = time.perf_counter()
     while time.perf_counter() - began < _PATIENCE_S:
         found = [client.get(f"/jobs/{job}").json() for job in jobs]
@@ -150,7 +150,7 @@ def wait_for(client: httpx.Client, jobs: list[str], *states: str, adapting: bool
 
 
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
-    """Latencies at rest and under load, and what is left after cancelling."""
+    """Latencies at rest and under load, and the work after cancelling."""
     store, state = work / f"store-{os.getpid()}", work / f"state-{os.getpid()}"
     publish_random_space(Store(store), NAME, TASK, cell["width"], run="health")
     os.environ["LOCUM_THREADS"] = "1"
@@ -180,7 +180,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
 
 
 def _processor_seconds() -> float:
-    """Of all processes that this one started, workers and API."""
+    """Processor seconds of all child processes: API and workers."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):
         try:

@@ -1,16 +1,16 @@
-"""What a federated round costs beside the training in it.
+"""Cost of a federated round over the training in it.
 
-A round of the in-process engine (one worker process, one thread, checkpoint on disk after every round)
-against a plain PyTorch loop in a process of the same kind, which takes the same steps on the same data and
-does nothing else. The two alternate, round by round. Medians are compared, and both must end with the same
-weights. Processor time is compared too: it is what a busy machine leaves of a measurement.
+A round of the in-process engine (one worker process, one thread, checkpoint on disk after every round) is
+compared with a plain PyTorch loop in a process of the same kind, which takes the same steps on the same data
+and does nothing else. The two alternate, round by round. Medians are compared, and both must end with the
+same weights. Processor time is compared too: other load on the machine disturbs it less.
 
 The same steps are: validation of the global model, local training, the average in float64 and, for IOP-FL,
 the moving average of each site's personal model and its validation. The plain loop keeps no best model,
 writes no file and sends nothing.
 
-The engine is then run with a method that sends weights to and fro and trains nothing: what is left is the
-engine's own time. Its floor is the least that a durable round must do with these bytes: the average of four
+The engine is then run with a method that sends weights to the sites and back without training: what remains
+is the engine's own time. Its floor is the least work of a durable round with these bytes: the average of four
 states in memory, and one synchronised write of the result.
 """
 
@@ -47,7 +47,7 @@ from training.methods.iop_fl import IopFl, IopFlConfig
 
 # The first rounds allocate memory and warm caches, on both sides.
 WARM_UP = 2
-# For a round without training
+# The limit for a round without training.
 BOUND_MS = 20
 
 
@@ -102,9 +102,9 @@ class RoundCost(Experiment[Profile]):
 
 
 class Clock(Silent):
-    """Times the engine's rounds of training, commit included, and lets something else run after each.
+    """Observer that times the engine's rounds of training with their commit, and calls `between` after each.
 
-    `processor` has the seconds that this process and its children used, but for the process `apart`.
+    `processor` has the processor seconds of this process and its children, without the process `apart`.
     """
 
     def __init__(self, between: Callable[[], None], apart: int | None) -> None:
@@ -161,7 +161,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     if trains:
         process.start()
     clock = Clock(plain_round if trains else lambda: plain.append(floor()), process.pid)
-    # A killed measurement starts anew: half of one is worth nothing.
+    # A killed measurement starts again in a new folder: a part of its rounds is of no use.
     folder = RunFolder(work / f"run-{os.getpid()}")
     specs = [SiteSpec(site, partial(site_data, site, slices, size)) for site in SITES]
     outcome = InProcessEngine(algorithm, specs, RunEnvironment(SEED), folder, workers=1, observer=clock).run()
@@ -183,7 +183,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
 
 
 def _least_round(path: Path, server: Memory) -> tuple[float, float]:
-    """Seconds to average the weights of as many sites; to write them over a file and wait for the disk."""
+    """Seconds to average the weights of the sites, and seconds to write the result and sync it to disk."""
     started = time.perf_counter()
     mean = StreamingMean()
     for site in SITES:
@@ -238,7 +238,7 @@ def sections(found: Sequence[Row], settings: Profile) -> list[str]:
 
 
 def _bound(found: Sequence[Row]) -> str:
-    """Which weights keep the bound on a round without training."""
+    """The widths that keep the limit on a round without training."""
     medians = {
         r["cell"]["width"]: 1e3 * r["result"]["engine_s"]["median"]
         for r in found

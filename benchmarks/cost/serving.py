@@ -1,12 +1,12 @@
-"""What the service costs beside the work that nobody can avoid.
+"""Cost of POST /segment over its necessary work: decode the scan, run the graph, encode the mask.
 
-`POST /segment` end to end, to a real server process over loopback on a connection that is kept, against its
-floor in one run of this process: decode the scan, run bare onnxruntime on slices that are prepared already
+`POST /segment` is timed end to end, against a real server process over loopback on a kept connection. Its
+floor is measured in this process: decode the scan, run bare onnxruntime on slices that are already prepared
 (same graph, options and batches), encode the mask. The two alternate, and medians are compared.
 
-What is left over is everything else: HTTP and multipart, hashing, choosing the network, preparing, the guard,
-uncertainty, restoring the mask to the scan's grid. It is stated twice: as the difference of the two medians,
-which also holds what serving does to the speed of onnxruntime; and within each request, end to end without
+The rest is everything else: HTTP and multipart, hashing, choosing the network, preparing, the guard,
+uncertainty, restoring the mask to the scan's grid. It is given twice: as the difference of the two medians,
+which includes the effect of serving on the speed of onnxruntime; and within each request, end to end without
 the server's own decode, inference and encode stages, which other load on the machine disturbs less.
 """
 
@@ -56,7 +56,7 @@ TASK = Task(
     normalisation=Normalisation(scope="volume", method="zscore"),
     size=(SIZE, SIZE),
 )
-# The first requests load the network, and warm caches on both sides.
+# The first requests load the network and warm caches, on both sides.
 WARM_UP = 2
 
 
@@ -108,7 +108,7 @@ class ServingCost(Experiment[Profile]):
 
 
 def scan_bytes(kind: str) -> bytes:
-    """A scan that compresses like one: smooth structure under noise, dark outside."""
+    """A synthetic scan that compresses like a real one: smooth structure with noise, dark outside a disc."""
     generator = np.random.default_rng(0)
     shape = (SIZE, SIZE) if kind == "png" else (SLICES, SIZE, SIZE)
     coarse = generator.random(tuple(max(2, side // 16) for side in shape))
@@ -127,7 +127,7 @@ def scan_bytes(kind: str) -> bytes:
 
 
 def publish(root: Path, width: int, scan: Scan) -> None:
-    """A U-Net with random weights; what a network weighs does not depend on what it learned."""
+    """Publish a U-Net with random weights: the cost of serving does not depend on them."""
     torch.manual_seed(0)
     network = build("unet", in_channels=1, classes=2, width=width)
     statistics = ReferenceStatistics.of(summarise(scan, prepare(scan, TASK)))
@@ -146,7 +146,7 @@ def publish(root: Path, width: int, scan: Scan) -> None:
 def server(folder: Path, threads: int) -> Iterator[http.client.HTTPConnection]:
     """A server process on `folder`/store, and a connection to it."""
     log = folder / "server.log"
-    # Nothing listens there: segmenting needs no Redis, and none shall use the cores.
+    # A port without a listener: segmenting needs no Redis, and the service must not start one.
     environment = os.environ | {
         "LOCUM_REDIS_URL": "redis://127.0.0.1:1",
         "LOCUM_THREADS": str(threads),
@@ -166,7 +166,7 @@ def server(folder: Path, threads: int) -> Iterator[http.client.HTTPConnection]:
 
 
 def wake(connection: http.client.HTTPConnection) -> None:
-    """See that the connection is open: the server closes one that was idle while the floor was measured."""
+    """Reopen the connection if the server closed it, idle while the floor was measured."""
     for _ in range(2):
         try:
             connection.request("GET", "/health/live")

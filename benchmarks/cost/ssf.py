@@ -1,15 +1,15 @@
-"""What adapting to each scan by a pool (FedIns) costs beside one plain forward pass of the same backbone.
+"""Cost of adapting to each scan by a pool (FedIns) over one plain forward pass of the same backbone.
 
-Both sides are run by the service's own sessions, on one thread; they alternate, run by run, and medians are
-compared. The floor is arithmetic: the query's pass beside the adapted one, counted operator by operator. Two
-more steps say what a volume costs that is routed once: its slices' queries, and the pass with a query given.
+Both sides run in the service's own sessions, on one thread; they alternate, run by run, and medians are
+compared. The floor is arithmetic: the query's pass and the adapted pass, counted operator by operator. Two
+more steps give the cost of a volume that is routed once: its slices' queries, and the pass with a given
+query.
 
-Peak memory is that of a process of its own, which loads one graph and runs it; what travels is counted.
+Peak memory is that of a separate process, which loads one graph and runs it. Traffic is counted.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,14 +23,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.cost.peak_memory import peak_mb
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
-from benchmarks.harness.measuring import milliseconds, quartiles
+from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from personalization.export import to_onnx
 from personalization.fedins import InstanceAdaptive
 from personalization.networks import Backbone, build_backbone, initialise
 from service.inference.sessions import GraphSession
 
-# Of a ViT nearly two passes are the floor; of a U-Net an encoder and a whole pass.
+# A ViT's floor is nearly two passes; a U-Net's is its encoder and a whole pass.
 TARGETS = {"vit": 2.0, "unet": 1.6}
 # The first runs allocate memory and warm caches, on both sides.
 WARM_UP = 3
@@ -38,7 +38,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Profile:
-    """Which backbones, by a name for the table, and how often each is run."""
+    """Backbones by their name in the table, and how often each is run."""
 
     backbones: Mapping[str, Mapping[str, Any]]
     repeats: int
@@ -92,7 +92,7 @@ class SsfCost(Experiment[Profile]):
 
 
 def adaptive(backbone: Mapping[str, Any], entries: int, top: int) -> InstanceAdaptive:
-    """A backbone of noise with a pool."""
+    """A backbone with random weights and a random pool."""
     generator = torch.Generator().manual_seed(0)
     network = build_backbone(backbone["name"], **backbone["arguments"])
     initialise(network, generator)
@@ -102,7 +102,7 @@ def adaptive(backbone: Mapping[str, Any], entries: int, top: int) -> InstanceAda
 
 
 def multiply_adds(network: Backbone, size: int) -> tuple[int, int]:
-    """Of one image: the query's pass, and the plain one; convolutions and matrix products."""
+    """Multiply-adds of one image's query pass and plain pass: convolutions and matrix products."""
     image = torch.zeros(1, network.in_channels, size, size)
     counts = []
     for call in (network.query, network):
@@ -130,13 +130,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         "query": lambda: pool.queries(images),
         "given": lambda: pool.run(images, query),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(WARM_UP + cell["repeats"]):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - began)
-    kept = {name: values[WARM_UP:] for name, values in seconds.items()}
+    kept = alternated(steps, cell["repeats"], WARM_UP)
     asked, passed = multiply_adds(network.backbone, size)
     floats = [t.numel() for t in network.backbone.state_dict().values() if t.is_floating_point()]
     work.mkdir(parents=True, exist_ok=True)

@@ -13,7 +13,7 @@ from benchmarks.harness.tables import table
 
 
 def sections(rows: Sequence[Row], jobs_at_once: int) -> list[str]:
-    """The page: what was done, how long it was felt, what was violated."""
+    """The page: violated invariants, recovery times, jobs and instants."""
     results = [row["result"] for row in rows]
     faults = [fault for result in results for fault in result["faults"]]
     jobs: Counter[str] = Counter()

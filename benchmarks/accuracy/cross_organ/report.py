@@ -1,4 +1,4 @@
-"""The page of `cross_organ`: Dice inside, false alarms, what earns its keep, and outside."""
+"""The page of `cross_organ`: Dice inside, false alarms, which parts help, and outside sites."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
 def comparable(rows: Sequence[Row], cells: Sequence[Cell]) -> list[Row]:
     """The rows of seeds that all arms have finished, and all rows while there is no such seed.
 
-    Each seed tests other patients: where arms have other seeds their means are of other patients.
+    Each seed tests other patients: means over different seeds are means over different patients.
     """
     finished = {key(row["cell"]) for row in rows}
     arms = [cell for cell in cells if cell["trained"] in TRAINED]
@@ -76,7 +76,7 @@ def comparable(rows: Sequence[Row], cells: Sequence[Cell]) -> list[Row]:
 
 
 def about(rows: Sequence[Row], cells: int) -> str:
-    """What was run, and how to read it."""
+    """The settings, and how to read the tables."""
     cell = rows[0]["cell"]
     method = ", ".join(f"{name} {value}" for name, value in cell["method"].items())
     train, val = cell["most"]
@@ -124,7 +124,7 @@ def inside(rows: Sequence[Row]) -> list[str]:
 
 
 def twice_as_long(rows: Sequence[Row]) -> list[str]:
-    """What the controls find in test, against their arms and each other, on the seeds that have them."""
+    """Test results of the controls against their arms and each other, on the seeds that have them."""
     scores = dice_scores(rows)
     pairs = [pair for pair in CONTROLLED if pair[0] in scores and pair[1] in scores]
     if not pairs:
@@ -145,7 +145,7 @@ def _compared(scores: Scores, sites: Sequence[str], first: str, second: str) -> 
 
 
 def keep(scores: Scores) -> list[str]:
-    """Each part of FedOAP in a word: what the arm without it lacks, in the mean of sites."""
+    """Whether each part of FedOAP helps: the difference to the arm without it, in the mean of sites."""
     sites = tables.sites_of(scores)
     lines = []
     for arm, name in PARTS:
@@ -171,7 +171,7 @@ def alarms(rows: Sequence[Row]) -> list[str]:
 
 
 def outside(rows: Sequence[Row]) -> list[str]:
-    """Sites from outside, by what they begin with and how many images they label."""
+    """Outside sites, by what they start from and how many images they label."""
     cell = rows[0]["cell"]
     budgets = [ZERO_SHOT, *map(str, cell["budgets"])]
     by_budget = {budget: dice_scores(rows, "outside", budget) for budget in budgets}

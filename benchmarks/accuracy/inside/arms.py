@@ -1,4 +1,4 @@
-"""A cell of `inside`: train one federation or each site alone, and test every arm on the fold's patients."""
+"""A cell of `inside`: train one federation, or each site alone, and test every arm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of `instance_adaptive`, from its rows alone."""
+"""The page of `instance_adaptive`: means, differences, and what the keys learned."""
 
 from __future__ import annotations
 
@@ -54,25 +54,25 @@ def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
 
 
 def _settings(cells: Sequence[Cell]) -> str:
-    """How the cells of a part were made, in full: arms are trained by recipes of their own."""
+    """All settings of the cells of a part."""
     by_set = {cell["set"]: cell for cell in cells}
     names = [name for name in cells[0] if name not in ("part", "set", "styles", "seed")]
     shown = []
     for name in names:
-        told = {set_: _told(name, cell[name]) for set_, cell in by_set.items()}
-        same = len(set(told.values())) == 1
-        shown += [told[cells[0]["set"]]] if same else [f"{what} on {set_}" for set_, what in told.items()]
+        texts = {set_: _text(name, cell[name]) for set_, cell in by_set.items()}
+        same = len(set(texts.values())) == 1
+        shown += [texts[cells[0]["set"]]] if same else [f"{what} on {set_}" for set_, what in texts.items()]
     return f"Settings (`pool`: how pools are trained; `tuning`: arms without one): {'; '.join(shown)}."
 
 
-def _told(name: str, value: object) -> str:
+def _text(name: str, value: object) -> str:
     if isinstance(value, Mapping):
         return f"{name}: {', '.join(f'{k} {v}' for k, v in value.items())}"
     return f"{name} {value}"
 
 
 def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    """Rows by what a column shows: the set, and how many styles."""
+    """Rows by column: the set, and the number of styles."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         cell = row["cell"]
@@ -82,7 +82,7 @@ def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 def scores_of(rows: Sequence[Row]) -> Scores:
-    """By arm, seed and image or patient."""
+    """Scores by arm, seed and image or patient."""
     scores: Scores = {}
     for row in rows:
         for arm, sites in unpacked(row["result"]).items():

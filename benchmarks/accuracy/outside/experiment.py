@@ -90,13 +90,13 @@ PROFILES = {
     "phantom": Profile(3, 10, 128, 64, method=TRAINING),
     "full": Profile(3, 10, 512, 256, 256, "cuda", {"rounds": 100, "width": 32}),
 }
-# Fixed before anything was run on them: vessels are thin and branched, which the shape prior forbids, and
-# few images a site make few steps of 16.
+# Fixed before any run on this set: vessels are thin and branched, which the shape prior penalises, and the
+# few images of a site make few steps of 16.
 METHOD_OF_SET: Mapping[str, Mapping[str, Any]] = {"retina_vessels": {"batch_size": 4}}
 SHAPE_WEIGHT_OF_SET: Mapping[str, float] = {"retina_vessels": 0.0}
 
-# The first group answers the question, so all sites and seeds have it before the others start. What routes:
-# preset and router.
+# The first group answers the question, so all sites and seeds of it are computed before the others. The
+# names of routing arms have preset and router.
 GROUPS: tuple[tuple[str, ...], ...] = (
     ("plain", "baked", "routing paper direct", "routing statistics direct"),
     ("routing official direct",),

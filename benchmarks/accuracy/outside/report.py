@@ -67,7 +67,7 @@ def _tables(rows: Sequence[Row]) -> list[str]:
 
 
 def _by_arm(scores: Scores) -> str:
-    """A row per arm. Seeds count only once they have every site, so that means compare."""
+    """A row per arm. The mean of sites is over seeds with every site, so that means are comparable."""
     sites = tables.sites_of(scores)
     body = [
         [
@@ -88,7 +88,7 @@ def _ordered(scores: Scores) -> list[str]:
 
 
 def _comparisons(scores: Scores) -> Iterator[tuple[str, str]]:
-    """What is served against the simpler ways, and these among themselves."""
+    """Merged routing against the simpler arms, and these against each other."""
     for arm in _ordered(scores):
         if arm.startswith("routing ") and arm.endswith("(merged)"):
             yield from ((arm, reference) for reference in REFERENCES)
@@ -129,7 +129,7 @@ def _base(cell: Cell) -> str:
 
 
 def _changes(usual: Mapping[str, Any], cell: Cell) -> list[str]:
-    """What of the adaptation is not as usual; of the loss only what the preset's name does not say."""
+    """The settings of the adaptation that differ; the loss only when nothing else does."""
     found = cell["adaptation"]
     changed = [f"{name} = {value}" for name, value in found.items() if usual.get(name) != value]
     return [change for change in changed if not change.startswith("loss") or len(changed) == 1]

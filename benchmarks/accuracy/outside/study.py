@@ -29,7 +29,7 @@ from training.methods.iop_fl import IopFlConfig
 from training.run import Result, Run, execute
 from training.tasks import template
 
-# The set of another modality, for cohorts of scans that a hospital should not have sent.
+# A set of another modality, for cohorts of scans that a hospital sent by mistake.
 FOREIGN = "breast_ultrasound"
 
 LEARN_NO_ROUTING: Mapping[str, Callable[[Models, HeldOutHospital, int, int], dict[str, Any]]] = {

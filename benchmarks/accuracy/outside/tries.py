@@ -1,4 +1,4 @@
-"""The page's tries: routing otherwise than the profile does, on the same sites and seeds."""
+"""The tries on the page: routing with settings other than the profile's, on the same sites and seeds."""
 
 from __future__ import annotations
 

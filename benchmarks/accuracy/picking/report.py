@@ -33,7 +33,7 @@ def regrets(row: Row) -> list[dict[str, list[float]]]:
 
 
 def sections(rows: Sequence[Row]) -> list[str]:
-    """The tables: the left-out hospital by itself, and the strangers."""
+    """The tables: the hospital left out, the strangers, and the gate."""
     several = [row for row in rows if len(set(row["result"]["assignment"].values())) > 1]
     parts = [
         f"{len(rows)} federations, {len(several)} of them with several clusters: only those have anything "
@@ -62,7 +62,7 @@ def sections(rows: Sequence[Row]) -> list[str]:
 
 
 def _gate(hospitals: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the gate says to the picks of the default criterion, and how right these are."""
+    """The gate's verdicts on the picks of the default criterion, and the accuracy of these picks."""
     criterion = CRITERIA[0]
     right: dict[str, list[float]] = {"passed": [], "refused": []}
     for each in hospitals:
