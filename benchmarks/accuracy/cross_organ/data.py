@@ -130,8 +130,8 @@ def few_labels(site: Site, seed: int, budgets: Sequence[int]) -> tuple[tuple[Cas
 
     All budgets draw from one pool of consecutive image numbers, since neighbours may be slices of one
     patient. The pool begins with another patient for every seed. Smaller budgets are evenly spaced images of
-    the pool. Some of the labelled patients are for validation. Patients of the pool are not tested, nor are `APART`
-    images on either side of it, since patients are distinguished by the look of their images.
+    the pool. Some of the labelled patients are for validation. Patients of the pool are not tested, nor are
+    `APART` images on either side of it, since patients are distinguished by the look of their images.
 
     Raises ValueError when nothing is left to test or to train on.
     """
