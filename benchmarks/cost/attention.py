@@ -186,9 +186,8 @@ def _verdict(rows: Sequence[Row]) -> str:
     }
     within = "within" if worst[False] <= BOUND else "**not within**"
     return (
-        f"Attention is {within} {BOUND} of its floor (at most {worst[False]:.3f}); with the adapter, whose "
-        "instance norm, ReLU and sum at full resolution count no multiply-adds, it is at most "
-        f"{worst[True]:.3f}."
+        f"Attention is {within} {BOUND} of its floor (at most {worst[False]:.3f}). With the adapter it is at "
+        f"most {worst[True]:.3f}: its instance norm, ReLU and sum at full resolution count no multiply-adds."
     )
 
 

@@ -38,8 +38,8 @@ def paired_bootstrap(
 ) -> Interval:
     """Mean of first - second over the units (patients) that have both, with its percentile interval.
 
-    Units are drawn with replacement, within each stratum (site) where strata are given. A unit whose value is
-    NaN in either is left out. Raises ValueError when none is left.
+    Units are drawn with replacement, within each stratum (site) where strata are given. A unit with NaN
+    in either is left out. Raises ValueError when none is left.
     """
     units = [u for u in first if u in second and math.isfinite(first[u]) and math.isfinite(second[u])]
     if not units:

@@ -42,7 +42,7 @@ LISTS = Path(__file__).with_suffix(".json")
 # site -> patients -> names of files
 Groups: TypeAlias = Mapping[str, Sequence[Sequence[str]]]
 _SIDE = 128
-# Radii in pixels of the two blurs whose difference is an image's fine structure.
+# An image's fine structure is the difference of two blurs with these radii, in pixels.
 _FINE = (2, 8)
 
 

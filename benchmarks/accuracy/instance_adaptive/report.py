@@ -26,7 +26,7 @@ _AGAINST = {
     "segmentation": (FROZEN, HEAD, SINGLE, RANDOM),
 }
 _ARMS = {"classification": CLASSIFYING, "segmentation": SEGMENTING}
-# A difference whose interval is on one side of zero.
+# Verdicts: the interval of a difference is above zero, below it, or around it.
 _WINS, _LOSES, _OPEN = "earns its keep", "loses", "no difference shown"
 
 
