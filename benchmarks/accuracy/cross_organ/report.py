@@ -185,9 +185,9 @@ def outside(rows: Sequence[Row]) -> list[str]:
         "images, about a fifth of them, of other patients, to choose the epoch by. All train with the plain "
         f"loss, but `{WHOLE_PBL}`, which joins as the product does; `{FEDAVG}` is that of `{TUNED}`, of as "
         "many rounds as FedOAP's first stage. No patient with a labelled image is tested.",
-        "Patients are distinguished by looks alone here. Of the 25 images of breast_dce_mri 22 show one tumour "
-        "of one patient: labelling some to find it in others would be to remember it, so that this set is "
-        "for zero-shot only, and what is said of joining rests on brain_mri_t1ce alone.",
+        "Patients are distinguished by looks alone here. Of the 25 images of breast_dce_mri 22 show one "
+        "tumour of one patient: labelling some to find it in others would be to remember it, so that this "
+        "set is for zero-shot only, and what is said of joining rests on brain_mri_t1ce alone.",
     ]
     for site in sites:
         own = [budget for budget in budgets if site in tables.sites_of(by_budget[budget])]

@@ -44,7 +44,7 @@ TINY = Profile(32, 1, 1, (4, 2), METHOD, budgets=(4,))
 CELLS = {str(cell["trained"]): cell for cell in cells_of("toy", TINY, "theirs")}
 # Every way there is to train a cell; the others are these with other options.
 TRIED = (WHOLE, SCRATCH, LOCAL, FEDREP, FEDBN, LONG_FEDAVG)
-# Two of the four sites inside: one whose images all have a tumour, and one that has images without.
+# Two of the four sites inside: in one all images have a tumour, the other has images without.
 INSIDE = {"bladder_mri", "brain_flair"}
 
 
@@ -94,7 +94,7 @@ def test_a_hospital_from_outside_is_tested_before_and_after_it_labels(
             for site, by_budget in sites.items():
                 joins = {"4"} if site in JOINING else set()
                 assert set(by_budget) == joins | ({"0"} if start == WHOLE else set())
-                # Where nobody joins all are tested; else four of ten are labelled, and four lie too near.
+                # Without joining all are tested; else four of ten are labelled, and four are too near.
                 assert all(len(patients) == (2 if joins else 10) for patients in by_budget.values())
 
 

@@ -100,7 +100,7 @@ def test_predictions_come_back_in_the_order_of_the_images(models: Models) -> Non
 
 
 def test_a_batch_has_slices_of_the_whole_hospital(models: Models) -> None:
-    # The second half is brighter: with the statistics of each half alone, nobody would see that it is.
+    # The second half is brighter: the statistics of each half alone would hide that.
     images = torch.randn(32, 1, 32, 32, generator=torch.Generator().manual_seed(4))
     images[16:] += 5
     network = with_test_statistics(models.network())
@@ -203,7 +203,7 @@ def test_no_candidate_passes_without_rivals(
     lenient: bool,
     expected: list[int],
 ) -> None:
-    """Two patients: a half is one, whose only replica is another seed. The whole has both halves."""
+    """Two patients: a half is one, with another seed as its only replica. The whole has both halves."""
     held_against: list[int] = []
 
     def record(_self: Judge, _kind: str, _candidate: Any, replicas: list[Any], _turn: Any) -> dict[str, Any]:
