@@ -1,11 +1,9 @@
-"""What adapting costs beside plain training, what serving an adapted model costs, and what K costs in memory.
+"""Cost of a step of adaptation over plain training, of an adapted model over a plain one, and of K in memory.
 
-    python -m benchmarks.cost.adaptation --rows docs/results/adaptation_cost.jsonl
-
-A step of adaptation needs two forward and two backward passes (the images, and their view under noise): as
-many as two steps of training the plain network on the same batch, which is the floor it is held against. The
-two alternate in one process; medians are compared. In the same way the merged network's graph is held against
-the plain one's in onnxruntime. Memory is the peak of a process of its own that loads K + 1 models and adapts.
+A step of adaptation needs two forward and two backward passes (the images, and the same images with noise).
+Its floor is two steps of training the plain network on the same batch. The two alternate in one process;
+medians are compared. The merged network's graph is compared with the plain one's in onnxruntime in the same
+way. Memory is the peak of a separate process that loads K + 1 models and adapts.
 """
 
 from __future__ import annotations
@@ -15,20 +13,21 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
-import typer
 from torch import Tensor, nn
 
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.measuring import high_water, milliseconds, quartiles
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.tables import table
 from model_store.manifest import NetworkSpec
 from personalization.export import INPUT, OUTPUT, to_onnx
 from personalization.iop_fl.merge import merge
@@ -42,12 +41,59 @@ from personalization.test_time.presets import objective_of
 from training.methods.common.local_training import network_of, new_network, state_of
 
 BATCH = 16
-# The first ones allocate memory and warm caches, on both sides.
+# The first steps allocate memory and warm caches, on both sides.
 WARM_UP = 3
 
 
+@dataclass(frozen=True)
+class Profile:
+    """The networks' width, the images' side, how often each side is timed, and K for the peaks of memory."""
+
+    width: int = 16
+    size: int = 96
+    repeats: int = 30
+    inside: tuple[int, ...] = (1, 2, 4, 8, 16)
+
+
+PROFILES = {"smoke": Profile(2, 32, 2, (1, 2)), "cpu": Profile()}
+
+
+class AdaptationCost(Experiment[Profile]):
+    """The cost of an adaptation step, of an adapted model, and of K in memory."""
+
+    name = "adaptation_cost"
+    title = "What adapting costs"
+    question = "What does an adaptation step cost over plain training, and an adapted model over a plain one?"
+    profiles = PROFILES
+    tables = (Table("adaptation_cost"),)
+
+    def cells(self) -> list[Cell]:
+        """Steps, the graph, and memory by K."""
+        repeats = self.profile.repeats
+        common = {"size": self.profile.size, "width": self.profile.width}
+        routed = [("paper", "direct"), ("official", "direct"), ("paper", "pooled")]
+        return [
+            *(
+                {"what": "step", "preset": preset, "router": router, "K": 3, **common, "repeats": repeats}
+                for preset, router in routed
+            ),
+            {"what": "graph", "K": 3, **common, "repeats": 2 * repeats},
+            *({"what": "memory", "K": inside, **common} for inside in self.profile.inside),
+        ]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure one cell."""
+        # For the child process of a memory cell: freed pages return to the system at once, for every K alike.
+        os.environ["MALLOC_ARENA_MAX"] = "1"
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """Time of a step and of the graph, and memory."""
+        return sections(rows, self.profile)
+
+
 def states_of(spec: NetworkSpec, count: int) -> list[State]:
-    """Fresh weights: what they are does not matter for what a step costs."""
+    """Random weights: the cost of a step does not depend on them."""
     return [state_of(new_network(spec, torch.Generator().manual_seed(seed))) for seed in range(count)]
 
 
@@ -66,12 +112,11 @@ def images_of(cell: Cell) -> Tensor:
 
 def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     """Measure one cell."""
-    torch.set_num_threads(1)
     return {"step": _step, "graph": _graph, "memory": _memory}[cell["what"]](cell)
 
 
 def _step(cell: Cell) -> dict[str, Any]:
-    """A step as `adapt` takes it, and two steps as training takes them."""
+    """Time a step of `adapt` and two steps of training."""
     spec, images = _spec(cell), images_of(cell)
     config = AdaptationConfig(preset=cell["preset"], router=cell["router"])
     objective = objective_of(config.preset)
@@ -103,7 +148,7 @@ def _step(cell: Cell) -> dict[str, Any]:
 
 
 def _graph(cell: Cell) -> dict[str, Any]:
-    """The merged network's graph beside a plain one's."""
+    """Time the merged network's graph and a plain network's graph."""
     spec, images = _spec(cell), images_of(cell)
     space = space_of(spec, cell["K"])
     merged = merge(space, route(space), images)
@@ -125,7 +170,7 @@ def _graph(cell: Cell) -> dict[str, Any]:
 def _alternated(ours: Callable[[], None], floor: Callable[[], None], repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"ours": [], "floor": []}
     for repeat in range(WARM_UP + repeats):
-        # Which one goes first alternates too: whatever the first leaves behind must favour neither.
+        # Which side goes first alternates too, so that the state it leaves favours neither.
         sides = [("ours", ours), ("floor", floor)]
         for name, side in sides if repeat % 2 else sides[::-1]:
             began = time.perf_counter()
@@ -140,7 +185,7 @@ def _alternated(ours: Callable[[], None], floor: Callable[[], None], repeats: in
 
 
 def _memory(cell: Cell) -> dict[str, Any]:
-    """The peak of a child process, and what K + 1 models weigh."""
+    """The peak of a child process, and the size of K + 1 models."""
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(1) as pool:
         peak = pool.apply(peak_bytes, (dict(cell),))
@@ -149,7 +194,7 @@ def _memory(cell: Cell) -> dict[str, Any]:
 
 
 def peak_bytes(cell: Cell) -> int:
-    """Load K + 1 models, adapt for one step, merge; the most memory this process ever had."""
+    """Load K + 1 models, adapt for one epoch, merge. Returns this process's peak of resident memory."""
     torch.set_num_threads(1)
     space = space_of(_spec(cell), cell["K"])
     network: nn.Module = route(space)
@@ -157,7 +202,7 @@ def peak_bytes(cell: Cell) -> int:
     adapt(network, images, AdaptationConfig(epochs=1, batch_size=BATCH))
     merge(space, network, images)
     if sys.platform == "linux":
-        # Not ru_maxrss, which here starts at what the parent had when it forked.
+        # Not ru_maxrss: on Linux it starts at the parent's size at the fork.
         return high_water()
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
@@ -166,37 +211,9 @@ def _spec(cell: Cell) -> NetworkSpec:
     return NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": cell["width"]})
 
 
-def main(
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    repeats: Annotated[int, typer.Option(help="How often each side is timed.")] = 30,
-    state_dir: Annotated[Path, typer.Option(help="For locks.")] = STATE_DIR,
-) -> None:
-    """Measure what has no row yet, then write the page."""
-    # Activations of an earlier cell would stay with the process: pages given back at once, and equal for all.
-    os.environ["MALLOC_ARENA_MAX"] = "1"
-    common = {"size": 96, "width": 16}
-    routed = [("paper", "direct"), ("official", "direct"), ("paper", "pooled")]
-    cells: list[Cell] = [
-        *(
-            {"what": "step", "preset": preset, "router": router, "K": 3, **common, "repeats": repeats}
-            for preset, router in routed
-        ),
-        {"what": "graph", "K": 3, **common, "repeats": 2 * repeats},
-        *({"what": "memory", "K": inside, **common} for inside in (1, 2, 4, 8, 16)),
-    ]
-    found = run("adaptation_cost", cells, Rows(rows), compute, state_dir)
-    write_page(
-        rows.with_suffix(".md"),
-        "What adapting costs",
-        f"python -m benchmarks.cost.adaptation --rows {rows}",
-        rows,
-        sections_of(found),
-    )
-
-
-def sections_of(found: list[dict[str, Any]]) -> list[str]:
+def sections(found: Sequence[Row], settings: Profile) -> list[str]:
     """The page's tables."""
-    by_kind: dict[str, list[dict[str, Any]]] = {"step": [], "graph": [], "memory": []}
+    by_kind: dict[str, list[Row]] = {"step": [], "graph": [], "memory": []}
     for row in found:
         by_kind[row["cell"]["what"]].append(row)
     steps = [
@@ -208,9 +225,9 @@ def sections_of(found: list[dict[str, Any]]) -> list[str]:
         [row["cell"]["K"], f"{row['result']['models_bytes'] / 2**20:.0f}", f"{_mib(row):.0f}"]
         for row in by_kind["memory"]
     ]
-    sections = [
-        f"U-Net of width 16, one batch of {BATCH} at 96x96, one thread. Milliseconds: median [quartiles]; "
-        "both sides alternate in one process.",
+    parts = [
+        f"U-Net of width {settings.width}, one batch of {BATCH} at {settings.size}x{settings.size}, one "
+        "thread. Milliseconds: median [quartiles]; both sides alternate in one process.",
         "A step of adaptation over three inside models and the global one, and two steps of training the "
         "plain network:",
         table(["loss, router", "adaptation", "two plain steps", "ratio"], steps),
@@ -223,11 +240,11 @@ def sections_of(found: list[dict[str, Any]]) -> list[str]:
         peaks = np.array([_mib(row) for row in by_kind["memory"]])
         models = np.array([row["result"]["models_bytes"] / 2**20 for row in by_kind["memory"]])
         slope = float(np.polyfit(models, peaks, 1)[0])
-        sections.append(f"Each MiB of models adds {slope:.2f} MiB to the peak (least squares).")
-    return sections
+        parts.append(f"Each MiB of models adds {slope:.2f} MiB to the peak (least squares).")
+    return parts
 
 
-def _mib(row: Mapping[str, Any]) -> float:
+def _mib(row: Row) -> float:
     return float(row["result"]["peak_bytes"]) / 2**20
 
 
@@ -235,7 +252,3 @@ def _times(result: Mapping[str, Any]) -> list[str]:
     sides = (result["ours_s"], result["floor_s"])
     times = [milliseconds(s) for s in sides]
     return [*times, f"{result['ratio']:.3f}"]
-
-
-if __name__ == "__main__":
-    typer.run(main)

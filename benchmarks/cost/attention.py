@@ -1,39 +1,97 @@
-"""What FedOAP's decoupled cross-attention costs beside the plain U-Net of the same width.
+"""Cost of FedOAP's decoupled cross-attention over the plain U-Net of the same width.
 
-    python -m benchmarks.cost.attention --rows docs/results/attention_cost.jsonl
-
-A step of training (forward, loss, backward, AdamW; PyTorch) and one image's inference (onnxruntime), each on
-one thread, with attention to K - 1 other sites against the plain bottleneck. The two alternate, step by step;
-medians are compared. The floor is arithmetic: the ratio of their multiply-adds, counted operator by operator.
+One step of training (forward, loss, backward, AdamW; PyTorch) and the inference of one image (onnxruntime),
+each on one thread, with attention to K - 1 other sites and with the plain bottleneck. The two alternate, step
+by step; medians are compared. The floor is the ratio of their multiply-adds, counted operator by operator.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import onnxruntime
 import torch
-import typer
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
-from benchmarks.harness.measuring import milliseconds, quartiles
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.measuring import alternated, milliseconds, quartiles
+from benchmarks.harness.tables import table
 from personalization.export import to_onnx
 from personalization.fedoap.losses import binary_loss
 from personalization.fedoap.parts import bank_state
 from personalization.networks import FedOapUNet, build, initialise
 
 SITES = (1, 3, 5, 9)
-# Of the floor: what the method's specification allows.
+# What the method's specification allows, as a multiple of the floor.
 BOUND = 1.1
 # The first steps allocate memory and warm caches, on both sides.
 WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Channels at full resolution (the paper's is 64), the images' side, and steps to time on each side."""
+
+    width: int = 16
+    size: int = 128
+    repeats: int = 15
+
+
+PROFILES = {"smoke": Profile(2, 32, 2), "cpu": Profile()}
+
+
+class AttentionCost(Experiment[Profile]):
+    """The cost of decoupled cross-attention, in training and in serving."""
+
+    name = "attention_cost"
+    title = "What cross-attention costs"
+    question = "What does cross-attention cost over the plain U-Net?"
+    profiles = PROFILES
+    tables = (Table("attention_cost"),)
+
+    def cells(self) -> list[Cell]:
+        """Training, then inference, by the number of sites; with the adapter, for three sites."""
+        return [
+            {
+                "mode": mode,
+                "width": self.profile.width,
+                "size": self.profile.size,
+                "sites": sites,
+                "adapter": adapter,
+                "batch": batch,
+                "repeats": self.profile.repeats * scale,
+            }
+            for mode, batch, scale in (("training", 8, 1), ("inference", 1, 4))
+            for sites, adapter in (*((sites, False) for sites in SITES), (3, True))
+        ]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure one cell."""
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """A table and a verdict for training, and for inference."""
+        settings = self.profile
+        header = ["sites K", "adapter", "plain, ms", "with attention, ms", "ratio", "floor", "over floor"]
+        parts = [
+            f"U-Net of width {settings.width} on {settings.size}x{settings.size}, one thread. Median "
+            "[quartiles]. The floor is the ratio of multiply-adds of a forward pass; instance norms, softmax "
+            "and the optimiser count nothing in it."
+        ]
+        for mode, what in (
+            ("training", "One training step, batch 8 (PyTorch)."),
+            ("inference", "One image (onnx)."),
+        ):
+            if of_mode := [row for row in rows if row["cell"]["mode"] == mode]:
+                parts += [what, table(header, [_line(row) for row in of_mode]), _verdict(of_mode)]
+        return parts
 
 
 def network(width: int, size: int, sites: int, *, attention: bool, adapter: bool) -> FedOapUNet:
@@ -65,14 +123,14 @@ def network(width: int, size: int, sites: int, *, attention: bool, adapter: bool
 
 
 def multiply_adds(net: FedOapUNet, size: int) -> int:
-    """Of one image's forward pass: convolutions and matrix products."""
+    """Multiply-adds of one image's forward pass: convolutions and matrix products."""
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         net.segment(torch.zeros(1, 1, size, size))
     return int(counter.get_total_flops()) // 2
 
 
 def training(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
-    """One step, to be repeated."""
+    """A function that takes one step of training."""
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(batch, 1, size, size, generator=generator)
     targets = (images[:, 0] > 1).to(torch.uint8)
@@ -87,7 +145,7 @@ def training(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
 
 
 def inference(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
-    """One run of the exported graph, to be repeated."""
+    """A function that runs the exported graph once."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     graph = to_onnx(net, 1, (size, size))
@@ -98,7 +156,6 @@ def inference(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
 
 def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     """Measure one cell: seconds of both sides, their ratio, and the ratio of multiply-adds."""
-    torch.set_num_threads(1)
     size, batch = cell["size"], cell["batch"]
     sides = {
         "plain": network(cell["width"], size, 1, attention=False, adapter=False),
@@ -106,14 +163,8 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     }
     prepare = {"training": training, "inference": inference}[cell["mode"]]
     steps = {name: prepare(net, size, batch) for name, net in sides.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for _ in range(WARM_UP + cell["repeats"]):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - began)
     counted = {name: multiply_adds(net, size) for name, net in sides.items()}
-    kept = {name: values[WARM_UP:] for name, values in seconds.items()}
+    kept = alternated(steps, cell["repeats"], WARM_UP)
     ratio, floor = median(kept["with"]) / median(kept["plain"]), counted["with"] / counted["plain"]
     return {
         **{f"{name}_s": quartiles(values) for name, values in kept.items()},
@@ -124,63 +175,24 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     }
 
 
-def main(
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    width: Annotated[int, typer.Option(help="Channels at full resolution; the paper's is 64.")] = 16,
-    size: Annotated[int, typer.Option(help="Height and width of an image.")] = 128,
-    repeats: Annotated[int, typer.Option(help="Steps to time on each side.")] = 15,
-    state_dir: Annotated[Path, typer.Option(help="Scratch space.")] = STATE_DIR,
-) -> None:
-    """Measure what has no row yet, then write the page."""
-    cells: list[Cell] = [
-        {
-            "mode": mode,
-            "width": width,
-            "size": size,
-            "sites": sites,
-            "adapter": adapter,
-            "batch": batch,
-            "repeats": repeats * scale,
-        }
-        for mode, batch, scale in (("training", 8, 1), ("inference", 1, 4))
-        for sites, adapter in (*((sites, False) for sites in SITES), (3, True))
-    ]
-    found = run("attention_cost", cells, Rows(rows), compute, state_dir)
-    header = ["sites K", "adapter", "plain, ms", "with attention, ms", "ratio", "floor", "over floor"]
-    sections = [
-        f"U-Net of width {width} on {size}x{size}, one thread. Median [quartiles]. The floor is the ratio of "
-        "multiply-adds of a forward pass; instance norms, softmax and the optimiser count nothing in it."
-    ]
-    for mode, what in (
-        ("training", "One training step, batch 8 (PyTorch)."),
-        ("inference", "One image (onnx)."),
-    ):
-        of_mode = [row for row in found if row["cell"]["mode"] == mode]
-        sections += [what, table(header, [_line(row) for row in of_mode]), _verdict(of_mode)]
-    command = f"python -m benchmarks.cost.attention --rows {rows} --width {width} --size {size}"
-    write_page(rows.with_suffix(".md"), "What cross-attention costs", command, rows, sections)
-
-
-def _verdict(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Attention is held against the bound; the adapter adds what the floor leaves out, at full resolution."""
+def _verdict(rows: Sequence[Row]) -> str:
+    """Whether attention keeps the bound. The adapter's work at full resolution is not in the floor."""
     worst = {
-        adapter: max(row["result"]["over_floor"] for row in rows if row["cell"]["adapter"] is adapter)
+        adapter: max(
+            (row["result"]["over_floor"] for row in rows if row["cell"]["adapter"] is adapter),
+            default=math.nan,
+        )
         for adapter in (False, True)
     }
     within = "within" if worst[False] <= BOUND else "**not within**"
     return (
-        f"Attention is {within} {BOUND} of its floor (at most {worst[False]:.3f}); with the adapter, whose "
-        "instance norm, ReLU and sum at full resolution count no multiply-adds, it is at most "
-        f"{worst[True]:.3f}."
+        f"Attention is {within} {BOUND} of its floor (at most {worst[False]:.3f}). With the adapter it is at "
+        f"most {worst[True]:.3f}: its instance norm, ReLU and sum at full resolution count no multiply-adds."
     )
 
 
-def _line(row: Mapping[str, Any]) -> list[str]:
+def _line(row: Row) -> list[str]:
     cell, result = row["cell"], row["result"]
     sides = [milliseconds(s) for s in (result["plain_s"], result["with_s"])]
     ratios = [f"{result[name]:.3f}" for name in ("ratio", "floor", "over_floor")]
     return [str(cell["sites"]), "yes" if cell["adapter"] else "no", *sides, *ratios]
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,13 +1,11 @@
-"""What it costs to learn w (FedBiCross, Stage 2c): the exact outer step against second-order autograd.
-
-    python -m benchmarks.cost.bilevel --rows docs/results/bilevel_cost.jsonl
+"""Cost of learning w (FedBiCross, Stage 2c): the exact outer step against second-order autograd.
 
 A step is one student's: an inner step of plain SGD on J sources, and the slope of its validation loss in w.
-The exact one keeps the sources' gradients and takes inner products with the validation's; the other leaves
-the inner step in the graph and differentiates through it. The two alternate, begin with equal weights and
-must come to equal slopes. Memory is the peak of a process of its own over what it has before the step.
+The exact way keeps the sources' gradients and takes inner products with the validation gradient; the other
+way keeps the inner step in the graph and differentiates through it. The two alternate, start from equal
+weights and must give equal slopes. Memory is the peak of a separate process above its size before the step.
 
-A trajectory of T steps is then run with w learned in S of them: never, in 6 as the paper has it, in all.
+A trajectory of T steps is then run with w learned in S of them: in none, in 6 as in the paper, in all.
 """
 
 from __future__ import annotations
@@ -16,32 +14,76 @@ import copy
 import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.measuring import high_water, milliseconds, quartiles
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.tables import table
 from personalization.fedbicross.bilevel import Gradient, gradient_of, inner_step, outer_gradient
 from personalization.fedbicross.distillation import distillation_loss
 from personalization.fedbicross.synthesis import SynthesisConfig, Trajectory
 from personalization.networks import build, initialise
 
 CLASSES, SIDE, RATE, SHARE = 4, 28, 0.01, 0.5
-# Of B images, the paper's parts: for the inner step, and for validation.
+# The share of the B images for the inner step, as in the paper; the rest is for validation.
 TRAIN_SHARE = 0.8
 # The first steps allocate memory and warm caches, on both sides.
 WARM_UP = 1
 
 
+@dataclass(frozen=True)
+class Profile:
+    """Channels (the paper's are 64), B images per cluster (the paper's are 256), steps to time, and T."""
+
+    width: int = 8
+    batch: int = 32
+    repeats: int = 9
+    trajectory: int = 12
+    sources: tuple[int, ...] = (2, 4, 8)
+
+
+PROFILES = {"smoke": Profile(1, 10, 2, 7, (2,)), "cpu": Profile()}
+
+
+class BilevelCost(Experiment[Profile]):
+    """The cost of FedBiCross's outer step."""
+
+    name = "bilevel_cost"
+    title = "What learning w costs"
+    question = "What does learning w cost, exactly and by second-order autograd?"
+    profiles = PROFILES
+    tables = (Table("bilevel_cost"),)
+
+    def cells(self) -> list[Cell]:
+        """Time and memory of a step by the number of sources, then trajectories."""
+        settings = self.profile
+        shared = {"width": settings.width, "batch": settings.batch}
+        steps = settings.trajectory
+        return [
+            *({"what": "step", "J": j, "repeats": settings.repeats, **shared} for j in settings.sources),
+            *({"what": "memory", "J": j, **shared} for j in settings.sources),
+            *({"what": "trajectory", "J": 2, "T": steps, "S": s, **shared} for s in (0, 6, steps)),
+        ]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure one cell."""
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """Steps, their memory, trajectories."""
+        return sections(rows)
+
+
 class Step:
-    """A student, what J sources teach it, and what it is validated on. Everything is drawn from one seed."""
+    """A student, the images and answers of J sources, and its validation images; all drawn from one seed."""
 
     def __init__(self, width: int, sources: int, batch: int) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -88,7 +130,7 @@ SIDES: Mapping[str, Callable[[Step], Tensor]] = {"exact": Step.exact, "second or
 
 
 def compute_step(cell: Cell) -> dict[str, Any]:
-    """Seconds of both ways, their memory, and how far apart their slopes are."""
+    """Seconds of both ways, and how far apart their slopes are."""
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     apart = 0.0
     first = Step(cell["width"], cell["J"], cell["batch"])
@@ -110,19 +152,19 @@ def compute_step(cell: Cell) -> dict[str, Any]:
 
 
 def compute_memory(cell: Cell) -> dict[str, Any]:
-    """The peak of both ways, each in a process of its own."""
-    # Not forked: a child that inherited the parent's memory would have no peak of its own.
+    """The peak of memory of both ways, each in a separate process."""
+    # Spawned, not forked: a forked child inherits the parent's memory and with it the parent's peak.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
         return {"peak_bytes": {name: pool.apply(peak_bytes, (dict(cell), name)) for name in SIDES}}
 
 
 def peak_bytes(cell: Cell, side: str) -> int:
-    """How much more this process has in memory during one step than before it, at most; Linux only."""
+    """This process's peak of memory during one step, above its size before the step; Linux only."""
     torch.set_num_threads(1)
-    # A small one before: what the libraries set aside on first use is no step's.
+    # A small step first: the libraries allocate memory on first use, which is not the step's.
     SIDES[side](Step(1, 2, 8))
     step = Step(cell["width"], cell["J"], cell["batch"])
-    # From now on the highest is what is highest from now on.
+    # Resets the peak to the current size.
     Path("/proc/self/clear_refs").write_text("5")
     before = high_water()
     SIDES[side](step)
@@ -130,7 +172,7 @@ def peak_bytes(cell: Cell, side: str) -> int:
 
 
 def compute_trajectory(cell: Cell) -> dict[str, Any]:
-    """Seconds of a trajectory with w learned in S of its T steps; S = 0: never."""
+    """Seconds of a trajectory with w learned in S of its T steps."""
     draw = torch.Generator().manual_seed(0)
 
     def network() -> nn.Module:
@@ -160,35 +202,34 @@ def compute_trajectory(cell: Cell) -> dict[str, Any]:
 
 def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     """Measure one cell."""
-    torch.set_num_threads(1)
     computers = {"step": compute_step, "memory": compute_memory, "trajectory": compute_trajectory}
     return computers[cell["what"]](cell)
 
 
-def page(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def sections(rows: Sequence[Row]) -> list[str]:
     """A table of steps, one of their memory, and one of trajectories."""
     steps, memory, trajectories = (
         [row for row in rows if row["cell"]["what"] == what] for what in ("step", "memory", "trajectory")
     )
-    sections = []
+    parts = []
     if steps:
         cell = steps[0]["cell"]
         apart = max(row["result"]["slopes_apart"] for row in steps)
-        sections += [
+        parts += [
             f"One student's step: ResNet-18, width {cell['width']}, {SIDE}x{SIDE}, {cell['batch']} images a "
             "source, one thread, fp32; milliseconds, median [quartiles]. The slopes in w differ by at most "
             f"{apart:.1e} of the largest.",
             table(["sources J", *SIDES, "ratio"], [_step_line(row) for row in steps]),
         ]
     if memory:
-        sections += [
+        parts += [
             "The same step's peak memory over what is there before it, MiB:",
             table(["sources J", *SIDES, "ratio"], [_memory_line(row) for row in memory]),
         ]
     if trajectories:
         cell = trajectories[0]["cell"]
         never = median([row["result"]["seconds"] for row in trajectories if not row["cell"]["S"]])
-        sections += [
+        parts += [
             f"A trajectory: T = {cell['T']} steps, {cell['J']} clusters, {cell['batch']} images each, width "
             f"{cell['width']}. The student learns at every step, w in S of them.",
             table(
@@ -196,47 +237,22 @@ def page(rows: Sequence[Mapping[str, Any]]) -> list[str]:
                 [_trajectory_line(row, never) for row in trajectories],
             ),
         ]
-    return sections
+    return parts
 
 
-def _step_line(row: Mapping[str, Any]) -> list[str]:
+def _step_line(row: Row) -> list[str]:
     times = [row["result"]["seconds"][name] for name in SIDES]
     shown = [milliseconds(t, 0) for t in times]
     return [str(row["cell"]["J"]), *shown, f"{times[1]['median'] / times[0]['median']:.2f}"]
 
 
-def _memory_line(row: Mapping[str, Any]) -> list[str]:
+def _memory_line(row: Row) -> list[str]:
     peaks = [row["result"]["peak_bytes"][name] / 2**20 for name in SIDES]
     return [str(row["cell"]["J"]), *(f"{peak:.0f}" for peak in peaks), f"{peaks[1] / peaks[0]:.2f}"]
 
 
-def _trajectory_line(row: Mapping[str, Any], never: float) -> list[str]:
+def _trajectory_line(row: Row, never: float) -> list[str]:
     cell, result = row["cell"], row["result"]
     mixing = torch.tensor(result["mixing"])
     moved = float((mixing - 1 / cell["J"]).abs().max())
     return [str(cell["S"]), f"{result['seconds']:.1f}", f"{result['seconds'] / never:.3f}", f"{moved:.3f}"]
-
-
-def main(
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    width: Annotated[int, typer.Option(help="Channels at full resolution; the paper's is 64.")] = 8,
-    batch: Annotated[int, typer.Option(help="B, images per cluster; the paper's is 256.")] = 32,
-    repeats: Annotated[int, typer.Option(help="Steps to time on each side.")] = 9,
-    trajectory: Annotated[int, typer.Option(help="T, steps of a trajectory.")] = 12,
-    state_dir: Annotated[Path, typer.Option(help="Scratch space.")] = STATE_DIR,
-) -> None:
-    """Measure what has no row yet, then write the page."""
-    shared = {"width": width, "batch": batch}
-    counts = (2, 4, 8)
-    cells: list[Cell] = [{"what": "step", "J": count, "repeats": repeats, **shared} for count in counts]
-    cells += [{"what": "memory", "J": count, **shared} for count in counts]
-    cells += [
-        {"what": "trajectory", "J": 2, "T": trajectory, "S": outer, **shared} for outer in (0, 6, trajectory)
-    ]
-    found = run("bilevel_cost", cells, Rows(rows), compute, state_dir)
-    command = f"python -m benchmarks.cost.bilevel --rows {rows} --width {width} --batch {batch}"
-    write_page(rows.with_suffix(".md"), "What learning w costs", command, rows, page(found))
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,11 +1,9 @@
-"""Does health answer while every core is busy? And do the cores fall idle when a job is cancelled?
+"""Latency of GET /health/live while every core adapts, and the work left after the jobs are cancelled.
 
-    python -m benchmarks.cost.health --rows docs/results/health_under_load.jsonl
-
-The service as a person starts it, and a second worker beside its own, so that two adaptation jobs run at
-once. `GET /health/live` is asked again and again on a connection that is kept: first with nothing going on,
-then with both jobs adapting. At last both are cancelled, and what is left of the workers' work is measured:
-how long until their jobs are over, and the processor time they take in the five seconds after.
+The service as started by its command, and a second worker, so that two adaptation jobs run at once.
+`GET /health/live` is requested repeatedly on one kept connection: first with the service at rest, then with
+both jobs adapting. Both jobs are then cancelled, and the remaining work is measured: the time until the jobs
+are over, and the processor time that API and workers use in the five seconds after.
 """
 
 from __future__ import annotations
@@ -14,20 +12,21 @@ import http.client
 import os
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Annotated, Any
+from typing import Any
 
 import httpx
 import psutil
-import typer
 
 from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import SIZE, TASK, scan_bytes
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.tables import table
 from demo.service_process import running_service
 from model_store.store import Store
 from service.runtime.embedded_worker import worker_command
@@ -35,15 +34,68 @@ from service.runtime.embedded_worker import worker_command
 NAME = "load"
 HOSPITAL = "outside"
 SCANS = 8
-# Between two questions: a probe that asks as fast as it can would itself be the load.
+# Between two requests: without a pause the probe itself would be the load.
 PAUSE_S = 0.01
 _PATIENCE_S = 120.0
 _AFTER_S = 5.0
 
 
+@dataclass(frozen=True)
+class Profile:
+    """How long to ask at rest and under load, the adapted U-Nets' width, and a free port."""
+
+    seconds: float = 30.0
+    width: int = 16
+    port: int = 8799
+
+
+PROFILES = {"smoke": Profile(2.0, 2), "cpu": Profile()}
+
+
+class HealthUnderLoad(Experiment[Profile]):
+    """Latency of /health/live while two jobs adapt."""
+
+    name = "health_under_load"
+    title = "Health under load"
+    question = "Does the service answer while jobs adapt?"
+    profiles = PROFILES
+    tables = (Table("health_under_load"),)
+
+    def cells(self) -> list[Cell]:
+        """One cell."""
+        settings = self.profile
+        return [{"jobs": 2, "seconds": settings.seconds, "width": settings.width, "port": settings.port}]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure the cell."""
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """Latencies, and what cancelling took."""
+        lines = [
+            [label, *(f"{1e3 * r['result'][side][name]:.1f}" for name in ("median", "p99", "largest")), count]
+            for r in rows
+            for label, side in (("at rest", "rest_s"), ("two jobs adapting", "load_s"))
+            for count in [str(r["result"][side]["count"])]
+        ]
+        cores = rows[0]["made_with"]["machine"].rpartition(", ")[2]
+        return [
+            "Milliseconds that `GET /health/live` takes over loopback, and two adaptations of U-Nets of "
+            f"width {self.profile.width} on {SCANS} images of {SIZE}x{SIZE} by two workers of one thread "
+            f"each, on a machine of {cores}.",
+            table(["", "median", "99th percentile", "largest", "questions"], lines),
+            *(
+                f"Cancelled: both jobs were over {r['result']['cancelled_after_s']:.1f} s after the first of "
+                "the two requests; in the five seconds after that, API and workers together took "
+                f"{r['result']['processor_s_in_the_5_s_after']:.2f} s of processor time."
+                for r in rows
+            ),
+        ]
+
+
 @contextmanager
 def second_worker(store: Path, state: Path) -> Iterator[None]:
-    """Another worker on the service's queue, and one thread to each of the two."""
+    """Start another worker on the service's queue; stop it at the end."""
     environment = os.environ | {
         "LOCUM_STORE": str(store.absolute()),
         "LOCUM_STATE_DIR": str(state.absolute()),
@@ -58,7 +110,7 @@ def second_worker(store: Path, state: Path) -> Iterator[None]:
 
 
 def ask(port: int, seconds: float) -> list[float]:
-    """Seconds that each answer took, asked one after the other for that long."""
+    """Seconds of each request, sent one after the other for `seconds`."""
     connection = http.client.HTTPConnection("127.0.0.1", port)
     taken = []
     end = time.perf_counter() + seconds
@@ -76,7 +128,7 @@ def ask(port: int, seconds: float) -> list[float]:
 
 
 def start_job(client: httpx.Client) -> str:
-    """An adaptation that would go on for long."""
+    """Start an adaptation of many epochs. Returns the job's id."""
     answer = client.post(
         f"/hospitals/{HOSPITAL}/adaptations",
         files=[("scans", (f"{number}.png", scan_bytes("png"))) for number in range(SCANS)],
@@ -87,7 +139,7 @@ def start_job(client: httpx.Client) -> str:
 
 
 def wait_for(client: httpx.Client, jobs: list[str], *states: str, adapting: bool = False) -> float:
-    """Seconds until each of the jobs is in one of the states (and, if asked, past its first epoch)."""
+    """Seconds until every job is in one of the states, and with `adapting` past its first epoch."""
     began = time.perf_counter()
     while time.perf_counter() - began < _PATIENCE_S:
         found = [client.get(f"/jobs/{job}").json() for job in jobs]
@@ -98,7 +150,7 @@ def wait_for(client: httpx.Client, jobs: list[str], *states: str, adapting: bool
 
 
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
-    """Latencies at rest and under load, and what is left after cancelling."""
+    """Latencies at rest and under load, and the work after cancelling."""
     store, state = work / f"store-{os.getpid()}", work / f"state-{os.getpid()}"
     publish_random_space(Store(store), NAME, TASK, cell["width"], run="health")
     os.environ["LOCUM_THREADS"] = "1"
@@ -128,7 +180,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
 
 
 def _processor_seconds() -> float:
-    """Of all processes that this one started, workers and API."""
+    """Processor seconds of all child processes: API and workers."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):
         try:
@@ -146,39 +198,3 @@ def _summary(seconds: list[float]) -> dict[str, float]:
         "largest": round(max(seconds), 5),
         "count": len(seconds),
     }
-
-
-def main(
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    seconds: Annotated[float, typer.Option(help="How long to ask, at rest and under load.")] = 30.0,
-    width: Annotated[int, typer.Option(help="Of the U-Nets that are adapted.")] = 16,
-    port: Annotated[int, typer.Option(help="A free port.")] = 8799,
-    state_dir: Annotated[Path, typer.Option(help="For the service's store and state.")] = STATE_DIR,
-) -> None:
-    """Measure what has no row yet, then write the page."""
-    cells: list[Cell] = [{"jobs": 2, "seconds": seconds, "width": width, "port": port}]
-    found = run("health_under_load", cells, Rows(rows), compute, state_dir)
-    lines = [
-        [label, *(f"{1e3 * r['result'][side][name]:.1f}" for name in ("median", "p99", "largest")), count]
-        for r in found
-        for label, side in (("at rest", "rest_s"), ("two jobs adapting", "load_s"))
-        for count in [str(r["result"][side]["count"])]
-    ]
-    sections = [
-        f"Milliseconds that `GET /health/live` takes over loopback, and two adaptations of U-Nets of width "
-        f"{width} on {SCANS} images of {SIZE}x{SIZE} by two workers of one thread each, "
-        f"on a machine of {os.cpu_count()} cores.",
-        table(["", "median", "99th percentile", "largest", "questions"], lines),
-        *(
-            f"Cancelled: both jobs were over {r['result']['cancelled_after_s']:.1f} s after the first of the "
-            f"two requests; in the five seconds after that, API and workers together took "
-            f"{r['result']['processor_s_in_the_5_s_after']:.2f} s of processor time."
-            for r in found
-        ),
-    ]
-    command = f"python -m benchmarks.cost.health --rows {rows}"
-    write_page(rows.with_suffix(".md"), "Health under load", command, rows, sections)
-
-
-if __name__ == "__main__":
-    typer.run(main)

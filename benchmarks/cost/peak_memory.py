@@ -1,8 +1,8 @@
-"""What a graph, loaded and run as it is served, adds to a process's peak of resident memory, in MB (Linux).
+"""Peak of resident memory, in MB, that loading and running a graph adds to a process (Linux).
 
     python -m benchmarks.cost.peak_memory GRAPH 8,1,128,128
 
-A process of its own, without torch: peaks are never given back.
+Measured in a process of its own, without torch: a process's peak never decreases.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.inference.sessions import GraphSession
 
 
 def peak_mb(graph: Path, shape: Sequence[int]) -> float:
-    """For images of that shape, measured in a fresh process."""
+    """The peak for images of this shape, measured in a new process."""
     command = [sys.executable, "-m", "benchmarks.cost.peak_memory", str(graph), ",".join(map(str, shape))]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 

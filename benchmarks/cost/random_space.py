@@ -1,4 +1,4 @@
-"""A routing space of random networks, for what does not depend on what they learned."""
+"""A routing space of random networks, for measurements that do not depend on the weights."""
 
 from __future__ import annotations
 

@@ -1,18 +1,16 @@
-"""What a federated round costs beside the training in it.
+"""Cost of a federated round over the training in it.
 
-    python -m benchmarks.cost.round --rows docs/results/round_cost.jsonl
-
-A round of the in-process engine (one worker process, one thread, checkpoint on disk after every round)
-against a plain PyTorch loop in a process of the same kind, which takes the same steps on the same data and
-does nothing else. The two alternate, round by round. Medians are compared, and both must end with the same
-weights. Processor time is compared too: it is what a busy machine leaves of a measurement.
+A round of the in-process engine (one worker process, one thread, checkpoint on disk after every round) is
+compared with a plain PyTorch loop in a process of the same kind, which takes the same steps on the same data
+and does nothing else. The two alternate, round by round. Medians are compared, and both must end with the
+same weights. Processor time is compared too: other load on the machine disturbs it less.
 
 The same steps are: validation of the global model, local training, the average in float64 and, for IOP-FL,
 the moving average of each site's personal model and its validation. The plain loop keeps no best model,
 writes no file and sends nothing.
 
-The engine is then run with a method that sends weights to and fro and trains nothing: what is left is the
-engine's own time. Its floor is the least that a durable round must do with these bytes: the average of four
+The engine is then run with a method that sends weights to the sites and back without training: what remains
+is the engine's own time. Its floor is the least work of a durable round with these bytes: the average of four
 states in memory, and one synchronised write of the result.
 """
 
@@ -21,20 +19,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import psutil
-import torch
-import typer
 
 from benchmarks.cost.round_sides import BATCH, RATE, SEED, SITES, TAU, Echo, plain_rounds, site_data
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.measuring import milliseconds, quartiles
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.tables import table
 from model_store.task import Task
 from personalization.state import StreamingMean, to_safetensors
 from training.algorithm import Memory
@@ -49,14 +47,64 @@ from training.methods.iop_fl import IopFl, IopFlConfig
 
 # The first rounds allocate memory and warm caches, on both sides.
 WARM_UP = 2
-# For a round without training
+# The limit for a round without training.
 BOUND_MS = 20
 
 
-class Clock(Silent):
-    """Times the engine's rounds of training, commit included, and lets something else run after each.
+@dataclass(frozen=True)
+class Profile:
+    """Rounds to time, of which the first two are dropped; ten times as many without training.
 
-    `processor` has the seconds that this process and its children used, but for the process `apart`.
+    The networks' `width` and the `widths` without training, the images' side, and slices per site.
+    """
+
+    rounds: int = 10
+    width: int = 16
+    widths: tuple[int, ...] = (4, 16, 32)
+    size: int = 96
+    slices: int = 64
+
+
+PROFILES = {"smoke": Profile(4, 2, (2,), 16, 8), "cpu": Profile()}
+
+
+class RoundCost(Experiment[Profile]):
+    """The cost of the engine's round."""
+
+    name = "round_cost"
+    title = "What a round costs"
+    question = "What does federating cost over plain training?"
+    profiles = PROFILES
+    tables = (Table("round_cost"),)
+
+    def cells(self) -> list[Cell]:
+        """Methods that train, then weights that travel without training."""
+        settings = self.profile
+        rounds, common = settings.rounds, {"size": settings.size, "slices": settings.slices}
+        return [
+            *(
+                {"method": method, "width": settings.width, "rounds": rounds, **common}
+                for method in ("fedavg", "iop-fl")
+            ),
+            *(
+                {"method": "none", "width": width, "rounds": 10 * rounds, **common}
+                for width in settings.widths
+            ),
+        ]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure one cell."""
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """Rounds beside the plain loop, and rounds without training."""
+        return sections(rows, self.profile)
+
+
+class Clock(Silent):
+    """Observer that times the engine's rounds of training with their commit, and calls `between` after each.
+
+    `processor` has the processor seconds of this process and its children, without the process `apart`.
     """
 
     def __init__(self, between: Callable[[], None], apart: int | None) -> None:
@@ -88,7 +136,6 @@ class Clock(Silent):
 
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
     """Measure one cell: seconds per round of both sides, their medians and the ratio."""
-    torch.set_num_threads(1)
     width, slices, size, rounds = (cell[name] for name in ("width", "slices", "size", "rounds"))
     task = Task(name="cost", labels={"disc": (1,)}, size=(size, size))
     settings = {"width": width, "rounds": rounds, "batch_size": BATCH, "learning_rate": RATE}
@@ -114,7 +161,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     if trains:
         process.start()
     clock = Clock(plain_round if trains else lambda: plain.append(floor()), process.pid)
-    # A killed measurement starts anew: half of one is worth nothing.
+    # A killed measurement starts again in a new folder: a part of its rounds is of no use.
     folder = RunFolder(work / f"run-{os.getpid()}")
     specs = [SiteSpec(site, partial(site_data, site, slices, size)) for site in SITES]
     outcome = InProcessEngine(algorithm, specs, RunEnvironment(SEED), folder, workers=1, observer=clock).run()
@@ -136,7 +183,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
 
 
 def _least_round(path: Path, server: Memory) -> tuple[float, float]:
-    """Seconds to average the weights of as many sites; to write them over a file and wait for the disk."""
+    """Seconds to average the weights of the sites, and seconds to write the result and sync it to disk."""
     started = time.perf_counter()
     mean = StreamingMean()
     for site in SITES:
@@ -152,18 +199,8 @@ def _least_round(path: Path, server: Memory) -> tuple[float, float]:
     return averaging, time.perf_counter() - began
 
 
-def main(
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    rounds: Annotated[int, typer.Option(help="Rounds to time, the first two of which are dropped.")] = 12,
-    state_dir: Annotated[Path, typer.Option(help="For checkpoints: the disk that is measured.")] = STATE_DIR,
-) -> None:
-    """Measure what has no row yet, then write the page."""
-    common = {"size": 96, "slices": 64}
-    cells: list[Cell] = [
-        *({"method": method, "width": 16, "rounds": rounds, **common} for method in ("fedavg", "iop-fl")),
-        *({"method": "none", "width": width, "rounds": 10 * rounds, **common} for width in (4, 16, 32)),
-    ]
-    found = run("round_cost", cells, Rows(rows), compute, state_dir)
+def sections(found: Sequence[Row], settings: Profile) -> list[str]:
+    """The page's tables."""
     trained = [
         [
             r["cell"]["method"],
@@ -183,8 +220,9 @@ def main(
         for r in found
         if r["cell"]["method"] == "none"
     ]
-    sections = [
-        f"Four sites of 64 slices of 96x96, U-Net of width 16, batch {BATCH}, one worker, one thread. "
+    return [
+        f"Four sites of {settings.slices} slices of {settings.size}x{settings.size}, U-Net of width "
+        f"{settings.width}, batch {BATCH}, one worker, one thread. "
         "Milliseconds per round: median [quartiles]; engine and plain loop alternate, and end with equal "
         "weights. The plain loop validates the global model, trains, averages in float64 and, for IOP-FL, "
         "keeps each site's moving average and validates it. It keeps no best model, writes no file and sends "
@@ -197,17 +235,10 @@ def main(
         table(["weights", "engine", "average alone", "write alone"], empty),
         _bound(found),
     ]
-    write_page(
-        rows.with_suffix(".md"),
-        "What a round costs",
-        f"python -m benchmarks.cost.round --rows {rows}",
-        rows,
-        sections,
-    )
 
 
-def _bound(found: Sequence[Mapping[str, Any]]) -> str:
-    """Which weights keep the bound on a round without training."""
+def _bound(found: Sequence[Row]) -> str:
+    """The widths that keep the limit on a round without training."""
     medians = {
         r["cell"]["width"]: 1e3 * r["result"]["engine_s"]["median"]
         for r in found
@@ -218,7 +249,3 @@ def _bound(found: Sequence[Mapping[str, Any]]) -> str:
         f"At most {BOUND_MS} ms was asked for. Kept at width: {', '.join(kept) or 'none'}. The time grows "
         "with the bytes, most of all that of the average in float64, which the plain loop takes too."
     )
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,4 +1,4 @@
-"""The sides of a measured round: a plain loop, made-up data, a method that echoes."""
+"""The two sides of a measured round: the plain loop and the method that only echoes, with synthetic data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TAU = 0.9
 
 
 class Echo(FedAvg):
-    """FedAvg without the learning: every site returns the weights it received."""
+    """FedAvg without training: every site returns the weights it received."""
 
     def client_step(
         self,
@@ -37,7 +37,7 @@ class Echo(FedAvg):
         memory: Memory,
         data: SiteData | LabelledData,
     ) -> ClientResult:
-        """Send back what came."""
+        """Return the received weights."""
         if context.phase == "describe":
             return super().client_step(context, received, memory, data)
         uploads: dict[str, State] = {SCORES.name: {"score": torch.zeros(2, dtype=torch.float64)}}
@@ -47,7 +47,7 @@ class Echo(FedAvg):
 
 
 def site_data(site: str, slices: int, size: int) -> SiteData:
-    """Noise with a disc in it: what the pixels show does not matter for what a step costs."""
+    """Noise with a disc in it: the cost of a step does not depend on the pixels."""
     generator = np.random.default_rng(list(site.encode()))
     radius = np.hypot(*np.mgrid[-1 : 1 : size * 1j, -1 : 1 : size * 1j])
 
@@ -61,8 +61,8 @@ def site_data(site: str, slices: int, size: int) -> SiteData:
 
 
 def plain_rounds(pipe: Connection, width: int, slices: int, size: int, rounds: int, personal: bool) -> None:
-    """The other side: one round for every message, answered by its seconds; at last the weights."""
-    # As the engine's workers do; else the ratio would be that of two allocators.
+    """The plain loop: one round per message, answered by its wall and processor seconds; then weights."""
+    # As in the engine's workers; otherwise the ratio would compare two allocators.
     keep_freed_memory()
     torch.set_num_threads(1)
     surroundings = RunEnvironment(SEED)
@@ -99,5 +99,5 @@ def plain_rounds(pipe: Connection, width: int, slices: int, size: int, rounds: i
         weight = sum(len(data.train) for data in sites.values())
         shared = {name: (total / weight).to(shared[name].dtype) for name, total in sums.items()}
         pipe.send((time.perf_counter() - began, time.process_time() - used))
-    # Tensors in a pipe would share memory with a process about to end; bytes do not.
+    # Sent as bytes: tensors in a pipe would share memory with this process, which is about to end.
     pipe.send(to_safetensors(shared))

@@ -1,14 +1,12 @@
-"""What the service costs beside the work that nobody can avoid.
+"""Cost of POST /segment over its necessary work: decode the scan, run the graph, encode the mask.
 
-    python -m benchmarks.cost.serving --rows docs/results/serving_cost.jsonl
-
-`POST /segment` end to end, to a real server process over loopback on a connection that is kept, against its
-floor in one run of this process: decode the scan, run bare onnxruntime on slices that are prepared already
+`POST /segment` is timed end to end, against a real server process over loopback on a kept connection. Its
+floor is measured in this process: decode the scan, run bare onnxruntime on slices that are already prepared
 (same graph, options and batches), encode the mask. The two alternate, and medians are compared.
 
-What is left over is everything else: HTTP and multipart, hashing, choosing the network, preparing, the guard,
-uncertainty, restoring the mask to the scan's grid. It is stated twice: as the difference of the two medians,
-which also holds what serving does to the speed of onnxruntime; and within each request, end to end without
+The rest is everything else: HTTP and multipart, hashing, choosing the network, preparing, the guard,
+uncertainty, restoring the mask to the scan's grid. It is given twice: as the difference of the two medians,
+which includes the effect of serving on the speed of onnxruntime; and within each request, end to end without
 the server's own decode, inference and encode stages, which other load on the machine disturbs less.
 """
 
@@ -22,21 +20,22 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Annotated, Any
+from typing import Any
 
 import nibabel as nib
 import numpy as np
 import torch
-import typer
 from PIL import Image
 from scipy import ndimage
 
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.tables import table
 from model_store.guard import ReferenceStatistics, summarise
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.preprocessing import Restorer, prepare
@@ -57,12 +56,59 @@ TASK = Task(
     normalisation=Normalisation(scope="volume", method="zscore"),
     size=(SIZE, SIZE),
 )
-# The first requests load the network, and warm caches on both sides.
+# The first requests load the network and warm caches, on both sides.
 WARM_UP = 2
 
 
+@dataclass(frozen=True)
+class Profile:
+    """Pairs to time for a volume (an image has twenty times as many), onnxruntime's threads on both sides.
+
+    The recorded rows are from a machine of two cores.
+    """
+
+    repeats: int = 7
+    threads: int = 2
+    width: int = 16
+    scans: tuple[str, ...] = ("png", "nii", "nii.gz")
+
+
+PROFILES = {"smoke": Profile(1, 1, 2, ("png",)), "cpu": Profile()}
+
+
+class ServingCost(Experiment[Profile]):
+    """The cost of POST /segment beside its necessary work."""
+
+    name = "serving_cost"
+    title = "What serving costs"
+    question = "What does serving cost over decoding, running and encoding?"
+    profiles = PROFILES
+    tables = (Table("serving_cost"),)
+
+    def cells(self) -> list[Cell]:
+        """One cell per kind of scan."""
+        settings = self.profile
+        return [
+            {
+                "scan": kind,
+                "repeats": (20 if kind == "png" else 1) * settings.repeats,
+                "width": settings.width,
+                "threads": settings.threads,
+            }
+            for kind in settings.scans
+        ]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure one cell."""
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """End to end beside the floor, and the server's stages."""
+        return sections(rows, self.profile)
+
+
 def scan_bytes(kind: str) -> bytes:
-    """A scan that compresses like one: smooth structure under noise, dark outside."""
+    """A synthetic scan that compresses like a real one: smooth structure with noise, dark outside a disc."""
     generator = np.random.default_rng(0)
     shape = (SIZE, SIZE) if kind == "png" else (SLICES, SIZE, SIZE)
     coarse = generator.random(tuple(max(2, side // 16) for side in shape))
@@ -81,7 +127,7 @@ def scan_bytes(kind: str) -> bytes:
 
 
 def publish(root: Path, width: int, scan: Scan) -> None:
-    """A U-Net with random weights; what a network weighs does not depend on what it learned."""
+    """Publish a U-Net with random weights: the cost of serving does not depend on them."""
     torch.manual_seed(0)
     network = build("unet", in_channels=1, classes=2, width=width)
     statistics = ReferenceStatistics.of(summarise(scan, prepare(scan, TASK)))
@@ -100,7 +146,7 @@ def publish(root: Path, width: int, scan: Scan) -> None:
 def server(folder: Path, threads: int) -> Iterator[http.client.HTTPConnection]:
     """A server process on `folder`/store, and a connection to it."""
     log = folder / "server.log"
-    # Nothing listens there: segmenting needs no Redis, and none shall use the cores.
+    # A port without a listener: segmenting needs no Redis, and the service must not start one.
     environment = os.environ | {
         "LOCUM_REDIS_URL": "redis://127.0.0.1:1",
         "LOCUM_THREADS": str(threads),
@@ -120,7 +166,7 @@ def server(folder: Path, threads: int) -> Iterator[http.client.HTTPConnection]:
 
 
 def wake(connection: http.client.HTTPConnection) -> None:
-    """See that the connection is open: the server closes one that was idle while the floor was measured."""
+    """Reopen the connection if the server closed it, idle while the floor was measured."""
     for _ in range(2):
         try:
             connection.request("GET", "/health/live")
@@ -203,20 +249,8 @@ def _summary(values: list[float]) -> dict[str, float]:
     return {"median": round(middle, 3), "q1": round(quarter, 3), "q3": round(three_quarters, 3)}
 
 
-def main(
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    threads: Annotated[int, typer.Option(help="Threads of onnxruntime, on both sides.")] = os.cpu_count()
-    or 1,
-    repeats: Annotated[int, typer.Option(help="Pairs of a volume; an image has twenty times as many.")] = 7,
-    state_dir: Annotated[Path, typer.Option(help="For the store and the spool.")] = STATE_DIR,
-) -> None:
-    """Measure what has no row yet, then write the page."""
-    common = {"width": 16, "threads": threads}
-    cells: list[Cell] = [
-        {"scan": "png", "repeats": 20 * repeats, **common},
-        *({"scan": kind, "repeats": repeats, **common} for kind in ("nii", "nii.gz")),
-    ]
-    found = run("serving_cost", cells, Rows(rows), compute, state_dir)
+def sections(found: Sequence[Row], settings: Profile) -> list[str]:
+    """The page's tables."""
     names = {
         "png": f"PNG, {SIZE}x{SIZE}",
         "nii": f".nii, {SLICES}x{SIZE}x{SIZE}",
@@ -239,21 +273,15 @@ def main(
     staged = [
         [name, *(f"{row['result']['stages_ms'].get(name, 0.0):.2f}" for row in found)] for name in order
     ]
-    sections = [
-        f"U-Net of width 16 at {SIZE}x{SIZE}, {threads} threads, batches of {BATCH} slices. Milliseconds: "
-        "median [quartiles]; both sides alternate, and answer with the same bytes. The floor is decoding the "
-        "scan, bare onnxruntime on prepared slices and encoding the mask.",
+    return [
+        f"U-Net of width {settings.width} at {SIZE}x{SIZE}, {settings.threads} threads, batches of {BATCH} "
+        "slices. Milliseconds: median [quartiles]; both sides alternate, and answer with the same bytes. "
+        "The floor is decoding the scan, bare onnxruntime on prepared slices and encoding the mask.",
         table(["scan", "end to end", "floor", "rest (of floor)", "rest within the request (of floor)"], body),
         "Where the server says the time went (medians, ms; `Server-Timing`):",
         table(["stage", *(names[row["cell"]["scan"]] for row in found)], staged),
     ]
-    command = f"python -m benchmarks.cost.serving --rows {rows}"
-    write_page(rows.with_suffix(".md"), "What serving costs", command, rows, sections)
 
 
 def _ms(values: Mapping[str, float]) -> str:
     return f"{values['median']:.1f} [{values['q1']:.1f}, {values['q3']:.1f}]"
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,38 +1,36 @@
-"""What adapting to each scan by a pool (FedIns) costs beside one plain forward pass of the same backbone.
+"""Cost of adapting to each scan by a pool (FedIns) over one plain forward pass of the same backbone.
 
-    python -m benchmarks.cost.ssf --profile cpu --rows docs/results/ssf_cost.jsonl
+Both sides run in the service's own sessions, on one thread; they alternate, run by run, and medians are
+compared. The floor is arithmetic: the query's pass and the adapted pass, counted operator by operator. Two
+more steps give the cost of a volume that is routed once: its slices' queries, and the pass with a given
+query.
 
-Both sides are run by the service's own sessions, on one thread; they alternate, run by run, and medians are
-compared. The floor is arithmetic: the query's pass beside the adapted one, counted operator by operator. Two
-more steps say what a volume costs that is routed once: its slices' queries, and the pass with a query given.
-
-Peak memory is that of a process of its own, which loads one graph and runs it; what travels is counted.
+Peak memory is that of a separate process, which loads one graph and runs it. Traffic is counted.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-import typer
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cost.peak_memory import peak_mb
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
-from benchmarks.harness.measuring import milliseconds, quartiles
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.measuring import alternated, milliseconds, quartiles
+from benchmarks.harness.tables import table
 from personalization.export import to_onnx
 from personalization.fedins import InstanceAdaptive
 from personalization.networks import Backbone, build_backbone, initialise
 from service.inference.sessions import GraphSession
 
-# Of a ViT nearly two passes are the floor; of a U-Net an encoder and a whole pass.
+# A ViT's floor is nearly two passes; a U-Net's is its encoder and a whole pass.
 TARGETS = {"vit": 2.0, "unet": 1.6}
 # The first runs allocate memory and warm caches, on both sides.
 WARM_UP = 3
@@ -40,7 +38,7 @@ WARM_UP = 3
 
 @dataclass(frozen=True)
 class Profile:
-    """Which backbones, by a name for the table, and how often each is run."""
+    """Backbones by their name in the table, and how often each is run."""
 
     backbones: Mapping[str, Mapping[str, Any]]
     repeats: int
@@ -71,8 +69,30 @@ PROFILES = {
 PROFILES["full"] = Profile(PROFILES["cpu"].backbones, 50)
 
 
+class SsfCost(Experiment[Profile]):
+    """The cost of a pool of SSF entries beside the plain backbone."""
+
+    name = "ssf_cost"
+    title = "What a pool costs"
+    question = "What does picking from a pool cost over one plain pass?"
+    profiles = PROFILES
+    tables = (Table("ssf_cost"),)
+
+    def cells(self) -> list[Cell]:
+        """Every backbone at every batch."""
+        return cells_of(self.profile)
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure one cell."""
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """Time, traffic and memory."""
+        return sections(rows)
+
+
 def adaptive(backbone: Mapping[str, Any], entries: int, top: int) -> InstanceAdaptive:
-    """A backbone of noise with a pool."""
+    """A backbone with random weights and a random pool."""
     generator = torch.Generator().manual_seed(0)
     network = build_backbone(backbone["name"], **backbone["arguments"])
     initialise(network, generator)
@@ -82,7 +102,7 @@ def adaptive(backbone: Mapping[str, Any], entries: int, top: int) -> InstanceAda
 
 
 def multiply_adds(network: Backbone, size: int) -> tuple[int, int]:
-    """Of one image: the query's pass, and the plain one; convolutions and matrix products."""
+    """Multiply-adds of one image's query pass and plain pass: convolutions and matrix products."""
     image = torch.zeros(1, network.in_channels, size, size)
     counts = []
     for call in (network.query, network):
@@ -94,7 +114,6 @@ def multiply_adds(network: Backbone, size: int) -> tuple[int, int]:
 
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
     """Measure one cell."""
-    torch.set_num_threads(1)
     backbone, size = cell["backbone"], cell["backbone"]["size"]
     network = adaptive(backbone, cell["entries"], cell["top"])
     channels = network.backbone.in_channels
@@ -111,13 +130,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         "query": lambda: pool.queries(images),
         "given": lambda: pool.run(images, query),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(WARM_UP + cell["repeats"]):
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            seconds[name].append(time.perf_counter() - began)
-    kept = {name: values[WARM_UP:] for name, values in seconds.items()}
+    kept = alternated(steps, cell["repeats"], WARM_UP)
     asked, passed = multiply_adds(network.backbone, size)
     floats = [t.numel() for t in network.backbone.state_dict().values() if t.is_floating_point()]
     work.mkdir(parents=True, exist_ok=True)
@@ -152,20 +165,7 @@ def cells_of(settings: Profile, entries: int = 25, top: int = 3) -> list[Cell]:
     ]
 
 
-def main(
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "cpu",
-    state_dir: Annotated[Path, typer.Option(help="Scratch space.")] = STATE_DIR,
-) -> None:
-    """Measure what has no row yet, then write the page."""
-    if profile not in PROFILES:
-        raise typer.BadParameter(f"unknown profile '{profile}'; there are {', '.join(PROFILES)}")
-    found = run("ssf_cost", cells_of(PROFILES[profile]), Rows(rows), compute, state_dir)
-    command = f"python -m benchmarks.cost.ssf --profile {profile} --rows {rows}"
-    write_page(rows.with_suffix(".md"), "What a pool costs", command, rows, sections(found))
-
-
-def sections(rows: list[dict[str, Any]]) -> list[str]:
+def sections(rows: Sequence[Row]) -> list[str]:
     """The page: time, what travels, memory."""
     time_header = ["backbone", "batch", "plain, ms", "pool, ms", "ratio", "target", "floor", "volume, once"]
     memory_header = ["backbone", "batch", "graph, MB", "of the plain one", "peak, MB", "of the plain one"]
@@ -184,7 +184,7 @@ def sections(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def _time(row: Mapping[str, Any]) -> list[str]:
+def _time(row: Row) -> list[str]:
     cell, result = row["cell"], row["result"]
     target = TARGETS[cell["backbone"]["name"]]
     return [
@@ -198,14 +198,14 @@ def _time(row: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _traffic(row: Mapping[str, Any]) -> list[str]:
+def _traffic(row: Row) -> list[str]:
     result = row["result"]
     share = f"{100 * result['exchanged'] / result['full']:.1f} %"
     entries = str(row["cell"]["entries"])
     return [row["cell"]["label"], entries, f"{result['exchanged']:,}", f"{result['full']:,}", share]
 
 
-def _memory(row: Mapping[str, Any]) -> list[str]:
+def _memory(row: Row) -> list[str]:
     cell, size, peak = row["cell"], row["result"]["graph_bytes"], row["result"]["peak_mb"]
     return [
         cell["label"],
@@ -215,7 +215,3 @@ def _memory(row: Mapping[str, Any]) -> list[str]:
         f"{peak['pool']:.0f}",
         f"{peak['pool'] / max(peak['plain'], 0.1):.2f}",
     ]
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,4 +1,4 @@
-"""One fault after the other, at instants that chance draws, and how soon each was recovered from."""
+"""A campaign of faults, one after the other at randomly drawn instants, and the time of each recovery."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from benchmarks.faults.service import Held, Service
 from service.jobs.states import TERMINAL
 
 EPOCHS = 2
-# Later than any recovery should be: a lease, a restart, and a message that has to be sent again.
+# Upper limit of a recovery: a lease, a restart, and a message that is sent again.
 RECOVERY_S = 120.0
-# So long a job is waited for that comes to the stage which was drawn.
+# How long to wait for a job in the drawn stage.
 _AIM_S = 30.0
 
 
 @dataclass
 class Strike:
-    """A fault that was done, and the jobs that ran at that instant."""
+    """A fault that was injected, and the jobs that ran at that instant."""
 
     kind: str
     stage: str
@@ -31,7 +31,7 @@ class Strike:
 
 @dataclass
 class Campaign:
-    """Faults against one running service, which is given so many jobs at once."""
+    """Faults against one running service with `jobs` jobs at once; `chance` draws kinds and instants."""
 
     service: Service
     chance: Random
@@ -40,7 +40,7 @@ class Campaign:
     stages: list[str] = field(default_factory=list)
 
     def strike(self) -> None:
-        """One fault of a kind and at an instant that chance draws."""
+        """Inject one fault; its kind and instant are drawn."""
         kind = self.chance.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
         if not self.stages:
             self.stages = self.chance.sample(INSTANTS, len(INSTANTS))
@@ -55,7 +55,7 @@ class Campaign:
         self.strikes.append(strike)
 
     def finish(self) -> None:
-        """Wait until every fault is recovered from and every job over, and a last one was not disturbed."""
+        """Wait for recovery from every fault and the end of all jobs; then run one undisturbed job."""
         service = self.service
         service.until(self._recovered, patience_s=RECOVERY_S)
         service.until(service.over, patience_s=2 * RECOVERY_S)
@@ -67,7 +67,7 @@ class Campaign:
             self.service.submit(epochs=EPOCHS)
 
     def _aim(self, stage: str) -> Held | None:
-        """A job in this stage, as soon as there is one; any that runs if none comes to it."""
+        """The first job found in this stage; any running job if none reaches it in time."""
         staging = self.service.settings.store / ".staging"
         end, before = time.monotonic() + _AIM_S, len(self.service.published())
         while time.monotonic() < end:
@@ -80,7 +80,7 @@ class Campaign:
             if found:
                 return replace(found[0], stage=stage)
             if not self.service.held("publishing"):
-                # Between two looks at what changes within milliseconds, nothing else is looked at.
+                # These states change within milliseconds, so while a job publishes nothing else is checked.
                 self._look()
                 time.sleep(0.01)
         running = self.service.held()
@@ -100,7 +100,7 @@ class Campaign:
         return not self._open()
 
     def _look(self) -> None:
-        """Start what has died, and see which faults are recovered from."""
+        """Restart dead processes, and note the faults that the service has recovered from."""
         self.service.tick()
         waiting = self._open()
         if waiting and self.service.whole():

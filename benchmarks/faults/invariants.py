@@ -1,4 +1,4 @@
-"""What must hold of a service once every job is over, whatever was done to it."""
+"""The invariants of a service once every job is over, after any faults."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from service.jobs.states import TERMINAL
 
 WITH_CANDIDATE = frozenset({"succeeded", "fell_back"})
 _ORPHAN_S = 30.0
-# Which state may come after which; a worker that takes a job over from a lost one finds it running.
+# The allowed state changes. A worker that takes over a job from a lost worker finds it running.
 _FOLLOWS = {
     "queued": {"running", "cancelled", "failed"},
     "running": {"queued", "running", "cancelling", *TERMINAL},
@@ -32,8 +32,8 @@ _FOLLOWS = {
 
 
 def violations(service: Service) -> list[str]:
-    """What does not hold, in words."""
-    # As the service does once in a minute.
+    """The invariants that are violated, in words."""
+    # The service does this once a minute.
     expire(service.database, service.settings)
     return [
         *service.unexpected,
@@ -85,7 +85,7 @@ def _history(job: Job, events: list[JobEvent]) -> Iterator[str]:
         yield f"job {job.id} was claimed as {claims}, and is at attempt {job.attempt}, token {job.token}"
     epochs = [event.data["epoch"] for event in events if event.type == "epoch"]
     if epochs != sorted(set(epochs)):
-        yield f"job {job.id} told of an epoch twice: {epochs}"
+        yield f"job {job.id} reported an epoch twice: {epochs}"
 
 
 def _versions(service: Service) -> Iterator[str]:
@@ -109,14 +109,14 @@ def _versions(service: Service) -> Iterator[str]:
     with service.database.read() as session:
         jobs = list(session.scalars(select(Job).where(Job.kind == "adaptation")))
     for unknown in runs.keys() - {job.id for job in jobs}:
-        yield f"a version is of job {unknown}, which nobody knows"
+        yield f"a version is of job {unknown}, which does not exist"
     for job in jobs:
         if job.state not in WITH_CANDIDATE:
             continue
         if runs[job.id] != 1 or job.candidate_digest not in digests or job.gate is None:
             yield f"job {job.id} {job.state}, and its candidate or verdict is missing"
             continue
-        # The same cohort and options: what was interrupted must come to the same as what was not.
+        # The same cohort and options: an interrupted job must give the same weights as an undisturbed one.
         found = sha256(store.open(f"{name}@{job.candidate_version}").read(WEIGHTS))
         weights.setdefault(f"{job.cohort} {job.options}", set()).add(found)
     for asked, different in weights.items():
@@ -146,7 +146,7 @@ def _files(service: Service) -> Iterator[str]:
 
 def _processes(service: Service) -> Iterator[str]:
     try:
-        # What outlived its worker has its job to finish, and is then to go.
+        # A task process that outlived its worker may finish its job, and must then end.
         service.until(lambda: not service.orphans(), patience_s=_ORPHAN_S)
     except NeverHappened:
         yield f"processes of dead workers are left: {service.orphans()}"

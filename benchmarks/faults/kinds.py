@@ -1,7 +1,6 @@
-"""What can go wrong, done for real to a running service.
+"""The kinds of faults, each injected for real into a running service.
 
-A kind is a function that does its harm to a `Scene` and returns which processes it killed; what it
-interrupted is left to the service.
+A kind is a function that harms a `Scene` and returns the processes it killed. Recovery is up to the service.
 """
 
 from __future__ import annotations
@@ -29,14 +28,14 @@ from service.runtime.queue import RUN_JOB, Queue
 Pids = list[int]
 
 STAGES = ("preparing", "adapting", "judging", "drawing", "publishing")
-# Not stages of a job, but instants within its last: its version is being written; is there, and not yet told.
+# Instants within a job's last stage: its version is being written; it is visible, but not yet recorded.
 STAGED, VISIBLE = "staged", "visible"
 INSTANTS = (*STAGES, STAGED, VISIBLE)
 
 
 @dataclass(frozen=True)
 class Scene:
-    """Where a fault strikes: `held` is the job that was aimed at, None when no worker had one."""
+    """The target of a fault: `held` is the job aimed at, None when no worker had one."""
 
     service: Service
     held: Held | None
@@ -47,19 +46,19 @@ FaultKind = Callable[[Scene], Pids]
 
 
 def kill(*pids: int | None) -> Pids:
-    """SIGKILL, to all of them at once; whoever is gone already is no error."""
-    meant = [pid for pid in pids if pid is not None]
-    signal_all(meant, signal.SIGKILL)
-    return meant
+    """Send SIGKILL to all of them at once. A process that has already ended is no error."""
+    known = [pid for pid in pids if pid is not None]
+    signal_all(known, signal.SIGKILL)
+    return known
 
 
 def task_killed(scene: Scene) -> Pids:
-    """kill -9 of the process that works on the job, as when memory ran out."""
+    """kill -9 of the process that works on the job, as the out-of-memory killer does."""
     return kill(scene.held.pid if scene.held else None)
 
 
 def worker_killed(scene: Scene) -> Pids:
-    """kill -9 of a worker's main process. Linux kills its task's with it; elsewhere that works on."""
+    """kill -9 of a worker's main process. Linux kills its task process too; elsewhere that one continues."""
     main = _main_of(scene)
     children = _children(main)
     killed = kill(main)
@@ -70,7 +69,7 @@ def worker_killed(scene: Scene) -> Pids:
 
 
 def worker_stopped(scene: Scene) -> Pids:
-    """SIGSTOP of a whole worker for one to two leases, then SIGCONT: it does not know that it was away."""
+    """SIGSTOP of a whole worker for one to two leases, then SIGCONT: the worker does not notice the gap."""
     main = _main_of(scene)
     stopped = [pid for pid in (main, *_children(main)) if pid is not None]
     signal_all(stopped, signal.SIGSTOP)
@@ -80,7 +79,7 @@ def worker_stopped(scene: Scene) -> Pids:
 
 
 def api_killed(scene: Scene) -> Pids:
-    """kill -9 of the API; its Redis goes with it, unless a worker had to start one."""
+    """kill -9 of the API; its Redis ends with it, unless a worker had to start one."""
     api = scene.service.api
     assert api is not None
     killed = kill(api.pid)
@@ -89,7 +88,7 @@ def api_killed(scene: Scene) -> Pids:
 
 
 def api_killed_in_upload(scene: Scene) -> Pids:
-    """kill -9 of the API when half a scan has arrived. The client sends it again, and it is there once."""
+    """kill -9 of the API when half a scan has arrived. The client sends it again; it must be stored once."""
     service, chance = scene.service, scene.chance
     cohort, data = service.upload(0), scan_bytes(chance.randrange(1000))
     path = f"/hospitals/{HOSPITAL}/cohorts/{cohort}/scans/a"
@@ -112,7 +111,7 @@ def redis_killed(scene: Scene) -> Pids:
 
 
 def redis_restarted(scene: Scene) -> Pids:
-    """SIGTERM to Redis, which saves and ends; somebody has to start it again."""
+    """SIGTERM to Redis, which saves and ends; the service must start it again."""
     pid = scene.service.redis_pid()
     if pid is None:
         return []
@@ -121,20 +120,20 @@ def redis_restarted(scene: Scene) -> Pids:
 
 
 def redis_flushed(scene: Scene) -> Pids:
-    """FLUSHALL: every message is gone."""
+    """FLUSHALL: every message is lost."""
     with suppress(redis.RedisError):
         scene.service.broker.client.flushall()
     return []
 
 
 def message_doubled(scene: Scene) -> Pids:
-    """A new job, whose message comes four times: workers race for it."""
+    """A new job with its message sent four times: workers race for it."""
     send(scene.service, scene.service.submit(epochs=2), times=3)
     return []
 
 
 def quota_filled(scene: Scene) -> Pids:
-    """Scans are uploaded until there is no more room; after one cohort is deleted, there is again."""
+    """Upload scans until the quota is full; after one cohort is deleted, uploads must succeed again."""
     service = scene.service
     cohort = service.upload(0)
     noise = np.random.default_rng(scene.chance.randrange(2**32))
@@ -152,7 +151,7 @@ def quota_filled(scene: Scene) -> Pids:
 
 
 def job_cancelled(scene: Scene) -> Pids:
-    """DELETE of a running job: no fault, but it may meet one."""
+    """DELETE of a running job: not a fault, but it may coincide with one."""
     if scene.held is not None:
         scene.service.ask("DELETE", f"/jobs/{scene.held.job}")
     return []
@@ -171,11 +170,11 @@ KINDS: dict[str, tuple[FaultKind, int]] = {
     "quota filled": (quota_filled, 1),
     "job cancelled": (job_cancelled, 1),
 }
-"""With how often each is drawn."""
+"""Each kind with its weight in the draw."""
 
 
 def send(service: Service, job: str, times: int = 1) -> None:
-    """More messages about a job than there should be."""
+    """Send duplicate messages of a job."""
     queue = Queue(service.settings, service.broker)
     try:
         for _ in range(times):
@@ -186,7 +185,7 @@ def send(service: Service, job: str, times: int = 1) -> None:
 
 
 def lives(pid: int) -> bool:
-    """Whether the process runs: what was killed or stopped does not, though it may still have its number."""
+    """Whether the process runs. A zombie or stopped process does not, though its pid still exists."""
     try:
         return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED)
     except psutil.NoSuchProcess:
@@ -194,7 +193,7 @@ def lives(pid: int) -> bool:
 
 
 def _main_of(scene: Scene) -> int | None:
-    """The worker whose task works on the job, or any."""
+    """The pid of the worker that has the job, else of any worker."""
     mains = [worker.pid for worker in scene.service.workers]
     if scene.held is not None:
         with suppress(psutil.NoSuchProcess):
@@ -213,14 +212,14 @@ def _children(pid: int | None) -> Pids:
 
 
 def signal_all(pids: Pids, number: signal.Signals) -> None:
-    """To each that is still there."""
+    """Send a signal to every process that still exists."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 def _noise_png(generator: np.random.Generator) -> bytes:
-    """65 kB that cannot be compressed."""
+    """A PNG of 65 kB that does not compress."""
     stream = io.BytesIO()
     Image.fromarray(generator.integers(0, 256, (256, 256), np.uint8)).save(stream, "PNG")
     return stream.getvalue()

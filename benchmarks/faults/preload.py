@@ -1,4 +1,4 @@
-"""Imported where workers are forked: everything that a job needs, but nothing that reads the settings."""
+"""Imports for forked workers: every module that a job needs, none that reads the settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 import service.worker.routing_space
 import service.worker.runner
 
-# The first optimiser imports a good part of torch.
+# Creating the first optimiser imports a large part of torch.
 torch.optim.Adam([torch.nn.Parameter(torch.zeros(1))])
 
 __all__ = ["service"]

@@ -1,4 +1,4 @@
-"""A Locum of real processes that are there to be killed: an API with its Redis, and workers beside it.
+"""A service of real processes to be killed: an API with its Redis, and workers.
 
     publish_space(Store(store))
     with Service(store, state) as service:
@@ -6,8 +6,8 @@
         os.kill(service.until(service.held)[0].pid, signal.SIGKILL)
         service.until(lambda: service.over(job))
 
-Leases are short and the routing space is tiny, so that hours of bad luck pass in minutes. `tick` starts again
-what has died, as whatever manages processes would.
+Leases are short and the routing space is tiny, so that minutes have the events of hours. `tick` restarts dead
+processes, as a process manager would.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ Value = TypeVar("Value")
 
 
 class NeverHappened(Exception):
-    """What must come about within a bounded time did not."""
+    """A condition that must become true within a bounded time did not."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """A job that a worker has, by the process that works on it."""
+    """A job that a worker has, with its stage, fencing token and the process that works on it."""
 
     job: str
     stage: str
@@ -60,7 +60,7 @@ class Held:
 
 
 class Service:
-    """Inside `with` it runs; at the end nothing of it is left."""
+    """The service runs inside `with`; at the end all of its processes are killed."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Service:
         patience_s: float = 120.0,
         **settings: Any,
     ) -> None:
-        """`start` starts a worker; `settings` go over those that make a minute as eventful as a day."""
+        """`start` starts a worker; `settings` override these defaults of short leases and intervals."""
         chosen = {
             "lease_seconds": 2,
             "reconcile_every_seconds": 0.2,
@@ -134,7 +134,7 @@ class Service:
     # ------------------------------------------------------------------ processes
 
     def tick(self) -> None:
-        """Start again what has died: the API first, since everybody needs the Redis that is its child."""
+        """Restart dead processes: the API first, since every worker needs the Redis that is its child."""
         if self.api is None or self.api.poll() is not None:
             self.api = started([sys.executable, "-m", "service"], self._environment, self._log)
             self._begun.append(self.api)
@@ -144,14 +144,14 @@ class Service:
             self._begun.append(self.workers[-1])
 
     def ready(self) -> bool:
-        """Whether the API says that all of its parts work."""
+        """Whether the API reports that it is ready."""
         try:
             return self.client.get("/health/ready").status_code == httpx.codes.OK
         except httpx.TransportError:
             return False
 
     def whole(self) -> bool:
-        """Whether the API answers, and Redis, and every worker lives; asked anew, not as of a while ago."""
+        """Whether API and Redis answer and every worker runs, checked now."""
         return (
             all(worker.poll() is None for worker in self.workers)
             and len(self.workers) == self._count
@@ -160,16 +160,16 @@ class Service:
         )
 
     def processes(self) -> list[psutil.Process]:
-        """Every process of this service, those too whose parents are gone."""
+        """Every process of this service, orphans included."""
         return left_of(self._begun, self.settings.state_dir, self.broker.url.removeprefix("unix://"))
 
     def orphans(self) -> list[psutil.Process]:
-        """What is left of workers and APIs that are dead."""
+        """Processes left by dead workers and APIs."""
         dead = {child.pid for child in self._begun if child.poll() is not None}
         return [process for process in self.processes() if session_of(process) in dead]
 
     def until(self, condition: Callable[[], Value], *, patience_s: float | None = None) -> Value:
-        """The first true value of the condition, with `tick` in between. Raises NeverHappened."""
+        """Poll until the condition is true, calling `tick`; return its value. Raises NeverHappened."""
         end = time.monotonic() + (patience_s or self._patience_s)
         while not (value := condition()):
             if time.monotonic() > end:
@@ -179,19 +179,19 @@ class Service:
         return value
 
     def pause(self, seconds: float) -> None:
-        """Let time pass, with `tick`."""
+        """Wait, calling `tick`."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.tick()
             time.sleep(_LOOK_S)
 
     def expect(self, holds: bool, otherwise: str) -> None:
-        """Note what should not be, to be reported with the invariants."""
+        """Record a failed expectation; it is reported with the invariants."""
         if not holds:
             self.unexpected.append(otherwise)
 
     def redis_pid(self) -> int | None:
-        """Of the Redis, if it answers."""
+        """The pid of the Redis, None when it does not answer."""
         try:
             return int(self.broker.client.info("server")["process_id"])
         except redis.RedisError:
@@ -200,7 +200,7 @@ class Service:
     # ------------------------------------------------------------------ asked over HTTP
 
     def ask(self, method: str, path: str, **request: Any) -> httpx.Response:
-        """Ask until there is an answer, as a patient client does, of what may be asked twice."""
+        """Send an idempotent request, and retry it until the service answers."""
 
         def answer() -> httpx.Response | None:
             try:
@@ -217,7 +217,7 @@ class Service:
         return found
 
     def upload(self, scans: int = 1) -> str:
-        """A cohort of so many scans."""
+        """Create a cohort with this many scans. Returns its id."""
         cohort = str(self.ask("POST", f"/hospitals/{HOSPITAL}/cohorts").json()["id"])
         for patient in range(scans):
             self.put_scan(cohort, f"{patient}.nii.gz", scan_bytes(patient)).raise_for_status()
@@ -228,7 +228,7 @@ class Service:
         return self.ask("PUT", f"/hospitals/{HOSPITAL}/cohorts/{cohort}/scans/{name}", content=data)
 
     def submit(self, *, epochs: int = 1) -> str:
-        """The id of an accepted adaptation; one job, however often the question had to be asked."""
+        """Submit an adaptation and return its job id. The idempotency key makes retries one job."""
         body = {"cohort": self.cohort, "model": NAME, "options": {"epochs": epochs}}
         key = {"Idempotency-Key": uuid.uuid4().hex}
         answer = self.ask("POST", f"/hospitals/{HOSPITAL}/adaptations", json=body, headers=key)
@@ -239,16 +239,16 @@ class Service:
     # ------------------------------------------------------------------ looked up
 
     def job(self, job_id: str) -> Job:
-        """The job's row, whether the API lives or not."""
+        """The job's row, read from the database without the API."""
         with self.database.read() as session:
             return records.get(session, job_id)
 
     def over(self, *jobs: str) -> bool:
-        """Whether each of the jobs (all accepted ones if none is named) has ended."""
+        """Whether every given job has ended; all accepted jobs when none is given."""
         return all(self.job(job).state in TERMINAL for job in jobs or self.accepted)
 
     def held(self, stage: str | None = None) -> list[Held]:
-        """The jobs that workers have, in one stage or in any."""
+        """The jobs that workers have, in this stage or in any."""
         with self.database.read() as session:
             jobs = session.scalars(select(Job).where(Job.state.in_(HELD)).order_by(Job.created_at))
             found = [
@@ -261,8 +261,8 @@ class Service:
     def held_in(self, stage: str, job: str | None = None, *, after: int = 0) -> Held:
         """Wait until a worker has a job in this stage: this job or a new one, under a token beyond `after`.
 
-        A worker that was just killed still seems to hold its job until its lease runs out, hence `after`. A
-        stage can be over before anybody looked: a job that went by unseen is followed by a new one.
+        A worker that was just killed still appears to have its job until the lease expires, hence `after`. A
+        stage can end between two polls: a job that was missed in this way is followed by a new one.
         """
         awaited = job or self.submit()
 
@@ -274,13 +274,13 @@ class Service:
         return held if isinstance(held, Held) else self.held_in(stage)
 
     def states(self, job_id: str) -> list[str]:
-        """Every state that the job came to, as its events say."""
+        """Every state of the job in order, from its events."""
         with self.database.read() as session:
             return [event.data["state"] for event in records.events_of_type(session, job_id, "state")]
 
     @contextmanager
     def database_held(self) -> Iterator[None]:
-        """Nobody else is in a writing transaction, or can begin one."""
+        """Hold the database's write lock: no other process can write meanwhile."""
         with self.database.write() as session:
             # The transaction begins with its first use.
             session.connection()

@@ -1,4 +1,4 @@
-"""The least that a job can be about: a routing space of tiny networks, and scans of phantom patients."""
+"""The smallest job: a routing space of tiny networks, and scans of phantom patients."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZE = 32
 
 
 def publish_space(store: Store) -> None:
-    """The routing space, of U-Nets of width 4."""
+    """Publish a routing space of U-Nets of width 4."""
     task = TASK.model_copy(update={"size": (SIZE, SIZE)})
     publish_random_space(store, NAME, task, width=4, run=NAME)
 

@@ -1,8 +1,8 @@
-"""How a worker comes into the world: by its command, or forked where everything is imported already.
+"""Two ways to start a worker: by its command, or forked from a process that has imported everything.
 
-A worker that starts by its command imports torch for seconds, on busy cores for longer, which says nothing
-about Locum. A forked one is the same program from its `main` on, and is there at once; so are the processes
-that it forks for its tasks.
+A worker started by its command imports torch for seconds, longer on busy cores, which does not measure Locum.
+A forked worker is the same program from its `main` on and starts at once, as do the processes that it forks
+for its tasks.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from service.runtime.embedded_worker import worker_command
 
 
 class Started(Protocol):
-    """A process that was started, and the leader of a session."""
+    """A started process, which leads a session."""
 
     @property
     def pid(self) -> int | None:
-        """Its number."""
+        """The process id."""
 
     def poll(self) -> int | None:
-        """None while it runs."""
+        """The exit code, None while it runs."""
 
     def wait(self) -> object:
-        """Until it is gone."""
+        """Wait until it has ended."""
 
 
 Start = Callable[[Mapping[str, str], Path], Started]
 
 
 def started(command: Sequence[str], environment: Mapping[str, str], log: Path) -> Started:
-    """A process with both of its outputs at the end of a log."""
+    """Start a process with both of its outputs appended to a log."""
     with log.open("ab") as output:
         return subprocess.Popen(
             command, env=environment, stdout=output, stderr=output, start_new_session=True
@@ -46,12 +46,12 @@ def started(command: Sequence[str], environment: Mapping[str, str], log: Path) -
 
 
 def by_command(environment: Mapping[str, str], log: Path) -> Started:
-    """A worker as a person starts one."""
+    """Start a worker by its command."""
     return started(worker_command(), environment, log)
 
 
 def forked(environment: Mapping[str, str], log: Path) -> Started:
-    """A worker out of a process that has imported what workers import."""
+    """Fork a worker from a process that has imported every module it needs."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.faults.preload"])
     process = context.Process(target=_work, args=(dict(environment), log))
@@ -60,14 +60,14 @@ def forked(environment: Mapping[str, str], log: Path) -> Started:
 
 
 def left_of(begun: Sequence[Started], state_dir: Path, socket: str) -> list[psutil.Process]:
-    """What runs of the sessions of these processes, or on this state folder, or as its Redis."""
+    """Running processes of these sessions, or with this state folder, or the Redis on this socket."""
     mine = ("LOCUM_STATE_DIR", str(state_dir))
     sessions = {child.pid for child in begun}
     found = []
     for process in psutil.process_iter():
         try:
-            # A forked worker shows the environment of the process that it was forked from, and Redis none:
-            # it writes over it, and over its command line, where it listens.
+            # A forked worker shows the environment of the process it was forked from. Redis overwrites its
+            # environment and its command line with the address where it listens.
             if (
                 session_of(process) in sessions
                 or mine in process.environ().items()
@@ -80,7 +80,7 @@ def left_of(begun: Sequence[Started], state_dir: Path, socket: str) -> list[psut
 
 
 def session_of(process: psutil.Process) -> int | None:
-    """The pid of the session's leader; None when the process is gone."""
+    """The pid of the session's leader; None when the process has ended."""
     try:
         return os.getsid(process.pid)
     except ProcessLookupError:
@@ -111,6 +111,6 @@ def _work(environment: Mapping[str, str], log: Path) -> None:
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    # `celery` and what follows `python -m celery`.
+    # `celery` and its arguments, without `python -m`.
     sys.argv = worker_command()[2:]
     main()

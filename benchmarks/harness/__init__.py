@@ -1,1 +1,1 @@
-"""What all benchmarks share: cells, rows, tables, scores and measurement."""
+"""Shared by all benchmarks: experiments, cells, rows, tables, scores, measurement."""

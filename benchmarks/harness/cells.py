@@ -1,11 +1,11 @@
-"""A benchmark is a list of cells; a finished cell is one JSON row in a file, and is never computed again.
+"""Resumable benchmarks: a list of cells, each computed once and kept as one JSON row of a file.
 
     rows = Rows(Path("docs/results/inside.cpu.jsonl"))
     run("inside.cpu", cells, rows, compute)
 
-`compute(cell, work)` gets the cell's parameters and a folder of its own, in which it may keep checkpoints: a
-run that is killed starts over with the first unfinished cell, and finds that cell's folder as it was left.
-Several runs may share one rows file: each takes cells that no other is working on.
+`compute(cell, work)` gets the cell's parameters and a folder of the cell's own for checkpoints. A run that
+was killed continues with the first unfinished cell and finds that cell's folder unchanged. Several runs may
+share one rows file: each takes cells that no other run is working on.
 """
 
 from __future__ import annotations
@@ -25,39 +25,35 @@ from typing import Any, TypeAlias
 
 JSON: TypeAlias = Any
 Cell: TypeAlias = Mapping[str, JSON]
+Row: TypeAlias = Mapping[str, JSON]
 Compute: TypeAlias = Callable[[Cell, Path], Mapping[str, JSON]]
 
 STATE_DIR = Path(".locum/benchmarks")
 
 
 def key(cell: Cell) -> str:
-    """The cell's identity: its parameters, in whatever order they were given."""
+    """The cell's identity: its parameters as JSON, independent of their order."""
     return json.dumps(cell, sort_keys=True, allow_nan=False)
 
 
 class Rows:
     """A file of JSON lines, `{"cell": ..., "result": ..., "seconds": ..., "made_with": ...}`.
 
-    Appending is atomic and durable. A line that a crash of the machine tore is ignored, then overwritten.
+    Appending is atomic and durable. A last line that a crash left incomplete is ignored, then overwritten.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def read(self) -> list[dict[str, JSON]]:
+    def read(self) -> list[Row]:
         """All finished rows, in the order in which they finished."""
         if not self.path.exists():
             return []
         whole, _, _torn = self.path.read_bytes().rpartition(b"\n")
         return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
-    def of(self, cells: Sequence[Cell]) -> list[dict[str, JSON]]:
-        """The finished rows of these cells, in the order in which they finished."""
-        wanted = {key(cell) for cell in cells}
-        return [row for row in self.read() if key(row["cell"]) in wanted]
-
-    def append(self, row: Mapping[str, JSON]) -> None:
-        """Add one row; when this returns it is on the disk. A cell that has a row keeps that one."""
+    def append(self, row: Row) -> None:
+        """Append one row; on return it is on disk. The first row of a cell stays, a second one is dropped."""
         line = json.dumps(row, allow_nan=False).encode() + b"\n"
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -73,7 +69,7 @@ class Rows:
             os.close(descriptor)
 
     def finished(self) -> set[str]:
-        """Keys of the cells that have a row."""
+        """The keys of the cells that have a row."""
         return {key(row["cell"]) for row in self.read()}
 
 
@@ -85,13 +81,12 @@ def run(
     state_dir: Path = STATE_DIR,
     after_each: Callable[[], None] | None = None,
     ready: Callable[[Cell], bool] | None = None,
-) -> list[dict[str, JSON]]:
+) -> list[Row]:
     """Compute the cells that have no row yet, one after the other; return the rows of all of `cells`.
 
-    A cell that another run holds is left to it, so that fewer rows than cells may come back. An exception
-    of `compute` ends the run; what was finished stays, and so does the cell's folder. `after_each` is called
-    after every cell that was computed: a place to write the page, so that it never lags behind the rows.
-    A cell that is not `ready` when its turn comes is left for another time.
+    A cell that another run has claimed is skipped, so fewer rows than cells may be returned. An exception of
+    `compute` ends the run; finished rows and the cell's folder stay. `after_each` is called after every
+    computed cell, for example to update the page. A cell that is not `ready` in its turn is skipped.
     """
     for number, cell in enumerate(cells, start=1):
         label = f"{name} {number}/{len(cells)} {describe(cell)}"
@@ -102,7 +97,7 @@ def run(
             continue
         work = state_dir / name / hashlib.sha256(key(cell).encode()).hexdigest()[:16]
         with _claimed(work) as mine:
-            # Asked again, since another run may have finished the cell while this one waited for the disk.
+            # Checked again: another run may have finished the cell between the first check and the claim.
             if not mine or key(cell) in rows.finished():
                 print(f"{label}: taken by another run", flush=True)
                 continue
@@ -115,18 +110,22 @@ def run(
             print(f"{label}: finished in {seconds:.0f} s", flush=True)
             if after_each is not None:
                 after_each()
-    wanted = {key(cell): position for position, cell in enumerate(cells)}
-    found = {key(row["cell"]): row for row in rows.of(cells)}
-    return [found[k] for k in sorted(found, key=wanted.__getitem__)]
+    return in_order(rows.read(), cells)
+
+
+def in_order(rows: Sequence[Row], cells: Sequence[Cell]) -> list[Row]:
+    """The rows of these cells, in the order of the cells."""
+    by_cell = {key(row["cell"]): row for row in rows}
+    return [by_cell[key(cell)] for cell in cells if key(cell) in by_cell]
 
 
 def describe(cell: Cell) -> str:
-    """The cell for a person: `seed=0 fold=1`; nested parameters are left to the row."""
+    """The cell in one line for the terminal, `seed=0 fold=1`, without nested parameters."""
     return " ".join(f"{name}={value}" for name, value in cell.items() if not isinstance(value, Mapping))
 
 
 def made_with() -> dict[str, str]:
-    """What a figure depends on besides the cell."""
+    """Versions and machine: what a figure depends on besides the cell."""
     return {
         "python": platform.python_version(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
@@ -136,7 +135,7 @@ def made_with() -> dict[str, str]:
 
 @contextmanager
 def _claimed(work: Path) -> Iterator[bool]:
-    """Whether this process, and no other, holds the folder. The kernel lets go of a killed process's lock."""
+    """Lock the folder; False when another process holds it. The kernel releases a killed process's lock."""
     work.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(work.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o644)
     try:

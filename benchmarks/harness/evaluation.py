@@ -1,4 +1,4 @@
-"""Dice as a hospital would see it: on the scan's own grid, prepared and restored as serving does."""
+"""Dice per patient on the scan's own grid, with preprocessing and restoring as in serving."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCH = 16
 
 
 def patient_dice(network: nn.Module, cases: Iterable[Case], task: Task) -> dict[str, float]:
-    """Foreground Dice of every patient, over all voxels of all its scans at once; NaN where there is nothing.
+    """Foreground Dice of every patient, over all voxels of its scans together; NaN without any foreground.
 
     Mean over the task's foreground classes. `network` gives logits and is put into evaluation mode.
     """
@@ -41,7 +41,7 @@ def patient_dice(network: nn.Module, cases: Iterable[Case], task: Task) -> dict[
 
 @dataclass(frozen=True)
 class ReadScan:
-    """One scan's share of `Scans`: how many slices, the way back to its own grid, and the truth there."""
+    """One scan of `Scans`: its number of slices, the geometry of its own grid, and the true classes there."""
 
     patient: str
     slices: int
@@ -60,7 +60,7 @@ class Scans:
 
     @classmethod
     def load(cls, cases: Iterable[Case], task: Task, change: Callable[[Scan], Scan] | None = None) -> Scans:
-        """Decode, `change` if asked to, and prepare; all slices are held in memory."""
+        """Decode, apply `change` if it is given, and prepare; all slices are held in memory."""
         images: list[Tensor] = []
         scans: list[ReadScan] = []
         for case in cases:
@@ -94,7 +94,7 @@ class Scans:
         return self._only({number for number, scan in enumerate(self.scans) if scan.patient in patients})
 
     def thinned(self, most: int) -> Scans:
-        """Evenly spaced scans, so few that they have about `most` slices at most."""
+        """Evenly spaced scans with about `most` slices at most."""
         return self._only(set(range(0, len(self.scans), math.ceil(len(self.images) / most))))
 
     def _only(self, numbers: Collection[int]) -> Scans:
@@ -103,7 +103,7 @@ class Scans:
         return Scans(self.images[kept], scans, self.classes)
 
     def dice(self, probabilities_NKHW: Tensor) -> dict[str, float]:
-        """Foreground Dice of every patient, as `patient_dice` has it, of predictions for `images`."""
+        """Foreground Dice of every patient, as in `patient_dice`, of predictions for `images`."""
         voxels: dict[str, list[tuple[Tensor, Tensor]]] = {}
         parts = torch.split(probabilities_NKHW, [scan.slices for scan in self.scans])
         for scan, part in zip(self.scans, parts, strict=True):
@@ -113,10 +113,10 @@ class Scans:
 
 
 def mixed_order(count: int) -> list[int]:
-    """An order in which each batch of consecutive slices has some of the whole set.
+    """An order of the slices in which every batch is spread over the whole set.
 
-    Neighbours belong to one patient: where batch norm uses a batch's own statistics, they are to be the
-    hospital's.
+    Neighbouring slices belong to one patient. Where batch norm uses a batch's own statistics, these should
+    be the hospital's, not one patient's.
     """
     batches = math.ceil(count / BATCH)
     return [index for first in range(batches) for index in range(first, count, batches)]
@@ -136,7 +136,7 @@ def predict(network: nn.Module, images_NCHW: Tensor) -> Tensor:
 
 
 def mean_dice(dice: Mapping[str, float]) -> float:
-    """Mean over the patients that have one; NaN of none."""
+    """Mean over the patients with a defined Dice; NaN when there is none."""
     defined = [value for value in dice.values() if math.isfinite(value)]
     return sum(defined) / len(defined) if defined else math.nan
 
@@ -150,7 +150,7 @@ def _probabilities(network: nn.Module, slices_SCHW: Tensor) -> Tensor:
 
 
 def _tensor(labels: NDArray[np.uint8]) -> Tensor:
-    """A volume that was flipped to the patient's axes runs backwards in memory, which torch refuses."""
+    """Copy to contiguous memory: torch rejects the negative strides of a flipped volume."""
     return torch.from_numpy(np.ascontiguousarray(labels))
 
 

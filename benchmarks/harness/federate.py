@@ -1,8 +1,8 @@
-"""One federation in a folder of its own, by training's own engine: what benchmarks of several arms share."""
+"""Run one federation in a folder of its own, by training's engine: shared by the benchmarks' arms."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,25 +18,30 @@ Data = TypeVar("Data")
 
 def federate(
     algorithm: Algorithm[Any],
-    data: Mapping[str, Any],
-    surroundings: RunEnvironment,
+    sites: Sequence[SiteSpec],
+    environment: RunEnvironment,
     work: Path,
     identity: Mapping[str, Any],
+    workers: int = 0,
 ) -> RunOutcome:
-    """Run, or resume, a federation over sites whose data are in memory; every site consents to its export.
+    """Run a federation in `work`, or resume the one that is there.
 
-    The sites' steps are done by this process. `identity` is what a run found in `work` must be of. Raises
-    RuntimeError when a site drops out, since arms would not compare.
+    With 0 `workers` this process does the sites' steps. `identity` must be that of a run found in `work`.
+    Raises RuntimeError when a site drops out: arms trained on different sites cannot be compared.
     """
     folder = RunFolder(work)
     folder.claim(identity, resume=True)
-    specs = [SiteSpec(site, partial(_itself, own), consents=True, size=1) for site, own in data.items()]
-    outcome = InProcessEngine(algorithm, specs, surroundings, folder, workers=0).run()
+    outcome = InProcessEngine(algorithm, sites, environment, folder, workers=workers).run()
     for entry in outcome.history:
         if entry.dropped:
-            raise RuntimeError(f"{work}: a site dropped out, arms would not compare: {entry.dropped}")
+            raise RuntimeError(f"{work}: a site dropped out, arms cannot be compared: {entry.dropped}")
     return outcome
 
 
-def _itself(data: Data) -> Data:
+def in_memory(data: Mapping[str, Any]) -> list[SiteSpec]:
+    """Sites with their data in memory; every site consents to its export."""
+    return [SiteSpec(site, partial(_same, own), consents=True, size=1) for site, own in data.items()]
+
+
+def _same(data: Data) -> Data:
     return data

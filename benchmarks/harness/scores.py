@@ -1,4 +1,4 @@
-"""Tables of Dice per patient over arms, seeds and sites: what all benchmarks of accuracy share."""
+"""Tables of Dice per patient over arms, seeds and sites."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Scores: TypeAlias = dict[str, dict[int, dict[Patient, float]]]
 
 
 def add(scores: Scores, arm: str, seed: int, site: str, patients: Mapping[str, float | None]) -> None:
-    """Take in a site's patients, as rows have them: an undefined Dice is None there."""
+    """Add the Dice of a site's patients from a row, in which an undefined Dice is None."""
     of_seed = scores.setdefault(arm, {}).setdefault(seed, {})
     of_seed |= {(site, p): math.nan if d is None else d for p, d in patients.items()}
 
@@ -27,13 +27,13 @@ def sites_of(scores: Scores) -> list[str]:
 
 
 def count_patients(scores: Scores, site: str | None = None) -> int:
-    """How many patients any arm was tested on, at one site or at all."""
+    """The number of patients that any arm was tested on, at one site or at all sites."""
     units = {u for arm in scores.values() for seed in arm.values() for u in seed}
     return sum(site is None or unit[0] == site for unit in units)
 
 
 def count_undefined(scores: Scores) -> int:
-    """How many values over all arms and seeds are left out of every mean."""
+    """The number of undefined values over all arms and seeds; the means leave them out."""
     return sum(math.isnan(v) for arm in scores.values() for seed in arm.values() for v in seed.values())
 
 
@@ -94,6 +94,6 @@ def _mean(scores: Mapping[Patient, float], sites: Sequence[str]) -> float:
 
 
 def _average(values: Sequence[float]) -> float:
-    """Mean of the defined values; NaN of none."""
+    """Mean of the defined values; NaN when there is none."""
     defined = [value for value in values if math.isfinite(value)]
     return float(np.mean(defined)) if defined else math.nan

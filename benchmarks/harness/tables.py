@@ -1,4 +1,4 @@
-"""Figures to Markdown: means with their spread, differences with their interval, and the page around them."""
+"""Figures in Markdown: means with their spread, differences with their interval, and pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Key = TypeVar("Key")
 
 @dataclass(frozen=True)
 class Interval:
-    """A mean difference, its bootstrap percentile interval, and over how many pairs."""
+    """A mean difference, its bootstrap percentile interval, and the number of pairs."""
 
     mean: float
     low: float
@@ -38,8 +38,8 @@ def paired_bootstrap(
 ) -> Interval:
     """Mean of first - second over the units (patients) that have both, with its percentile interval.
 
-    Units are drawn with replacement, within each stratum (site) where strata are given. A unit whose value is
-    NaN in either is left out. Raises ValueError when none is left.
+    Units are drawn with replacement, within each stratum (site) where strata are given. A unit with NaN
+    in either is left out. Raises ValueError when none is left.
     """
     units = [u for u in first if u in second and math.isfinite(first[u]) and math.isfinite(second[u])]
     if not units:
@@ -58,7 +58,7 @@ def paired_bootstrap(
 
 
 def verdict(found: Interval, each: Sequence[float]) -> str:
-    """In a word. The interval knows of what was tested alone, so `each` training has to agree with it."""
+    """The difference in words: the interval covers test patients only, so every training must agree."""
     if found.low > 0 and min(each) > 0:
         return "helps"
     if found.high < 0 and max(each) < 0:
@@ -93,7 +93,7 @@ def table(header: Sequence[str], body: Sequence[Sequence[object]]) -> str:
 
 
 def write_page(path: Path, title: str, command: str, rows: Path, sections: Sequence[str]) -> None:
-    """A page of results: the exact command, the rows it rests on, then the sections. Replaced atomically."""
+    """Write a page of results, atomically: title, command, link to the rows, sections."""
     text = "\n\n".join(
         [
             f"# {title}",

@@ -1,1 +1,1 @@
-"""FedOAP over organs, against its baselines."""
+"""FedOAP over organs, against its rivals and without its parts."""

@@ -1,4 +1,4 @@
-"""A cell of `cross_organ`: train, test inside, and let hospitals from outside make use of it."""
+"""A cell of `cross_organ`: train, test inside, and let outside hospitals join."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.accuracy.cross_organ.data import Hospitals, Inside
 from benchmarks.accuracy.cross_organ.judging import as_json
 from benchmarks.accuracy.cross_organ.methods import FedBn, FedPer, FedRep, FirstStage, Sparing, TrainedIn
 from benchmarks.harness.cells import Cell
-from benchmarks.harness.federate import federate
+from benchmarks.harness.federate import federate, in_memory
 from model_store.manifest import NetworkSpec
 from personalization.fedoap.joining import JoiningConfig, JoiningExamples, join
 from personalization.state import State
@@ -29,15 +29,15 @@ from training.methods.fedoap.method import FedOap
 LOCAL, FEDAVG, FEDPER, FEDREP, FEDBN = "local-only", "FedAvg", "FedPer", "FedRep", "FedBN"
 TUNED, WHOLE, SCRATCH = "FedAvg + fine-tuning", "FedOAP", "from scratch"
 NO_ADAPTER, NO_PBL, NO_BANK = "without adapter", "without PBL", "without bank"
-# The query stage is there for the attention: one cannot be without the other.
+# The query stage serves the attention: neither is used without the other.
 NO_QUERY = "without query stage, attention and bank"
 ARMS = (LOCAL, FEDAVG, FEDPER, FEDREP, FEDBN, TUNED, NO_QUERY, NO_BANK, NO_ADAPTER, NO_PBL, WHOLE)
-# What a cell may train: a run of FedOAP has the arm without the perturbed loss too, by the same first stage.
+# What a cell may train. A cell of FedOAP includes the arm without the perturbed loss: same first stage.
 TRAINED = (WHOLE, TUNED, SCRATCH, FEDAVG, LOCAL, NO_QUERY, NO_BANK, NO_ADAPTER, FEDPER, FEDREP, FEDBN)
-# Twice the rounds, to see whether a plateau was reached. A cosine that ends flattens any curve.
+# Twice the rounds, to check for a plateau: the end of a cosine schedule flattens any curve.
 LONG_WHOLE, LONG_FEDAVG = "FedOAP, twice the rounds", "FedAvg, twice the rounds"
 CONTROLS: Mapping[str, str] = {LONG_WHOLE: WHOLE, LONG_FEDAVG: FEDAVG}
-# What a hospital from outside begins with; trained with the plain loss but where the name says otherwise.
+# What an outside hospital starts from; trained with the plain loss unless the name says otherwise.
 WHOLE_PBL = "FedOAP, perturbed loss"
 STARTS = (WHOLE, WHOLE_PBL, FEDAVG, SCRATCH)
 ZERO_SHOT = "0"
@@ -51,7 +51,7 @@ _PLAIN = {"attention": False, "adapter": False}
 
 
 def compute(hospitals: Hospitals, device: str, cell: Cell, work: Path) -> dict[str, Any]:
-    """The result of a cell: per arm what is found inside and outside, and the validation curves."""
+    """The result of a cell: per arm the test results inside and outside, and the validation curves."""
     return _Study(hospitals, device, cell, work).result()
 
 
@@ -94,14 +94,16 @@ class _Study:
         return self._hospitals.inside(cell["seed"], cell["size"], tuple(cell["most"]))
 
     def _train(self, arm: str, method: FedOap, name: str, site: str | None = None) -> None:
-        """Run a method, at one site alone if it is given, and test what comes of it."""
+        """Run a method, at one site only if `site` is given, and test the result."""
         self._take(arm, method, self._run(method, name, site))
 
     def _in_two_stages(
         self, config: FedOapConfig, arms: Mapping[str, str], starts: Mapping[str, str]
     ) -> None:
-        """One first stage, and a second one per arm by its loss; outside, its global model joins by each of
-        `starts`."""
+        """Run one first stage, and a second stage per arm by its loss.
+
+        Outside, the first stage's global model joins once per entry of `starts`.
+        """
         method = FirstStage(config, self._task)
         first = self._run(method, "first")
         for arm, loss in arms.items():
@@ -114,10 +116,10 @@ class _Study:
         data = self._inside.data
         data = {site: data[site]} if site else data
         identity = {"cell": dict(self._cell), "data": self._hospitals.federation.digest}
-        return federate(method, data, self._around, self._work / name, identity)
+        return federate(method, in_memory(data), self._around, self._work / name, identity)
 
     def _take(self, arm: str, method: FedOap, outcome: RunOutcome) -> None:
-        """Test every site's model on its own test images, and note its Dice in validation by round."""
+        """Test every site's model on its own test images, and record its Dice in validation by round."""
         tests = self._inside.tests
         for draft in method.publication(outcome.server).models:
             if draft.site is not None:
@@ -134,7 +136,7 @@ class _Study:
                     curves.setdefault(site, {}).setdefault(stage, []).append(point)
 
     def _join_outside(self, starts: Mapping[str, str], spec: NetworkSpec, state: State) -> None:
-        """Every site from outside as it comes, and after training on few labelled images by each loss."""
+        """Test every outside site zero-shot, and after training on a few labelled images by each loss."""
         cell = self._cell
         outside = self._hospitals.outside(cell["seed"], cell["size"], tuple(cell["budgets"]))
         for number, (start, loss) in enumerate(starts.items()):
@@ -151,9 +153,9 @@ class _Study:
 
 
 def one_stage(config: FedOapConfig) -> FedOapConfig:
-    """The plain network, with the steps of the second stage spent in the first.
+    """The configuration of the plain network, with the second stage's steps moved to the first.
 
-    Raises ValueError where these do not make whole rounds: arms would differ in steps.
+    Raises ValueError when these are not whole rounds: arms would differ in steps.
     """
     steps = config.fine_tune_rounds * (config.fine_tune_steps or config.local_steps)
     if steps % config.local_steps:
@@ -166,9 +168,9 @@ def one_stage(config: FedOapConfig) -> FedOapConfig:
 
 
 def joining(images: int, planned: Mapping[str, int], loss: str, seed: int) -> JoiningConfig:
-    """The same steps and batches, however many images are labelled and whatever the training begins with.
+    """The configuration of joining: the same steps and batches for every number of images and every start.
 
-    Raises ValueError where the steps do not make whole epochs.
+    Raises ValueError when the steps are not whole epochs.
     """
     steps, batch = planned["steps"], planned["batch"]
     if steps % (per_epoch := math.ceil(images / batch)):
@@ -185,7 +187,7 @@ def _changed(config: FedOapConfig, **changes: Any) -> FedOapConfig:
 
 
 def _fork(folder: Path, to: Path) -> None:
-    """A copy of a finished run's folder for another run to go on from; one that is there already is left."""
+    """Copy a finished run's folder for another run to continue; an existing copy is kept."""
     if not to.exists():
         aside = to.with_name(f".{to.name}")
         shutil.rmtree(aside, ignore_errors=True)

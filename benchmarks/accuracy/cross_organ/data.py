@@ -1,4 +1,4 @@
-"""The data of `cross_organ`: sites of several sets as one federation, and who is tested."""
+"""The data of `cross_organ`: sites of several sets as one federation, and the test patients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from training.data.cases import Case, Federation, Site
 from training.data.segmentation.dataset import SiteData, SliceSet
 from training.data.splits import folds
 
-# The site's name, and where it lies.
+# The site's name, and its folder in the data.
 SITES: Mapping[str, str] = {
     "bladder_mri": "tumour_organs/bladder_mri",
     "skin_dermoscopy": "tumour_organs/skin_dermoscopy",
@@ -25,21 +25,21 @@ SITES: Mapping[str, str] = {
     "brain_mri_t1ce": "tumour_organs/brain_mri_t1ce",
 }
 OUTSIDE = ("breast_dce_mri", "brain_mri_t1ce")
-# Of 25 breast images 22 are of one patient: labelling some of them and testing on others is to remember.
+# Of 25 breast images 22 are of one patient: training on some and testing on others would test memory.
 JOINING = ("brain_mri_t1ce",)
 APART = 2
 _FOLDS = 5
 
 
 def assemble(data: Path, root: Path) -> Path:
-    """A folder of links to the sites, which load as one federation; nothing is copied. Returns `root`."""
+    """Make a folder of links to the sites, which loads as one federation. Returns `root`."""
     root.mkdir(parents=True, exist_ok=True)
     for name, place in SITES.items():
         link, target = root / name, (data / place).resolve()
         if not target.is_dir():
             raise FileNotFoundError(f"{target}: expected the site '{name}' there; give its folder as --data")
         if not link.is_symlink() or link.resolve() != target:
-            # Made aside: another run may be reading it.
+            # Created under another name and renamed: another run may be reading the link.
             aside = root / f".{name}.{os.getpid()}"
             aside.symlink_to(target)
             aside.replace(link)
@@ -56,14 +56,14 @@ class Inside:
 
 @dataclass(frozen=True)
 class Outside:
-    """A seed's test images of the sites from outside and, of those that join, what they label by budget."""
+    """A seed's test images of the outside sites and, for those that join, the labelled images by budget."""
 
     tests: Mapping[str, TestSet]
     labelled: Mapping[str, Mapping[int, SiteData]]
 
 
 class Hospitals:
-    """All sites in memory, as the last seed that was asked for has them: a seed's cells come in a row."""
+    """All sites, with the data of the last requested seed cached: cells come seed by seed."""
 
     def __init__(self, federation: Federation) -> None:
         self.federation = federation
@@ -71,7 +71,7 @@ class Hospitals:
         self.outside = lru_cache(maxsize=1)(self._outside)
 
     def task(self, side: int) -> Task:
-        """The federation's, at a size."""
+        """The federation's task with this image size."""
         return self.federation.task.model_copy(update={"size": (side, side)})
 
     def _inside(self, seed: int, side: int, most: tuple[int, int]) -> Inside:
@@ -100,9 +100,9 @@ class Hospitals:
 
 
 def load_inside(site: Site, task: Task, seed: int, most: tuple[int, int]) -> tuple[SiteData, TestSet]:
-    """A site's data, at most so many images for training and for validation, and its test images.
+    """A site's data, with at most `most` images for training and for validation, and its test images.
 
-    Five seeds in a row test every patient once: three test more patients than three free draws of a fifth.
+    Five consecutive seeds test every patient once, so that three seeds test three fifths of the patients.
     """
     own = folds(site, _FOLDS, seed // _FOLDS)[seed % _FOLDS]
     data = SiteData.load(replace(own, cases=own.of_split("train") + own.of_split("val")), task)
@@ -112,7 +112,7 @@ def load_inside(site: Site, task: Task, seed: int, most: tuple[int, int]) -> tup
 
 
 def thinned(slices: SliceSet, most: int) -> SliceSet:
-    """Evenly spaced slices, `most` at most."""
+    """At most `most` evenly spaced slices."""
     if len(slices) <= most:
         return slices
     kept = [index * len(slices) // most for index in range(most)]
@@ -126,12 +126,12 @@ def thinned(slices: SliceSet, most: int) -> SliceSet:
 
 
 def few_labels(site: Site, seed: int, budgets: Sequence[int]) -> tuple[tuple[Case, ...], dict[int, Site]]:
-    """A site's test cases, and for each budget the site with that many labelled images.
+    """Choose a site's test cases, and for each budget the site with that many labelled images.
 
-    The pool that all budgets draw from is one stretch of the numbers, where neighbours may be slices of one
-    patient; it begins with another patient for every seed. Smaller budgets are part of it, evenly spaced.
-    Some of the labelled patients choose the epoch. Who is in the pool is not tested, nor are `APART` images
-    on either side of it, since patients are told apart by looks.
+    All budgets draw from one pool of consecutive image numbers, since neighbours may be slices of one
+    patient. The pool begins with another patient for every seed. Smaller budgets are evenly spaced images of
+    the pool. Some of the labelled patients are for validation. Patients of the pool are not tested, nor are
+    `APART` images on either side of it, since patients are distinguished by the look of their images.
 
     Raises ValueError when nothing is left to test or to train on.
     """
@@ -147,7 +147,7 @@ def few_labels(site: Site, seed: int, budgets: Sequence[int]) -> tuple[tuple[Cas
     drawn = {case.patient for case in pool}
     test = [case for case in turned if case.patient not in drawn][APART:-APART]
     if not test:
-        raise ValueError(f"site '{site.name}': nobody is left to test beside {largest} labelled images")
+        raise ValueError(f"site '{site.name}': no patient is left to test beside {largest} labelled images")
     versions = {}
     for budget in budgets:
         chosen = [pool[index * largest // budget] for index in range(budget)]
@@ -160,7 +160,7 @@ def few_labels(site: Site, seed: int, budgets: Sequence[int]) -> tuple[tuple[Cas
 
 
 def _a_fifth(images: Counter[str]) -> set[str]:
-    """Patients who fit into a fifth of the images, those with most first; at least one, with fewest."""
+    """Patients with a fifth of the images at most, those with most images first; at least one patient."""
     left = max(1, images.total() // 5)
     found = set()
     for patient, count in images.most_common():

@@ -1,51 +1,48 @@
-"""Does a federation over organs help, which parts of FedOAP earn their keep, and what can others use of it?
-
-    python -m benchmarks.accuracy.cross_organ.experiment --profile cpu --data ../shared/data \
-        --rows docs/results/cross_organ.cpu.jsonl
+"""Does a federation over organs help, which parts of FedOAP help, and what can hospitals outside it use?
 
 Sites: bladder MRI, dermoscopy, breast ultrasound, brain FLAIR; every seed tests other patients. Arms, all
 with the steps of FedOAP's two stages at every site: local-only, FedAvg, FedPer, FedRep, FedBN, FedAvg +
 fine-tuning, FedOAP without its query stage (and so attention and bank), bank, adapter or perturbed loss, and
-FedOAP. From outside come breast DCE-MRI, zero-shot alone, and contrast-enhanced brain MRI: zero-shot, and
-after training on a few labelled images, that begins with FedOAP, with FedAvg, or from scratch. Test labels,
-and all labels of a site from outside but those of its few images, are for reporting alone.
+FedOAP. Two sites are outside the federation: breast DCE-MRI, tested zero-shot only, and contrast-enhanced
+brain MRI, tested zero-shot and after training on a few labelled images from FedOAP's weights, FedAvg's or
+random ones. Test labels, and all labels of an outside site except those of its few images, are for reporting
+only.
 
-A cell is (seed, what is trained). A seed of profile `cpu` (eleven cells) takes 29,040 steps inside, some 95
-minutes of one idle core. Two more cells, of one seed, train for twice the rounds in some 30 minutes: they say
-whether that was a plateau, and it was none. Hence `longer`, in about 2.2 times as long: twice the rounds, and
-a second stage of two passes over a large site, as the paper's, since validation fell over the short one (test
-Dice was known by then as well). Its first seed's controls showed none either, and something else in test, so
-that it has controls of every seed. `short` is a quarter of `cpu`; `full` is for a GPU.
+A cell is (seed, what is trained). A seed of profile `cpu` (eleven cells) takes 29,040 steps inside. Two more
+cells, of one seed, train for twice the rounds: they check whether validation had reached a plateau, and it
+had not. Hence profile `longer`: twice the rounds, and a second stage of two passes over a large site, as in
+the paper, because validation fell over the short one (test Dice was known by then as well). The controls of
+its first seed showed no plateau either, and another result in test, so it has controls of every seed.
+`short` is a quarter of `cpu`; `full` is for a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
-import typer
+from typing import Any
 
 from benchmarks.accuracy.cross_organ.arms import CONTROLS, TRAINED, compute
 from benchmarks.accuracy.cross_organ.data import SITES, Hospitals, assemble
 from benchmarks.accuracy.cross_organ.patients import digest, read, regrouped
-from benchmarks.accuracy.cross_organ.report import page
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.accuracy.cross_organ.report import sections
+from benchmarks.harness.cells import Cell, Row, in_order
+from benchmarks.harness.experiment import Experiment, Table
 from training.data.federation import load_federation
 from training.methods.fedoap.config import FedOapConfig
 from training.tasks import template
 
-COMMAND = "python -m benchmarks.accuracy.cross_organ.experiment"
-
 
 @dataclass(frozen=True)
 class Profile:
-    """How large, how long, how often. `method` are fields of FedOapConfig; `most` bounds a site's images for
-    training and for validation; `joining_steps`, in batches of `joining_batch`, are taken with every one of
-    the `budgets` of labels. The first `control_seeds` seeds have cells of twice the rounds."""
+    """How large, how long, how often. `method` has fields of FedOapConfig.
+
+    `most` bounds a site's images for training and for validation. `joining_steps` steps in batches of
+    `joining_batch` are taken with each of the `budgets` of labels. The first `control_seeds` seeds have cells
+    of twice the rounds.
+    """
 
     size: int
     seeds: int
@@ -58,7 +55,7 @@ class Profile:
     control_seeds: int = 1
 
 
-# Rivals have no best round to choose: all keep their last.
+# The rival methods choose no best round, so all arms keep their last.
 _LAST = {"selection": "last"}
 _CPU = {"width": 16, "batch_size": 4, "precision": "bfloat16", "rounds": 22, "local_steps": 30, **_LAST}
 _SMOKE = {"width": 4, "batch_size": 4, "rounds": 2, "local_steps": 2, **_LAST}
@@ -73,10 +70,50 @@ PROFILES = {
 }
 
 
+class CrossOrgan(Experiment[Profile]):
+    """FedOAP on sites of different organs, and its rivals."""
+
+    name = "cross_organ"
+    title = "Across organs"
+    question = "Does a federation over organs help, and which parts of FedOAP help?"
+    profiles = PROFILES
+    tables = (
+        Table("cross_organ.cpu", data="../shared/data"),
+        Table("cross_organ.longer", "longer", "../shared/data"),
+    )
+    data_help = f"the folder with {', '.join(SITES.values())}"
+
+    @cached_property
+    def _hospitals(self) -> Hospitals:
+        side = self.profile.size
+        task = template("tumour_any_organ").model_copy(update={"size": (side, side)})
+        root = assemble(self.data, self.options.state_dir / "cross_organ_sites")
+        return Hospitals(regrouped(load_federation(root, task), read()))
+
+    def cells(self) -> list[Cell]:
+        """Every (seed, what is trained), for the patients that the data have."""
+        return cells_of(self.options.profile, self.profile, digest(self._hospitals.federation))
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Train, test inside, and join outside."""
+        return compute(self._hospitals, self.profile.device, cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """Sites inside, the plateau in validation, sites outside."""
+        return sections(rows, self._cells_like(rows))
+
+    def shown(self, rows: Sequence[Row]) -> list[Row]:
+        """The rows with the newest row's patients: rows of other lists of patients are not comparable."""
+        return in_order(rows, self._cells_like(rows)) if rows else []
+
+    def _cells_like(self, rows: Sequence[Row]) -> list[Cell]:
+        return cells_of(self.options.profile, self.profile, rows[-1]["cell"]["patients"])
+
+
 def cells_of(profile: str, settings: Profile, patients: str) -> list[Cell]:
     """Every (seed, what is trained), FedOAP first, since it answers the question, and the controls last.
 
-    `patients` is the digest of whose every image is.
+    `patients` is the digest of which patient every image belongs to.
     """
     common = setting_of(profile, settings, patients)
     wanted = [(trained, seed) for seed in range(settings.seeds) for trained in TRAINED]
@@ -85,7 +122,7 @@ def cells_of(profile: str, settings: Profile, patients: str) -> list[Cell]:
 
 
 def setting_of(profile: str, settings: Profile, patients: str) -> dict[str, Any]:
-    """What all cells share; all of the method, so that a changed default makes other cells."""
+    """What all cells share, with every field of the method: a changed default makes other cells."""
     return {
         "profile": profile,
         "size": settings.size,
@@ -95,41 +132,3 @@ def setting_of(profile: str, settings: Profile, patients: str) -> dict[str, Any]
         "patients": patients,
         "method": FedOapConfig(**settings.method).model_dump(mode="json"),
     }
-
-
-def main(
-    data: Annotated[Path, typer.Option(help=f"The folder with {', '.join(SITES.values())}.")],
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "cpu",
-    only: Annotated[str | None, typer.Option(help="What is trained, for a try: one kind of cells.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Fewer seeds than the profile's, for a try.")] = None,
-    state_dir: Annotated[
-        Path, typer.Option(help="Where unfinished cells keep their checkpoints.")
-    ] = STATE_DIR,
-) -> None:
-    """Compute the cells that have no row yet; the page of results is written after each."""
-    if profile not in PROFILES:
-        raise typer.BadParameter(f"unknown profile '{profile}'; there are {', '.join(PROFILES)}")
-    if only is not None and only not in (*TRAINED, *CONTROLS):
-        raise typer.BadParameter(f"unknown arm '{only}'; there are {', '.join((*TRAINED, *CONTROLS))}")
-    torch.set_num_threads(1)
-    settings = PROFILES[profile]
-    side = settings.size
-    task = template("tumour_any_organ").model_copy(update={"size": (side, side)})
-    federation = load_federation(assemble(data, state_dir / "cross_organ_sites"), task)
-    federation = regrouped(federation, read())
-    everything = cells_of(profile, settings, digest(federation))
-    chosen = [
-        cell
-        for cell in everything
-        if cell["trained"] == (only or cell["trained"]) and cell["seed"] < (seeds or settings.seeds)
-    ]
-    command = f"{COMMAND} --profile {profile} --data {data} --rows {rows}"
-    write = partial(page, rows, everything, command)
-    experiment = partial(compute, Hospitals(federation), settings.device)
-    run(f"cross_organ.{profile}", chosen, Rows(rows), experiment, state_dir, write)
-    write()
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,4 +1,4 @@
-"""Test images of `cross_organ`, and what a network finds on them."""
+"""Test images of `cross_organ`, and a network's Dice and false alarms on them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from personalization.gate.masks import MIN_COMPONENT
 from personalization.metrics import dice
 from training.data.cases import Case
 
-# Per patient: mean Dice of the images with a tumour (None without one), how many these are, on how many of
-# the images without one a tumour is found, and how many those are.
+# Per patient: mean Dice of the images with a tumour (None without such images), their number, the number of
+# false alarms on images without a tumour, and the number of those images.
 Found: TypeAlias = dict[str, tuple[float | None, int, int, int]]
 
 
@@ -26,19 +26,19 @@ Found: TypeAlias = dict[str, tuple[float | None, int, int, int]]
 class TestSet:
     """Test images, decoded once for many networks; `patients` has the patient of every image's name."""
 
-    __test__ = False  # no test case of pytest's
+    __test__ = False  # not a test case for pytest
 
     scans: Scans
     patients: Mapping[str, str]
 
     @classmethod
     def load(cls, cases: Sequence[Case], task: Task) -> TestSet:
-        """Decode and prepare."""
+        """Decode and prepare the cases' scans."""
         scans = Scans.load((replace(case, patient=case.name) for case in cases), task)
         return cls(scans, {case.name: case.patient for case in cases})
 
     def of(self, network: nn.Module) -> Found:
-        """What a network finds, on every image's own grid."""
+        """A network's results per patient, on every image's own grid."""
         probabilities = torch.split(predict(network, self.scans.images), [s.slices for s in self.scans.scans])
         images = {}
         for scan, part in zip(self.scans.scans, probabilities, strict=True):
@@ -48,14 +48,14 @@ class TestSet:
 
 
 def judged(predicted: Tensor, truth: Tensor) -> float | bool:
-    """Dice of an image with a tumour; of one without, whether more than specks of one is found."""
+    """Dice of an image with a tumour; without one, whether more than specks of a tumour is found."""
     if bool(truth.any()):
         return float(dice(predicted.flatten()[None], truth.flatten()[None], 2)[0, 1])
     return bool((predicted > 0).double().mean() >= MIN_COMPONENT)
 
 
 def by_patient(images: Mapping[str, float | bool], patients: Mapping[str, str]) -> Found:
-    """Every patient's images together."""
+    """Combine every patient's images."""
     found: dict[str, tuple[list[float], list[bool]]] = {}
     for name, value in images.items():
         bearing, empty = found.setdefault(patients[name], ([], []))
@@ -70,5 +70,5 @@ def by_patient(images: Mapping[str, float | bool], patients: Mapping[str, str]) 
 
 
 def as_json(found: Found) -> dict[str, Any]:
-    """As rows have it."""
+    """The same in the form of the rows."""
     return {patient: list(values) for patient, values in found.items()}

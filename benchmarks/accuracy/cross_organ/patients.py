@@ -1,11 +1,11 @@
-"""Whose an image of `cross_organ` is where its set does not say so: by how alike images are.
+"""Group the images of `cross_organ` by patient, by their similarity, where the set does not name patients.
 
     python -m benchmarks.accuracy.cross_organ.patients --data ../shared/data
 
-writes cross_organ_patients.json beside this file, which the benchmark reads: names of files, a list for every
-patient (or near-duplicate) of whom there are several. What is in no list stays as the task reads it.
+writes patients.json beside this file, which the benchmark reads: a list of file names for every patient (or
+near-duplicate) with several images. An image in no list keeps the patient that the task reads.
 
-Images are compared at 128x128, grey, by correlation. The thresholds are seen in the sets, not derived:
+Images are compared at 128x128, grey, by correlation. The thresholds were read off the sets, not derived:
 
 bladder_mri       slices in numbers. A patient's neighbours correlate by over 0.97, no two of different
                   patients by over 0.69: any threshold between gives the same twelve patients, one of whom
@@ -13,11 +13,11 @@ bladder_mri       slices in numbers. A patient's neighbours correlate by over 0.
 breast_dce_mri    no two of different patients over 0.55, and 22 of the 25 images in one chain over 0.9: they
                   show one tumour, in two sweeps.
 breast_ultrasound near-duplicates, some with markers or shifted by a little. There are fewest pairs just above
-                  0.9, and those looked at were duplicates. Shadows make strangers alike: below 0.9 duplicates
-                  are found by fine structure alone, where strangers do not reach 0.5. A repeat that was moved
-                  far is not found.
+                  0.9, and those that were inspected were duplicates. Shadows make different patients alike:
+                  below 0.9 duplicates are found by fine structure only, where different patients do not
+                  reach 0.5. A repeat with a large shift is not found.
 brain_mri_t1ce    slices in numbers, their patients unknown. Neighbours below 0.6 look like other patients
-                  (0.55 and less); some above may be too, which only makes patients fewer.
+                  (0.55 and less); some above may be too, which only reduces the number of patients.
 """
 
 from __future__ import annotations
@@ -42,14 +42,16 @@ LISTS = Path(__file__).with_suffix(".json")
 # site -> patients -> names of files
 Groups: TypeAlias = Mapping[str, Sequence[Sequence[str]]]
 _SIDE = 128
-# Radii in pixels of the two blurs whose difference is an image's fine structure.
+# An image's fine structure is the difference of two blurs with these radii, in pixels.
 _FINE = (2, 8)
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Two images are one patient's that correlate by more than `whole`, or in their fine structure by more
-    than `fine`; of `neighbours` alone, next to each other in the order of numbers, or of any two."""
+    """When two images are one patient's: they correlate by more than `whole`, or in fine structure by `fine`.
+
+    With `neighbours` only images next to each other in the order of numbers are compared.
+    """
 
     whole: float
     fine: float | None = None
@@ -65,7 +67,7 @@ RULES: Mapping[str, Rule] = {
 
 
 def groups(paths: Sequence[Path], rule: Rule) -> list[list[str]]:
-    """The names of images that belong together, directly or by others between; in the order of numbers."""
+    """The names of images that belong together, directly or through others, in the order of numbers."""
     ordered = sorted(paths, key=lambda path: number_order(path.name))
     wholes, fines = zip(*map(_pictures, ordered), strict=True)
     alike = _correlations(wholes) > rule.whole
@@ -81,15 +83,15 @@ def groups(paths: Sequence[Path], rule: Rule) -> list[list[str]]:
 
 
 def read() -> Groups:
-    """The lists that the repository has."""
+    """The recorded lists."""
     found: Groups = json.loads(LISTS.read_text(encoding="utf-8"))
     return found
 
 
 def regrouped(federation: Federation, lists: Groups) -> Federation:
-    """The same images, those of a list being the patient named after the first of it.
+    """The same images, with each list of images as one patient, named after its first image.
 
-    Raises ValueError for a listed file that its site does not have: the lists are of other data.
+    Raises ValueError for a listed file that its site does not have: the lists belong to other data.
     """
     sites = []
     for site in federation.sites:
@@ -97,7 +99,7 @@ def regrouped(federation: Federation, lists: Groups) -> Federation:
         if missing := sorted(patients.keys() - {case.name for case in site.cases}):
             raise ValueError(
                 f"site '{site.name}' has no {missing[0]} ({len(missing)} files of {LISTS.name} are missing): "
-                "make the lists anew with python -m benchmarks.accuracy.cross_organ.patients"
+                "make the lists again with python -m benchmarks.accuracy.cross_organ.patients"
             )
         cases = (replace(case, patient=patients.get(case.name, case.patient)) for case in site.cases)
         sites.append(replace(site, cases=tuple(cases)))
@@ -105,7 +107,7 @@ def regrouped(federation: Federation, lists: Groups) -> Federation:
 
 
 def digest(federation: Federation) -> str:
-    """Of whose every image is: rows computed with other patients are other rows."""
+    """A digest of every image's patient: rows computed with other patients are other rows."""
     hasher = hashlib.sha256()
     for site in federation.sites:
         for case in site.cases:
@@ -123,7 +125,7 @@ def _pictures(path: Path) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 def _unit(pixels: NDArray[np.float64]) -> NDArray[np.float64]:
     centred: NDArray[np.float64] = pixels.ravel() - pixels.mean()
-    # An image of one grey value is like no other.
+    # An image of a single grey value is similar to no other.
     return centred / max(float(np.linalg.norm(centred)), 1e-12)
 
 
@@ -133,7 +135,9 @@ def _correlations(units: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return products
 
 
-def main(data: Annotated[Path, typer.Option(help="The folder that the benchmark gets as --data.")]) -> None:
+def main(
+    data: Annotated[Path, typer.Option(help="As --data of `run cross_organ`.")],
+) -> None:
     """Compare the images of every set that has a rule, and write the lists."""
     lines = []
     for site, rule in RULES.items():

@@ -1,22 +1,22 @@
-"""Whether the arms of `cross_organ` were trained to a plateau of Dice in validation."""
+"""Check whether the arms of `cross_organ` were trained to a plateau of Dice in validation."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from benchmarks.accuracy.cross_organ.arms import ARMS, CONTROLS
+from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import mean_and_spread, table
 
 # stage -> points (round, Dice)
 Curve = Mapping[str, Sequence[tuple[int, float]]]
-# A plateau is where twice the rounds gain less Dice than this, at every site.
+# The upper limit of a plateau: what twice the rounds gain in Dice at every site.
 GAIN = 0.01
 
 
-def plateau(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def plateau(rows: Sequence[Row]) -> list[str]:
     """How far validation Dice still rose in each stage, and what twice the rounds gained."""
     body = []
     for arm in ARMS:
@@ -37,7 +37,7 @@ def plateau(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def controls(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def controls(rows: Sequence[Row]) -> list[str]:
     """Dice in validation that twice the rounds gained at each site, and whether that is a plateau."""
     found = [(longer, _curves(rows, longer), _curves(rows, arm)) for longer, arm in CONTROLS.items()]
     sites = sorted({site for _, long, base in found for site in long.keys() & base.keys()})
@@ -95,7 +95,7 @@ def _largest(curves: Mapping[str, Mapping[int, Curve]], rise: Callable[[Curve], 
     return f"{means[site]:+.3f} ({site})"
 
 
-def _curves(rows: Sequence[Mapping[str, Any]], arm: str) -> dict[str, dict[int, Curve]]:
+def _curves(rows: Sequence[Row], arm: str) -> dict[str, dict[int, Curve]]:
     """An arm's curves, by site and seed."""
     found: dict[str, dict[int, Curve]] = {}
     for row in rows:

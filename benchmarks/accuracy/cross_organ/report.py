@@ -1,10 +1,8 @@
-"""The page of `cross_organ`: Dice inside, false alarms, what earns its keep, and outside."""
+"""The page of `cross_organ`: Dice inside, false alarms, which parts help, and outside sites."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 from benchmarks.accuracy.cross_organ.arms import (
     ARMS,
@@ -35,9 +33,9 @@ from benchmarks.accuracy.cross_organ.scores import (
     difference,
 )
 from benchmarks.harness import scores as tables
-from benchmarks.harness.cells import Cell, Rows, key
+from benchmarks.harness.cells import Cell, Row, key
 from benchmarks.harness.scores import Scores
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.tables import table
 
 COMPARISONS = (
     *((WHOLE, arm) for arm in ARMS if arm != WHOLE),
@@ -57,23 +55,19 @@ OUTSIDE_PAIRS = ((WHOLE, FEDAVG), (WHOLE, SCRATCH), (FEDAVG, SCRATCH), (WHOLE_PB
 _WORDS = {"helps": "earns its keep", "harms": "does harm", "no difference shown": "is not shown to help"}
 
 
-def page(path: Path, cells: Sequence[Cell], command: str) -> None:
-    """Write the page beside the rows, from those of `cells`."""
-    rows = Rows(path).of(cells)
-    sections = ["No cell of the profile's configuration is finished yet."]
-    if rows:
-        shown = comparable(rows, cells)
-        sections = [about(rows, len(cells))]
-        if len(shown) < len(rows):
-            sections.append("What follows is of the seeds alone that every arm has finished.")
-        sections += [*inside(shown), *plateau(shown), *twice_as_long(shown), *outside(shown)]
-    write_page(path.with_suffix(".md"), "Across organs", command, path, sections)
+def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
+    """The page; `rows` are the finished ones of `cells`."""
+    shown = comparable(rows, cells)
+    parts = [about(rows, len(cells))]
+    if len(shown) < len(rows):
+        parts.append("What follows is of the seeds alone that every arm has finished.")
+    return [*parts, *inside(shown), *plateau(shown), *twice_as_long(shown), *outside(shown)]
 
 
-def comparable(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> list[Mapping[str, Any]]:
+def comparable(rows: Sequence[Row], cells: Sequence[Cell]) -> list[Row]:
     """The rows of seeds that all arms have finished, and all rows while there is no such seed.
 
-    Each seed tests other patients: where arms have other seeds their means are of other patients.
+    Each seed tests other patients: means over different seeds are means over different patients.
     """
     finished = {key(row["cell"]) for row in rows}
     arms = [cell for cell in cells if cell["trained"] in TRAINED]
@@ -81,8 +75,8 @@ def comparable(rows: Sequence[Mapping[str, Any]], cells: Sequence[Cell]) -> list
     return [row for row in rows if row["cell"]["seed"] not in unfinished] or list(rows)
 
 
-def about(rows: Sequence[Mapping[str, Any]], cells: int) -> str:
-    """What was run, and how to read it."""
+def about(rows: Sequence[Row], cells: int) -> str:
+    """The settings, and how to read the tables."""
     cell = rows[0]["cell"]
     method = ", ".join(f"{name} {value}" for name, value in cell["method"].items())
     train, val = cell["most"]
@@ -105,7 +99,7 @@ def about(rows: Sequence[Mapping[str, Any]], cells: int) -> str:
     )
 
 
-def inside(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def inside(rows: Sequence[Row]) -> list[str]:
     """Every arm at every site, the differences, the parts of FedOAP, and false alarms."""
     scores = dice_scores(rows)
     arms = [arm for arm in ARMS if arm in scores]
@@ -129,8 +123,8 @@ def inside(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return parts
 
 
-def twice_as_long(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the controls find in test, against their arms and each other, on the seeds that have them."""
+def twice_as_long(rows: Sequence[Row]) -> list[str]:
+    """Test results of the controls against their arms and each other, on the seeds that have them."""
     scores = dice_scores(rows)
     pairs = [pair for pair in CONTROLLED if pair[0] in scores and pair[1] in scores]
     if not pairs:
@@ -151,7 +145,7 @@ def _compared(scores: Scores, sites: Sequence[str], first: str, second: str) -> 
 
 
 def keep(scores: Scores) -> list[str]:
-    """Each part of FedOAP in a word: what the arm without it lacks, in the mean of sites."""
+    """Whether each part of FedOAP helps: the difference to the arm without it, in the mean of sites."""
     sites = tables.sites_of(scores)
     lines = []
     for arm, name in PARTS:
@@ -162,7 +156,7 @@ def keep(scores: Scores) -> list[str]:
     return ["Which parts earn their keep, in the mean of sites:", "\n".join(lines)] if lines else []
 
 
-def alarms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def alarms(rows: Sequence[Row]) -> list[str]:
     """False alarms on images without a tumour; the sites that have such images."""
     scores = alarm_scores(rows)
     sites = tables.sites_of(scores)
@@ -176,8 +170,8 @@ def alarms(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def outside(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Sites from outside, by what they begin with and how many images they label."""
+def outside(rows: Sequence[Row]) -> list[str]:
+    """Outside sites, by what they start from and how many images they label."""
     cell = rows[0]["cell"]
     budgets = [ZERO_SHOT, *map(str, cell["budgets"])]
     by_budget = {budget: dice_scores(rows, "outside", budget) for budget in budgets}
@@ -190,10 +184,10 @@ def outside(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{cell['joining']['steps']} steps in batches of {cell['joining']['batch']} on a few labelled "
         "images, about a fifth of them, of other patients, to choose the epoch by. All train with the plain "
         f"loss, but `{WHOLE_PBL}`, which joins as the product does; `{FEDAVG}` is that of `{TUNED}`, of as "
-        "many rounds as FedOAP's first stage. Nobody is tested of whom an image is labelled.",
-        "Patients are told apart by looks alone here. Of the 25 images of breast_dce_mri 22 show one tumour "
-        "of one patient: labelling some to find it in others would be to remember it, so that this set is "
-        "for zero-shot only, and what is said of joining rests on brain_mri_t1ce alone.",
+        "many rounds as FedOAP's first stage. No patient with a labelled image is tested.",
+        "Patients are distinguished by looks alone here. Of the 25 images of breast_dce_mri 22 show one "
+        "tumour of one patient: labelling some to find it in others would be to remember it, so that this "
+        "set is for zero-shot only, and what is said of joining rests on brain_mri_t1ce alone.",
     ]
     for site in sites:
         own = [budget for budget in budgets if site in tables.sites_of(by_budget[budget])]

@@ -1,22 +1,21 @@
-"""What the rows of `cross_organ` say, as numbers: Dice and false alarms, and differences."""
+"""Dice, false alarms and differences from the rows of `cross_organ`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.harness import scores as tables
+from benchmarks.harness.cells import Row
 from benchmarks.harness.scores import Patient, Scores
 from benchmarks.harness.tables import Interval, verdict
 
-Rows = Sequence[Mapping[str, Any]]
 Value = Callable[..., float | None]
 BySeed = Mapping[int, Mapping[Patient, float]]
-# An interval from fewer patients of a site says more of the draw than of the site.
+# An interval of fewer patients at a site would describe the draw, not the site.
 FEWEST_PATIENTS = 8
 FEWEST_SEEDS = 3
 _DRAWS = 10_000
@@ -35,13 +34,13 @@ class Difference:
     fewest: int
 
     def __str__(self) -> str:
-        """The interval is left out where it rests on too few patients."""
+        """The difference with its interval, without it for too few patients."""
         found = self.interval
         return str(found) if self.fewest >= FEWEST_PATIENTS else f"{found.mean:+.3f}"
 
     @property
     def verdict(self) -> str:
-        """`tables.verdict`, or that there is too little to give one."""
+        """The verdict of `tables`, or the reason why there is none."""
         if self.fewest < FEWEST_PATIENTS:
             return "too few patients"
         if len(self.each) < FEWEST_SEEDS:
@@ -50,7 +49,7 @@ class Difference:
 
 
 def difference(first: BySeed, second: BySeed, sites: Sequence[str], seed: int = 0) -> Difference | None:
-    """Sites count alike, however many patients they have; None where a site has no patient with both.
+    """First - second, with sites weighted equally; None when a site has no patient with both.
 
     A patient's value is the mean over the seeds that test it, and one unit of the bootstrap.
     """
@@ -77,18 +76,18 @@ def difference(first: BySeed, second: BySeed, sites: Sequence[str], seed: int = 
 
 
 def _drawn_means(values: NDArray[np.float64], draw: np.random.Generator) -> NDArray[np.float64]:
-    """Means of as many values, drawn with replacement, many times."""
+    """Means of bootstrap samples of the values."""
     means: NDArray[np.float64] = values[draw.integers(len(values), size=(_DRAWS, len(values)))].mean(axis=1)
     return means
 
 
-def dice_scores(rows: Rows, place: str = "inside", budget: str = "") -> Scores:
-    """Mean Dice of every patient with a tumour, by arm; `outside`, after training on so many images."""
+def dice_scores(rows: Sequence[Row], place: str = "inside", budget: str = "") -> Scores:
+    """Mean Dice of every patient with a tumour, by arm; `outside`, after training on `budget` images."""
     return _scores(rows, place, budget, _dice)
 
 
-def alarm_scores(rows: Rows) -> Scores:
-    """The share of every patient's images without a tumour in which one is found."""
+def alarm_scores(rows: Sequence[Row]) -> Scores:
+    """The share of false alarms in every patient's images without a tumour."""
     return _scores(rows, "inside", "", _alarms)
 
 
@@ -100,7 +99,7 @@ def _alarms(_dice: float | None, _bearing: int, alarms: int, empty: int) -> floa
     return alarms / empty if empty else None
 
 
-def _scores(rows: Rows, place: str, budget: str, value: Value) -> Scores:
+def _scores(rows: Sequence[Row], place: str, budget: str, value: Value) -> Scores:
     scores: Scores = {}
     for row in rows:
         for arm, sites in row["result"][place].items():

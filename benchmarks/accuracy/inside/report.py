@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import scores as tables
-from benchmarks.harness.cells import Rows, key
+from benchmarks.harness.cells import Row, key
 from benchmarks.harness.scores import Scores
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.tables import table
 
 ARMS = ("local-only", "global", "personal", "fine-tuned")
 COMPARISONS = (
@@ -21,7 +20,7 @@ COMPARISONS = (
 )
 
 
-def scores_of(rows: Sequence[Mapping[str, Any]]) -> Scores:
+def scores_of(rows: Sequence[Row]) -> Scores:
     """Every patient's Dice by arm and seed, over all folds."""
     scores: Scores = {}
     for row in rows:
@@ -31,22 +30,22 @@ def scores_of(rows: Sequence[Mapping[str, Any]]) -> Scores:
     return scores
 
 
-def page(path: Path, baseline: Mapping[str, Any], command: str) -> None:
-    """Write the page beside the rows: the baseline setting's table, then one per other setting (a try)."""
-    by_setting: dict[str, list[dict[str, Any]]] = {}
-    for row in Rows(path).read():
+def sections(rows: Sequence[Row], baseline: Mapping[str, Any]) -> list[str]:
+    """The page: the baseline setting's tables, then those of every other setting, called a try."""
+    by_setting: dict[str, list[Row]] = {}
+    for row in rows:
         by_setting.setdefault(key(_setting_of(row["cell"])), []).append(row)
     main = by_setting.pop(key(baseline), [])
-    sections = ["No cell of the profile's own configuration is finished yet."]
+    parts = ["No cell of the profile's own configuration is finished yet."]
     if main:
-        sections = [_setting(main), *_tables(scores_of(main))]
-    for rows in by_setting.values():
-        changes = _changes(baseline, _setting_of(rows[0]["cell"]))
-        sections += [f"## Try: {changes}", *_tables(scores_of(rows))]
-    write_page(path.with_suffix(".md"), "Inside personalization", command, path, sections)
+        parts = [_setting(main), *_tables(scores_of(main))]
+    for tried in by_setting.values():
+        changes = _changes(baseline, _setting_of(tried[0]["cell"]))
+        parts += [f"## Try: {changes}", *_tables(scores_of(tried))]
+    return parts
 
 
-def _setting(rows: Sequence[Mapping[str, Any]]) -> str:
+def _setting(rows: Sequence[Row]) -> str:
     cell = rows[0]["cell"]
     method = ", ".join(f"{name} {value}" for name, value in cell["method"].items())
     done: dict[str, int] = {}

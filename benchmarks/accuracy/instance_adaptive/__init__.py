@@ -1,1 +1,1 @@
-"""FedIns against federated baselines."""
+"""FedIns against single SSF, full tuning and controls."""

@@ -1,8 +1,8 @@
 """A cell of `instance_adaptive`: every arm on one federation, from one pre-trained network.
 
 Classification: a share of the training images, which no client holds, pre-trains a small ViT. Within every
-client, images are of several *styles*, drawn image by image, so that a client's mean helps none of them.
-Segmentation: the sites' own federated U-Net is what is frozen.
+client, images have one of several *styles*, drawn image by image, so that a client's mean suits none of them.
+Segmentation: the frozen network is the sites' own federated U-Net.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from benchmarks.accuracy.instance_adaptive.full_tuning import FullTuning, norms_at
 from benchmarks.harness.cells import Cell
-from benchmarks.harness.federate import federate
+from benchmarks.harness.federate import federate, in_memory
 from model_store.manifest import NetworkSpec
 from model_store.store import Store
 from model_store.task import Task
@@ -55,14 +55,14 @@ FROZEN, HEAD = "frozen", "fine-tuned head"
 SINGLE, BATCH, RANDOM, POOL = "single SSF", "pool, batch mean", "pool, random entries", "pool, per instance"
 CLASSIFYING = (LOCAL, FEDAVG, FEDPROX, FEDBN, SINGLE, BATCH, RANDOM, POOL)
 SEGMENTING = (FROZEN, HEAD, SINGLE, RANDOM, POOL)
-# arm -> what it changes in FedInsConfig
+# arm -> its changes of FedInsConfig
 POOLS: Mapping[str, Mapping[str, Any]] = {
     SINGLE: {"entries": 1, "top": 1, "key_weight": 0.0},
     BATCH: {"routing": "batch"},
     RANDOM: {"routing": "random"},
     POOL: {},
 }
-# Images to one mean in the batch arm when it is tested: as the public code's loader had it.
+# Images per mean when the batch arm is tested: the batch size of the public code's loader.
 TEST_BATCH = 32
 
 Data = SiteData | LabelledData
@@ -70,7 +70,7 @@ Answers = dict[str, dict[str, float | None]]  # site -> patient or image -> Dice
 
 
 def packed(answers: Mapping[str, Answers]) -> dict[str, Any]:
-    """As rows have them: the names of patients and images once, the same for every arm."""
+    """The form of the rows: the names of patients and images once, since they are the same for every arm."""
     named = next(iter(answers.values()))
     return {
         "named": {site: list(found) for site, found in named.items()},
@@ -90,26 +90,26 @@ def unpacked(result: Mapping[str, Any]) -> dict[str, Answers]:
 
 
 def inverted(images: Tensor) -> Tensor:
-    """Dark for bright."""
+    """Intensities inverted."""
     return -images
 
 
 def faint(images: Tensor) -> Tensor:
-    """Less contrast, brighter."""
+    """Lower contrast, brighter."""
     return 0.4 * images + 0.8
 
 
 def blurred(images: Tensor) -> Tensor:
-    """A 5 x 5 mean."""
+    """Blurred by a 5 x 5 mean."""
     return torch.nn.functional.avg_pool2d(images, 5, 1, 2, count_include_pad=False)
 
 
-# The first is the image as it is.
+# The first leaves the image unchanged.
 STYLES: tuple[Callable[[Tensor], Tensor], ...] = (lambda images: images, inverted, faint, blurred)
 
 
 def styled(images: ImageSet, count: int, draw: torch.Generator) -> tuple[ImageSet, NDArray[np.int64]]:
-    """Every image in one of the first `count` styles at random, and in which."""
+    """Every image in one of the first `count` styles, drawn at random; and the style of each."""
     chosen = torch.randint(count, (len(images),), generator=draw)
     pixels = torch.from_numpy(images.images.copy())
     for number in range(count):
@@ -157,7 +157,7 @@ def _classification(path: Path, device: str, cell: Cell, work: Path) -> dict[str
 
 
 def _pretrained(spec: NetworkSpec, images: ImageSet, cell: Cell, device: str) -> State:
-    """On the images that no client holds, in all styles: a foundation has seen much, if not these clients."""
+    """A network pre-trained in all styles on the images that no client holds."""
     draw = generator(cell["seed"], "pretraining", 0, "", "weights")
     network = new_network(spec, draw).to(device)
     mixed, _ = styled(images, len(STYLES), draw)
@@ -192,11 +192,11 @@ class Study:
     work: Path
 
     def test(self, answer: Callable[[Any], Tensor]) -> Answers:
-        """What `answer` makes of every site's test images."""
+        """The results of `answer` on every site's test images."""
         return {site: self._right(own.test, answer(own.test)) for site, own in self.data.items()}
 
     def alone(self) -> Answers:
-        """All weights, each client by itself."""
+        """Tune all weights at each client alone."""
         found: Answers = {}
         for site, own in self.data.items():
             state, _ = self._tuned(f"alone-{site}", {site: own})
@@ -204,7 +204,7 @@ class Study:
         return found
 
     def full_tuning(self) -> dict[str, Answers]:
-        """All weights, federated."""
+        """Tune all weights, federated."""
         average, _ = self._tuned("fedavg", self.data)
         prox, _ = self._tuned("fedprox", self.data, prox=self.cell["prox"])
         shared, work = self._tuned("fedbn", self.data, local_norms=True)
@@ -219,14 +219,14 @@ class Study:
         }
 
     def head(self) -> Answers:
-        """The last layer alone, federated."""
+        """Tune the last layer only, federated."""
         state, _ = self._tuned("head", self.data, only_head=True)
         return self.test(lambda own: predict(self._network(state), own))
 
     def pools(
         self, answers: dict[str, Answers], arms: tuple[str, ...], styles: Mapping[str, NDArray[np.int64]]
     ) -> dict[str, Any]:
-        """Every pool's arm beside `answers`, and whether the keys of the last one learned anything."""
+        """Add every pool's arm to `answers`, with diagnostics of its keys."""
         keys: dict[str, Any] = {}
         for arm, changes in POOLS.items():
             if arm in arms:
@@ -241,7 +241,7 @@ class Study:
 
     @cached_property
     def _backbone(self) -> FrozenBackbone:
-        """`start` as an artefact, for all pools."""
+        """`start` published as an artefact, for all pools."""
         store = Store((self.work / "store").resolve())
         artefact = publish_backbone(store, "bench", self.task, self.spec, self.start)
         return FrozenBackbone(store.root, f"{artefact.name}@{artefact.digest}")
@@ -269,18 +269,18 @@ class Study:
             predicted, picks[site] = answered(network, own.test, config.routing, draw)
             answers[site] = self._right(own.test, predicted)
         usage = usage_of(torch.cat(list(picks.values())), config.entries)
-        whose = {site: np.full(len(found), number) for number, (site, found) in enumerate(picks.items())}
+        sites = {site: np.full(len(found), number) for number, (site, found) in enumerate(picks.items())}
         diagnostics = {
             "entropy": round(key_entropy(usage), 4),
             "dead": unused(usage),
-            "by_site": round(_information(picks, whose), 4),
+            "by_site": round(_information(picks, sites), 4),
         }
         if styles:
             diagnostics["by_style"] = round(_information(picks, styles), 4)
         return answers, diagnostics
 
     def _right(self, images: SliceSet | ImageSet, predicted: Tensor) -> dict[str, float | None]:
-        """By patient or image."""
+        """Dice by patient, or 1 and 0 for right and wrong by image."""
         if isinstance(images, SliceSet):
             truth = torch.from_numpy(images.targets)
             found = foreground_dice(predicted, truth, images.patients, len(self.task.classes))
@@ -306,8 +306,8 @@ def _trained(
     work: Path,
     identity: Mapping[str, Any],
 ) -> State:
-    """What a federation comes to."""
-    outcome = federate(algorithm, data, around, work, identity)
+    """The published weights of a federation."""
+    outcome = federate(algorithm, in_memory(data), around, work, identity)
     return dict(algorithm.publication(outcome.server).models[0].weights)
 
 
@@ -341,5 +341,5 @@ def _information(picks: Mapping[str, Tensor], labels: Mapping[str, NDArray[Any]]
     there = joint > 0
     shared = (joint[there] * np.log(joint[there] / (rows * columns)[there])).sum()
     entropy = -(columns[columns > 0] * np.log(columns[columns > 0])).sum()
-    # Of one label alone, whose entropy is what rounding leaves.
+    # With a single label the entropy is zero up to rounding.
     return float(shared / entropy) if known.max() else 0.0

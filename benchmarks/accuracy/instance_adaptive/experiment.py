@@ -1,35 +1,27 @@
-"""Where does a pool that every image picks from earn its keep, and do its keys learn anything?
-
-    python -m benchmarks.accuracy.instance_adaptive.experiment --profile cpu --data ../shared/data \
-        --rows docs/results/instance_adaptive.cpu.jsonl
+"""Where does a pool that every image picks from help, and do its keys learn anything?
 
 Classification: local-only, FedAvg, FedProx, FedBN, a single SSF, and pools: one mean for a batch (as the
 method's code had it when its figures were published), random entries (the control), and per instance. Clients
-hold images of 1, 2 or 4 styles mixed, which is the heterogeneity within a client that the method is for.
+hold images of 1, 2 or 4 styles mixed, which is the heterogeneity within a client that the method addresses.
 Segmentation: the frozen global model, its head fine-tuned, a single SSF, random entries, the pool.
 
-All arms start from the same network and take the same rounds and local epochs; the last round is tested, so
-that no label chooses one. A cell is (part, set, styles, seed).
+All arms start from the same network and take the same rounds and local epochs. The last round is tested, so
+no label chooses one. A cell is (part, set, styles, seed).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
-import typer
+from typing import Any
 
 from benchmarks.accuracy.instance_adaptive.arms import compute
-from benchmarks.accuracy.instance_adaptive.report import page
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.accuracy.instance_adaptive.report import sections
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
 from training.methods.fedavg import FedAvgConfig
 from training.methods.fedins.config import FedInsConfig
-
-COMMAND = "python -m benchmarks.accuracy.instance_adaptive.experiment"
 
 CLASSIFIED = ("wbc5_28_shift", "pneumoniamnist")
 SEGMENTED = ("brain_lgg_flair", "wbc_cells")
@@ -37,7 +29,7 @@ SEGMENTED = ("brain_lgg_flair", "wbc_cells")
 
 @dataclass(frozen=True)
 class Profile:
-    """How large, how long, how often. `by_set` are fields of both methods that a set changes."""
+    """How large, how long, how often. `by_set` has fields of both methods that differ for a set."""
 
     seeds: int
     rounds: int
@@ -89,7 +81,7 @@ PROFILES = {
         _TUNING,
         _GLOBAL,
         600,
-        # It has seventeen times the images of the other, whose 30 rounds are 120 steps at a client.
+        # It has seventeen times the images of the other set, for which 30 rounds are 120 steps at a client.
         by_set={"pneumoniamnist": {"rounds": 5}, **dict.fromkeys(SEGMENTED, _SEGMENTING)},
     ),
     "full": Profile(
@@ -106,8 +98,31 @@ PROFILES = {
 }
 
 
+class InstanceAdaptive(Experiment[Profile]):
+    """FedIns and full tuning, from one pre-trained network."""
+
+    name = "instance_adaptive"
+    title = "Adapting to every instance"
+    question = "Where does a pool that every image picks from help, and do its keys learn anything?"
+    profiles = PROFILES
+    tables = (Table("instance_adaptive.cpu", data="../shared/data"),)
+    data_help = f"the folder with {', '.join(SEGMENTED)}, and medmnist_npz with {', '.join(CLASSIFIED)}"
+
+    def cells(self) -> list[Cell]:
+        """Every (part, set, styles, seed)."""
+        return cells_of(self.options.profile, self.profile)
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Train and test every arm of one cell."""
+        return compute(self.data, self.profile.device, cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """A part for classification and one for segmentation."""
+        return sections(rows, self.cells())
+
+
 def _methods(settings: Profile, name: str) -> dict[str, Any]:
-    """All of the methods' fields, so that a changed default makes other cells."""
+    """Every field of the methods: a changed default makes other cells."""
     common = {"rounds": settings.rounds, **settings.by_set.get(name, {})}
     tuning, pool = FedAvgConfig(**settings.tuning, **common), FedInsConfig(**settings.pool, **common)
     return {
@@ -148,37 +163,3 @@ def cells_of(profile: str, settings: Profile) -> list[Cell]:
             for name in segmentation
         ]
     return cells
-
-
-def main(
-    data: Annotated[Path, typer.Option(help="The folder with all sets.")],
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "cpu",
-    only: Annotated[str | None, typer.Option(help="classification or segmentation alone.")] = None,
-    state_dir: Annotated[
-        Path, typer.Option(help="Where unfinished cells keep their checkpoints.")
-    ] = STATE_DIR,
-) -> None:
-    """Compute the cells that have no row yet; the page of results is written after each."""
-    if profile not in PROFILES:
-        raise typer.BadParameter(f"unknown profile '{profile}'; there are {', '.join(PROFILES)}")
-    if only not in (None, "classification", "segmentation"):
-        raise typer.BadParameter(f"unknown part '{only}'; there are classification, segmentation")
-    torch.set_num_threads(1)
-    settings = PROFILES[profile]
-    cells = cells_of(profile, settings)
-    command = f"{COMMAND} --profile {profile} --data {data} --rows {rows}"
-    write = partial(page, rows, cells, command)
-    run(
-        f"instance_adaptive.{profile}",
-        [cell for cell in cells if cell["part"] == (only or cell["part"])],
-        Rows(rows),
-        partial(compute, data, settings.device),
-        state_dir,
-        write,
-    )
-    write()
-
-
-if __name__ == "__main__":
-    typer.run(main)

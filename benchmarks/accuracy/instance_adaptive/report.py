@@ -1,11 +1,9 @@
-"""The page of `instance_adaptive`, from its rows alone."""
+"""The page of `instance_adaptive`: means, differences, and what the keys learned."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import mean
-from typing import Any
 
 from benchmarks.accuracy.instance_adaptive.arms import (
     BATCH,
@@ -19,28 +17,27 @@ from benchmarks.accuracy.instance_adaptive.arms import (
     SINGLE,
     unpacked,
 )
-from benchmarks.harness.cells import Cell, Rows
+from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.scores import Scores, add, difference, mean_at, sites_of
-from benchmarks.harness.tables import mean_and_spread, table, write_page
+from benchmarks.harness.tables import mean_and_spread, table
 
 _AGAINST = {
     "classification": (FEDAVG, SINGLE, BATCH, RANDOM),
     "segmentation": (FROZEN, HEAD, SINGLE, RANDOM),
 }
 _ARMS = {"classification": CLASSIFYING, "segmentation": SEGMENTING}
-# A difference whose interval is on one side of zero.
+# Verdicts: the interval of a difference is above zero, below it, or around it.
 _WINS, _LOSES, _OPEN = "earns its keep", "loses", "no difference shown"
 
 
-def page(rows: Path, cells: Sequence[Cell], command: str) -> None:
-    """Write the page beside `rows`, from those of `cells` that are finished."""
-    found = Rows(rows).of(cells)
-    sections = [f"{len(found)} of {len(cells)} cells are finished."]
+def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
+    """The page; `rows` are the finished ones of `cells`."""
+    parts = [f"{len(rows)} of {len(cells)} cells are finished."]
     for part, what in (("classification", "accuracy"), ("segmentation", "foreground Dice per patient")):
-        own = [row for row in found if row["cell"]["part"] == part]
+        own = [row for row in rows if row["cell"]["part"] == part]
         groups = _groups(own)
         if groups:
-            sections += [
+            parts += [
                 f"## {part.capitalize()}",
                 _settings([row["cell"] for row in own]),
                 f"Mean {what} over all sites' test images, then mean ± deviation over seeds.",
@@ -53,30 +50,30 @@ def page(rows: Path, cells: Sequence[Cell], command: str) -> None:
                 "1: all). Of random entries, these are the drawn ones.",
                 _keys(groups),
             ]
-    write_page(rows.with_suffix(".md"), "Adapting to every instance", command, rows, sections)
+    return parts
 
 
 def _settings(cells: Sequence[Cell]) -> str:
-    """How the cells of a part were made, in full: arms are trained by recipes of their own."""
+    """All settings of the cells of a part."""
     by_set = {cell["set"]: cell for cell in cells}
     names = [name for name in cells[0] if name not in ("part", "set", "styles", "seed")]
     shown = []
     for name in names:
-        told = {set_: _told(name, cell[name]) for set_, cell in by_set.items()}
-        same = len(set(told.values())) == 1
-        shown += [told[cells[0]["set"]]] if same else [f"{what} on {set_}" for set_, what in told.items()]
+        texts = {set_: _text(name, cell[name]) for set_, cell in by_set.items()}
+        same = len(set(texts.values())) == 1
+        shown += [texts[cells[0]["set"]]] if same else [f"{what} on {set_}" for set_, what in texts.items()]
     return f"Settings (`pool`: how pools are trained; `tuning`: arms without one): {'; '.join(shown)}."
 
 
-def _told(name: str, value: object) -> str:
+def _text(name: str, value: object) -> str:
     if isinstance(value, Mapping):
         return f"{name}: {', '.join(f'{k} {v}' for k, v in value.items())}"
     return f"{name} {value}"
 
 
-def _groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
-    """Rows by what a column shows: the set, and how many styles."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+def _groups(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows by column: the set, and the number of styles."""
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         cell = row["cell"]
         styles = f", {cell['styles']} styles" if "styles" in cell else ""
@@ -84,8 +81,8 @@ def _groups(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, An
     return groups
 
 
-def scores_of(rows: Sequence[Mapping[str, Any]]) -> Scores:
-    """By arm, seed and image or patient."""
+def scores_of(rows: Sequence[Row]) -> Scores:
+    """Scores by arm, seed and image or patient."""
     scores: Scores = {}
     for row in rows:
         for arm, sites in unpacked(row["result"]).items():
@@ -94,7 +91,7 @@ def scores_of(rows: Sequence[Mapping[str, Any]]) -> Scores:
     return scores
 
 
-def _means(part: str, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _means(part: str, groups: Mapping[str, Sequence[Row]]) -> str:
     scores = {name: scores_of(rows) for name, rows in groups.items()}
     body = [
         [arm, *(mean_at(found[arm], sites_of(found)) for found in scores.values())] for arm in _ARMS[part]
@@ -102,7 +99,7 @@ def _means(part: str, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     return table(["arm", *groups], body)
 
 
-def _differences(part: str, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _differences(part: str, groups: Mapping[str, Sequence[Row]]) -> str:
     body = []
     for name, rows in groups.items():
         scores = scores_of(rows)
@@ -115,7 +112,7 @@ def _differences(part: str, groups: Mapping[str, Sequence[Mapping[str, Any]]]) -
     return table(["set", "against", "difference", "the pool"], body)
 
 
-def _keys(groups: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+def _keys(groups: Mapping[str, Sequence[Row]]) -> str:
     body = []
     for name, rows in groups.items():
         for arm in (POOL, RANDOM):

@@ -1,1 +1,1 @@
-"""FedBiCross against one-shot baselines."""
+"""FedBiCross against one-shot baselines and without its parts."""

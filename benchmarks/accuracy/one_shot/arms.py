@@ -1,14 +1,14 @@
-"""A cell of `one_shot`: every arm from the same uploads, and what each answers to the test images.
+"""A cell of `one_shot`: every arm from the same uploads, and its answers to the test images.
 
 A cell's result has strings of one character per test image, in the order of the .npz:
 
     labels   the class
-    owners   whose part of the test images it belongs to: 1..N, or 0 for the client from outside
-    own      per arm, the class that the owner's model says ("-" for the outside's)
+    owners   the client that the test image belongs to: 1..N, or 0 for the client from outside
+    own      per arm, the class that the owner's model answers ("-" for the outside client's images)
     right    per arm, how many of the N clients' models are right about it
 
-beside how many training images of each class every client has (`clients`), what Stage 1 and 2 came to, and
-what the client from outside would have got.
+It also has the number of training images of each class at every client (`clients`), the results of Stages 1
+and 2, and the results of the client from outside.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.harness.cells import Cell
-from benchmarks.harness.federate import federate
+from benchmarks.harness.federate import federate, in_memory
 from model_store.task import Task
 from personalization.fedbicross.picking import cheapest, costs, observe, stability
 from personalization.options.picking import CRITERIA
@@ -49,14 +49,14 @@ ARMS = (
     *(LOCAL, LONGER, FEDAVG, TUNED, ENSEMBLE, DISTILLED),
     *(NO_CLUSTERS, NO_BILEVEL, NO_STAGE_3, WHOLE, LITERAL, LITERAL_NO_3),
 )
-# What a client from outside can be given when nobody asks which cluster it belongs to.
+# What a client from outside can use without picking a cluster.
 FOR_ANYBODY = (FEDAVG, ENSEMBLE, DISTILLED)
 # Site -> logits [N, K] of all test images.
 Answers = dict[str, Tensor]
 
 
 class Uploads(FedBiCross):
-    """The first phase alone: what every hospital trains and uploads, once."""
+    """FedBiCross's first phase only: every hospital trains and uploads once."""
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """Train and upload."""
@@ -70,7 +70,7 @@ class Uploads(FedBiCross):
 
 
 class FromUploads(FedBiCross):
-    """FedBiCross, but the hospitals have their models already: arms differ in what is made of them alone."""
+    """FedBiCross from given uploads, so that arms differ only in what they make of them."""
 
     def __init__(self, config: FedBiCrossConfig, task: Task, uploads: Mapping[str, State]) -> None:
         super().__init__(config, task)
@@ -79,7 +79,7 @@ class FromUploads(FedBiCross):
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
     ) -> ClientResult:
-        """The upload instead of the training that made it."""
+        """Return the given upload instead of training."""
         if context.phase != "local":
             return super().client_step(context, received, memory, data)
         assert context.site is not None
@@ -120,7 +120,7 @@ class Examined:
 
     @classmethod
     def of(cls, parts: Sequence[ImageSet]) -> Examined:
-        """Put the parts of all clients together; the last is the one from outside."""
+        """Combine the parts of all clients; the last one is the client from outside."""
         cases = [case for part in parts for case in part.cases]
         order = sorted(range(len(cases)), key=cases.__getitem__)
         numbers = [*range(1, len(parts)), 0]
@@ -133,7 +133,7 @@ class Examined:
 
 
 class Study:
-    """All models of a cell: trained on construction, or read from where an earlier process left them."""
+    """All models of a cell, trained on construction or read from an earlier process's checkpoints."""
 
     def __init__(
         self, cell: Cell, task: Task, data: Mapping[str, LabelledData], device: str, work: Path
@@ -148,7 +148,7 @@ class Study:
         self.uploads = {draft.site: dict(draft.weights) for draft in uploads.models if draft.site}
         self.whole = self._from_uploads("whole")
         if len(set(self.whole.composite["assignment"].values())) == 1:
-            # One cluster: nothing to leave out, and the runs would be the same to the last bit.
+            # With one cluster there is nothing to leave out: these runs would be identical.
             self.unclustered = self.flat = self.whole
         else:
             self.unclustered = self._from_uploads("unclustered", clusters=1)
@@ -160,7 +160,7 @@ class Study:
 
     def _run(self, algorithm: FedBiCross, name: str) -> Publication:
         identity = {"cell": dict(self._cell), "run": name, "method": algorithm.config.model_dump(mode="json")}
-        outcome = federate(algorithm, self.data, self._around, self._work / name, identity)
+        outcome = federate(algorithm, in_memory(self.data), self._around, self._work / name, identity)
         return algorithm.publication(outcome.server)
 
     def _from_uploads(self, name: str, **changes: Any) -> Publication:
@@ -168,7 +168,7 @@ class Study:
         return self._run(FromUploads(config, self._task, self.uploads), name)
 
     def _train_on(self, site: str, start: State) -> State:
-        """A model trained on as Stage 3 trains, as long and by the same draws, by cross-entropy alone."""
+        """A model trained further like in Stage 3, as long and with the same draws, by cross-entropy only."""
         network = network_of(self._network, start, self._device)
         draw = self._around.context("tune", 0, 1, site).generator("train")
         if self.config.personal_epochs:
@@ -207,7 +207,7 @@ class Study:
         }
 
     def _for_anybody(self, images: Tensor) -> Answers:
-        """Per arm that has one answer for everybody, a client from outside too: logits of some images."""
+        """Logits of some images, per arm with one answer for every client, the one from outside included."""
         together = torch.stack([self._logits(state, images) for state in self.uploads.values()])
         return {
             FEDAVG: self._logits(self.average, images),
@@ -216,12 +216,12 @@ class Study:
         }
 
     def ends_of_trajectories(self) -> list[dict[str, Any]]:
-        """What the last steps of every trajectory came to: means of the losses, and w."""
+        """The last steps of every trajectory: means of the losses, and w."""
         log = self.whole.exhibits.facts["log"]
         return [entry for entry in log if entry["step"] % self.config.steps == 0]
 
     def outside(self, images: Tensor, labels: Tensor) -> dict[str, Any]:
-        """What each cluster's model costs by each criterion, without labels; what all are worth, with."""
+        """Every cluster's cost by each criterion, without labels, and its accuracy, with labels."""
         observed = {
             name: observe(network_of(self._network, state, self._device), images)
             for name, state in cluster_models(self.whole).items()
@@ -248,7 +248,7 @@ class Study:
 
 
 def averaged(models: Mapping[str, State], images: Mapping[str, int]) -> State:
-    """One round of FedAvg: w <- sum_k (n_k / n) w_k, batch norm's running statistics among them."""
+    """One round of FedAvg: w <- sum_k (n_k / n) w_k, including batch norm's running statistics."""
     mean = StreamingMean()
     for site, state in models.items():
         mean.add(state, float(images[site]), f"site {site}")
@@ -261,7 +261,7 @@ def cluster_models(publication: Publication) -> dict[str, State]:
 
 
 def clusters_of(publication: Publication) -> dict[str, Any]:
-    """Who went with whom, what was tried, and what w became."""
+    """The assignment to clusters, the silhouettes of the tried numbers of clusters, and the learned w."""
     return {name: publication.composite[name] for name in ("assignment", "silhouettes", "mixing")}
 
 
@@ -276,19 +276,19 @@ def accuracy(answers_NK: Tensor, labels_N: Tensor) -> float:
 
 
 def balanced_accuracy(answers_NK: Tensor, labels_N: Tensor) -> float:
-    """Mean over the classes that are there of the share of right answers."""
+    """Mean over the present classes of the share of right answers."""
     right_N = (answers_NK.argmax(dim=1) == labels_N).double()
     shares = [float(right_N[labels_N == label].mean()) for label in set(labels_N.tolist())]
     return round(sum(shares) / len(shares), 6)
 
 
 def per_class(labels: Tensor, task: Task) -> list[int]:
-    """How many images of every class, those without any included."""
+    """The number of images of every class, zeros included."""
     return torch.bincount(labels, minlength=len(task.classes)).tolist()
 
 
 def strings(answers: Mapping[str, Answers], labels: Tensor, owners: Tensor) -> dict[str, dict[str, str]]:
-    """`own` and `right` of the answers; the clients are numbered from 1 in the order they have there."""
+    """`own` and `right` of the answers; clients are numbered from 1 in their order in the answers."""
     own, right = {}, {}
     for arm, by_site in answers.items():
         classes = torch.stack([logits.argmax(dim=1) for logits in by_site.values()])
@@ -301,7 +301,7 @@ def strings(answers: Mapping[str, Answers], labels: Tensor, owners: Tensor) -> d
 
 
 def digits(values: Tensor) -> str:
-    """One character each."""
+    """A string with one digit per value. Raises ValueError for a value above 9."""
     if len(values) and int(values.max()) > 9:
         raise ValueError(f"expected one digit each, found {int(values.max())}: at most 9 clients, 10 classes")
     return "".join(map(str, values.tolist()))

@@ -1,36 +1,29 @@
-"""Where does one-shot federation help a hospital, and where not? FedBiCross and what it is made of.
-
-    python -m benchmarks.accuracy.one_shot.experiment --profile cpu --data ../shared/data/medmnist_npz \
-        --rows docs/results/one_shot.cpu.jsonl
+"""Where does one-shot federation help a hospital, and where not? FedBiCross and its parts.
 
 Arms: local-only, the same trained on for as long as others are fine-tuned, FedAvg-1 (one round), FedAvg-1
 with local fine-tuning, output ensemble, distillation from one global ensemble, FedBiCross without clustering,
-without bi-level, without Stage 3, and whole; and by the letter of the paper. All of them begin with the same
-models, trained once at each client: one upload, whatever is made of it. No arm chooses anything by labels
-beyond training on its clients' own, so that nothing is validated.
+without bi-level, without Stage 3, and whole; and as the paper prints it. All arms begin with the same models,
+trained once at each client: one upload, used by every arm. No arm chooses anything by labels beyond training
+on its clients' own images, so nothing is validated.
 
-An .npz is shared out among one client more than takes part; that one is the hospital from outside. The others
-are tested on their own part of the test images, and each on all of them.
+An .npz is divided among one client more than takes part; the additional client is the hospital from outside.
+The others are tested on their own part of the test images, and each on all of them.
 
-A cell is (set, alpha, seed). Within it every run keeps checkpoints. Profile `cpu` has the sizes of the
-method's notes, in bfloat16: some 15 minutes a cell on one idle core that has it. `full` has the paper's, for
-a GPU.
+A cell is (set, alpha, seed). Every run within it keeps checkpoints. Profile `cpu` has the sizes of the
+method's notes, in bfloat16. `full` has the paper's, for a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
-
-import torch
-import typer
+from typing import Any
 
 from benchmarks.accuracy.one_shot.arms import compute
-from benchmarks.accuracy.one_shot.report import page
-from benchmarks.harness.cells import STATE_DIR, Cell, Rows, run
+from benchmarks.accuracy.one_shot.report import sections
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 
 SETS = ("pneumoniamnist", "wbc5_28_shift")
@@ -39,7 +32,7 @@ ALPHAS = (0.3, 0.5)
 
 @dataclass(frozen=True)
 class Profile:
-    """How large and how often. `method` are fields of FedBiCrossConfig, `by_set` those that a set changes."""
+    """How large and how often. `method` has fields of FedBiCrossConfig, `by_set` what differs for a set."""
 
     seeds: int
     device: str = "cpu"
@@ -62,6 +55,29 @@ PROFILES = {
 }
 
 
+class OneShot(Experiment[Profile]):
+    """FedBiCross and its parts, from one upload."""
+
+    name = "one_shot"
+    title = "One-shot federation"
+    question = "Where does one-shot federation help, and where not?"
+    profiles = PROFILES
+    tables = (Table("one_shot.cpu", data="../shared/data/medmnist_npz"),)
+    data_help = f"the folder with {' and '.join(f'{name}.npz' for name in SETS)}"
+
+    def cells(self) -> list[Cell]:
+        """Every (set, alpha, seed)."""
+        return cells_of(self.options.profile, self.profile)
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Every arm of one cell."""
+        return compute(self.data, self.profile.device, cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """Accuracy at home and on all images, the learned weights, and the client from outside."""
+        return sections(rows, self.cells())
+
+
 def cells_of(
     profile: str, settings: Profile, sets: Sequence[str] = SETS, alphas: Sequence[float] = ALPHAS
 ) -> list[Cell]:
@@ -75,7 +91,7 @@ def cells_of(
 
 
 def setting_of(profile: str, settings: Profile, name: str) -> dict[str, Any]:
-    """What a set's cells share; all of the method, and its letter, so that a changed default makes others."""
+    """What a set's cells share, with every field of the method: a changed default makes other cells."""
     config = FedBiCrossConfig(**{**settings.method, **settings.by_set.get(name, {})})
     return {
         "profile": profile,
@@ -83,39 +99,3 @@ def setting_of(profile: str, settings: Profile, name: str) -> dict[str, Any]:
         "method": config.model_dump(mode="json"),
         "printed": dict(LITERAL_READING),
     }
-
-
-def main(
-    data: Annotated[Path, typer.Option(help=f"The folder that holds {' and '.join(SETS)}, as .npz.")],
-    rows: Annotated[Path, typer.Option(help="Where finished cells are kept; the page is written beside it.")],
-    profile: Annotated[str, typer.Option(help=f"One of {', '.join(PROFILES)}.")] = "cpu",
-    only: Annotated[str | None, typer.Option(help="One set alone, for a try.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Fewer seeds than the profile's, for a try.")] = None,
-    state_dir: Annotated[
-        Path, typer.Option(help="Where unfinished cells keep their checkpoints.")
-    ] = STATE_DIR,
-) -> None:
-    """Compute the cells that have no row yet; the page of results is written after each."""
-    if profile not in PROFILES:
-        raise typer.BadParameter(f"unknown profile '{profile}'; there are {', '.join(PROFILES)}")
-    if only is not None and only not in SETS:
-        raise typer.BadParameter(f"unknown set '{only}'; there are {', '.join(SETS)}")
-    torch.set_num_threads(1)
-    settings = PROFILES[profile]
-    everything = cells_of(profile, settings)
-    chosen = [
-        cell
-        for cell in everything
-        if cell["set"] in (only or cell["set"],) and cell["seed"] < (seeds or settings.seeds)
-    ]
-    command = (
-        f"python -m benchmarks.accuracy.one_shot.experiment --profile {profile} --data {data} --rows {rows}"
-    )
-    write = partial(page, rows, everything, command)
-    experiment = partial(compute, data, settings.device)
-    run(f"one_shot.{profile}", chosen, Rows(rows), experiment, state_dir, write)
-    write()
-
-
-if __name__ == "__main__":
-    typer.run(main)

@@ -1,4 +1,4 @@
-"""The page's last part: a client from outside, whose cluster is picked without labels."""
+"""The last part of the page of `one_shot`: a client from outside picks a cluster without labels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from benchmarks.accuracy.one_shot.arms import FOR_ANYBODY
-from benchmarks.accuracy.one_shot.scores import Row
+from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import mean_and_spread, table
 from personalization.fedbicross.picking import cheapest
 from personalization.gate import judge
@@ -18,7 +18,7 @@ CHANCE, HINDSIGHT = "by chance", "best in hindsight"
 
 
 def outside(groups: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Picking a cluster without labels against the best in hindsight, and what needs no picking."""
+    """Picks without labels against the best cluster in hindsight, and arms that need no picking."""
     several = {
         name: [row for row in rows if len(row["result"]["outside"]["accuracies"]) > 1]
         for name, rows in groups.items()
@@ -50,7 +50,7 @@ def outside(groups: Mapping[str, Sequence[Row]]) -> list[str]:
 
 
 def worth(row: Row, way: str, what: str) -> float:
-    """What a way to choose gives the client; `what` is `accuracies` or `balanced`."""
+    """The client's accuracy by one way to choose; `what` is `accuracies` or `balanced`."""
     found = row["result"]["outside"]
     of_clusters = found[what]
     if way == CHANCE:
@@ -63,7 +63,7 @@ def worth(row: Row, way: str, what: str) -> float:
 
 
 def as_good(row: Row, way: str, what: str) -> float:
-    """How likely a way to choose gives as much as the best cluster."""
+    """The probability that a way to choose is as accurate as the best cluster."""
     best = worth(row, HINDSIGHT, what)
     if way == CHANCE:
         return float(np.mean([value >= best for value in row["result"]["outside"][what].values()]))
@@ -71,7 +71,7 @@ def as_good(row: Row, way: str, what: str) -> float:
 
 
 def _gate(rows: Sequence[Row]) -> list[str]:
-    """What the gate says to the picks of the default criterion, and what these are worth."""
+    """The gate's verdicts on the picks of the default criterion, and the accuracy of these picks."""
     criterion = CRITERIA[0]
     found: dict[str, list[tuple[float, float]]] = {"passed": [], "refused": []}
     for row in rows:

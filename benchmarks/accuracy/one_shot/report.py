@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import NDArray
 from benchmarks.accuracy.one_shot.arms import ARMS, FEDAVG, LITERAL, LOCAL, LONGER, NO_CLUSTERS, TUNED, WHOLE
 from benchmarks.accuracy.one_shot.outside import outside
 from benchmarks.accuracy.one_shot.scores import (
-    Row,
     balanced_of_all,
     difference_of_all,
     own_accuracies,
@@ -21,41 +19,37 @@ from benchmarks.accuracy.one_shot.scores import (
     own_difference,
     right_of_all,
 )
-from benchmarks.harness.cells import Cell, Rows
-from benchmarks.harness.tables import Interval, mean_and_spread, table, verdict, write_page
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.tables import Interval, mean_and_spread, table, verdict
 
 Differences = Callable[[Sequence[Row], str, str], tuple[Interval, list[float]]]
-# From this share of one class on, a client's training images count as nearly all of one class.
+# The least share of one class in a client's training images that counts as nearly all of one class.
 ONE_SIDED = 0.8
 
 
-def page(path: Path, cells: Sequence[Cell], command: str) -> None:
-    """Write the page beside the rows, from those of `cells`."""
-    rows = Rows(path).of(cells)
-    sections = ["No cell of the profile's configuration is finished yet."]
-    if rows:
-        groups: dict[str, list[Row]] = {}
-        for row in rows:
-            groups.setdefault(setting(row), []).append(row)
-        sections = [
-            about(rows, len(cells)),
-            *own(groups),
-            *everybody(groups),
-            *where(rows),
-            *weights(rows),
-            *synthesis(groups),
-            *outside(groups),
-        ]
-    write_page(path.with_suffix(".md"), "One-shot federation", command, path, sections)
+def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
+    """The page; `rows` are the finished ones of `cells`."""
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(setting(row), []).append(row)
+    return [
+        about(rows, len(cells)),
+        *own(groups),
+        *everybody(groups),
+        *where(rows),
+        *weights(rows),
+        *synthesis(groups),
+        *outside(groups),
+    ]
 
 
 def setting(row: Row) -> str:
-    """The set and how unevenly it is shared out."""
+    """The set and the parameter of its Dirichlet division."""
     return f"{row['cell']['set']}, α {row['cell']['alpha']}"
 
 
 def about(rows: Sequence[Row], cells: int) -> str:
-    """What was run, and how to read it."""
+    """The settings, and how to read the tables."""
     configurations = []
     for name in dict.fromkeys(row["cell"]["set"] for row in rows):
         cell = next(row["cell"] for row in rows if row["cell"]["set"] == name)
@@ -143,7 +137,7 @@ def _differences(
 
 
 def where(rows: Sequence[Row]) -> list[str]:
-    """Who gains at home: by how one-sided a client's images are, and by how many there are."""
+    """Which clients gain at home, by the balance and the number of their images."""
     arms = (LONGER, FEDAVG, TUNED, WHOLE)
     body = []
     for name in dict.fromkeys(row["cell"]["set"] for row in rows):
@@ -176,7 +170,7 @@ def where(rows: Sequence[Row]) -> list[str]:
 
 
 def weights(rows: Sequence[Row]) -> list[str]:
-    """What w became, and what the paper's letter makes of it."""
+    """The learned w, and its change when the paper is taken literally."""
     body = []
     for row in rows:
         found = row["result"]["clusters"]
@@ -215,12 +209,12 @@ def _matrix(clusters: Mapping[str, Any]) -> NDArray[np.float64]:
 
 
 def _moved(mixing: NDArray[np.float64]) -> float:
-    """How far the entry that went farthest is from where it began."""
+    """The largest change of an entry from its start, 1/K."""
     return float(np.abs(mixing - 1 / len(mixing)).max())
 
 
 def synthesis(groups: Mapping[str, Sequence[Row]]) -> list[str]:
-    """Whether the images are of the class that they were to be of."""
+    """Whether the synthesised images are of their intended class."""
     body = []
     for name, rows in groups.items():
         ends = [entry for row in rows for entry in row["result"]["synthesis"]]

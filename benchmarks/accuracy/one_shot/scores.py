@@ -1,19 +1,18 @@
-"""What the rows of `one_shot` say, as numbers: accuracies of clients and of all, and differences.
+"""Accuracies of clients and of all, and differences, from the rows of `one_shot`.
 
 A row has strings of one character per test image (benchmarks.accuracy.one_shot.arms).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import Interval
 
-Row = Mapping[str, Any]
 Vector = NDArray[np.float64]
 _DRAWS = 10_000
 
@@ -24,12 +23,12 @@ def digits(text: str) -> NDArray[np.int64]:
 
 
 def clients(row: Row) -> range:
-    """The numbers of the clients, as `owners` has them."""
+    """The numbers of the clients, as in `owners`."""
     return range(1, len(row["result"]["clients"]) + 1)
 
 
 def own_answers(row: Row, arm: str, client: int) -> tuple[NDArray[np.int64], Vector]:
-    """Which test images are the client's, and whether its own model is right about each, 1 or 0."""
+    """The indices of the client's test images, and 1 or 0 for its own model being right about each."""
     result = row["result"]
     found = np.flatnonzero(digits(result["owners"]) == client)
     right = digits(result["own"][arm])[found] == digits(result["labels"])[found]
@@ -37,24 +36,24 @@ def own_answers(row: Row, arm: str, client: int) -> tuple[NDArray[np.int64], Vec
 
 
 def own_accuracies(row: Row, arm: str) -> list[float]:
-    """Of every client's model on the client's own test images."""
+    """The accuracy of every client's model on the client's own test images."""
     return [float(own_answers(row, arm, client)[1].mean()) for client in clients(row)]
 
 
 def own_balanced(row: Row, arm: str) -> list[float]:
-    """The same, the mean over the classes that the client's test images have."""
+    """Balanced accuracies: means over the classes of the client's test images."""
     labels = digits(row["result"]["labels"])
     found = (own_answers(row, arm, client) for client in clients(row))
     return [_balanced(right, labels[images]) for images, right in found]
 
 
 def right_of_all(row: Row, arm: str) -> Vector:
-    """The share of the clients' models that are right, about every test image."""
+    """For every test image, the share of the clients' models that are right about it."""
     return digits(row["result"]["right"][arm]) / len(clients(row))
 
 
 def balanced_of_all(row: Row, arm: str) -> float:
-    """The mean over the classes of the share that is right, over all test images and clients' models."""
+    """The balanced accuracy over all test images and clients' models."""
     return _balanced(right_of_all(row, arm), digits(row["result"]["labels"]))
 
 
@@ -76,7 +75,7 @@ def own_difference(rows: Sequence[Row], first: str, second: str) -> tuple[Interv
 
 
 def difference_of_all(rows: Sequence[Row], first: str, second: str) -> tuple[Interval, list[float]]:
-    """First - second: of the mean accuracy of all models on all test images, and that of each row."""
+    """First - second in the mean accuracy of all models on all test images, and that of each row."""
     found = [right_of_all(row, first) - right_of_all(row, second) for row in rows]
     return bootstrap([(np.arange(len(d)), d) for d in found]), [float(d.mean()) for d in found]
 

@@ -1,8 +1,8 @@
-"""The simpler ways once more, with batch norm's statistics baked, as a merged network has them.
+"""Arms without routing, with batch norm's statistics baked as in a merged network.
 
-`outside_arms` reports averages, the ensemble and Tent with the statistics of the very batches that are
-reported, as their authors do. A hospital's model has been given its statistics before the next scan comes, so
-here they are of what was learned from.
+`arms` reports averages, the ensemble and Tent with the statistics of the reported batches, as their authors
+do. A hospital's model gets its statistics before the next scan arrives, so here they are taken from the scans
+that are learned from.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.harness.evaluation import Scans, predict
 
 
 def baked_arms(models: Models, hospital: HeldOutHospital, epochs: int, seed: int) -> dict[str, Any]:
-    """A cell's result: each way learned on all patients, and on one half for the other."""
+    """A cell's result: each arm learned on all patients, and on one half to report the other."""
     inductive: Arms = {}
     for turn in hospital.turns():
         for arm, dice in _arms(models, turn.learned, turn.reported, epochs, seed).items():

@@ -1,4 +1,4 @@
-"""The gate's tables: what it let through, what it refused, and what that was worth."""
+"""The gate's tables: which candidates it passed or refused, and their change of Dice."""
 
 from __future__ import annotations
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.accuracy.outside.gate_report import gate_sections
 from benchmarks.accuracy.outside.scores import BAKED, GLOBAL, at, complete, scores_of
 from benchmarks.accuracy.outside.tries import tries_sections
 from benchmarks.harness import scores as tables
-from benchmarks.harness.cells import Cell, Rows
+from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.scores import Scores
-from benchmarks.harness.tables import table, write_page
+from benchmarks.harness.tables import table
 
 FIRST = (
     *(GLOBAL, "global (test)", BAKED),
@@ -28,40 +27,33 @@ MODES = {
 }
 
 
-def page(path: Path, usual_of: Callable[[Cell], Mapping[str, Any]], command: str) -> None:
-    """Write the page beside the rows: a part per setting, its tries last.
+def sections(rows: Sequence[Row], usual_of: Callable[[Cell], Mapping[str, Any]]) -> list[str]:
+    """The page: a part per setting, its tries last.
 
-    `usual_of` gives how a cell's arms adapt unless told otherwise; what differs from it is a try.
+    `usual_of` gives the adaptation of a cell's arms in the profile; a row that differs from it is a try.
     """
-    usual: dict[str, list[dict[str, Any]]] = {}
-    tries: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in Rows(path).read():
+    usual: dict[str, list[Row]] = {}
+    tries: dict[str, dict[str, list[Row]]] = {}
+    for row in rows:
         cell = row["cell"]
         changes = ", ".join(_changes(usual_of(cell), cell))
         if changes:
             tries.setdefault(_base(cell), {}).setdefault(changes, []).append(row)
         else:
             usual.setdefault(_base(cell), []).append(row)
-    sections: list[str] = []
-    for base, rows in sorted(usual.items()):
-        title = rows[0]["cell"]["set"]
-        sections += [f"## {title}", _about(rows), *_tables(rows)]
+    parts: list[str] = []
+    for base, finished in sorted(usual.items()):
+        parts += [f"## {finished[0]['cell']['set']}", _about(finished), *_tables(finished)]
         for mode, meaning in MODES.items() if base in tries else ():
-            sections += [
+            parts += [
                 f"### Tries, {mode}: {meaning}",
                 "Routing otherwise than above, merged. Differences on the same sites and seeds.",
-                *tries_sections(tries[base], rows, mode),
+                *tries_sections(tries[base], finished, mode),
             ]
-    write_page(
-        path.with_suffix(".md"),
-        "Outside personalization",
-        command,
-        path,
-        sections or ["No cell is finished yet."],
-    )
+    return parts or ["No cell is finished yet."]
 
 
-def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def _tables(rows: Sequence[Row]) -> list[str]:
     sections = []
     for mode, meaning in MODES.items():
         scores = scores_of(rows, mode)
@@ -75,7 +67,7 @@ def _tables(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _by_arm(scores: Scores) -> str:
-    """A row per arm. Seeds count only once they have every site, so that means compare."""
+    """A row per arm. The mean of sites is over seeds with every site, so that means are comparable."""
     sites = tables.sites_of(scores)
     body = [
         [
@@ -96,7 +88,7 @@ def _ordered(scores: Scores) -> list[str]:
 
 
 def _comparisons(scores: Scores) -> Iterator[tuple[str, str]]:
-    """What is served against the simpler ways, and these among themselves."""
+    """Merged routing against the simpler arms, and these against each other."""
     for arm in _ordered(scores):
         if arm.startswith("routing ") and arm.endswith("(merged)"):
             yield from ((arm, reference) for reference in REFERENCES)
@@ -108,14 +100,14 @@ def _comparisons(scores: Scores) -> Iterator[tuple[str, str]]:
     yield "tent (baked)", GLOBAL
 
 
-def _gate_of(row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _gate_of(row: Row) -> Iterator[dict[str, Any]]:
     where = {name: row["cell"][name] for name in ("site", "seed")}
     planted = row["cell"]["arms"] == "planted"
     for line in row["result"].get("gate", []):
         yield {**line, **where, "planted": planted and line["candidate"] != "few scans"}
 
 
-def _about(rows: Sequence[Mapping[str, Any]]) -> str:
+def _about(rows: Sequence[Row]) -> str:
     cell = rows[0]["cell"]
     method = ", ".join(f"{name} {value}" for name, value in cell["method"].items())
     done = Counter(row["cell"]["arms"] for row in rows)
@@ -137,7 +129,7 @@ def _base(cell: Cell) -> str:
 
 
 def _changes(usual: Mapping[str, Any], cell: Cell) -> list[str]:
-    """What of the adaptation is not as usual; of the loss only what the preset's name does not say."""
+    """The settings of the adaptation that differ; the loss only when nothing else does."""
     found = cell["adaptation"]
     changed = [f"{name} = {value}" for name, value in found.items() if usual.get(name) != value]
     return [change for change in changed if not change.startswith("loss") or len(changed) == 1]

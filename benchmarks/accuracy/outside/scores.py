@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import scores as tables
+from benchmarks.harness.cells import Row
 from benchmarks.harness.scores import Scores
 
 GLOBAL, BAKED = "global (running)", "global (baked)"
 
 
-def scores_of(rows: Sequence[Mapping[str, Any]], mode: str) -> Scores:
+def scores_of(rows: Sequence[Row], mode: str) -> Scores:
     """Every patient's Dice by arm and seed: the arms of one mode, and those that learn nothing."""
     scores: Scores = {}
     for row in rows:

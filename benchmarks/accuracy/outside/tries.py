@@ -1,15 +1,13 @@
-"""The page's tries: routing otherwise than the profile does, on the same sites and seeds."""
+"""The tries on the page: routing with settings other than the profile's, on the same sites and seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from benchmarks.accuracy.outside.scores import BAKED, at, scores_of
 from benchmarks.harness import scores as tables
+from benchmarks.harness.cells import Row
 from benchmarks.harness.tables import table
-
-Row = Mapping[str, Any]
 
 
 def tries_sections(tries: Mapping[str, Sequence[Row]], usual: Sequence[Row], mode: str) -> list[str]:

@@ -18,7 +18,7 @@ from training.methods.fedoap.config import FedOapConfig
 from training.methods.iop_fl import IopFlConfig
 
 ROOT = Path(__file__).parents[3]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
 CONFIGURATION = (ROOT / "docs/reference/configuration.md").read_text(encoding="utf-8")
 
 

@@ -28,9 +28,9 @@ from benchmarks.accuracy.cross_organ.arms import (
 )
 from benchmarks.accuracy.cross_organ.data import JOINING, OUTSIDE, SITES, Hospitals, assemble
 from benchmarks.accuracy.cross_organ.experiment import Profile, cells_of
-from benchmarks.accuracy.cross_organ.report import page
-from benchmarks.harness.cells import Cell, Rows
-from benchmarks.harness.federate import federate
+from benchmarks.accuracy.cross_organ.report import sections
+from benchmarks.harness.cells import Cell
+from benchmarks.harness.federate import federate, in_memory
 from training.data.federation import load_federation
 from training.engine.client import RunEnvironment
 from training.engine.folder import RunFolder
@@ -44,7 +44,7 @@ TINY = Profile(32, 1, 1, (4, 2), METHOD, budgets=(4,))
 CELLS = {str(cell["trained"]): cell for cell in cells_of("toy", TINY, "theirs")}
 # Every way there is to train a cell; the others are these with other options.
 TRIED = (WHOLE, SCRATCH, LOCAL, FEDREP, FEDBN, LONG_FEDAVG)
-# Two of the four sites inside: one whose images all have a tumour, and one that has images without.
+# Two of the four sites inside: in one all images have a tumour, the other has images without.
 INSIDE = {"bladder_mri", "brain_flair"}
 
 
@@ -94,12 +94,12 @@ def test_a_hospital_from_outside_is_tested_before_and_after_it_labels(
             for site, by_budget in sites.items():
                 joins = {"4"} if site in JOINING else set()
                 assert set(by_budget) == joins | ({"0"} if start == WHOLE else set())
-                # Where nobody joins all are tested; else four of ten are labelled, and four lie too near.
+                # Without joining all are tested; else four of ten are labelled, and four are too near.
                 assert all(len(patients) == (2 if joins else 10) for patients in by_budget.values())
 
 
 def test_every_arm_is_tested_at_every_site_and_the_page_says_so(
-    finished: tuple[dict[str, Any], Path], tmp_path: Path
+    finished: tuple[dict[str, Any], Path],
 ) -> None:
     results, _ = finished
     found = {arm: sites for result in results.values() for arm, sites in result["inside"].items()}
@@ -124,11 +124,8 @@ def test_every_arm_is_tested_at_every_site_and_the_page_says_so(
     }
     assert curves[WHOLE]["bladder_mri"]["1"] == curves[NO_PBL]["bladder_mri"]["1"]
 
-    path = tmp_path / "rows" / "cross_organ.toy.jsonl"
-    for trained, result in results.items():
-        Rows(path).append({"cell": CELLS[trained], "result": result, "seconds": 1.0, "made_with": {}})
-    page(path, list(CELLS.values()), "python -m benchmarks.accuracy.cross_organ.experiment")
-    text = path.with_suffix(".md").read_text()
+    rows = [{"cell": CELLS[trained], "result": result} for trained, result in results.items()]
+    text = "\n".join(sections(rows, list(CELLS.values())))
     for said in ("## Inside", "## Was it a plateau?", "### brain_mri_t1ce", "The perturbed loss cannot be"):
         assert said in text
     assert "6 of 13 cells" in text
@@ -138,9 +135,8 @@ def test_every_arm_is_tested_at_every_site_and_the_page_says_so(
     # With all arms of a first seed, a second one that has but begun is left out.
     others = [{**CELLS[trained], "seed": 1} for trained in TRAINED]
     for cell in (*(CELLS[trained] for trained in TRAINED if trained not in results), others[0]):
-        Rows(path).append({"cell": cell, "result": results[WHOLE], "seconds": 1.0, "made_with": {}})
-    page(path, [*CELLS.values(), *others], "python -m benchmarks.accuracy.cross_organ.experiment")
-    text = path.with_suffix(".md").read_text()
+        rows.append({"cell": cell, "result": results[WHOLE]})
+    text = "\n".join(sections(rows, [*CELLS.values(), *others]))
     assert "every arm has finished" in text
     inside, _, _ = text.partition("## Was it a plateau?")
     assert "±" not in inside.partition("## Inside")[2]
@@ -166,7 +162,7 @@ def test_two_stages_of_which_one_is_shared_are_one_run_of_fedoap(
     data = hospitals.inside(0, 32, TINY.most).data
     for loss in ("perturbed", "plain"):
         method = FedOap(FedOapConfig(**METHOD, fine_tune_loss=loss), hospitals.task(32))
-        whole = federate(method, data, RunEnvironment(0), tmp_path / loss, {}).server
+        whole = federate(method, in_memory(data), RunEnvironment(0), tmp_path / loss, {}).server
         folder = RunFolder(finished[1] / WHOLE / loss)
         checkpoint = folder.checkpoint()
         assert checkpoint is not None

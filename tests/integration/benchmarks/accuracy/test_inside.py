@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
-from benchmarks.accuracy.inside.experiment import Experiment, Profile, cells_of
+from benchmarks.__main__ import app
+from benchmarks.harness.cells import Row, Rows
 from model_store.task import Task
-from training.data.federation import load_federation
 
-SETTINGS = Profile(32, 2, 1, 1, method={"width": 2, "rounds": 2, "batch_size": 4})
 PATIENTS = ("a", "b", "c", "d")
 
 
@@ -37,17 +37,22 @@ def federation(tmp_path: Path) -> Path:
     return root
 
 
+def run(federation: Path, folder: Path, *options: str) -> tuple[list[Row], str]:
+    """The rows and the page after a run of the smoke profile in `folder`."""
+    rows = folder / "inside.jsonl"
+    command = ["run", "inside", "--profile", "smoke", "--data", str(federation), "--rows", str(rows)]
+    answer = CliRunner().invoke(app, [*command, "--state-dir", str(folder / "state"), *options])
+    assert answer.exit_code == 0, answer.output
+    return Rows(rows).read(), rows.with_suffix(".md").read_text()
+
+
 def test_a_federation_cell_tests_each_patient_of_its_fold_with_every_arm(
     federation: Path, tmp_path: Path
 ) -> None:
-    cells = cells_of("toy", SETTINGS, SETTINGS.method)
-    assert [(c["trained"], c["fold"]) for c in cells] == [
-        ("federation", 0),
-        ("federation", 1),
-        ("local-only", 0),
-        ("local-only", 1),
-    ]
-    result = Experiment(load_federation(federation), "cpu", workers=2)(cells[0], tmp_path / "work")
+    chosen = ("--only", "trained=federation", "--only", "fold=0")
+    [row], page = run(federation, tmp_path, *chosen, "--workers", "2")
+    assert (row["cell"]["trained"], row["cell"]["seed"], row["cell"]["fold"]) == ("federation", 0, 0)
+    result = row["result"]
     assert set(result["dice"]) == {"global", "personal", "fine-tuned"}
     for arm, sites in result["dice"].items():
         assert set(sites) == {"east", "west"}, arm
@@ -61,15 +66,24 @@ def test_a_federation_cell_tests_each_patient_of_its_fold_with_every_arm(
         assert len(curve) == 3
         assert result["curves"]["fine-tuned"][site][0] == curve[result["global_round"]]
         assert len(result["curves"]["personal"][site]) == 2
+    assert "1 of federation" in page
+    assert f"python -m benchmarks run inside --profile smoke --data {federation}" in page
+
+    # A run that was made again computes nothing; a changed method makes another cell, shown as a try.
+    before = Rows(tmp_path / "inside.jsonl").path.read_bytes()
+    assert run(federation, tmp_path, *chosen) == ([row], page)
+    assert Rows(tmp_path / "inside.jsonl").path.read_bytes() == before
+    rows, page = run(federation, tmp_path, *chosen, "--set", "method.tau=0.5")
+    assert len(rows) == 2
+    assert rows[1]["cell"]["method"]["tau"] == 0.5
+    assert "## Try: tau = 0.5" in page
 
 
 def test_a_local_cell_trains_each_site_alone(federation: Path, tmp_path: Path) -> None:
-    cell = cells_of("toy", SETTINGS, SETTINGS.method)[3]
-    result = Experiment(load_federation(federation), "cpu", workers=1)(cell, tmp_path / "work")
-    assert set(result["dice"]) == {"local-only"}
-    assert {site: len(patients) for site, patients in result["dice"]["local-only"].items()} == {
+    [row], _ = run(federation, tmp_path, "--only", "trained=local*", "--only", "fold=1")
+    assert set(row["result"]["dice"]) == {"local-only"}
+    assert {site: len(patients) for site, patients in row["result"]["dice"]["local-only"].items()} == {
         "east": 2,
         "west": 2,
     }
-    runs = sorted(path.name for path in (tmp_path / "work").iterdir())
-    assert runs == ["local-east", "local-west"]
+    assert set(row["result"]["curves"]["local-only"]) == {"east", "west"}

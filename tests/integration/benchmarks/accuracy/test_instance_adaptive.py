@@ -20,7 +20,7 @@ from benchmarks.accuracy.instance_adaptive.arms import (
     unpacked,
 )
 from benchmarks.accuracy.instance_adaptive.experiment import PROFILES, cells_of
-from benchmarks.accuracy.instance_adaptive.report import page
+from benchmarks.accuracy.instance_adaptive.report import sections
 from benchmarks.harness.cells import Rows, run
 from model_store.task import Task
 from training.data.classification import ImageSet
@@ -60,8 +60,8 @@ def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_arm_of_both_parts_answers_the_same_images(data: Path, tmp_path: Path) -> None:
     cells, rows = cells_of("toy", SETTINGS), Rows(tmp_path / "rows.jsonl")
     assert [cell["part"] for cell in cells] == ["classification", "segmentation"]
-    write = partial(page, rows.path, cells, "the command")
-    classified, segmented = run("toy", cells, rows, partial(compute, data, "cpu"), tmp_path / "work", write)
+    finished = run("toy", cells, rows, partial(compute, data, "cpu"), tmp_path / "work")
+    classified, segmented = finished
     for row, arms in ((classified, CLASSIFYING), (segmented, SEGMENTING)):
         answers = unpacked(row["result"])
         assert tuple(answers) == arms
@@ -70,7 +70,7 @@ def test_every_arm_of_both_parts_answers_the_same_images(data: Path, tmp_path: P
         assert all(0 <= v <= 1 for sites in answers.values() for s in sites.values() for v in s.values())
         assert row["result"]["keys"]["single SSF"]["entropy"] == 0
     assert set(classified["result"]["answers"]["FedAvg"]) == {"client-1", "client-2"}
-    text = (tmp_path / "rows.md").read_text()
+    text = "\n".join(sections(finished, cells))
     assert "2 of 2 cells are finished." in text
     assert "pool: entries 3, top 3, key_weight 0.1, local_epochs 1, batch_size 32" in text
     assert "learning_rate 0.001" in text

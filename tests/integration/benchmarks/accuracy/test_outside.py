@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from benchmarks.accuracy.outside.arms import HeldOutHospital, Models, halves, tent, with_test_statistics
-from benchmarks.accuracy.outside.experiment import PROFILES, Experiment, Federations, Profile, cells_of
+from benchmarks.accuracy.outside.experiment import PROFILES, Profile, cells_of
 from benchmarks.accuracy.outside.gate import Judge, shuffled
-from benchmarks.accuracy.outside.report import page
+from benchmarks.accuracy.outside.report import sections
 from benchmarks.accuracy.outside.routing import routing_arms
 from benchmarks.accuracy.outside.scores import scores_of
-from benchmarks.harness.cells import Rows
+from benchmarks.accuracy.outside.study import Federations, Study
+from benchmarks.harness.cells import Rows, in_order
 from benchmarks.harness.evaluation import Scans, mean_dice, patient_dice, predict
 from model_store.manifest import NetworkSpec
 from personalization.iop_fl.network import route
@@ -31,11 +32,11 @@ SPEC = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "widt
 
 def test_recorded_rows_are_those_of_the_cells_that_there_are() -> None:
     """Keys hold the gate's limits and the presets' losses: a changed name or limit makes other cells."""
-    rows = Rows(ROOT / "docs/results/outside.cpu.jsonl")
-    sites = tuple({row["cell"]["site"] for row in rows.read()})
-    cells = cells_of("brain_lgg_flair", sites, "cpu", PROFILES["cpu"], {})
+    rows = Rows(ROOT / "docs/results/outside.cpu.jsonl").read()
+    sites = tuple({row["cell"]["site"] for row in rows})
+    cells = cells_of("brain_lgg_flair", sites, "cpu", PROFILES["cpu"])
     assert len(cells) == 84
-    assert len(rows.of(cells)) == len(cells)
+    assert len(in_order(rows, cells)) == len(cells)
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +64,12 @@ def results(federation: Federation, tmp_path_factory: pytest.TempPathFactory) ->
     """A row of each kind of cell, all on one federation."""
     folder = tmp_path_factory.mktemp("outside")
     federations = Federations(federation, folder, "cpu", workers=0, train=True)
-    experiment = Experiment(federation, federations, "cpu")
+    study = Study(federation, federations, "cpu")
     rows = {}
-    for cell in cells_of("phantom", ("cedar",), "toy", SETTINGS, {}):
+    for cell in cells_of("phantom", ("cedar",), "toy", SETTINGS):
         if cell["arms"] in ("plain", "baked", "planted", "routing paper direct", "routing paper pooled"):
             assert federations.ready(cell)
-            rows[cell["arms"]] = {"cell": cell, "result": experiment(cell, folder / "work")}
+            rows[cell["arms"]] = {"cell": cell, "result": study.compute(cell)}
     return {"rows": rows, "folder": folder}
 
 
@@ -99,7 +100,7 @@ def test_predictions_come_back_in_the_order_of_the_images(models: Models) -> Non
 
 
 def test_a_batch_has_slices_of_the_whole_hospital(models: Models) -> None:
-    # The second half is brighter: with the statistics of each half alone, nobody would see that it is.
+    # The second half is brighter: the statistics of each half alone would hide that.
     images = torch.randn(32, 1, 32, 32, generator=torch.Generator().manual_seed(4))
     images[16:] += 5
     network = with_test_statistics(models.network())
@@ -202,7 +203,7 @@ def test_no_candidate_passes_without_rivals(
     lenient: bool,
     expected: list[int],
 ) -> None:
-    """Two patients: a half is one, whose only replica is another seed. The whole has both halves."""
+    """Two patients: a half is one, with another seed as its only replica. The whole has both halves."""
     held_against: list[int] = []
 
     def record(_self: Judge, _kind: str, _candidate: Any, replicas: list[Any], _turn: Any) -> dict[str, Any]:
@@ -230,16 +231,13 @@ def test_a_trained_federation_is_used_again(results: dict[str, Any], federation:
         assert not elsewhere.ready(cell)
 
 
-def test_the_page_has_the_tables_and_a_try_apart(results: dict[str, Any], tmp_path: Path) -> None:
-    rows = Rows(tmp_path / "outside.toy.jsonl")
+def test_the_page_has_the_tables_and_a_try_apart(results: dict[str, Any]) -> None:
+    rows = list(results["rows"].values())
     usual = {row["cell"]["arms"]: row["cell"]["adaptation"] for row in results["rows"].values()}
-    for row in results["rows"].values():
-        rows.append(row)
     routed = results["rows"]["routing paper direct"]
     tried = {**routed["cell"], "adaptation": {**routed["cell"]["adaptation"], "bn_rate": 0.5}}
     rows.append({**routed, "cell": tried})
-    page(rows.path, lambda cell: usual[cell["arms"]], "python -m benchmarks.accuracy.outside.experiment")
-    text = rows.path.with_suffix(".md").read_text()
+    text = "\n".join(sections(rows, lambda cell: usual[cell["arms"]]))
     assert [line for line in text.splitlines() if line.startswith("## ")] == ["## phantom"]
     tries = [line.split("|") for line in text.splitlines() if "bn_rate = 0.5" in line]
     # Transductive and inductive; the row is the usual one's, so it is no different.

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.accuracy.picking.experiment import CHANCE, HINDSIGHT, STRANGERS, compute, page, regrets
+from benchmarks.accuracy.picking.arms import STRANGERS, compute
+from benchmarks.accuracy.picking.report import CHANCE, HINDSIGHT, regrets, sections
 from personalization.options.picking import CRITERIA
 
 TINY = {"width": 1, "local_epochs": 1, "epochs": 1, "steps": 3, "synthesis_batch": 6, "personal_epochs": 0}
@@ -37,12 +38,14 @@ def test_what_a_pick_loses_is_against_the_best_cluster() -> None:
 def test_chance_meets_the_best_of_two_clusters_half_the_time() -> None:
     found = {"accuracies": {"1": 0.5, "2": 0.9}, "stability": dict.fromkeys(CRITERIA, 1.0)}
     found["costs"] = {criterion: {"1": 0.1, "2": 0.2} for criterion in CRITERIA}
-    text = "\n".join(page([{"result": {"assignment": {"a": "1", "b": "2"}, "hospitals": {"oak": found}}}]))
+    text = "\n".join(
+        sections([{"result": {"assignment": {"a": "1", "b": "2"}, "hospitals": {"oak": found}}}])
+    )
     [chance] = [line for line in text.splitlines() if line.startswith(f"| {CHANCE}")]
     assert [cell.strip() for cell in chance.split("|")[2:-1]] == ["0.200", "0.400", "50%"]
 
 
 def test_the_page_has_a_line_for_each_criterion(row: dict[str, Any]) -> None:
-    text = "\n".join(page([row]))
+    text = "\n".join(sections([row]))
     assert all(f"\n| {criterion}" in text for criterion in (*CRITERIA, CHANCE))
     assert "flatters both" in text

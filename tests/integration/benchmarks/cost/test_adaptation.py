@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.cost.adaptation import compute, sections_of
+from benchmarks.cost.adaptation import Profile, compute, sections
 
 SIZE = {"size": 32, "width": 2}
 
@@ -16,7 +16,7 @@ def test_a_step_and_a_graph_are_timed_beside_their_floor(tmp_path: Path) -> None
     for row in rows:
         assert row["result"]["ratio"] > 0
         assert row["result"]["ours_s"]["median"] > 0
-    text = "\n".join(sections_of(rows))
+    text = "\n".join(sections(rows, Profile(width=2, size=32)))
     assert "paper, pooled" in text
     assert f"{rows[1]['result']['ratio']:.3f}" in text
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cost.bilevel import SIDES, compute, page
+from benchmarks.cost.bilevel import SIDES, compute, sections
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def test_w_moves_only_where_it_is_learned(rows: list[dict[str, dict[str, object]
 
 def test_the_page_has_a_line_for_each(rows: list[dict[str, object]]) -> None:
     memory = {"cell": {"what": "memory", "J": 2}, "result": {"peak_bytes": dict.fromkeys(SIDES, 2**20)}}
-    _, steps, _, memories, _, trajectories = page([*rows, memory])
+    _, steps, _, memories, _, trajectories = sections([*rows, memory])
     lines = [len(table.splitlines()) - 2 for table in (steps, memories, trajectories)]
     assert lines == [1, 1, 2]
     assert memories.endswith("| 2         |     1 |            1 |  1.00 |")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.faults.experiment import compute, sections
+from benchmarks.faults.experiment import compute
 from benchmarks.faults.kinds import KINDS
+from benchmarks.faults.report import sections
 
 
 def test_a_short_campaign_breaks_nothing(tmp_path: Path) -> None:
@@ -17,8 +18,8 @@ def test_a_short_campaign_breaks_nothing(tmp_path: Path) -> None:
     assert all(fault["recovered_s"] is not None for fault in result["faults"])
     assert sum(result["jobs"].values()) == len(result["attempts"]) == len(result["seconds_to_end"])
     row = {"cell": cell, "result": result}
-    page = "\n\n".join(sections([row, row]))
+    page = "\n\n".join(sections([row, row], 1))
     assert page.startswith("6 faults in 2 batches")
     assert "Violated invariants: 0" in page
     broken = {"cell": cell, "result": result | {"violations": ["job 7 was accepted and is not there"]}}
-    assert "- job 7 was accepted" in "\n\n".join(sections([row, broken]))
+    assert "- job 7 was accepted" in "\n\n".join(sections([row, broken], 1))

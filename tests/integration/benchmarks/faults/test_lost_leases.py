@@ -40,7 +40,7 @@ def test_a_version_that_was_written_by_half_is_not_seen_and_is_swept(service: Se
     held = service.held_in("publishing")
     job = held.job
     staging = service.settings.store / ".staging"
-    # Without the database, whose lock this test has, the worker is not admitted and waits.
+    # This test holds the lock of the database, so the worker is not admitted and waits.
     with service.database_held():
         wait_for(lambda: any(staging.glob("*/manifest.sha256")))
         kill(held.pid)

@@ -59,14 +59,14 @@ def test_a_patient_is_labelled_or_tested_and_trains_or_validates() -> None:
             assert not train & val
             assert not {case.patient for case in test} & (train | val)
             assert len(site.of_split("val")) <= max(2, budget // 5)
-    # Seed 0: the stretch 0 to 19 ends within the patient of 16 to 21, of whom nobody is tested.
+    # Seed 0: the stretch 0 to 19 ends within the patient of 16 to 21, who is not tested at all.
     assert _numbers(few_labels(_site(4, 3, 7, 2, 6, 5, 8, 1, 6), 0, (20,))[0]) == list(range(24, 40))
 
 
 def test_a_site_too_small_for_the_budgets_is_refused() -> None:
     with pytest.raises(ValueError, match="20 images, expected more than 20"):
         few_labels(_site(*[1] * 20), 0, (5, 20))
-    with pytest.raises(ValueError, match="nobody is left to test"):
+    with pytest.raises(ValueError, match="no patient is left to test"):
         few_labels(_site(*[1] * 24), 0, (5, 20))
     with pytest.raises(ValueError, match="5 labelled images are of one patient"):
         few_labels(_site(6, 9), 0, (5,))

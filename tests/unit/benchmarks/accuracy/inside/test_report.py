@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy.inside.report import page, scores_of
+from benchmarks.accuracy.inside.report import scores_of, sections
 
 METHOD = {"rounds": 2, "tau": 0.9}
 SETTING = {"profile": "cpu", "size": 96, "folds": 2, "tuning_rounds": 5, "method": METHOD}
@@ -25,11 +23,8 @@ ROWS = [
 ]
 
 
-def _page(tmp_path: Path) -> str:
-    rows = tmp_path / "inside.cpu.jsonl"
-    rows.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    page(rows, SETTING, "python -m benchmarks.accuracy.inside.experiment")
-    return (tmp_path / "inside.cpu.md").read_text(encoding="utf-8")
+def _page() -> str:
+    return "\n\n".join(sections(ROWS, SETTING))
 
 
 def test_folds_make_one_score_per_patient_and_seed() -> None:
@@ -38,8 +33,8 @@ def test_folds_make_one_score_per_patient_and_seed() -> None:
     assert scores["personal"][1] == {("CS", "a"): 0.8, ("CS", "b"): 0.7}
 
 
-def test_means_spreads_and_paired_differences(tmp_path: Path) -> None:
-    main, _, tries = _page(tmp_path).partition("## Try: tau = 0.5")
+def test_means_spreads_and_paired_differences() -> None:
+    main, _, tries = _page().partition("## Try: tau = 0.5")
     lines = {line.split("|")[1].strip(): line for line in main.splitlines() if line.startswith("|")}
     # global: seed means 0.55 and 0.65; personal: 0.7 (b undefined) and 0.75
     assert "0.600 ± 0.071" in lines["CS"]
@@ -52,8 +47,5 @@ def test_means_spreads_and_paired_differences(tmp_path: Path) -> None:
     assert "-0.400" in tries
 
 
-def test_page_says_how_much_is_finished_and_how_to_get_it(tmp_path: Path) -> None:
-    text = _page(tmp_path)
-    assert "4 of federation, 1 of local-only" in text
-    assert "python -m benchmarks.accuracy.inside.experiment" in text
-    assert "inside.cpu.jsonl" in text
+def test_page_says_how_much_is_finished() -> None:
+    assert "4 of federation, 1 of local-only" in _page()

@@ -1,0 +1,36 @@
+"""The experiments by name: a new one is a module with an `Experiment`, and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from benchmarks.harness.experiment import Experiment, OptionError, unknown
+
+# name -> module:class. Imported when needed: most import torch and half of Locum.
+EXPERIMENTS: Mapping[str, str] = {
+    "inside": "benchmarks.accuracy.inside.experiment:Inside",
+    "outside": "benchmarks.accuracy.outside.experiment:Outside",
+    "cross_organ": "benchmarks.accuracy.cross_organ.experiment:CrossOrgan",
+    "instance_adaptive": "benchmarks.accuracy.instance_adaptive.experiment:InstanceAdaptive",
+    "one_shot": "benchmarks.accuracy.one_shot.experiment:OneShot",
+    "picking": "benchmarks.accuracy.picking.experiment:Picking",
+    "round_cost": "benchmarks.cost.round:RoundCost",
+    "adaptation_cost": "benchmarks.cost.adaptation:AdaptationCost",
+    "attention_cost": "benchmarks.cost.attention:AttentionCost",
+    "bilevel_cost": "benchmarks.cost.bilevel:BilevelCost",
+    "ssf_cost": "benchmarks.cost.ssf:SsfCost",
+    "serving_cost": "benchmarks.cost.serving:ServingCost",
+    "health_under_load": "benchmarks.cost.health:HealthUnderLoad",
+    "faults": "benchmarks.faults.experiment:Faults",
+}
+
+
+def find(name: str) -> type[Experiment[Any]]:
+    """The experiment of this name. Raises OptionError, with the nearest name, when there is none."""
+    if name not in EXPERIMENTS:
+        raise OptionError(unknown("experiment", name, EXPERIMENTS))
+    module, _, attribute = EXPERIMENTS[name].partition(":")
+    found: type[Experiment[Any]] = getattr(import_module(module), attribute)
+    return found
