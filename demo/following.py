@@ -17,7 +17,7 @@ from rich.text import Text
 LEARNING = ("adapting", "joining")
 _STEPS = "▁▂▃▄▅▆▇█"
 _BAR = 20
-# Epochs whose losses are drawn, so that a line fits a terminal of 80 columns.
+# Losses of so many epochs are drawn, so that a line fits a terminal of 80 columns.
 _DRAWN = 12
 
 

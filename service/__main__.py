@@ -82,7 +82,7 @@ def _server(settings: Settings) -> uvicorn.Server:
         port=settings.port,
         log_config=None,
         access_log=False,
-        # The name and version of the server are nobody's business.
+        # Do not reveal the name and version of the server.
         server_header=False,
         # A client that holds its connection open must not hold up the end.
         timeout_graceful_shutdown=30,

@@ -51,11 +51,11 @@ from service.serving.key_usage import drifts
 from service.settings import Settings, ignored_variables, settings_or_exit
 
 DESCRIPTION = """\
-Segments and classifies scans with models that a federation of hospitals trained, personalized to the
-hospital that asks.
+Segments and classifies scans with models that a federation of hospitals trained, personalized to each
+hospital.
 
-Every refusal is a problem (RFC 9457, `application/problem+json`). Every answer carries `Locum-Request`, the
-id to ask about it with. **For research use only: no answer of this service is a diagnosis.**
+Every rejection is a problem (RFC 9457, `application/problem+json`). Every answer carries `Locum-Request`, the
+request's id. **For research use only: no answer of this service is a diagnosis.**
 """
 
 _log = logging.getLogger("locum.service")
@@ -89,7 +89,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         # A redirect answers a form with nothing, which a client that does not follow takes for its mask.
         redirect_slashes=False,
     )
-    # Set by whoever runs the server, before it waits for the last answers.
+    # Set by the server's runner, before it waits for the last answers.
     app.state.closing = threading.Event()
     for routes in (
         segment,
@@ -143,7 +143,7 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
         return "migrated"
 
     def queue_check() -> str:
-        # An embedded Redis that died, or whose owner went away, is started again right here.
+        # Restart an embedded Redis that died or lost its owner.
         broker.start()
         return "embedded Redis answers" if broker.embedded else "Redis answers"
 

@@ -24,7 +24,7 @@ class ServiceContext:
     """The parts of one API process.
 
     `sessions` and `admission` bound what inference may cost, `decoding` how many scans to be kept are read at
-    once; `readiness` is refreshed in the background, so that asking for health waits for nobody;
+    once; `readiness` is refreshed in the background, so that a health request never waits;
     `queue` is where long work goes.
     """
 

@@ -155,7 +155,7 @@ class AnotherTaskKind(SelectionError):
 class SiteNotNamed(SelectionError):
     """A member model was requested without a site. `choices` are the sites."""
 
-    status, slug, title = 422, "site-not-named", "Whose model?"
+    status, slug, title = 422, "site-not-named", "No site named"
 
 
 class SiteUnknown(SelectionError):

@@ -37,7 +37,7 @@ PREFIX = "LOCUM_"
 
 
 class Settings(BaseSettings):
-    """What the API and the worker are told from outside; frozen, so that neither changes under a request."""
+    """Configuration of API and worker; frozen, so that it never changes during a request."""
 
     # Empty is how a compose file says unset, and how typer reads it.
     model_config = SettingsConfigDict(
@@ -52,66 +52,68 @@ class Settings(BaseSettings):
         description="SQLAlchemy URL, such as postgresql+psycopg://...; SQLite in state_dir when unset",
     )
     redis_url: SecretStr | None = Field(
-        None, description="redis://, rediss:// or unix:// URL; a Redis of Locum's own in state_dir when unset"
+        None, description="redis://, rediss:// or unix:// URL; an embedded Redis in state_dir when unset"
     )
 
-    # the listening socket: loopback, because Locum itself authenticates nobody
+    # the listening socket: loopback, because Locum does not authenticate callers
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
 
-    # what one request may cost
+    # limits of one request
     max_upload_bytes: int = Field(512 * MEBIBYTE, gt=0, description="size of one uploaded scan")
     max_decompressed_bytes: int = Field(2048 * MEBIBYTE, gt=0, description="its size after gzip or deflate")
     max_pixels: int = Field(64_000_000, gt=0, description="height times width of a two-dimensional image")
     max_voxels: int = Field(256_000_000, gt=0, description="number of voxels of a volume, channels included")
 
     # how much work goes on at once
-    inference_slots: int = Field(1, gt=0, description="scans that are segmented at the same time")
-    inference_queue: int = Field(8, ge=0, description="scans that may wait for a slot; beyond, 503")
+    inference_slots: int = Field(1, gt=0, description="scans in inference at the same time")
+    inference_queue: int = Field(8, ge=0, description="scans that may wait for a slot; above that, 503")
     session_cache: int = Field(
-        4, gt=0, description="networks kept loaded; the least recently used goes first"
+        4, gt=0, description="networks kept loaded; the least recently used is dropped first"
     )
     threads: int = Field(0, ge=0, description="cores per inference; 0 leaves it to onnxruntime")
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="where inference runs; `cuda` refuses to fall back to the CPU"
+        "auto", description="device of inference; `cuda` never falls back to the CPU"
     )
 
     # the worker
-    embedded_worker: bool = Field(True, description="`python -m service` starts a worker of its own")
+    embedded_worker: bool = Field(True, description="whether `python -m service` starts a worker")
     hard_limit_seconds: int = Field(6 * 3600, gt=0, description="a task that runs longer is killed")
     verify_every_seconds: int = Field(
         24 * 3600,
         ge=0,
-        description="how often the worker hashes every artefact again; 0: never by itself",
+        description="interval at which the worker hashes every artefact again; 0: never",
     )
 
     # jobs
     lease_seconds: int = Field(
-        20, gt=0, description="a worker that is not heard of for so long has lost its job to another"
+        20, gt=0, description="seconds without a heartbeat before a worker's job is reassigned"
     )
     reconcile_every_seconds: float = Field(
-        2.0, gt=0, description="how often the API looks for jobs that lost their worker or their message"
+        2.0, gt=0, description="interval of the check for orphaned jobs and lost messages"
     )
     resend_seconds: int = Field(
-        30, gt=0, description="a job whose message is not taken up for so long, and is gone, is sent again"
+        30, gt=0, description="seconds before a queued job with a lost message is sent again"
     )
-    max_attempts: int = Field(5, gt=0, description="a job that lost so many workers has failed")
-    max_waiting_jobs: int = Field(500, gt=0, description="jobs that may wait for a worker; beyond, 503")
-    max_wait_seconds: int = Field(60, ge=0, description="the longest `Prefer: wait` that is honoured")
+    max_attempts: int = Field(
+        5, gt=0, description="attempts, each lost with its worker, after which a job fails"
+    )
+    max_waiting_jobs: int = Field(500, gt=0, description="jobs that may wait for a worker; above that, 503")
+    max_wait_seconds: int = Field(60, ge=0, description="longest `Prefer: wait`, in seconds")
 
     # scans of patients that are kept for a while
-    cohort_lifetime_days: float = Field(30, gt=0, description="a cohort's scans are deleted after so long")
+    cohort_lifetime_days: float = Field(30, gt=0, description="days until a cohort's scans are deleted")
     job_files_lifetime_days: float = Field(
-        30, gt=0, description="a job's pictures, checkpoint and result are deleted so long after its end"
+        30, gt=0, description="days after a job's end until its pictures, checkpoint and result are deleted"
     )
     cohort_quota_bytes: int = Field(
         20 * 1024 * MEBIBYTE,
         ge=0,
-        description="what the scans of all cohorts may occupy together, and those of all scan jobs",
+        description="bytes of all cohorts' scans together, and of all scan jobs",
     )
     max_cohort_scans: int = Field(2000, gt=0, description="scans in one cohort")
 
-    # what is said about it all
+    # logging
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "plain"] = "json"
 
@@ -124,17 +126,17 @@ class Settings(BaseSettings):
 
     @property
     def spool(self) -> Path:
-        """Where an upload lies while it is answered; nothing in it outlives its request."""
+        """Folder of uploads; a file is deleted with its request."""
         return self.state_dir / "spool"
 
     @property
     def cohorts(self) -> Path:
-        """Where the scans of cohorts lie until they expire."""
+        """Folder of the scans of cohorts, until they expire."""
         return self.state_dir / "cohorts"
 
     @property
     def jobs(self) -> Path:
-        """Where the files of jobs lie until they expire."""
+        """Folder of the files of jobs, until they expire."""
         return self.state_dir / "jobs"
 
 

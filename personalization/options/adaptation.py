@@ -12,7 +12,7 @@ Router = Literal["direct", "pooled"]
 
 
 class RoutingOptions(BaseModel):
-    """How a routing space is adapted. Every field has the default that is right for most hospitals."""
+    """Options of adapting a routing space. The defaults suit most hospitals."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -27,7 +27,7 @@ class RoutingOptions(BaseModel):
         description="Where coefficients come from: `direct` one per layer and model, for few scans; `pooled` "
         "a small network on each layer's features.",
     )
-    epochs: int = Field(10, ge=1, le=200, description="Passes over the cohort; the best safe one is kept.")
+    epochs: int = Field(10, ge=1, le=200, description="Passes over the cohort; the best safe epoch is kept.")
     batch_size: int = Field(16, ge=1, le=128, description="Slices per step.")
     routing_rate: FiniteFloat | None = Field(
         None, gt=0, le=10, description="Learning rate of the routing; null: 0.1 for direct, 0.001 for pooled."
@@ -35,9 +35,9 @@ class RoutingOptions(BaseModel):
     bn_rate: FiniteFloat = Field(
         1e-3, gt=0, le=10, description="Learning rate of batch norm's scale and shift."
     )
-    train_bn_affine: bool = Field(True, description="Whether batch norm's scale and shift are learnt too.")
+    train_bn_affine: bool = Field(True, description="Whether batch norm's scale and shift are learned too.")
     noise: FiniteFloat = Field(
-        0.5, ge=0, le=10, description="Of the consistency loss, in standard deviations of each slice."
+        0.5, ge=0, le=10, description="Noise of the consistency loss, in standard deviations of each slice."
     )
     shape_weight: FiniteFloat | None = Field(
         None,
@@ -45,7 +45,7 @@ class RoutingOptions(BaseModel):
         le=10,
         description="Weight of the shape loss, which expects one compact target; null: the preset's.",
     )
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="Everything random derives from it.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="The seed of everything random.")
 
     @field_validator("train_bn_affine")
     @classmethod

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, 
 
 
 class JoiningOptions(BaseModel):
-    """How a hospital joins. Every field has the default that is right for most hospitals."""
+    """Options of joining. The defaults suit most hospitals."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -24,21 +24,30 @@ class JoiningOptions(BaseModel):
     )
     epochs: int = Field(30, ge=1, le=200, description="Passes over the scans with masks.")
     batch_size: int = Field(8, ge=1, le=128, description="Slices per step.")
-    learning_rate: FiniteFloat = Field(1e-3, gt=0, le=1, description="Of AdamW, at first.")
+    learning_rate: FiniteFloat = Field(1e-3, gt=0, le=1, description="AdamW's learning rate at the start.")
     least_rate: FiniteFloat = Field(
-        1e-6, ge=0, le=1, validate_default=True, description="Where its cosine ends; at most `learning_rate`."
+        1e-6,
+        ge=0,
+        le=1,
+        validate_default=True,
+        description="AdamW's learning rate at the end of its cosine; at most `learning_rate`.",
     )
     weight_decay: FiniteFloat = Field(1e-5, ge=0, le=1)
-    augment: bool = Field(True, description="Whether slices are turned and flipped at random.")
+    augment: bool = Field(True, description="Whether slices are rotated and flipped at random.")
     threshold: FiniteFloat = Field(
-        0.75, ge=0, le=1, description="Of the perturbed loss: the error above which a pixel is perturbed."
+        0.75, ge=0, le=1, description="The error above which the perturbed loss perturbs a pixel."
     )
-    variance: FiniteFloat = Field(0.1, ge=0, le=10, description="Of the noise on such a pixel's logit.")
+    variance: FiniteFloat = Field(
+        0.1, ge=0, le=10, description="Variance of the noise on such a pixel's logit."
+    )
     trade_off: FiniteFloat = Field(0.1, ge=0, le=1, description="The perturbed term's share of the loss.")
     validation: FiniteFloat = Field(
-        0.2, gt=0, le=0.5, description="Share of the patients with masks who choose the epoch; at least one."
+        0.2,
+        gt=0,
+        le=0.5,
+        description="Share of the patients with masks that choose the epoch; at least one patient.",
     )
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="Everything random derives from it.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="The seed of everything random.")
 
     @field_validator("least_rate")
     @classmethod

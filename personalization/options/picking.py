@@ -11,14 +11,16 @@ CRITERIA: tuple[Criterion, ...] = get_args(Criterion)
 
 
 class PickingOptions(BaseModel):
-    """How a cluster is picked. The default is what came out best on phantoms."""
+    """Options of picking a cluster. The default was the best on phantoms."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     criterion: Criterion = Field(
         "information",
-        description="What the clusters' models are compared by, without labels: `information` how decided "
-        "the answers are and how much they depend on the image, `statistics` how far what batch norm sees is "
-        "from what it expects, `combined` both. The others did worse on phantoms, and are for research.",
+        description="The label-free criterion that compares the clusters' models: "
+        "`information`, how decided the answers are and how much they depend "
+        "on the image; `statistics`, the distance of batch norm's statistics "
+        "on the images from its running ones; `combined`, both. The others "
+        "were worse on phantoms and are for research.",
     )
-    seed: int = Field(0, ge=0, le=2**31 - 1, description="Everything random derives from it.")
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="The seed of everything random.")

@@ -30,17 +30,17 @@ class AdaptationRequest(BaseModel):
     model: str | None = Field(
         None,
         max_length=256,
-        description="`name`, `name@3` or `name@sha256:…` of a model that can be adapted; without a version, "
-        "the one that serves the hospital or that its version was made from, else the newest. May be left "
-        "out when one model is offered.",
+        description="`name`, `name@3` or `name@sha256:…` of a model that can be adapted; "
+        "without a version, the one that serves the hospital or the parent of "
+        "that version, else the newest. Optional when one model is offered.",
     )
     options: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class CohortAdaptation(AdaptationRequest):
-    """The same, on the scans of a cohort."""
+    """An adaptation on the scans of a cohort."""
 
-    cohort: str = Field(pattern=COHORT_ID, description="Its scans are all used, and stay as they are.")
+    cohort: str = Field(pattern=COHORT_ID, description="Id of the cohort. All its scans are used.")
 
 
 def check_place(context: ServiceContext, hospital: str, key: str | None) -> None:

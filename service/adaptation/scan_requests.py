@@ -1,4 +1,4 @@
-"""`personalization=scan`: a model is adapted to this one scan, by a job whose result is the mask.
+"""Submit `personalization=scan` requests: a job adapts a model to one scan, and its result is the mask.
 
 What can be refused is refused at once, as for every other scan: what cannot be read, what does not fit the
 task, what the guard is to refuse, an output that the scan cannot have. What is accepted is a job, on the disk
@@ -95,7 +95,7 @@ class ScanRequest:
         context, job_id = self.context, records.new_id()
         folder = JobFolder(context.settings.state_dir, job_id)
         try:
-            # The file first: a job whose scan is not there could not be done.
+            # The file first: a job without its scan could not run.
             folder.write(folder.input, self.upload.read())
             with context.database.write() as session:
                 _check_room(session, context.settings, self.upload.size)
@@ -127,7 +127,7 @@ async def wait_for(request: Request, context: ServiceContext, job_id: str, secon
     """The job, once it is over or `seconds` have passed. Nothing blocks the event loop.
 
     Raises:
-        ClientDisconnect: the client went away. Nobody else knows of the job, so it is cancelled.
+        ClientDisconnect: the client went away. No other client knows the job, so it is cancelled.
     """
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + seconds, _FIRST_LOOK_SECONDS

@@ -1,4 +1,4 @@
-"""Adapted versions: whose they are, what they were made from, and what their gate said.
+"""Adapted versions: their hospital, their parent and the verdict of their gate.
 
 An adapted version is a `model` that a job made for one hospital from an artefact of the federation, under a
 name of its own (`brain.at-dune`). Its parent is in its lineage; its gate's verdict in the job that made it.
@@ -25,7 +25,7 @@ _DIGITS = 8
 
 
 def adapted_name(model: str, hospital: str) -> str:
-    """`brain.at-dune`; where that is too long for a name, cut, and told apart by eight digits of its hash."""
+    """Return `brain.at-dune`; a longer name than the store allows is cut and ends with eight hash digits."""
     name = f"{model}.at-{hospital}"
     if len(name) <= _LONGEST:
         return name
@@ -52,7 +52,7 @@ def parent_behind(store: Store, artefact: Artefact) -> Artefact:
     raise ReferenceNotFound(
         f"'{artefact}' names none of its parents that could be adapted "
         f"({', '.join(artefact.manifest.lineage.parents) or 'none'}): copy the one it was made from into the "
-        "store, or adapt anew"
+        "store, or adapt again"
     )
 
 

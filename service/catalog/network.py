@@ -1,7 +1,7 @@
 """Which network answers: from what the request asks for to one artefact of kind `model`.
 
 The version: the one named in the reference; else the one assigned to the hospital; else the newest that is
-not withdrawn. Within it, whose model:
+not withdrawn. The network within it, by personalization:
 
     hospital the version that was adapted to the hospital and assigned to it
     member   the site's own; `site` names it, else the hospital's own site
@@ -64,7 +64,7 @@ class Selection:
 
     @property
     def warnings(self) -> Mapping[str, str]:
-        """What to beware of in this choice, whatever the scan: a sentence each, by a short name in ASCII."""
+        """Warnings about this choice, for every scan: a sentence each, by a short name in ASCII."""
         found = dict(kind_of(self.offered).warnings.get(self.personalization, {}))
         if self.flagged:
             found[FLAGGED] = (
@@ -97,7 +97,7 @@ def resolve_network(
 
     Raises:
         SelectionError: the parameters name no network, or contradict each other.
-        HospitalUnknown: nobody registered it.
+        HospitalUnknown: it is not registered.
         StoreError: the reference does not open.
     """
     found = _resolved(store, database, model, hospital, personalization, site, cluster, kind)
@@ -178,7 +178,7 @@ def _no_adapted_version(found: ResolvedVersion) -> ParametersContradict | NoAdap
     if found.cause == "named":
         return ParametersContradict(
             f"personalization=hospital takes the version assigned to hospital '{found.hospital}', but "
-            f"'{found.artefact}' was named, which was adapted to nobody; leave the version out."
+            f"'{found.artefact}' was named, which was not adapted to a hospital; leave the version out."
         )
     return NoAdaptedVersion(
         f"No adapted version of '{found.artefact.name}' is assigned to hospital '{found.hospital}': ask with "

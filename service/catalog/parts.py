@@ -1,4 +1,4 @@
-"""Within a version, whose model answers: what the artefact offers, and which of it a request means."""
+"""Choose the global, member or cluster model inside an artefact version."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PartRequest:
 
 @dataclass(frozen=True)
 class PartChoice:
-    """One network by its digest, whose it is, and in words why this one."""
+    """One network by its digest, its personalization, and the reason in words."""
 
     digest: str
     personalization: Literal["global", "member", "cluster"]
@@ -36,7 +36,7 @@ class PartChoice:
 
 
 def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
-    """The network that is meant.
+    """Choose the network for a request.
 
     Raises:
         SiteNotNamed, ClusterNotNamed: the request names no site or cluster, nor a member hospital.

@@ -39,7 +39,7 @@ def serving(
     """Answer from the log, and where it is silent from the times at which versions came and went.
 
     Raises:
-        HospitalUnknown: nobody registered it.
+        HospitalUnknown: it is not registered.
         ReferenceNotFound: no model of that name was ever published.
     """
     when = datetime.now(UTC) if at is None else at

@@ -1,4 +1,4 @@
-"""Which version is meant: the one that was named, else the one assigned to the hospital, else the newest.
+"""Resolve the version for a request: the named one, else the one assigned to the hospital, else the newest.
 
 An assigned version may be one that was adapted to the hospital: it is assigned under the model's own name,
 `brain`, and lies in the store under its own, `brain.at-dune`.
@@ -37,7 +37,7 @@ _ROUTES: dict[TaskKind, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class ResolvedVersion:
-    """The version that is meant, and what made it so. `home` is the site of a hospital that is a member."""
+    """The resolved version and the cause of the choice. `home` is the site of a member hospital."""
 
     artefact: Artefact
     cause: Cause
@@ -92,7 +92,7 @@ def resolve_version(
     Raises:
         SelectionError: it is not offered on its own, or to this hospital, or is not named clearly, or is for
             another kind of task.
-        HospitalUnknown: nobody registered it.
+        HospitalUnknown: it is not registered.
         StoreError: the reference does not open.
     """
     reference = model if model is not None else _only_model(store, kind)
@@ -132,7 +132,7 @@ def resolve_parent(
     Raises:
         SelectionError: as `resolve_version`.
         NotAdaptable: the artefact is of another kind.
-        HospitalUnknown: nobody registered it.
+        HospitalUnknown: it is not registered.
         StoreError: the reference does not open.
     """
     return resolve_adaptable(store, resolve_version(store, database, model, hospital, kind).artefact)

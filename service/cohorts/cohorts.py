@@ -25,7 +25,7 @@ from service.runtime.spool import Upload
 from service.settings import Settings
 
 QUOTA = "the bytes of cohorts"
-"""Whose turn it is to count those, and to add to them: see `in_turn`."""
+"""Lock name: holders count and add to cohorts in turn, see `in_turn`."""
 
 
 def create(session: Session, settings: Settings, hospital: str, note: str | None = None) -> Cohort:
@@ -74,7 +74,7 @@ def usable(session: Session, hospital: str, cohort_id: str, *, lock: bool = Fals
 
 
 def listed(session: Session, hospital: str) -> list[Cohort]:
-    """The hospital's cohorts whose scans are still there, newest first. Raises HospitalUnknown."""
+    """The hospital's cohorts that still have their scans, newest first. Raises HospitalUnknown."""
     require_hospital(session, hospital)
     query = select(Cohort).where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))
     return list(session.scalars(query.order_by(Cohort.created_at.desc(), Cohort.id)))
@@ -131,7 +131,7 @@ def add_scan(
     Args:
         database: where the cohort is.
         settings: quota, and where scans lie.
-        hospital: whose cohort.
+        hospital: owner of the cohort.
         cohort_id: which.
         name: the client's, for the client: it is never part of a path.
         upload: its bytes.
@@ -231,10 +231,10 @@ def digests(session: Session, cohort_id: str) -> set[str]:
 
 
 def remove_unnamed(session: Session, settings: Settings, cohort_id: str, sha256s: Iterable[str]) -> None:
-    """Delete the files that no row names any more, once the rows are gone.
+    """Delete the files without a row, after the rows were deleted and before the commit.
 
-    Before the commit: a row whose file is gone is found out by its job, a file whose row is gone would be a
-    patient's scan that nobody knows of.
+    A row without its file fails in its job. A file without its row would be a patient's scan that is never
+    deleted.
     """
     known = digests(session, cohort_id)
     for sha256 in {*sha256s} - known:
@@ -247,7 +247,7 @@ def _named(session: Session, cohort_id: str, name: str) -> CohortScan | None:
 
 
 def _check_not_below(session: Session, cohort_id: str, name: str) -> None:
-    """A name may have slashes, but `case-7.png/masks` beside a scan `case-7.png` was meant for its mask."""
+    """Reject `case-7.png/masks` beside a scan `case-7.png`: a misspelt path of its mask, not a new name."""
     parts = name.split("/")
     above = ["/".join(parts[:count]) for count in range(1, len(parts))]
     query = select(CohortScan.name).where(CohortScan.cohort == cohort_id, CohortScan.name.in_(above))

@@ -67,7 +67,7 @@ def add_mask(
     Args:
         database: where the cohort is.
         settings: quota, and where scans lie.
-        hospital: whose cohort.
+        hospital: owner of the cohort.
         cohort_id: which.
         scan: that the mask was held against; if another one has its name by now, it is refused.
         upload: the mask's bytes.

@@ -1,4 +1,4 @@
-"""Whose a scan is, by its name; which scans with masks are learned from, and which choose the epoch."""
+"""Map scan names to patients, and split labelled scans into train and validation by patient."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEWEST = 2
 
 @dataclass(frozen=True)
 class PatientSplit:
-    """Names of scans, in order, and whose each is; `with_target` are the patients that have one."""
+    """Names of scans, in order, with the patient of each; `with_target` are the patients that have one."""
 
     train: tuple[str, ...]
     validation: tuple[str, ...]
@@ -70,7 +70,7 @@ def numbered(names: Sequence[str], task: Task) -> list[int]:
         try:
             patient: tuple[str, ...] = (_patient(name, task),)
         except AdaptationRejected:
-            patient = ("nobody's", name)
+            patient = ("unknown", name)
         found.append(numbers.setdefault(patient, len(numbers)))
     return found
 

@@ -185,8 +185,8 @@ class CohortMask(Base):
 class Job(Base):
     """Long work that was accepted. This row, not the message in Redis, is the job.
 
-    `token` is the fencing token: it grows with every claim, and a worker whose token is not the row's may
-    write nothing. `queued_at` is when a message was last sent; null when one has to be sent at once.
+    `token` is the fencing token: it grows with every claim, and a worker with another token than the row's
+    may not write. `queued_at` is when a message was last sent; null when one has to be sent at once.
     """
 
     __tablename__ = "job"

@@ -1,8 +1,8 @@
 """Optimistic locking over HTTP: an entity tag is the sequence of the entry in force, `"0"` before the first.
 
-A change must say what it is meant to replace: `If-Match: "3"`, or for the first one `If-Match: "0"` or
-`If-None-Match: *`. Without either it is refused (428), because two people who decide at once must not
-overwrite each other unseen; with a tag that is not in force any more too (412).
+A change must name the entry that it replaces: `If-Match: "3"`, or for the first one `If-Match: "0"` or
+`If-None-Match: *`. It is rejected without either (428) and with an outdated tag (412), so that two people
+who decide at once do not overwrite each other unseen.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ JobId = Annotated[str, Path(pattern=JOB_ID, description="Id of a job.")]
 ModelName = Annotated[str, Path(pattern=MODEL_NAME, description="Name in the store.")]
 VersionNumber = Annotated[int, Path(ge=1, le=999_999_999, description="Version number, from 1.")]
 
-CohortId = Annotated[str, Path(pattern=COHORT_ID, description="As POST answered it.")]
+CohortId = Annotated[str, Path(pattern=COHORT_ID, description="The id that POST returned.")]
 
 ScanName = Annotated[
     str,
@@ -23,7 +23,7 @@ ScanName = Annotated[
         min_length=1,
         max_length=200,
         pattern=PRINTABLE,
-        description="Yours to choose, and to find the scan by; nothing is stored under it.",
+        description="The client's own name for the scan. No file is stored under it.",
     ),
 ]
 
@@ -37,13 +37,13 @@ Reason = Annotated[
 
 ANSWER_HEADERS: Mapping[str, str] = {
     "Locum-Request": "Id of this request.",
-    "Locum-Model": "`name@version` that was asked for.",
+    "Locum-Model": "`name@version` of the requested model.",
     "Locum-Graph": "sha256 of the onnx graph that answered.",
-    "Locum-Personalization": "Whose network it was: `global`, `member; site=CS`, `cluster; cluster=2`, "
-    "`hospital; hospital=dune` or `scan`.",
-    "Locum-Warnings": "How many warnings there are, the guard's and others; a JSON answer lists them.",
-    "Locum-Warning-Names": "Short names of the warnings, each once: `zero-shot`, `scan-unlike-task`. Absent "
-    "without warnings.",
+    "Locum-Personalization": "The network that answered: `global`, `member; site=CS`, `cluster; "
+    "cluster=2`, `hospital; hospital=dune` or `scan`.",
+    "Locum-Warnings": "Number of warnings, the guard's and others; a JSON answer lists them.",
+    "Locum-Warning-Names": "Short names of the warnings, each once, such as `zero-shot`, "
+    "`scan-unlike-task`. Absent without warnings.",
     "Server-Timing": "Milliseconds per stage.",
 }
 

@@ -40,15 +40,15 @@ TYPE_PREFIX = "urn:locum:problem:"
 
 
 class ProblemDetails(BaseModel):
-    """What a refused request receives, as `application/problem+json`."""
+    """The answer to a rejected request, as `application/problem+json`."""
 
     model_config = ConfigDict(extra="allow")
 
-    type: str = Field(description="What kind of problem: `urn:locum:problem:<slug>`, made to be compared.")
-    title: str = Field(description="The kind of problem in words.")
-    status: int = Field(description="The HTTP status, again.")
+    type: str = Field(description="The kind of problem for programs: `urn:locum:problem:<slug>`.")
+    title: str = Field(description="The kind of problem for people.")
+    status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What was expected, what was found, and what to do.")
-    instance: str = Field(description="This one occurrence: `urn:uuid:` and the request's id.")
+    instance: str = Field(description="This occurrence: `urn:uuid:` and the request's id.")
 
 
 class Problem(ServiceError):

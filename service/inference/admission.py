@@ -1,4 +1,4 @@
-"""Admission: how many scans are worked on at once, how many may wait, and what the others are told.
+"""Admission control: limit the scans in work and in the queue, and reject the others with a retry time.
 
 A scan in work holds its decoded voxels and its probabilities in memory, so the number of them is bounded here
 and nowhere else. A request beyond the queue is refused at once, with an estimate of when to come back.

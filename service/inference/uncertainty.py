@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-# The smallest probability told apart from 0; x log x is below 2e-6 there.
+# The smallest probability distinguished from 0; x log x is below 2e-6 there.
 _FLOOR = np.float32(1e-7)
 
 

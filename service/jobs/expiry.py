@@ -1,4 +1,4 @@
-"""Scans and pictures of patients are kept for a while, not for good: what is due is deleted, or nobody's."""
+"""Delete expired cohort scans, job files and orphaned files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _log = logging.getLogger("locum.service")
 
 
 def expire(database: Database, settings: Settings) -> None:
-    """Delete the scans of cohorts and the files of jobs whose time has come, and whatever no row knows of."""
+    """Delete expired scans of cohorts and files of jobs, and files without a row in the database."""
     _expire_cohorts(database, settings)
     _expire_jobs(database, settings)
     with log_and_continue("what was left half written"):

@@ -50,7 +50,7 @@ class RenewState:
 
 
 def claim(database: Database, job_id: str, owner: str, settings: Settings) -> Lease | None:
-    """Take a job that waits, or whose worker was not heard of for longer than its lease.
+    """Claim a job that waits, or that lost its worker: its lease expired without a heartbeat.
 
     Returns None when there is nothing to take: unknown, over, another's, to be cancelled, or out of attempts.
     """
@@ -85,7 +85,7 @@ def claim(database: Database, job_id: str, owner: str, settings: Settings) -> Le
 
 
 def renew(database: Database, lease: Lease) -> RenewState:
-    """Be heard of. A lease that ran out but that nobody took is in force again."""
+    """Renew the lease. An expired lease that no other worker has claimed becomes valid again."""
     until = datetime.now(UTC) + timedelta(seconds=lease.seconds)
     statement = (
         update(Job)
@@ -131,10 +131,10 @@ def finish(
 
     Args:
         database: where the job is.
-        lease: whose holder ends it.
+        lease: of the worker that ends the job.
         state: how it ended.
-        reason: in words; owed for every end but `succeeded`.
-        result: JSON for whoever asks for the job.
+        reason: in words; required unless the state is `succeeded`.
+        result: JSON for the job's record.
         gate: the verdict on the candidate.
         candidate: (name, version, digest) of the version that was published.
 
@@ -150,5 +150,5 @@ def finish(
             job.candidate_name, job.candidate_version, job.candidate_digest = candidate
         records.transition(session, job, state, reason)
         if job.kind == "scan" and job.cancel_requested:
-            # Whoever asked for it to stop, or left, does not come for a mask that was made all the same.
+            # The client that cancelled it, or left, does not fetch a mask that was made before the stop.
             records.expire_files_now(job)

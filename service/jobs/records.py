@@ -1,4 +1,4 @@
-"""The records of jobs: made, found, and moved from state to state.
+"""Records and events of jobs: create, find, and move from state to state.
 
     queued ──> running ──> succeeded | fell_back | failed
       │  ▲        │  │
@@ -27,7 +27,7 @@ from service.settings import Settings
 EventType = Literal["state", "epoch", "progress", "gate", "warning"]
 
 QUEUE = "what waits for a worker"
-"""Whose turn it is to count that, and to add to it: see `in_turn`."""
+"""Lock name: holders count and add to the queue in turn, see `in_turn`."""
 
 _ALLOWED: dict[str, frozenset[str]] = {
     "queued": frozenset({"running", "cancelled", "failed"}),
@@ -62,10 +62,10 @@ def create(
         session: of a writing transaction.
         settings: for how long its files are kept, and how many jobs may wait.
         kind: what a worker is to do.
-        hospital: whose scans, if anybody said.
+        hospital: of the scans, if the client named one.
         model: name in the store of the artefact that was asked for.
         parent: digest of the artefact that the work begins with.
-        cohort: id; None for a job on one scan, which lies in its folder.
+        cohort: id; None for a job on one scan, which is stored in its folder.
         options: JSON, as the kind of the job and of the parent takes them.
         job_id: from `new_id`, where files were written first.
         idempotency_key: the client's.
@@ -114,7 +114,7 @@ def check_queue(session: Session, settings: Settings) -> None:
 
 
 def get(session: Session, job_id: str, *, lock: bool = False) -> Job:
-    """The job; with `lock`, nobody else changes it until the transaction ends.
+    """Return the job; `lock` blocks other writers until the transaction ends.
 
     Raises:
         JobUnknown: there is none, or it is of a hospital that the caller may not see.
@@ -139,7 +139,7 @@ def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job
     found = find_by_idempotency_key(session, hospital, key)
     if found is not None and found.fingerprint != fingerprint:
         raise IdempotencyConflict(
-            f"the Idempotency-Key was used for job {found.id}, whose request was another one: "
+            f"the Idempotency-Key was used for job {found.id} with another request: "
             "use a new key for a new request"
         )
     return found
@@ -193,9 +193,10 @@ def expire_files_now(job: Job) -> None:
 
 
 def transition(session: Session, job: Job, state: JobState, reason: str | None = None) -> None:
-    """Move a locked job to another state, and say so among its events.
+    """Move a locked job to another state, and append the event.
 
-    Whoever ends it or puts it back gives the lease up with it. Raises ValueError for a way that is not there.
+    A job that ends or returns to the queue loses its lease. Raises ValueError for a transition that does not
+    exist.
     """
     if state not in _ALLOWED.get(job.state, frozenset()):
         raise ValueError(f"job {job.id}: no way leads from {job.state} to {state}")

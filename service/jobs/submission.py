@@ -1,7 +1,7 @@
 """From an accepted request to a worker: the row first, then the message.
 
-A message that could not be sent, or that Redis lost, is sent again by the reconciler; so a Redis that is down
-refuses nobody.
+The reconciler sends a message again that could not be sent or that Redis lost. So requests are accepted while
+Redis is down.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How a job looks from outside."""
+"""The API's view of a job."""
 
 from __future__ import annotations
 
@@ -16,11 +16,9 @@ from service.prediction.receipt import NOTICE
 
 
 class CandidateView(BaseModel):
-    """The version that a job published. It serves nobody until it is assigned."""
+    """The version that a job published. It serves no hospital until it is assigned."""
 
-    reference: str = Field(
-        description="`name@version`; `/segment` or `/classify` takes it, to look at what it does."
-    )
+    reference: str = Field(description="`name@version`; `/segment` and `/classify` accept it for review.")
     name: str
     version: int
     digest: str
@@ -34,32 +32,34 @@ class JobSummary(BaseModel):
     state: JobState
     hospital: str | None
     model: str
-    attempt: int = Field(description="How many workers have begun it; more than one when one was lost.")
-    queue_position: int | None = Field(description="Jobs that were accepted before it and still wait.")
-    progress: dict[str, Any] = Field(description="`stage`, and within it how far.")
-    reason: str | None = Field(description="Why it ended as it did; null where nothing went wrong.")
+    attempt: int = Field(
+        description="Number of workers that have started it; more than one if a worker was lost."
+    )
+    queue_position: int | None = Field(description="Number of jobs ahead of it in the queue.")
+    progress: dict[str, Any] = Field(description="`stage`, and the progress within it.")
+    reason: str | None = Field(description="Why the job ended as it did; null if nothing went wrong.")
     created_at: datetime
     started_at: datetime | None
     finished_at: datetime | None
 
 
 class JobView(JobSummary):
-    """A job. `fell_back`: adapting was stopped or helped nothing, so the model as it was before was kept."""
+    """A job. `fell_back`: the adaptation was stopped or no epoch was better, so step 0 was kept."""
 
-    parent: str = Field(description="Digest of what is adapted.")
+    parent: str = Field(description="Digest of the artefact to adapt.")
     cohort: str | None
     options: dict[str, Any]
     epochs: list[dict[str, Any]] = Field(description="Each epoch's losses, and whether it was safe.")
     coefficients: dict[str, Any] | None = Field(
-        description="`values[layer][model]` for `layers` and `models`: whose knowledge each layer uses, of "
-        "the published version or of the latest epoch."
+        description="`values[layer][model]` for `layers` and `models`: the share of each "
+        "model in each layer, in the published version or the latest epoch."
     )
     candidate: CandidateView | None
     gate: dict[str, Any] | None = Field(description="The verdict on the candidate, check by check.")
     result: dict[str, Any] | None
-    warnings: list[str] = Field(description="What whoever relies on the candidate should know.")
-    files_expire_at: datetime = Field(description="When its pictures, checkpoint and result are deleted.")
-    request: str | None = Field(description="`Locum-Request` of the request that made it.")
+    warnings: list[str] = Field(description="Warnings about the candidate.")
+    files_expire_at: datetime = Field(description="When pictures, checkpoint and result expire.")
+    request: str | None = Field(description="`Locum-Request` of the request that created the job.")
     notice: str = NOTICE
 
 

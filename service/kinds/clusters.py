@@ -15,7 +15,7 @@ from service.kinds.kind import Adaptation, ArtefactKind, Parts, Words
 
 _TEXT = Markup(
     "What each cluster's model costs on these scans, by every criterion: the least is best. The pick is by\n"
-    "<b>{}</b>; the others are told, and decide nothing."
+    "<b>{}</b>; the others are shown for information."
 )
 
 

@@ -77,7 +77,7 @@ def sections(result: Mapping[str, Any], _: Sequence[Mapping[str, Any]]) -> tuple
     known = {source: share for source, share in shares.items() if share is not None and 0 <= share <= 1}
     if len(known) < len(shares):
         return ()
-    return (Section("Whose tokens are attended to", _TEXT, Bars(known)),)
+    return (Section("Attention by source", _TEXT, Bars(known)),)
 
 
 KIND = ArtefactKind(

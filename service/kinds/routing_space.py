@@ -27,7 +27,7 @@ def sections(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> 
     if found is None:
         return ()
     text = _TEXT.format(f"{100 / len(found.rows):.0f}")
-    return (Section("Whose knowledge each layer uses", text, found),)
+    return (Section("Share of each model per layer", text, found),)
 
 
 def _coefficients(found: Any) -> HeatMap | None:

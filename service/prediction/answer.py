@@ -1,7 +1,7 @@
-"""From a scan and a chosen network to the answer, in a thread of the API or in the worker.
+"""Run a chosen network on a scan and build the answer, in a thread of the API or in the worker.
 
-What every answer has, whatever is asked of a scan: its headers, its receipt, and the guard, which may refuse.
-`service.prediction.segmentation` and `service.prediction.classification` say what the answer is.
+This base class has the headers, the receipt and the guard of every answer. Its subclasses in
+`service.prediction.segmentation` and `service.prediction.classification` build the body.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Predictor(ABC, Generic[Options]):
 
     @property
     def routing(self) -> PickUnit:
-        """How a volume picks from a pool. Raises ParametersContradict where there is none to pick from."""
+        """How a volume picks from a pool. Raises ParametersContradict for a model without a pool."""
         check_routing(self.options, self.selection.offered)
         return self.options.routing or "scan"
 
@@ -96,7 +96,7 @@ class Predictor(ABC, Generic[Options]):
         obey_guard(self.options, warnings, self.selection.manifest.task.name)
 
     def _warning_names(self, warnings: Sequence[str]) -> list[str]:
-        """Short names of what to beware of, `warnings` being the guard's: most forms have no sentences."""
+        """Return warning codes for the response header; `warnings` are the guard's."""
         return [*self.selection.warnings, *([UNLIKE_TASK] if warnings else [])]
 
     def _headers(self, warnings: Sequence[str], filename: str) -> dict[str, str]:

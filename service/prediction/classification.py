@@ -1,4 +1,4 @@
-"""The answer to `/classify`: how likely each class is, and how sure of it the network is."""
+"""The answer of `/classify`: class probabilities and their entropy."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from service.prediction.receipt import NOTICE, Receipt
 
 
 class ClassReport(BaseModel):
-    """What the network says to one slice, or to a whole scan."""
+    """The network's answer for one slice or a whole scan."""
 
     predicted: str = Field(description="The most probable class; of equals the first one of the task.")
     probabilities: dict[str, float] = Field(
-        description="By class, in the task's order; they add up to 1. As calibrated as the network is."
+        description="Probability by class, in the task's order; the sum is 1. Calibration is the network's."
     )
     entropy: float = Field(
         description="Normalised entropy of the probabilities: 0 certain, 1 all classes alike. Not a "
@@ -31,16 +31,16 @@ class ClassReport(BaseModel):
 
 
 class ClassificationReport(ClassReport):
-    """What `/classify` answers. A volume's probabilities are the mean over its slices."""
+    """The answer of `/classify`. A volume's probabilities are the mean over its slices."""
 
     slices: list[ClassReport] | None = Field(
         description="Each slice of a volume, along the task's plane in order; null for an image."
     )
     picked: list[PickReport] | None = Field(None, description=POOL_SELECTION_TEXT)
     warnings: list[str] = Field(
-        description="In which ways the scan does not look like the task, and what else to beware of."
+        description="Differences of the scan from the task's training scans, and other warnings."
     )
-    shape: list[int] = Field(description="Of the scan: [H, W], or the volume's own [I, J, K].")
+    shape: list[int] = Field(description="Shape of the scan: [H, W], or the volume's own [I, J, K].")
     timing_ms: dict[str, float]
     receipt: Receipt
     notice: str = NOTICE

@@ -1,4 +1,4 @@
-"""The text fields that come with a scan, read from a form that is streamed past the framework."""
+"""The text fields of `POST /segment` and `POST /classify`, validated from the streamed form."""
 
 from __future__ import annotations
 
@@ -26,23 +26,26 @@ class ScanOptions(BaseModel):
     model: str | None = Field(
         None,
         max_length=256,
-        description="`name`, `name@3` or `name@sha256:…`; may be left out when one model is offered.",
+        description="`name`, `name@3` or `name@sha256:…`; optional when one model is offered.",
     )
     hospital: str | None = Field(
         None,
         pattern=HOSPITAL_ID,
-        description="Who asks. Decides the version (by assignment) and, for a member, the personalization.",
+        description="The hospital of the scan. It decides the version (by assignment) "
+        "and, for a member, the personalization.",
     )
     site: str | None = Field(
-        None, max_length=256, description="With `member`: which site; the hospital's own by default."
+        None, max_length=256, description="With `member`: the site; the hospital's own by default."
     )
     routing: PickUnit | None = Field(
         None,
-        description="With an ssf-pool, how a volume picks its entries: the `scan` as a whole (the default), "
-        "by the mean of its slices' queries, or `slice` by slice.",
+        description="With an ssf-pool, how a volume picks its entries: as a whole `scan` "
+        "(the default), by the mean of its slices' queries, or `slice` by "
+        "slice.",
     )
     guard: Literal["warn", "refuse"] = Field(
-        "warn", description="What happens to a scan that does not look like the task: a warning, or a 422."
+        "warn",
+        description="Response to a scan that does not look like the task: `warn`, or `refuse` with 422.",
     )
 
 
@@ -75,22 +78,23 @@ class SegmentOptions(ScanOptions):
 
     personalization: Literal["auto", "global", "member", "hospital", "scan"] = Field(
         "auto",
-        description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
+        description="The model. `auto`: the version adapted to the hospital and assigned to it, else the "
         "member model of its site, else the global model. `hospital`: the first of these, or a refusal. "
         f"`scan`: one adapted to this scan alone: of {ADAPTING_ITSELF} at once, and its `auto`; of "
         f"{SCAN_BY_JOB} by a job.",
     )
     preset: PresetName | None = Field(
         None,
-        description="With `scan` of a routing-space: what is learned from the scan, as in the options of an "
-        "adaptation; by default what is the default there.",
+        description="With `scan` of a routing-space: what is learned from the scan, as in "
+        "the options of an adaptation, with the same default.",
     )
     shape_weight: FiniteFloat | None = Field(
         None,
         ge=0,
         le=10,
-        description="With `scan` of a routing-space: weight of the shape loss, which expects one compact "
-        "target. 0 for vessels, and where there may be several targets.",
+        description="With `scan` of a routing-space: weight of the shape loss, which "
+        "expects one compact target. Use 0 for vessels and for several "
+        "targets.",
     )
     output: Output | None = Field(
         None, description="`nifti` is the default for a volume, `png` for an image."
@@ -102,11 +106,11 @@ class ClassifyOptions(ScanOptions):
 
     personalization: Personalization | Literal["scan"] = Field(
         "auto",
-        description="Whose model. `auto`: the version adapted to the hospital and assigned to it, else the "
+        description="The model. `auto`: the version adapted to the hospital and assigned to it, else the "
         "member model of its site, else that of its cluster, else the global model; where there are several "
         "clusters and the hospital is in none, a refusal. `hospital`: the first of these, or a refusal. "
         f"`scan`: of {ADAPTING_ITSELF}, and its `auto`: adapted to this scan by itself.",
     )
     cluster: str | None = Field(
-        None, max_length=64, description="With `cluster`: which one; that of the hospital by default."
+        None, max_length=64, description="With `cluster`: its name; the hospital's cluster by default."
     )

@@ -34,12 +34,12 @@ POOL_SELECTION_TEXT: Final = (
 
 
 class PickReport(BaseModel):
-    """Which entries of an ssf-pool a scan, or a slice, was adapted by."""
+    """The entries of an ssf-pool that adapted the network to a scan or a slice."""
 
-    entries: list[int] = Field(description="The most similar first; their mean is what adapts the network.")
+    entries: list[int] = Field(description="Entries, the most similar first; their mean adapts the network.")
     similarities: list[float] = Field(
-        description="Of each entry's key and the scan's query: the cosine, -1..1. Two scans that picked "
-        "other entries were answered by differently adapted networks."
+        description="Cosine of each entry's key and the scan's query, -1..1. Scans with "
+        "different picks were answered by differently adapted networks."
     )
 
 
@@ -65,33 +65,36 @@ _LEFT_OF_PICTURE: dict[Plane, str] = {"axial": "R", "coronal": "R", "sagittal": 
 
 
 class LabelReport(BaseModel):
-    """How much of the scan is one label."""
+    """The size of one label in the scan."""
 
     classes: list[int] = Field(description="Mask values that belong to the label.")
     voxels: int = Field(description="Voxels of a volume, pixels of an image.")
     fraction: float = Field(description="Of all voxels of the scan.")
-    volume_ml: float | None = Field(description="In mL, by the scan's own spacing; null without one.")
+    volume_ml: float | None = Field(
+        description="Volume in mL, by the scan's own spacing; null without spacing."
+    )
 
 
 class SegmentationReport(BaseModel):
-    """What `output=json` answers."""
+    """The answer of `output=json`."""
 
     labels: dict[str, LabelReport]
     uncertainty: float = Field(
-        description="Mean normalised entropy of the class probabilities, weighted by the probability of "
-        "foreground: 0 certain, 1 nothing known. Not a probability of error."
+        description="Mean normalised entropy of the class probabilities, weighted by the "
+        "probability of foreground: 0 certain, 1 no knowledge. Not a "
+        "probability of error."
     )
     attention: dict[str, float] | None = Field(
         None,
-        description="Of a network with cross-attention (FedOAP): the share of its attention on the scan "
-        "itself (`own`) and on the tokens of each of the federation's sites, mean over the slices; they add "
-        "up to 1.",
+        description="For a network with cross-attention (FedOAP): the share of attention "
+        "on the scan itself (`own`) and on each site's tokens, mean over the "
+        "slices; the sum is 1.",
     )
     picked: list[PickReport] | None = Field(None, description=POOL_SELECTION_TEXT)
     warnings: list[str] = Field(
-        description="In which ways the scan does not look like the task, and what else to beware of."
+        description="Differences of the scan from the task's training scans, and other warnings."
     )
-    shape: list[int] = Field(description="Of the mask: [H, W], or the volume's own [I, J, K].")
+    shape: list[int] = Field(description="Shape of the mask: [H, W], or the volume's own [I, J, K].")
     timing_ms: dict[str, float]
     receipt: Receipt
     notice: str = NOTICE
@@ -103,7 +106,7 @@ def choose_output(wanted: Output | None, scan: Scan) -> Output:
         return "nifti" if scan.is_volume else "png"
     if wanted == "png" and scan.is_volume:
         raise NoPngMask(
-            "The scan is a volume, whose mask is no single picture; ask for output=nifti, overlay or json."
+            "The scan is a volume, and its mask is no single picture; ask for output=nifti, overlay or json."
         )
     if wanted == "nifti" and not scan.is_volume:
         raise NoNiftiMask(

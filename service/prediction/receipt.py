@@ -1,4 +1,4 @@
-"""The receipt of an answer: what was asked, what answered, and where, so that it can be told and repeated.
+"""The receipt of an answer: request, model, graph, options and provider, so that it can be repeated.
 
 The same input, graph, options, provider and onnxruntime version give the same mask, byte for byte.
 """
@@ -17,19 +17,19 @@ NOTICE: Final = "research use only"
 
 
 class ModelReceipt(BaseModel):
-    """One artefact, as it was used."""
+    """An artefact that took part in an answer."""
 
     name: str = Field(description="`name@version`")
-    digest: str = Field(description="sha256 of its manifest")
+    digest: str = Field(description="sha256 of the manifest")
 
 
 class Receipt(BaseModel):
-    """Everything that a mask depends on."""
+    """Everything that an answer depends on."""
 
     request: str = Field(description="Id of the request; also in `Locum-Request`.")
-    input_sha256: str = Field(description="Of the scan's file as it was received.")
+    input_sha256: str = Field(description="sha256 of the scan's file as received.")
     input_bytes: int
-    model: ModelReceipt = Field(description="What was asked for.")
+    model: ModelReceipt = Field(description="The requested artefact.")
     network: ModelReceipt = Field(description="The network inside it that answered.")
     graph: str = Field(description="sha256 of the onnx graph; also in `Locum-Graph`.")
     personalization: str
@@ -40,7 +40,7 @@ class Receipt(BaseModel):
     provider: str = Field(description="onnxruntime's execution provider.")
     onnxruntime: str
     locum: str
-    machine: str = Field(description="Processor architecture: other ones may round otherwise.")
+    machine: str = Field(description="Processor architecture; another one may round differently.")
     notice: str = NOTICE
 
 

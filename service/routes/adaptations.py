@@ -1,4 +1,4 @@
-"""`POST /hospitals/{hospital}/adaptations`: a model of the hospital's own, from its scans."""
+"""`POST /hospitals/{hospital}/adaptations`: start a job that fits a model to the hospital's scans."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def _request_body() -> dict[str, Any]:
     status_code=202,
     responses={
         202: {
-            "description": "Accepted: now, or before under this Idempotency-Key.",
+            "description": "Accepted, now or earlier under this Idempotency-Key.",
             "headers": {
                 "Location": {"description": "The job.", "schema": {"type": "string"}},
                 "Idempotency-Replayed": {
-                    "description": "`true`: the job was there already.",
+                    "description": "`true`: an earlier request made the job.",
                     "schema": {"type": "string"},
                 },
             },
@@ -83,13 +83,13 @@ async def adapt(
         Header(
             min_length=1,
             max_length=200,
-            description="Your own id of this request: sent again, it makes no second job.",
+            description="The client's own id of this request: a repeated request makes no second job.",
         ),
     ] = None,
 ) -> JobView:
     """Fit a model of the federation to the hospital, in the background. The job makes a candidate version.
 
-    The scans are those of a cohort, or are sent along.
+    The scans are those of a cohort, or parts of the form.
     """
     request_id = request.state.request_id
 

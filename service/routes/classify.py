@@ -24,7 +24,7 @@ router = APIRouter(tags=["classification"])
     response_class=Response,
     responses={
         200: {
-            "description": "How likely each class is. For research use only.",
+            "description": "The probability of each class. For research use only.",
             "headers": described_headers(ANSWER_HEADERS),
             "model": ClassificationReport,
         },
@@ -35,8 +35,8 @@ router = APIRouter(tags=["classification"])
 async def classify_scan(request: Request, context: InContext) -> Response:
     """Classify one scan.
 
-    The scan is deleted once it is answered. A volume is sliced along the task's plane, however its axes are
-    stored; its probabilities are the mean over its slices, whose own are told beside them.
+    The service deletes the scan after its answer. It slices a volume along the task's plane, whatever the
+    order of its axes; its probabilities are the mean over its slices. `slices` has those of each slice.
     """
     watch = Stopwatch()
     request_id = request.state.request_id

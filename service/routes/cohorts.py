@@ -1,4 +1,4 @@
-"""`/hospitals/{hospital}/cohorts`: the scans that a hospital gathers for a job."""
+"""`/hospitals/{hospital}/cohorts`: create cohorts, and upload, list and delete their scans."""
 
 from __future__ import annotations
 
@@ -42,11 +42,13 @@ _SCAN_BODY: dict[str, Any] = {
 
 
 class CohortBody(BaseModel):
-    """What may be said of a cohort."""
+    """The body of a new cohort."""
 
     model_config = ConfigDict(extra="forbid")
 
-    note: Text | None = Field(None, description="For people. No patient's name: it outlives the scans.")
+    note: Text | None = Field(
+        None, description="A note for people. It outlives the scans, so it must not name a patient."
+    )
 
 
 class CohortView(BaseModel):
@@ -56,14 +58,14 @@ class CohortView(BaseModel):
     hospital: str
     note: str | None
     scans: int = Field(description="How many.")
-    bytes: int = Field(description="Of all of them together, masks included.")
+    bytes: int = Field(description="Bytes of all scans and masks together.")
     created_at: datetime
-    expires_at: datetime = Field(description="When its scans are deleted, unless a job still needs them.")
-    deleted_at: datetime | None = Field(description="When they were.")
+    expires_at: datetime = Field(description="When the scans expire, unless a job still needs them.")
+    deleted_at: datetime | None = Field(description="When the scans were deleted.")
 
 
 class CohortList(BaseModel):
-    """The hospital's cohorts whose scans are still there, newest first."""
+    """The hospital's cohorts that still have their scans, newest first."""
 
     cohorts: list[CohortView]
 
@@ -76,11 +78,11 @@ class ScanView(BaseModel):
     bytes: int
     format: str
     created_at: datetime
-    mask: MaskView | None = Field(None, description="What was drawn on it; null for nothing yet.")
+    mask: MaskView | None = Field(None, description="The scan's mask; null without one.")
 
 
 class ScanList(BaseModel):
-    """What has arrived: whoever was cut off sends what is not here."""
+    """The received scans; a client that was cut off sends the others."""
 
     cohort: str
     scans: list[ScanView]
@@ -92,7 +94,7 @@ class ScanList(BaseModel):
 def create_cohort(
     context: InContext, hospital: HospitalId, response: Response, body: CohortBody | None = None
 ) -> CohortView:
-    """Begin a cohort, to which scans are then added one by one. It expires."""
+    """Create a cohort. Scans are then added one by one. It expires."""
     with context.database.write() as session:
         cohort = cohorts.create(session, context.settings, hospital, body.note if body else None)
     response.headers["Location"] = f"/hospitals/{hospital}/cohorts/{cohort.id}"
@@ -101,7 +103,7 @@ def create_cohort(
 
 @router.get("/hospitals/{hospital}/cohorts", responses=problem_responses(404, 422))
 def list_cohorts(context: InContext, hospital: HospitalId) -> CohortList:
-    """Those whose scans are still there."""
+    """List the cohorts that still have their scans."""
     with context.database.read() as session:
         found = cohorts.listed(session, hospital)
         totals = cohorts.totals(session, [cohort.id for cohort in found])
@@ -110,7 +112,7 @@ def list_cohorts(context: InContext, hospital: HospitalId) -> CohortList:
 
 @router.get("/hospitals/{hospital}/cohorts/{cohort}", responses=problem_responses(404, 422))
 def get_cohort(context: InContext, hospital: HospitalId, cohort: CohortId) -> CohortView:
-    """One cohort, whether its scans are still there or not."""
+    """Return one cohort, also after its scans were deleted."""
     with context.database.read() as session:
         found = cohorts.get(session, hospital, cohort)
         return _view(found, cohorts.totals(session, [cohort]).get(cohort, (0, 0)))
@@ -120,13 +122,13 @@ def get_cohort(context: InContext, hospital: HospitalId, cohort: CohortId) -> Co
     "/hospitals/{hospital}/cohorts/{cohort}", status_code=204, responses=problem_responses(404, 409, 422)
 )
 def delete_cohort(context: InContext, hospital: HospitalId, cohort: CohortId) -> None:
-    """Delete every scan of a cohort, now. Refused while a job needs them."""
+    """Delete every scan of a cohort now. Rejected while a job needs them."""
     cohorts.remove(context.database, context.settings, hospital, cohort)
 
 
 @router.get("/hospitals/{hospital}/cohorts/{cohort}/scans", responses=problem_responses(404, 410, 422))
 def list_scans(context: InContext, hospital: HospitalId, cohort: CohortId) -> ScanList:
-    """What has arrived, with its digests."""
+    """List the received scans with their digests."""
     with context.database.read() as session:
         cohorts.usable(session, hospital, cohort)
         rows, drawn = cohorts.scans(session, cohort), of_cohort(session, cohort)
@@ -136,7 +138,7 @@ def list_scans(context: InContext, hospital: HospitalId, cohort: CohortId) -> Sc
 @router.put(
     "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}",
     responses={
-        201: {"model": ScanView, "description": "Added; it is on the disk."},
+        201: {"model": ScanView, "description": "Added and written to disk."},
         **problem_responses(404, 408, 409, 410, 413, 415, 422, 507),
     },
     openapi_extra={"requestBody": _SCAN_BODY},
@@ -150,9 +152,9 @@ async def put_scan(
     response: Response,
     repr_digest: Annotated[str | None, Header(description="RFC 9530; `sha-256` is checked.")] = None,
 ) -> ScanView:
-    """Add a scan. The same bytes under the same name again change nothing, so that a client can resume.
+    """Add a scan. Sending the same bytes under the same name again changes nothing, so a client can resume.
 
-    It is decoded once, so that what cannot be read is refused now.
+    The service decodes it now and rejects a file that it cannot read.
     """
 
     async def admit() -> None:
@@ -181,7 +183,7 @@ async def put_scan(
     responses=problem_responses(404, 409, 410, 422),
 )
 def delete_scan(context: InContext, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
-    """Delete one scan and its mask, now. Refused while a job needs it."""
+    """Delete one scan and its mask now. Rejected while a job needs it."""
     cohorts.remove_scan(context.database, context.settings, hospital, cohort, name)
 
 

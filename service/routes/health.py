@@ -1,4 +1,4 @@
-"""`/health`: for whoever must know, every few seconds, whether to restart this process or send it work."""
+"""`/health` and `/metrics`: liveness and readiness for a supervisor, metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ class Live(BaseModel):
 
 
 class PartView(BaseModel):
-    """One thing that the service needs."""
+    """The state of one dependency of the service."""
 
     model_config = ConfigDict(from_attributes=True)
 
     ok: bool
-    detail: str = Field(description="What was found, in words.")
+    detail: str = Field(description="The finding in words.")
 
 
 class Ready(BaseModel):
-    """Whether work should be sent here."""
+    """Whether the service is ready for requests."""
 
     status: Literal["ready", "not-ready"]
     parts: dict[str, PartView]
@@ -43,13 +43,15 @@ class Ready(BaseModel):
 
 @router.get("/health/live", dependencies=[Depends(caller)])
 async def live() -> Live:
-    """Answers as long as the process is alive: restart it when this does not."""
+    """Answer while the process is alive; restart it when this fails."""
     return Live()
 
 
-@router.get("/health/ready", responses={503: {"model": Ready, "description": "A part does not work."}})
+@router.get("/health/ready", responses={503: {"model": Ready, "description": "A part is not ready."}})
 async def ready(context: InContext, response: Response) -> Ready:
-    """Whether the store can be read, the database is migrated and Redis answers, as seen moments ago."""
+    """Report whether the store is readable, the database migrated and Redis reachable, as of a few seconds
+    ago.
+    """
     states = context.readiness.states
     well = all(state.ok for state in states.values())
     response.status_code = 200 if well else 503
@@ -65,7 +67,7 @@ async def ready(context: InContext, response: Response) -> Ready:
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus's text format"}},
 )
 async def metrics(context: InContext) -> Response:
-    """Requests, inference, the session cache, the store's last verification, and key usage's drift."""
+    """Return metrics of requests, inference, session cache, store verification and key usage's drift."""
     # In a thread, since some are read from the database, and not in one of those that requests wait for.
     body, content_type = await asyncio.to_thread(_exposition, context)
     return Response(body, headers={"Content-Type": content_type})

@@ -1,4 +1,4 @@
-"""`/hospitals`: whom this service knows."""
+"""`/hospitals`: register and list hospitals."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ router = APIRouter(tags=["hospitals"])
 
 
 class HospitalBody(BaseModel):
-    """How a hospital is called, and which site of the federation it is, if any."""
+    """A hospital's name and, for a member of the federation, its site."""
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Text = Field(description="For people; the id in the path is for programs.")
-    site: Text | None = Field(None, description="A member hospital names its site in the federation.")
+    name: Text = Field(description="A name for people; programs use the id in the path.")
+    site: Text | None = Field(None, description="The site of a member hospital in the federation.")
 
 
 class HospitalView(BaseModel):
-    """A registered hospital: as it is on record, which may be older than what may be put there now."""
+    """A registered hospital, as stored. A record may predate the present rules for names."""
 
     name: str
     site: str | None
@@ -37,21 +37,21 @@ class HospitalView(BaseModel):
 
 
 class HospitalList(BaseModel):
-    """All of them, by id."""
+    """All visible hospitals, by id."""
 
     hospitals: list[HospitalView]
 
 
 @router.get("/hospitals", responses=problem_responses(422))
 def list_hospitals(context: InContext) -> HospitalList:
-    """Every registered hospital."""
+    """List every registered hospital."""
     with context.database.read() as session:
         return HospitalList(hospitals=[_view(row) for row in visible_hospitals(session)])
 
 
 @router.get("/hospitals/{hospital}", responses=problem_responses(404, 422))
 def get_hospital(context: InContext, hospital: HospitalId) -> HospitalView:
-    """One hospital."""
+    """Return one hospital."""
     with context.database.read() as session:
         return _view(require_hospital(session, hospital))
 

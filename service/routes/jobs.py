@@ -1,4 +1,4 @@
-"""`/jobs`: long work, of whatever kind."""
+"""`/jobs`: list, follow and cancel jobs; their results, files and cards."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def list_jobs(
     state: Annotated[JobState | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> JobList:
-    """The newest jobs, of one hospital or in one state if that is asked for."""
+    """List the newest jobs, optionally of one hospital or in one state."""
     with context.database.read() as session:
         found = records.listed(session, hospital, state, limit)
         return JobList(jobs=[summary(session, job) for job in found])
@@ -54,7 +54,7 @@ def list_jobs(
 
 @router.get("/jobs/{job}", responses=problem_responses(404, 422))
 def get_job(context: InContext, job: JobId) -> JobView:
-    """How far a job is, and what came of it."""
+    """Return a job's state, progress and result."""
     with context.database.read() as session:
         return view(session, records.get(session, job))
 
@@ -62,18 +62,18 @@ def get_job(context: InContext, job: JobId) -> JobView:
 @router.delete(
     "/jobs/{job}",
     responses={
-        202: {"model": JobView, "description": "Its worker is told to stop."},
+        202: {"model": JobView, "description": "The worker was asked to stop."},
         **problem_responses(404, 422),
     },
 )
 def cancel_job(context: InContext, job: JobId, response: Response) -> JobView:
-    """Stop a job: at once if it waits, within seconds if it runs. One that is over stays as it ended."""
+    """Cancel a job: at once if it waits, within seconds if it runs. A finished job stays as it ended."""
     with context.database.write() as session:
         found = records.cancel(session, job)
         if found.state == "cancelled":
             records.expire_files_now(found)
     if found.state == "cancelled":
-        # Nobody has begun it, or its worker has cleared up: the scan it was to work on is not kept.
+        # No worker has it: delete the scan that it would have worked on.
         JobFolder(context.settings.state_dir, job).delete()
     response.status_code = 202 if found.state == "cancelling" else 200
     with context.database.read() as session:
@@ -85,14 +85,14 @@ def cancel_job(context: InContext, job: JobId, response: Response) -> JobView:
     response_class=Response,
     responses={
         200: {
-            "description": "What `POST /segment` would have answered. For research use only.",
+            "description": "The answer that `POST /segment` would have given. For research use only.",
             "content": {"application/gzip": _BINARY, "image/png": _BINARY, "application/json": {}},
         },
         **problem_responses(404, 409, 410, 422),
     },
 )
 def get_result(context: InContext, job: JobId) -> Response:
-    """The mask of a job of kind `scan`, until it expires."""
+    """Return the mask of a job of kind `scan`, until it expires."""
     with context.database.read() as session:
         found = records.get(session, job)
     if found.kind != "scan":
@@ -123,7 +123,7 @@ def get_result(context: InContext, job: JobId) -> Response:
 
 @router.delete("/jobs/{job}/files", status_code=204, responses=problem_responses(404, 409, 422))
 def delete_files(context: InContext, job: JobId) -> None:
-    """Delete a job's pictures and result, now. What it published, and what is known of it, stays."""
+    """Delete a job's pictures and result now. Its published version and its record stay."""
     with context.database.write() as session:
         found = records.get(session, job, lock=True)
         if found.state not in TERMINAL:
@@ -151,12 +151,13 @@ async def follow_job(
     context: InContext,
     job: JobId,
     last_event_id: Annotated[
-        int, Header(ge=0, le=2**53, description="The last one received: the stream goes on after it.")
+        int,
+        Header(ge=0, le=2**53, description="Id of the last event received: the stream continues after it."),
     ] = 0,
 ) -> AsyncIterator[ServerSentEvent]:
-    """What happens in a job, as server-sent events: `state`, `progress`, `epoch`, `gate`, `warning`.
+    """Stream a job's events (server-sent events): `state`, `progress`, `epoch`, `gate`, `warning`.
 
-    Begins with what has happened already, and ends after the state in which the job ended.
+    The stream begins with the job's first event and closes after its last state.
     """
     last = last_event_id
     # A follower of a service that ends comes back to the next one with its Last-Event-ID.
@@ -185,9 +186,10 @@ def _look(context: ServiceContext, job: str, last: int) -> tuple[list[JobEvent],
 
 @router.get("/jobs/{job}/card", response_class=HTMLResponse, responses=problem_responses(404, 422))
 def get_card(context: InContext, job: JobId) -> HTMLResponse:
-    """The job's card: curves, gate, coefficients, pictures, lineage. It can be looked at while the job runs.
+    """Return the job's card: curves, gate, coefficients, pictures, lineage. It is available while the job
+    runs.
 
-    One HTML page that needs nothing else. It may show pictures of patients: it is not to be cached.
+    One self-contained HTML page. It may show pictures of patients and must not be cached.
     """
     card = read_card(context.store, context.database, context.settings.state_dir, job)
     headers = {

@@ -1,4 +1,4 @@
-"""`/hospitals/{hospital}/serving/{model}/key-usage`: do scans pick from a pool as usual?"""
+"""`/hospitals/{hospital}/serving/{model}/key-usage`: use of a pool's keys and its drift."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ class DayOfUsage(BaseModel):
 
     day: date
     scans: int
-    shares: list[float] = Field(description="Of each entry among what these scans picked; they add up to 1.")
+    shares: list[float] = Field(description="Share of each entry in the picks of these scans; the sum is 1.")
     drift: float | None = Field(
-        description="From the federation's: Jensen-Shannon divergence in bits, 0 alike to 1 nothing in "
-        "common. Too large where scans are few. Null where the federation's is not known."
+        description="Distance from the federation's shares: Jensen-Shannon divergence in "
+        "bits, 0 alike to 1 nothing in common. Too large for few scans. Null "
+        "if the federation's shares are unknown."
     )
 
 
 class VersionUsage(BaseModel):
-    """One version of the pool, as this hospital's scans used it."""
+    """The use of one version of the pool by this hospital's scans."""
 
     artefact: str
     digest: str
     federation: list[float] | None = Field(
-        description="Shares among what the federation's training images picked; null where no site let it "
-        "out."
+        description="Shares in the picks of the federation's training images; null if no "
+        "site sent its counts."
     )
     recent_scans: int = Field(description=f"Of the last {key_usage.WINDOW_DAYS} days.")
     drift: float | None = Field(
@@ -50,7 +51,7 @@ class VersionUsage(BaseModel):
 
 
 class KeyUsageView(BaseModel):
-    """How a hospital's scans used the keys of a model, by version."""
+    """The use of a model's keys by a hospital's scans, by version."""
 
     hospital: str
     model: str
@@ -59,9 +60,9 @@ class KeyUsageView(BaseModel):
 
 @router.get("/hospitals/{hospital}/serving/{model}/key-usage", responses=problem_responses(404, 422))
 def get_key_usage(context: InContext, hospital: HospitalId, model: ModelName) -> KeyUsageView:
-    """Which entries of an ssf-pool the hospital's scans picked, day by day, against the federation's.
+    """Return the entries of an ssf-pool that the hospital's scans picked, by day, beside the federation's.
 
-    Only scans that named the hospital count. Nothing here can be traced to a scan.
+    Only scans sent with this hospital count. No number can be traced to a scan.
     """
     with context.database.read() as session:
         require_hospital(session, hospital)

@@ -1,4 +1,4 @@
-"""`/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask`: what the hospital drew on a scan."""
+"""`/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask`: upload and delete the mask of a scan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ router = APIRouter(tags=["cohorts"])
 _BODY: dict[str, Any] = {
     "required": True,
     "description": f"{list_formats('or')} of whole numbers, on the scan's own grid: an empty target is "
-    "a mask of background, and a scan without a mask is one that nobody has looked at.",
+    "a mask of background, and a scan without a mask counts as not reviewed.",
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
 }
 
@@ -44,7 +44,7 @@ class MaskView(BaseModel):
     sha256: str = Field(description="`sha256:` and 64 hexadecimal digits.")
     bytes: int
     format: str
-    values: list[int] = Field(description="That occur in it, ascending.")
+    values: list[int] = Field(description="Distinct values of the mask, ascending.")
     created_at: datetime
 
 
@@ -62,7 +62,7 @@ def mask_view(row: CohortMask) -> MaskView:
 @router.put(
     "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}/mask",
     responses={
-        201: {"model": MaskView, "description": "Added; it is on the disk."},
+        201: {"model": MaskView, "description": "Added and written to disk."},
         **problem_responses(404, 408, 409, 410, 413, 415, 422, 507),
     },
     openapi_extra={"requestBody": _BODY},
@@ -78,15 +78,16 @@ async def put_mask(
         str | None,
         Query(
             max_length=256,
-            description="A model that the mask is for: values that its task does not name are refused now. "
-            "Without it they are when an adaptation is asked for.",
+            description="The model of the mask: values that its task does not name are "
+            "rejected now. Without it they are rejected when an adaptation is "
+            "requested.",
         ),
     ] = None,
     repr_digest: Annotated[str | None, Header(description="RFC 9530; `sha-256` is checked.")] = None,
 ) -> MaskView:
-    """Add a scan's mask. The same bytes again change nothing, so that a client can resume.
+    """Add a scan's mask. Sending the same bytes again changes nothing, so a client can resume.
 
-    It is decoded once, beside its scan: what is no mask, or of another grid, is refused now.
+    The service decodes it now and rejects a file that is not a mask or is on another grid than its scan.
     """
     scan: CohortScan | None = None
     task: Task | None = None
@@ -130,7 +131,7 @@ async def put_mask(
     responses=problem_responses(404, 409, 410, 422),
 )
 def delete_mask(context: InContext, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
-    """Delete a scan's mask, now; the scan stays. Refused while a job needs it."""
+    """Delete a scan's mask now; the scan stays. Rejected while a job needs it."""
     masks.remove_mask(context.database, context.settings, hospital, cohort, name)
 
 

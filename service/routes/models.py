@@ -21,38 +21,44 @@ router = APIRouter(tags=["models"])
 
 
 class VersionSummary(BaseModel):
-    """One version: it never changes, but it can be withdrawn, or descend from one that was."""
+    """One version. It never changes, but it or an ancestor can be withdrawn."""
 
     version: int
     digest: str = Field(description="`sha256:` and the hash of the manifest: what a receipt refers to.")
     published: datetime
-    withdrawn: Tombstone | None = Field(description="Who withdrew it, when and why. It no longer opens.")
-    flagged: list[str] = Field(description="Withdrawn artefacts that it descends from.")
+    withdrawn: Tombstone | None = Field(
+        description="Actor, time and reason of a withdrawal. A withdrawn version does not open."
+    )
+    flagged: list[str] = Field(description="Withdrawn ancestors.")
 
 
 class ModelSummary(BaseModel):
-    """A model as it is offered."""
+    """A model that a request can name."""
 
     name: str
     kind: str = Field(description=DESCRIPTION)
-    hospital: str | None = Field(description="Adapted to this hospital: no other is served it.")
+    hospital: str | None = Field(
+        description="The hospital that it was adapted to; no other hospital is served it."
+    )
     latest: VersionSummary | None = Field(description="The newest version that is not withdrawn.")
     task: str
     answers: str = Field(description="The route that takes scans for it: `/segment` or `/classify`.")
-    labels: list[str] = Field(description="Of a segmentation; of a classification its classes, in order.")
+    labels: list[str] = Field(
+        description="Labels of a segmentation, or classes of a classification in order."
+    )
     channels: int
-    sites: list[str] = Field(description="The federation's sites it was trained at.")
+    sites: list[str] = Field(description="The sites of the federation that trained it.")
 
 
 class UnreadableModel(BaseModel):
-    """A version in the store whose manifest cannot be read."""
+    """A version in the store with an unreadable manifest."""
 
     name: str = Field(description="`name@version`.")
     detail: str
 
 
 class ModelList(BaseModel):
-    """Everything the store offers. Parts of a composite are not offered on their own."""
+    """The models that the store offers. Parts of a composite are not offered on their own."""
 
     models: list[ModelSummary]
     unreadable: list[UnreadableModel]
@@ -66,25 +72,25 @@ class ModelDetail(ModelSummary):
 
 
 class Part(BaseModel):
-    """An artefact that a composite is made of."""
+    """An artefact that is part of a composite."""
 
     role: str
     digest: str
-    reference: str | None = Field(description="`name@version`; null when it is not in the store any more.")
+    reference: str | None = Field(description="`name@version`; null if it is no longer in the store.")
 
 
 class VersionDetail(VersionSummary):
-    """A version with everything its manifest says."""
+    """A version with its manifest."""
 
     name: str
     manifest: dict[str, Any]
     parts: list[Part]
-    descendants: list[str] = Field(description="Artefacts made from this one, or composed of it.")
+    descendants: list[str] = Field(description="Artefacts made from this one or composed of it.")
 
 
 @router.get("/models", responses=problem_responses(422))
 def list_models(context: InContext) -> ModelList:
-    """What `model` may be in a request; of what was adapted to a hospital, with its version."""
+    """List the models that a request can name; one adapted to a hospital needs its version."""
     models: list[ModelSummary] = []
     unreadable: list[UnreadableModel] = []
     for name in context.store.names():
@@ -102,7 +108,7 @@ def list_models(context: InContext) -> ModelList:
 
 @router.get("/models/{model}", responses=problem_responses(404, 422, 503))
 def get_model(context: InContext, model: ModelName) -> ModelDetail:
-    """One model and all its versions."""
+    """Return one model with all its versions."""
     versions = context.store.versions(model)
     return ModelDetail(
         **_summary(versions).model_dump(),
@@ -113,7 +119,7 @@ def get_model(context: InContext, model: ModelName) -> ModelDetail:
 
 @router.get("/models/{model}/versions/{version}", responses=problem_responses(404, 422, 503))
 def get_version(context: InContext, model: ModelName, version: VersionNumber) -> VersionDetail:
-    """One version: manifest, digest, lineage, parts; for a withdrawn one, its tombstone too."""
+    """Return one version: manifest, digest, lineage, parts, and the tombstone of a withdrawn one."""
     found = find_version(context.store, model, version)
     artefact = found.artefact
     return VersionDetail(

@@ -35,13 +35,13 @@ from service.routes.scan_request import answer_now, answer_upload, receive_scan,
 router = APIRouter(tags=["segmentation"])
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
-_HEADERS = {**ANSWER_HEADERS, "Locum-Labels": "JSON: mask value -> labels it stands for."}
-_APPLIED = {"Preference-Applied": "`wait=N`, when the request asked for it."}
+_HEADERS = {**ANSWER_HEADERS, "Locum-Labels": "JSON: mask value -> its labels."}
+_APPLIED = {"Preference-Applied": "`wait=N`, if the request sent it."}
 
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {
-        "description": "The mask, a picture of it, or a report, as `output` says. For research use only.",
+        "description": "The mask, a picture of it, or a report, by `output`. For research use only.",
         "headers": described_headers({**_HEADERS, **_APPLIED}),
         "model": SegmentationReport,
         "content": {"application/gzip": _BINARY, "image/png": _BINARY},
@@ -56,7 +56,8 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 Prefer = Annotated[
     list[str] | None,
     Header(
-        description="`wait=N` with personalization=scan: answer with the mask if it is there in N seconds."
+        description="`wait=N` with personalization=scan: answer with the mask if it is "
+        "ready within N seconds."
     ),
 ]
 
@@ -70,11 +71,11 @@ Prefer = Annotated[
 async def segment_scan(request: Request, context: InContext, prefer: Prefer = None) -> Response:
     """Segment one scan.
 
-    The scan is deleted once it is answered. A volume is sliced along the task's plane, however its axes are
-    stored, and its mask comes back on its own grid and affine.
+    The service deletes the scan after its answer. It slices a volume along the task's plane, whatever the
+    order of its axes, and returns the mask on the volume's own grid and affine.
 
-    An ssf-pool adapts itself to every scan, which takes about as long as two plain answers. With a
-    routing-space, `personalization=scan` has a job adapt a model to this scan first; its result is the mask.
+    An ssf-pool adapts itself to every scan, in about the time of two plain answers. With a routing-space and
+    `personalization=scan`, a job adapts a model to this scan first; its result is the mask.
     """
     watch = Stopwatch()
     request_id = request.state.request_id
@@ -126,8 +127,8 @@ def _collected(context: ServiceContext, job_id: str) -> Response:
     try:
         return get_result(context, job_id)
     finally:
-        # Nobody was told of the job, so that nobody else would ever ask for its result, or delete it. What
-        # cannot be deleted now has expired; an answer that is there is not withheld for it.
+        # The client never saw the job's id, so no request will fetch or delete its result. Files that cannot
+        # be deleted now are expired; the answer is sent in any case.
         with suppress(SQLAlchemyError), context.database.write() as session:
             records.expire_files_now(records.get(session, job_id))
         with log_and_continue(f"the files of job {job_id}"):

@@ -1,4 +1,4 @@
-"""`/hospitals/{hospital}/serving/{model}`: which version serves a hospital, since when, and who decided."""
+"""`/hospitals/{hospital}/serving/{model}`: assign versions, roll back, and read the serving log."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from service.validation import VERSION
 
 router = APIRouter(tags=["serving"])
 
-IfMatch = Annotated[str | None, Header(description="The ETag of the state that is to be replaced.")]
+IfMatch = Annotated[str | None, Header(description="The ETag of the state to replace.")]
 IfNoneMatch = Annotated[str | None, Header(description="`*`: only if nothing was assigned yet.")]
 
 
 class Decision(BaseModel):
-    """Who decided, and why: kept for good."""
+    """Actor and reason of a decision; the log keeps both."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -38,28 +38,32 @@ class Decision(BaseModel):
 
 
 class AssignmentBody(Decision):
-    """The version that is to serve from now on."""
+    """The version to serve from now on."""
 
     version: int | Annotated[str, StringConstraints(pattern=VERSION)] = Field(
-        description="Its number, its digest, or `name@number` of a version that was adapted to this hospital."
+        description="Number or digest of the version, or `name@number` of a version adapted to this hospital."
     )
     override: StrictBool = Field(
-        False, description="Assign an adapted version that did not pass its gate. Kept in the log, for good."
+        False, description="Assign an adapted version that did not pass its gate. The log records it."
     )
 
 
 class Entry(BaseModel):
     """One line of the serving log."""
 
-    sequence: int = Field(description="From 1; the entity tag of the state is this number.")
-    artefact: str = Field(description="`name@version`: of the model, or of what was adapted to the hospital.")
+    sequence: int = Field(description="Number of the entry, from 1; also the entity tag of the state.")
+    artefact: str = Field(
+        description="`name@version` of the model, or of the version adapted to the hospital."
+    )
     version: int
     digest: str
     actor: str
     reason: str
     at: datetime = Field(description="In force from this instant (UTC).")
-    restores: int | None = Field(description="Set on a rollback: the entry that it put into force again.")
-    override: bool = Field(description="The gate had refused this version, or had no verdict on it.")
+    restores: int | None = Field(description="The entry that a rollback returned to; null otherwise.")
+    override: bool = Field(
+        description="Whether the assignment overrode the gate's rejection, or a missing verdict."
+    )
 
     @classmethod
     def of(cls, row: Assignment) -> Entry:
@@ -78,21 +82,23 @@ class Entry(BaseModel):
 
 
 class ServingView(BaseModel):
-    """What serves a hospital for a model, or served it at an instant."""
+    """The version that serves a hospital for a model, now or at an instant."""
 
     hospital: str
     model: str
-    at: datetime | None = Field(description="The instant that was asked about; null for now.")
-    artefact: str | None = Field(description="`name@version` of what serves; null when nothing does.")
+    at: datetime | None = Field(description="The requested instant; null for now.")
+    artefact: str | None = Field(description="`name@version` of the version that serves; null if none does.")
     version: int | None
     digest: str | None
     because: Literal["assigned", "newest", "nothing"] = Field(
-        description="`newest`: nobody had decided, so the newest version that was not withdrawn served."
+        description="`assigned`; `newest`: no assignment existed, so the newest version "
+        "that was not withdrawn served; `nothing`."
     )
-    withdrawn: bool = Field(description="Assigned, and withdrawn: scans are refused until one decides anew.")
-    flagged: list[str] = Field(
-        description="Artefacts, withdrawn by now, that it descends from: it answers, with a warning."
+    withdrawn: bool = Field(
+        description="Whether the assigned version was withdrawn: scans are rejected until "
+        "another version is assigned."
     )
+    flagged: list[str] = Field(description="Withdrawn ancestors of the version; it answers with a warning.")
     assignment: Entry | None
 
 
@@ -110,9 +116,13 @@ def get_serving(
     hospital: HospitalId,
     model: ModelName,
     response: Response,
-    at: Annotated[AwareDatetime | None, Query(description="An instant in the past, with its zone.")] = None,
+    at: Annotated[
+        AwareDatetime | None, Query(description="An instant in the past, with its time zone.")
+    ] = None,
 ) -> ServingView:
-    """Which version serves now (with the `ETag` that a change must carry), or served at an instant."""
+    """Return the version that serves now (with the `ETag` that a change must carry), or that served at an
+    instant.
+    """
     at = None if at is None else _in_utc(at)
     if at is not None and at > datetime.now(UTC):
         raise Problem(422, "instant-in-the-future", "Not yet known", f"{at.isoformat()} has not come yet.")
@@ -147,9 +157,10 @@ def put_serving(
     if_match: IfMatch = None,
     if_none_match: IfNoneMatch = None,
 ) -> Entry:
-    """Assign a version: from this instant on it serves the hospital. Requests under way are not disturbed.
+    """Assign a version: from this instant on it serves the hospital. Running requests are not affected.
 
-    One that was adapted to the hospital must have passed its gate, or the gate must be overridden.
+    A version that was adapted to the hospital must have passed its gate, unless the request overrides the
+    gate.
     """
     artefact = resolve_assignable(context.store, hospital, model, body.version)
     adapted = adapted_for(artefact) is not None
@@ -183,9 +194,9 @@ def roll_back(
     response: Response,
     if_match: IfMatch = None,
 ) -> Entry:
-    """Put the previous assignment into force again; called again, the one before it.
+    """Return to the previous assignment; called again, to the one before it.
 
-    Whatever served once may serve again, its gate overridden or not.
+    A version that served once may serve again, whether its gate was overridden or not.
     """
     with context.database.read() as session:
         expected = expected_sequence(_sequence(session, hospital, model), if_match, None)
@@ -203,7 +214,7 @@ def roll_back(
 
 @router.get("/hospitals/{hospital}/serving/{model}/history", responses=problem_responses(404, 422))
 def get_history(context: InContext, hospital: HospitalId, model: ModelName) -> History:
-    """Every assignment there ever was. Nothing is ever changed or removed."""
+    """List every assignment. The log is append-only."""
     with context.database.read() as session:
         entries = assignments.history(session, hospital, model)
     if not entries:

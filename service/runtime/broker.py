@@ -5,7 +5,7 @@ Everything after the connection is the same code.
 The own Redis is a child of the process that first needed it, and every other process on the same state
 folder uses it too. It holds a lock on a file, inherited and never given up while it lives, so that "does
 one run here?" has an exact answer after any kill -9, where a pid file or a left-over socket would have
-none. Whoever finds it gone starts it again.
+none. The first process that finds it gone starts it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What Prometheus is told, in one place: each name of a metric, its labels and its unit.
+"""Prometheus metrics: the name, labels and unit of each.
 
 A registry per app, not the library's global one: two apps in one process (as in the tests) never count each
 other's requests. Label values are bounded by construction: route templates, never paths; models of the
@@ -72,7 +72,7 @@ class Metrics:
         job_seconds: from the first attempt's start to the end, by kind and final state.
         queue_messages: messages in Redis that no worker has taken.
 
-    `locum_key_usage_drift` is told by `watch_drift`.
+    `watch_drift` provides `locum_key_usage_drift`.
     """
 
     def __init__(self) -> None:

@@ -37,8 +37,7 @@ def celery_app(settings: Settings, broker_url: str) -> Celery:
         # Results are rows of the database; a second copy in Redis could only contradict them.
         task_ignore_result=True,
         task_default_queue=QUEUE,
-        # A task is done when it has returned, not when it was fetched; one whose process was killed goes
-        # back.
+        # A task is acknowledged when it has returned; the task of a killed process returns to the queue.
         task_acks_late=True,
         task_reject_on_worker_lost=True,
         worker_prefetch_multiplier=1,
@@ -70,7 +69,7 @@ class Queue:
     def __init__(self, settings: Settings, broker: Broker) -> None:
         self.broker = broker
         self._celery = celery_app(settings, broker.celery_url)
-        # Whoever sends has a person waiting: a Redis that is down or hangs is told at once, not tried again.
+        # A person waits for the sender: report a Redis that is down or hangs at once, without a retry.
         self._celery.conf.broker_transport_options |= {
             "socket_timeout": _SEND_SECONDS,
             "socket_connect_timeout": _SEND_SECONDS,

@@ -1,7 +1,7 @@
-"""Whether this process can do its work, looked at in the background, so that asking waits for nobody.
+"""Readiness: check the process's dependencies in the background, so that a request never waits.
 
 The parts are checked in a thread of their own: with every other thread of the process busy, health still
-answers, and from what was seen a moment ago. A check that hangs is told by the age of what was seen.
+answers, and from what was seen a moment ago. A hanging check shows by the age of its last result.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Readiness:
     """The latest state of every part."""
 
     def __init__(self, checks: Mapping[str, ReadinessCheck], observe: Callable[[str, bool], None]) -> None:
-        """`checks` by name of the part; `observe(part, ok)` is told of every result."""
+        """`checks` by name of the part; `observe(part, ok)` receives every result."""
         self._checks = dict(checks)
         self._observe = observe
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="readiness")

@@ -4,10 +4,10 @@
     1          3         -          -            first assignment
     2          4         1          -            assigned (an adapted version names its artefact, too)
     3          3         -          1            rolled back: entry 1 is in force again
-    4          5         3          -            assigned anew
+    4          5         3          -            assigned again
 
 A hospital without an entry is served the newest version that is not withdrawn; that rule belongs to the
-selection, the log only says "nobody decided" (None). Functions take a session, so that the caller chooses
+selection, the log only says "not decided" (None). Functions take a session, so that the caller chooses
 the transaction.
 """
 
@@ -25,7 +25,7 @@ from service.errors import AssignmentStale, NothingToRollBack
 
 
 def assignment(session: Session, hospital: str, model: str, at: datetime | None = None) -> Assignment | None:
-    """The entry in force, now or at an aware instant; None when nobody had decided yet.
+    """The entry in force, now or at an aware instant; None before the first decision.
 
     Raises:
         HospitalUnknown: no hospital of this id is registered.

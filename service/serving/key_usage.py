@@ -6,7 +6,7 @@ some days, is its *drift*: the Jensen-Shannon divergence of the two ways of pick
 
     D = H((p + q) / 2) - (H(p) + H(q)) / 2        0: alike, 1: no entry in common
 
-Of few scans it is too large: even scans of the federation's own pick unevenly. The count is told with it.
+Of few scans it is too large: even scans of the federation's own pick unevenly. The count is reported with it.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def drift(usage: Usage | None, federation: NDArray[np.float64] | None) -> float 
 def drifts(database: Database, store: Store) -> dict[tuple[str, str], float]:
     """(hospital, name@version) -> its drift now, for every pair that had a scan within the window.
 
-    Nothing where the database cannot be read: its metrics are told all the same.
+    Empty if the database cannot be read: the other metrics are reported.
     """
     found: dict[tuple[str, str], float] = {}
     by_pair: dict[tuple[str, str], list[KeyUsage]] = {}

@@ -25,7 +25,7 @@ from service.settings import Settings
 
 @dataclass(frozen=True)
 class AttemptOutcome:
-    """What `service.jobs.leases.finish` is told; `reason` is owed for every end but `succeeded`."""
+    """Arguments for `service.jobs.leases.finish`. `reason` is required unless the state is `succeeded`."""
 
     state: JobEnd
     reason: str | None = None
@@ -53,7 +53,7 @@ class PublishedCandidate:
 
 _log = logging.getLogger("locum.worker")
 
-# Whoever cancels a job expects the cores to be idle within seconds, however long the lease is.
+# A cancelled job must free the cores within seconds, however long the lease is.
 _LONGEST_BEAT_SECONDS = 2.0
 
 
@@ -115,9 +115,7 @@ class Attempt:
     # ------------------------------------------------------------------ written
 
     def set_stage(self, stage: str, **more: Any) -> None:
-        """A new stage, or news from the present one, for whoever looks at the job. Raises as
-        `check_cancelled`.
-        """
+        """Record a new stage, or progress within it. Raises as `check_cancelled`."""
         self.check_cancelled()
         self.stage = stage
         progress = {"stage": stage, **more}

@@ -91,13 +91,13 @@ def publish(
 
     def admit() -> None:
         store.by_digest(parent.digest)
-        # Nobody else publishes under this name now, and none did for this job: asked here, it stays so.
+        # Inside the store's lock no other process publishes under this name, so the check holds.
         earlier = published_by(Store(store.root), name, job.id)
         if earlier is not None:
             raise _AlreadyPublished(earlier)
         attempt.check_cancelled()
         with fenced(attempt.database, attempt.lease) as (_, row):
-            # Kept before the version is visible: whoever finds it after this worker died finds these too.
+            # Kept before the version is visible, for a reader that finds it after this worker died.
             row.gate, row.result = gate, result
 
     try:

@@ -4,10 +4,10 @@ preparing   scans and models are read and checked
 comparing   every cluster's model is asked about every image
 judging     the pick again from draws of the scans, for the gate
 drawing     what all clusters say, and what the picked one says, for a person
-publishing  once, by whoever holds the lease at that moment
+publishing  once, by the worker that holds the lease
 
 Nothing is learned: the candidate is the cluster's model as it is, with this hospital's name on it. Asking
-takes seconds, so that an attempt after a lost one begins anew, and comes to the same.
+takes seconds, so an attempt after a lost one starts over, with the same result.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from service.worker.attempt import Attempt
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """`images` float32 [N, C, H, W]; `targets` uint8 [N, H, W], 0 where nobody drew.
+    """`images` float32 [N, C, H, W]; `targets` uint8 [N, H, W], 0 where no mask was drawn.
 
     `names` has the scan of each slice, `drawn_on` whether it has a mask; `statistics` what the guard may add
     to what it knows, `left_out` the number of slices beyond MOST_IMAGES.

@@ -4,7 +4,7 @@ preparing   scans, masks and the shared model are read and checked; patients are
 joining     a checkpoint per epoch; a later attempt goes on from it, bit for bit
 judging     Dice on the validation patients against zero-shot, and whether all masks are plausible
 drawing     before and after, of scans that were not learned from
-publishing  once, by whoever holds the lease at that moment
+publishing  once, by the worker that holds the lease
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _join(
 
     def after_epoch(checkpoint: JoiningCheckpoint) -> None:
         attempt.check_cancelled()
-        # The file first: an epoch that is told of is never learned again.
+        # The file first: an epoch with an event is never learned again.
         attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
         for record in checkpoint.history:
             if record.epoch not in noted:
@@ -157,7 +157,7 @@ def _join(
         content = attempt.folder.read(attempt.folder.checkpoint)
         return go(None if content is None else JoiningCheckpoint.from_bytes(content))
     except CheckpointError as error:
-        attempt.warn(f"joining began anew: {error}")
+        attempt.warn(f"joining started over: {error}")
         return go(None)
 
 

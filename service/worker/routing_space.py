@@ -4,7 +4,7 @@ preparing   scans and models are read and checked
 adapting    a checkpoint per epoch; a later attempt goes on from it, bit for bit
 judging     the same again from another seed and from halves, for the gate
 drawing     before and after, for a person
-publishing  once, by whoever holds the lease at that moment
+publishing  once, by the worker that holds the lease
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def _adapt(
 
     def after_epoch(network: nn.Module, checkpoint: AdaptationCheckpoint) -> None:
         attempt.check_cancelled()
-        # The file first: an epoch that is told of is never learned again.
+        # The file first: an epoch with an event is never learned again.
         attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
         used = _coefficients(space, network, cohort, device, attempt.check_cancelled)
         for record in checkpoint.history:
@@ -120,7 +120,7 @@ def _adapt(
     try:
         return go(_checkpoint(attempt))
     except CheckpointError as error:
-        attempt.warn(f"the adaptation began anew: {error}")
+        attempt.warn(f"the adaptation started over: {error}")
         return go(None)
 
 

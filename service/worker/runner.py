@@ -28,7 +28,7 @@ _log = logging.getLogger("locum.worker")
 
 HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {"adaptation": run_adaptation, "scan": run_scan}
 
-# Their messages are written for whoever asked for the job.
+# Their messages are written for the client of the job.
 _IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
 
 
@@ -63,7 +63,7 @@ def _attend(attempt: Attempt) -> None:
     except LeaseLost as error:
         _log.warning("%s", error)
         return
-    # Not why: a reason may name a scan as the hospital does, which is for whoever may see the job.
+    # Without the reason: it may name a scan as the hospital does, which only readers of the job may see.
     _log.info("job %s: %s", job_id, outcome.state)
     # Only a job that is not over can be gone on with.
     attempt.folder.delete_unfinished()

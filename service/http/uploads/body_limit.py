@@ -93,5 +93,5 @@ def stalled(seconds: float) -> Problem:
 
 
 def lift(request: Request) -> None:
-    """For whoever counts the body by limits of its own, before reading it."""
+    """Lift the bounds, for a route that counts the body by limits of its own."""
     request.state.bounded = False

@@ -90,7 +90,7 @@ async def receive(
     It is never held in memory as a whole, and reading stops at the limit whatever `Content-Length` said.
 
     Args:
-        request: whose body has not been touched.
+        request: its body must be unread.
         spool: folder for large files.
         limits: what it may send.
         file_fields: fields that must hold a file; every other must not.

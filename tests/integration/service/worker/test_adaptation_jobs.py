@@ -189,7 +189,7 @@ def test_a_spoilt_checkpoint_costs_time_and_changes_nothing(finished: Workplace,
     run_job(JOB, place.settings)
     assert candidate_of(place)[0].digest == candidate_of(finished)[0].digest
     (warning,) = place.events(JOB, "warning")
-    assert "began anew" in warning.data["message"]
+    assert "started over" in warning.data["message"]
 
 
 def test_a_version_that_was_published_before_is_adopted(finished: Workplace) -> None:

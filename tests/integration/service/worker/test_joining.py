@@ -241,7 +241,7 @@ def test_it_is_assigned_like_every_candidate_and_rolled_back(joined: Joined) -> 
 def test_the_card_shows_curves_gate_attention_and_pictures(joined: Joined) -> None:
     page = joined.api.client.get(f"/jobs/{joined.job['id']}/card").text
     for said in (
-        "Whose tokens are attended to",
+        "Attention by source",
         "birch",
         "validation dice",
         "zero-shot",

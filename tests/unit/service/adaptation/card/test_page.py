@@ -218,7 +218,7 @@ def test_each_state_says_what_it_is_and_why(state: str) -> None:
 def test_what_was_learned_is_shown_while_the_job_still_runs() -> None:
     found = page(replace(BARE, state="running", epochs=FULL.epochs[:2], sections=ROUTED, stage="adapting"))
     assert "Epoch by epoch" in found.text
-    assert "Whose knowledge each layer uses" in found.text
+    assert "Share of each model per layer" in found.text
     assert "They are drawn once the adaptation is finished" in found.text
     assert [circle for circle in found.named("circle") if circle["class"] == "chosen"] == []
 
@@ -279,9 +279,9 @@ def test_attention_is_drawn_in_proportion_and_names_are_escaped() -> None:
     assert aster == birch
     assert [bar["class"] for bar in shown.named("rect")] == ["own", "bar", "bar"]
     assert "<b>birch" not in content
-    assert "Whose tokens are attended to" in shown.text
+    assert "Attention by source" in shown.text
     assert "chose the epoch" in shown.text
-    assert "Whose tokens are attended to" not in page(FULL).text
+    assert "Attention by source" not in page(FULL).text
 
 
 PICKED = {
