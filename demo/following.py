@@ -17,7 +17,7 @@ from rich.text import Text
 LEARNING = ("adapting", "joining")
 _STEPS = "▁▂▃▄▅▆▇█"
 _BAR = 20
-# Losses of so many epochs are drawn, so that a line fits a terminal of 80 columns.
+# Only the latest epochs are drawn, so that a line fits a terminal of 80 columns.
 _DRAWN = 12
 
 
@@ -54,7 +54,7 @@ class Followed:
 
     def _last_epoch(self) -> str:
         epoch = self.epochs[-1]
-        # `agreement` is of an adaptation, `dice` (on validation patients) of a joining.
+        # An adaptation reports `agreement`; a joining reports `dice` on its validation patients.
         formats = {"loss": ".4f", "agreement": ".2f", "dice": ".2f"}
         parts = [f"epoch {epoch['epoch']}"]
         parts += [

@@ -59,5 +59,5 @@ def _wait_until_ready(client: httpx.Client, process: subprocess.Popen[bytes], lo
         except httpx.TransportError:
             pass
         time.sleep(0.1)
-    said = log.read_text(errors="replace")[-2000:]
-    raise RuntimeError(f"the service did not become ready; the end of {log}:\n{said}")
+    log_end = log.read_text(errors="replace")[-2000:]
+    raise RuntimeError(f"the service did not become ready; the end of {log}:\n{log_end}")
