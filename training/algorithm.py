@@ -242,6 +242,10 @@ class Algorithm(ABC, Generic[Data]):
             f"{type(self).__name__} plans the server stage '{context.phase}' but does not define it"
         )
 
+    def longest_part(self, sites: int) -> str:  # noqa: ARG002
+        """The longest name of a model that a run over so many sites may publish and that is no site's own."""
+        return "global"
+
     @abstractmethod
     def publication(self, server: Memory) -> Publication:
         """What the server's memory is worth publishing after the last step of the plan."""

@@ -29,8 +29,8 @@ from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.in_process import InProcessEngine
 from training.errors import ConfigurationError
-from training.methods import method, methods
-from training.publish import Origin, check_names, drafts_of, publish
+from training.methods.registry import method, methods
+from training.publish import Origin, check_names, parts_of, publish
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def execute(
         raise ConfigurationError("the run cannot start", ["device: no CUDA device is available; use cpu"])
     name = name or run.federation.task.name
     if store is not None:
-        check_names(name, drafts_of(algorithm.plan(), specs))
+        check_names(name, parts_of(algorithm, specs))
     run_folder = RunFolder(folder)
     with run_folder.held():
         run_folder.claim(run.identity(), resume=resume)

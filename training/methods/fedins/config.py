@@ -63,6 +63,13 @@ class FedInsConfig(MethodConfig):
         description="batch (one mean for a whole batch) and random are controls, and not published",
     )
 
+    def prepared(self, store: Store, task: Task, name: str) -> FedInsConfig:
+        """`pinned`, for a pool that is published. Raises ConfigurationError, for a control too."""
+        if self.routing != "instance":
+            found = f"routing: '{self.routing}' is a control for benchmarks, expected 'instance'"
+            raise ConfigurationError("what is trained here is published, and a control is not", [found])
+        return self.pinned(store, task, name)
+
     def pinned(self, store: Store, task: Task, name: str) -> FedInsConfig:
         """With the backbone resolved to one digest in `store`. Raises ConfigurationError."""
         found = find_backbone(store, self.backbone, task, name)

@@ -29,6 +29,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.fedins import InstanceAdaptive, key_entropy, unused
 from personalization.networks import build
@@ -50,7 +51,7 @@ from training.errors import SiteFailed
 from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
 from training.methods.common.local_training import AnySiteData
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import SCORES, WEIGHTS, note_scores, score_metrics, score_state
+from training.methods.fedavg import SCORES, WEIGHTS, note_scores
 from training.methods.fedins.client import (
     PoolTraining,
     queries_of,
@@ -60,7 +61,7 @@ from training.methods.fedins.client import (
     usage_by,
 )
 from training.methods.fedins.config import FedInsConfig
-from training.methods.registry import register
+from training.methods.registry import Panel, register
 
 # A sum and a number are a mean of what a network makes of images.
 QUERIES = Group("queries", "features", "sum", essential=False, bounded=True)
@@ -70,7 +71,26 @@ _CENTRED = ("unet",)
 _FLOAT_BYTES = 4
 
 
-@register("fedins", FedInsConfig, kinds=("segmentation", "classification"))
+def pool_network(
+    config: FedInsConfig,
+    task: Task,
+    spec: NetworkSpec,  # noqa: ARG001 - the backbone's, which brings its own
+    state: State,
+) -> InstanceAdaptive:
+    """A pool on its backbone, on the CPU."""
+    backbone = config.frozen.load(torch.device("cpu"))
+    network = InstanceAdaptive(backbone, len(task.classes), config.entries, config.top)
+    network.pool.load_state_dict(state)
+    return network
+
+
+@register(
+    "fedins",
+    FedInsConfig,
+    kinds=("segmentation", "classification"),
+    panels=(Panel("pool"),),
+    network=pool_network,
+)
 class FedIns(Algorithm[AnySiteData]):
     """FedIns on a U-Net for a segmentation task, on a ViT for a classification."""
 
@@ -146,9 +166,9 @@ class FedIns(Algorithm[AnySiteData]):
             context.generator("score"),
         )
         picks = usage_by(network, queries["train"])
-        uploads = {SCORES.name: score_state(score), USAGE.name: {"picks": picks}}
+        uploads = {SCORES.name: score.state(), USAGE.name: {"picks": picks}}
         metrics = {
-            **score_metrics(self.metric, score),
+            **score.metrics(self.metric),
             "key_entropy": key_entropy(picks),
             "dead_keys": float(unused(picks)),
         }
