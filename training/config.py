@@ -36,7 +36,7 @@ class MethodConfig(StrictConfig):
     rounds: int = Field(25, ge=1, description="rounds of local training")
 
     def prepared(self, store: Store, task: Task, name: str) -> Self:  # noqa: ARG002
-        """This configuration for a run whose result is published to `store` as `name`.
+        """This configuration for a run that publishes to `store` as `name`.
 
         A method that stands on something in the store resolves it to a digest here. Raises
         ConfigurationError for what is missing, and for what may not be published.

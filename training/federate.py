@@ -2,8 +2,8 @@
 
     python -m training.federate --method iop-fl --data DIR --out STORE --consent all
 
-Without --data, the phantom federation is written and used. What goes wrong is told in words, exit code 2;
-a run that was killed goes on with --resume.
+Without --data, the phantom federation is written and used. An error is printed as a message, with exit code
+2; a run that was killed continues with --resume.
 """
 
 from __future__ import annotations

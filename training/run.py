@@ -70,7 +70,7 @@ class Run:
     def sites(self) -> tuple[Site[Any], ...]:
         """The sites that take part, every case with its split.
 
-        Raises ConfigurationError, and FederationError where a site has nobody to train on.
+        Raises ConfigurationError, and FederationError where a site has no patient to train on.
         """
         known = [site.name for site in self.federation.sites]
         named = {
@@ -111,7 +111,7 @@ class Run:
     def _split(self, site: Site[Any]) -> Site[Any]:
         if not all(case.split for case in site.cases):
             return split_by_patient(site, self.settings.seed, test=self.settings.test, val=self.settings.val)
-        # Nobody there: better known now than from every round that the site would be dropped from.
+        # A site without training patients would be dropped from every round: fail before the first one.
         check_trains(site)
         return site
 

@@ -5,10 +5,10 @@ w_g, trains on its own slices (Eq. 3: w_k <- w_k - eta grad L, with Adam), and t
 
     w_g <- sum_k (n_k / n) w_k         n_k training slices; uniform, 1/K, is an option (Eq. 1 as printed)
 
-Batch-norm buffers are part of the weights: running statistics are averaged, counters copied. Adam's moments
-start anew every round. In each round the sites also validate the w_g they receive; the server keeps the best.
+Batch-norm buffers are part of the weights: running statistics are averaged, counters copied. Adam restarts
+every round. In each round the sites also validate the w_g they receive; the server keeps the best.
 
-Of a classification's images, everything holds alike, with cross-entropy for the loss and accuracy for Dice.
+A classification has cross-entropy for the loss and accuracy for Dice; all else is the same.
 
 Shared:  weights w_k and w_g; the number of training slices; Dice on validation patients (sum and count);
          once, summary statistics of the training scans for the service's guard.
@@ -81,7 +81,7 @@ class FedAvgConfig(MethodConfig):
     aggregation: Literal["sample", "uniform"] = Field(
         "sample", description="weight of a site: n_k / n, or 1/K"
     )
-    selection: Literal["best", "last"] = Field("best", description="the round whose model is published")
+    selection: Literal["best", "last"] = Field("best", description="which round's model is published")
 
 
 @register("fedavg", FedAvgConfig, kinds=("segmentation", "classification"))

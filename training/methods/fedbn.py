@@ -28,7 +28,7 @@ from training.methods.registry import register
 
 @register("fedbn", FedAvgConfig, kinds=("segmentation", "classification"))
 class FedBn(PersonalFedAvg):
-    """FedAvg whose batch norm stays at the sites."""
+    """FedAvg of everything but batch norm."""
 
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         super().__init__(config, task)

@@ -35,11 +35,11 @@ class FedProx(FedAvg):
 
     def __init__(self, config: FedProxConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.mu = config.mu
+        self.config: FedProxConfig = config
 
     def penalty(self, network: nn.Module) -> Penalty:
         """mu / 2 ||w - w_g||^2."""
-        return proximal_term(network, self.mu)
+        return proximal_term(network, self.config.mu)
 
 
 def proximal_term(network: nn.Module, mu: float) -> Penalty:

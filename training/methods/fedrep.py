@@ -42,14 +42,14 @@ class FedRep(FedPer):
 
     def __init__(self, config: FedRepConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.head_epochs = config.head_epochs
+        self.config: FedRepConfig = config
 
     def train(self, context: StepContext, network: nn.Module, data: AnySiteData) -> float:
         """Both turns, in place; returns the mean loss of the second."""
         schedule = self.schedule(context.round)
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(self.is_own(name))
-        first = replace(schedule, epochs=self.head_epochs)
+        first = replace(schedule, epochs=self.config.head_epochs)
         train_locally(network, data.train, first, context.generator("head"))
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(not self.is_own(name))

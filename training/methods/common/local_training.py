@@ -157,7 +157,7 @@ def predict(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) 
 def dice_per_patient(
     network: nn.Module, slices: SliceSet, classes: int, batch_size: int = 16
 ) -> dict[str, float]:
-    """Foreground Dice of every patient, all its slices as one volume; NaN where there is none to find."""
+    """Foreground Dice of every patient, all its slices as one volume; NaN of a patient without a target."""
     if not len(slices):
         return {}
     predicted = predict(network, slices, batch_size)
@@ -196,7 +196,7 @@ class ValidationScore:
     def beats(self, best: ValidationScore) -> bool:
         """Whether the mean is higher.
 
-        Where no patient has a target, nobody has a Dice while none is found, and 0 once one is: none is no
+        Patients without a target have no Dice while nothing is found in them, and 0 otherwise: no Dice is no
         worse than 0.
         """
         if not self.patients:

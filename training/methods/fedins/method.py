@@ -1,8 +1,8 @@
 """FedIns: Feng et al., Towards Instance-adaptive Inference for Federated Learning, ICCV 2023.
 
 On a frozen backbone, a federation trains a pool of M entries: scale and shift (SSF) for every insertion
-point, a head, and a key. An image asks with the frozen backbone's own view of it, picks the C entries whose
-keys are most like its query, and is adapted by their mean (Eq. 9). In a round every site trains the pool on
+point, a head, and a key. The query of an image is the frozen backbone's view of it. The image picks the
+C entries with the keys most like its query, and is adapted by their mean (Eq. 9). In a round every site trains the pool on
 
     (1 - w) L_task + w (1 - s)         s the sum of the C similarities; the public code's term, which the
                                        paper leaves out and without which keys get no gradient
@@ -234,7 +234,7 @@ class FedIns(Algorithm[AnySiteData]):
         return Memory(join(states), facts)
 
     def _centre(self, server: Memory, total: State | None) -> State:
-        """The mean query of the training images; as it was (zero) where nobody sends any."""
+        """The mean query of the training images; as it was (zero) where no site sends any."""
         if total is None:
             return part(server.tensors, "fixed")
         return {"centre": (total["sum"] / total["count"].double()).float()}

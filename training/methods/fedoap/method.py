@@ -14,8 +14,8 @@ Stage 2: every site fine-tunes all its weights with the perturbed boundary loss,
 and keeps the best on its own validation patients.
 
 Shared:  gamma_k; mean tokens (kind `features`, bounded by federation and site, not essential), the last of
-         which are published in every model, whoever consents; Dice on validation patients; once, summary
-         statistics. In the phase `export`, and only at sites that consent: the site's whole model.
+         which are published in every model, with or without consent; Dice on validation patients; once,
+         summary statistics. In the phase `export`, and only at sites that consent: the site's whole model.
 Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 """
 
