@@ -2,7 +2,8 @@
 
 On a frozen backbone, a federation trains a pool of M entries: scale and shift (SSF) for every insertion
 point, a head, and a key. The query of an image is the frozen backbone's view of it. The image picks the
-C entries with the keys most like its query, and is adapted by their mean (Eq. 9). In a round every site trains the pool on
+C entries with the keys most like its query, and is adapted by their mean (Eq. 9). In a round every site
+trains the pool on
 
     (1 - w) L_task + w (1 - s)         s the sum of the C similarities; the public code's term, which the
                                        paper leaves out and without which keys get no gradient
