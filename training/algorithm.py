@@ -96,7 +96,7 @@ class Phase:
     """Rounds of work at the sites.
 
     `downloads` names the groups of `broadcast` (their reduction plays no part). A phase with `consent` runs
-    only at sites whose hospital said yes to it. `everyone` takes all sites whatever the run's participation.
+    only at sites of hospitals that agreed to it. `everyone` takes all sites whatever the run's participation.
     """
 
     name: str
@@ -134,7 +134,7 @@ class StepContext:
     `generator(purpose)` gives a fresh CPU generator that depends on the run's seed, the phase, the round, the
     site and the purpose, and on nothing else: the same call gives the same numbers again. `bounds` are the
     site's own, on features that leave it. `noise(purpose)` draws what is to hide something in them: from a
-    key of the site's too, since the seed is published, and whoever knows it could subtract the noise again.
+    key of the site's too, since the seed is published and would let a reader subtract the noise.
     """
 
     phase: str
@@ -241,6 +241,10 @@ class Algorithm(ABC, Generic[Data]):
         raise TypeError(
             f"{type(self).__name__} plans the server stage '{context.phase}' but does not define it"
         )
+
+    def longest_part(self, sites: int) -> str:  # noqa: ARG002
+        """The longest name of a model that a run over so many sites may publish and that is no site's own."""
+        return "global"
 
     @abstractmethod
     def publication(self, server: Memory) -> Publication:

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from model_store.store import Store
+from model_store.task import Task
 from training.algorithm import GroupKind
 from training.bounds import FeatureBounds
 from training.errors import ConfigurationError
@@ -32,6 +34,14 @@ class MethodConfig(StrictConfig):
     """What every method has: a number of rounds."""
 
     rounds: int = Field(25, ge=1, description="rounds of local training")
+
+    def prepared(self, store: Store, task: Task, name: str) -> Self:  # noqa: ARG002
+        """This configuration for a run that publishes to `store` as `name`.
+
+        A method that stands on something in the store resolves it to a digest here. Raises
+        ConfigurationError for what is missing, and for what may not be published.
+        """
+        return self
 
 
 class RunConfig(StrictConfig):

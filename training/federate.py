@@ -2,14 +2,16 @@
 
     python -m training.federate --method iop-fl --data DIR --out STORE --consent all
 
-Without --data, the phantom federation is written and used. What goes wrong is told in words, exit code 2;
-a run that was killed goes on with --resume.
+Without --data, the phantom federation is written and used. An error is printed as a message, with exit code
+2; a run that was killed continues with --resume.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,14 +22,15 @@ from model_store.errors import LocumStoreError
 from model_store.store import Store
 from model_store.task import TaskKind
 from training.config import MethodConfig, RunConfig, parse, read_sections
+from training.data.cases import Federation
 from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
-from training.errors import ConfigurationError, TrainingError
-from training.methods import FedInsConfig, methods
-from training.methods import method as find_method
+from training.errors import TrainingError
+from training.methods.registry import Method, methods
+from training.methods.registry import method as find_method
 from training.phantom import phantom_of
 from training.progress import open_progress
-from training.publish import check_names, drafts_of
+from training.publish import check_names, parts_of
 from training.record import RECORD_FILE, RunRecord
 from training.run import Result, Run, execute
 from training.tasks import resolve as resolve_task
@@ -72,24 +75,37 @@ def federate(
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
 ) -> None:
     """Federate the hospitals of a folder and publish what they learned."""
-    console = Console(stderr=True)
-    try:
-        settings = {"leave_out": leave_out or None, "seed": seed, "consent": _consent(consent)}
-        shares = {"clients": clients, "alpha": dirichlet}
-        _federate(
-            method,
-            data,
-            task,
-            shares,
-            out,
-            name,
+    with _failures_in_words():
+        chosen = find_method(method)
+        method_config, run_config = _configured(
+            chosen,
             config,
             {"rounds": rounds, "backbone": backbone},
-            settings,
-            workers,
-            run,
-            resume,
+            {"leave_out": leave_out or None, "seed": seed, "consent": _consent(consent)},
+            # Defaults suit real scans; the phantom's few slices want their own.
+            phantom_of(chosen.kinds[0]).training if data is None else {},
         )
+        store = Store(out)
+        federation = _federation(
+            data or _phantom(store.root.parent, chosen.kinds[0]),
+            task,
+            {"clients": clients, "alpha": dirichlet},
+            run_config.seed,
+        )
+        name = name or federation.task.name
+        check_names(name)
+        job = Run(federation, method, method_config.prepared(store, federation.task, name), run_config)
+        folder = run or store.root.parent / "runs" / job.id
+        result, warnings = _train(job, store, name, folder, workers, resume)
+        _conclude(result, store, folder, warnings)
+
+
+@contextmanager
+def _failures_in_words() -> Iterator[None]:
+    """End the command with a message and an exit code where it cannot go on."""
+    console = Console(stderr=True)
+    try:
+        yield
     except (TrainingError, LocumStoreError) as error:
         console.print(f"[bold red]error[/] {_escaped(error)}", highlight=False, soft_wrap=True)
         raise typer.Exit(FAILED) from None
@@ -105,76 +121,68 @@ def federate(
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _federate(
-    method: str,
-    data: Path | None,
-    task: str | None,
-    shares: dict[str, Any],
-    out: Path,
-    name: str | None,
-    config: Path | None,
-    method_options: dict[str, Any],
-    run_options: dict[str, Any],
-    workers: int | None,
-    folder: Path | None,
-    resume: bool,
-) -> None:
-    method_section, run_section = read_sections(config)
-    chosen = find_method(method)
-    if data is None:
-        # Defaults suit real scans; the phantom's few slices want their own.
-        training = phantom_of(chosen.kinds[0]).training
-        method_section = {
-            k: v for k, v in training.items() if k in chosen.config.model_fields
-        } | method_section
-    method_section |= {field: value for field, value in method_options.items() if value is not None}
-    run_section |= {field: value for field, value in run_options.items() if value is not None}
-    where = str(config) if config else "the options"
-    method_config: MethodConfig = parse(chosen.config, method_section, f"{where}, method {method}")
-    run_config = parse(RunConfig, run_section, f"{where}, run")
-    given = {field: value for field, value in shares.items() if value is not None}
-    partition = Partition(**given, seed=run_config.seed) if given or (data and data.is_file()) else None
-    store = Store(out)
-    federation = load_federation(
-        data or _phantom(store.root.parent, chosen.kinds[0]), resolve_task(task) if task else None, partition
+def _configured(
+    method: Method,
+    file: Path | None,
+    method_options: Mapping[str, Any],
+    run_options: Mapping[str, Any],
+    defaults: Mapping[str, Any],
+) -> tuple[MethodConfig, RunConfig]:
+    """Both configurations: options come before the file, and the file before `defaults`, of which a method
+    takes the fields that it has. Raises ConfigurationError.
+    """
+    method_section, run_section = read_sections(file)
+    known = {field: value for field, value in defaults.items() if field in method.config.model_fields}
+    where = str(file) if file else "the options"
+    return (
+        parse(
+            method.config, known | method_section | _given(method_options), f"{where}, method {method.name}"
+        ),
+        parse(RunConfig, run_section | _given(run_options), f"{where}, run"),
     )
-    published = name or federation.task.name
-    check_names(published)
-    if isinstance(method_config, FedInsConfig):
-        if method_config.routing != "instance":
-            found = f"routing: '{method_config.routing}' is a control for benchmarks, expected 'instance'"
-            raise ConfigurationError("what is trained here is published, and a control is not", [found])
-        method_config = method_config.pinned(store, federation.task, published)
-    job = Run(federation, method, method_config, run_config)
-    folder = folder or store.root.parent / "runs" / job.id
-    plan, sites = job.algorithm().plan(), job.specs()
+
+
+def _federation(
+    data: Path, task: str | None, shares: Mapping[str, float | None], seed: int
+) -> Federation[Any]:
+    """The federation of a folder, or of an .npz, which is shared out among made-up sites by the seed."""
+    given = _given(shares)
+    partition = Partition(**given, seed=seed) if given or data.is_file() else None
+    return load_federation(data, resolve_task(task) if task else None, partition)
+
+
+def _train(
+    job: Run, store: Store, name: str, folder: Path, workers: int | None, resume: bool
+) -> tuple[Result, list[str]]:
+    """Execute the run, with its progress shown; returns its result and the warnings that were shown."""
+    algorithm, sites, federation = job.algorithm(), job.specs(), job.federation
     # What cannot be published, or a store that cannot be written to, is better known now than after training.
-    check_names(published, drafts_of(plan, sites))
+    check_names(name, parts_of(algorithm, sites))
     for place in (store.root, folder):
         place.mkdir(parents=True, exist_ok=True)
     warnings: list[str] = []
     with open_progress() as progress:
-        progress.run_started(f"{method} on {published}", plan, [site.name for site in sites])
+        progress.run_started(f"{job.method} on {name}", algorithm.plan(), [site.name for site in sites])
         if federation.inferred:
             federation.task.dump(folder / TASK_FILE)
             warnings.append(
                 f"there is no {TASK_FILE} in {federation.root}; one was inferred and written to "
                 f"{folder / TASK_FILE}: look at it, and put it into the federation's folder"
             )
-            progress.warning(warnings[-1])
         if repeated := federation.repeated:
             warnings.append(
                 f"{sum(map(len, repeated))} images are the same file as another patient's, first "
                 f"{' and '.join(repeated[0][:2])}: training may see what validation or a test judges by; "
                 "leave copies out, or give them one patient in cases.csv"
             )
-            progress.warning(warnings[-1])
+        for warning in warnings:
+            progress.warning(warning)
         result = execute(
-            job, folder, workers=workers, resume=resume, observer=progress, store=store, name=published
+            job, folder, workers=workers, resume=resume, observer=progress, store=store, name=name
         )
         for artefact in result.artefacts:
             progress.published(str(artefact), artefact.digest)
-    _conclude(result, store, folder, warnings)
+    return result, warnings
 
 
 def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -> None:
@@ -203,6 +211,11 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that a person gave."""
+    return {field: value for field, value in options.items() if value is not None}
 
 
 def _consent(text: str | None) -> tuple[str, ...] | Literal["all"] | None:

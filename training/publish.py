@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from typing import Any
 
 from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError
@@ -20,6 +21,7 @@ from model_store.manifest import (
     CrossAttentionManifest,
     Lineage,
     ModelManifest,
+    PersonalModelsManifest,
     RoutingSpaceManifest,
     SsfPoolManifest,
 )
@@ -31,7 +33,7 @@ from personalization.export import to_onnx
 from personalization.fedins import InstanceAdaptive
 from personalization.networks import build, build_backbone
 from personalization.state import from_safetensors, to_safetensors
-from training.algorithm import ModelDraft, Phase, Publication, ServerStage
+from training.algorithm import Algorithm, ModelDraft, Phase, Publication
 from training.engine.egress import SiteSpec
 from training.errors import ConfigurationError, PublishError
 
@@ -68,15 +70,13 @@ def check_names(name: str, parts: Sequence[str] = ()) -> None:
         raise ConfigurationError("what is trained cannot be published under this name", problems)
 
 
-def drafts_of(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -> tuple[str, ...]:
-    """What a run may publish beside the artefact that is asked for by name: parts of the sites that consent,
-    of all, and of clusters, which are as many as the sites at most.
+def parts_of(algorithm: Algorithm[Any], sites: Sequence[SiteSpec]) -> tuple[str, ...]:
+    """Names of parts that a run may publish: of the sites that consent, and the longest other one. A method
+    without an export publishes one model, which has no parts.
     """
-    if not any(isinstance(step, Phase) and step.consent for step in plan):
+    if not any(isinstance(step, Phase) and step.consent for step in algorithm.plan()):
         return ()
-    clusters = any(step.name == "cluster" for step in plan)
-    last = f"cluster-{len(sites)}" if clusters else "global"
-    return (*(site.name for site in sites if site.consents), last)
+    return (*(site.name for site in sites if site.consents), algorithm.longest_part(len(sites)))
 
 
 def publish(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:
@@ -107,14 +107,23 @@ def _publish_model(store: Store, origin: Origin, publication: Publication) -> tu
 def _publish_global_and_inside(
     store: Store, origin: Origin, publication: Publication
 ) -> tuple[Artefact, ...]:
-    digests: dict[str | None, str] = {}
+    if not publication.models:
+        raise PublishError(
+            f"'{origin.name}': no site exported its model, and kind '{publication.kind}' has no other. Add "
+            "--resume and --consent all, or --consent SITE,SITE: nothing is trained again"
+        )
+    inside: dict[str, str] = {}
+    shared: dict[str, Any] = {}
     parts: list[Artefact] = []
     metrics: dict[str, float] = {}
     for draft in publication.models:
         label = draft.site or "global"
         part = _model(store, origin, draft, publication, name=f"{origin.name}.{label}", part_of=origin.name)
         parts.append(part)
-        digests[draft.site] = part.digest
+        if draft.site is None:
+            shared["global_model"] = part.digest
+        else:
+            inside[draft.site] = part.digest
         metrics |= {f"{label}.{metric}": value for metric, value in draft.metrics.items()}
     manifest = _GLOBAL_AND_INSIDE[publication.kind](
         name=origin.name,
@@ -122,8 +131,8 @@ def _publish_global_and_inside(
         lineage=origin.lineage,
         metrics=metrics,
         software=software(),
-        global_model=digests[None],
-        inside={site: digest for site, digest in digests.items() if site is not None},
+        inside=inside,
+        **shared,
     )
     return (*parts, store.publish(manifest, {}))
 
@@ -220,9 +229,12 @@ def _model(
     return store.publish(manifest, files)
 
 
-_GLOBAL_AND_INSIDE: Mapping[str, type[RoutingSpaceManifest] | type[CrossAttentionManifest]] = {
+_GLOBAL_AND_INSIDE: Mapping[
+    str, type[RoutingSpaceManifest] | type[CrossAttentionManifest] | type[PersonalModelsManifest]
+] = {
     "routing-space": RoutingSpaceManifest,
     "cross-attention": CrossAttentionManifest,
+    "personal-models": PersonalModelsManifest,
 }
 
 _KINDS: Mapping[str, Callable[[Store, Origin, Publication], tuple[Artefact, ...]]] = {

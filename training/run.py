@@ -29,8 +29,8 @@ from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.in_process import InProcessEngine
 from training.errors import ConfigurationError
-from training.methods import method, methods
-from training.publish import Origin, check_names, drafts_of, publish
+from training.methods.registry import method, methods
+from training.publish import Origin, check_names, parts_of, publish
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Run:
     def sites(self) -> tuple[Site[Any], ...]:
         """The sites that take part, every case with its split.
 
-        Raises ConfigurationError, and FederationError where a site has nobody to train on.
+        Raises ConfigurationError, and FederationError where a site has no patient to train on.
         """
         known = [site.name for site in self.federation.sites]
         named = {
@@ -111,7 +111,7 @@ class Run:
     def _split(self, site: Site[Any]) -> Site[Any]:
         if not all(case.split for case in site.cases):
             return split_by_patient(site, self.settings.seed, test=self.settings.test, val=self.settings.val)
-        # Nobody there: better known now than from every round that the site would be dropped from.
+        # A site without training patients would be dropped from every round: fail before the first one.
         check_trains(site)
         return site
 
@@ -165,7 +165,7 @@ def execute(
         raise ConfigurationError("the run cannot start", ["device: no CUDA device is available; use cpu"])
     name = name or run.federation.task.name
     if store is not None:
-        check_names(name, drafts_of(algorithm.plan(), specs))
+        check_names(name, parts_of(algorithm, specs))
     run_folder = RunFolder(folder)
     with run_folder.held():
         run_folder.claim(run.identity(), resume=resume)

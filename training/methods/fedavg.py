@@ -5,10 +5,10 @@ w_g, trains on its own slices (Eq. 3: w_k <- w_k - eta grad L, with Adam), and t
 
     w_g <- sum_k (n_k / n) w_k         n_k training slices; uniform, 1/K, is an option (Eq. 1 as printed)
 
-Batch-norm buffers are part of the weights: running statistics are averaged, counters copied. Adam's moments
-start anew every round. In each round the sites also validate the w_g they receive; the server keeps the best.
+Batch-norm buffers are part of the weights: running statistics are averaged, counters copied. Adam restarts
+every round. In each round the sites also validate the w_g they receive; the server keeps the best.
 
-Of a classification's images, everything holds alike, with cross-entropy for the loss and accuracy for Dice.
+A classification has cross-entropy for the loss and accuracy for Dice; all else is the same.
 
 Shared:  weights w_k and w_g; the number of training slices; Dice on validation patients (sum and count);
          once, summary statistics of the training scans for the service's guard.
@@ -21,8 +21,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
-import torch
 from pydantic import Field
+from torch import nn
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task, TaskKind
@@ -44,6 +44,7 @@ from training.config import MethodConfig
 from training.methods.common.data_statistics import DESCRIBE, describe, described, merge_described
 from training.methods.common.local_training import (
     AnySiteData,
+    Penalty,
     Schedule,
     ValidationScore,
     evaluate,
@@ -80,7 +81,7 @@ class FedAvgConfig(MethodConfig):
     aggregation: Literal["sample", "uniform"] = Field(
         "sample", description="weight of a site: n_k / n, or 1/K"
     )
-    selection: Literal["best", "last"] = Field("best", description="the round whose model is published")
+    selection: Literal["best", "last"] = Field("best", description="which round's model is published")
 
 
 @register("fedavg", FedAvgConfig, kinds=("segmentation", "classification"))
@@ -125,14 +126,26 @@ class FedAvg(Algorithm[AnySiteData]):
             return describe(data, weight)
         network = network_of(self.network, received[WEIGHTS.name], context.device)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
-        uploads = {SCORES.name: score_state(score)}
-        metrics = score_metrics(self.metric, score)
+        uploads = {SCORES.name: score.state()}
+        metrics = score.metrics(self.metric)
         if context.phase == "train":
-            metrics["loss"] = train_locally(
-                network, data.train, self.schedule(context.round), context.generator("train")
-            )
+            metrics["loss"] = self.train(context, network, data)
             uploads[WEIGHTS.name] = state_of(network)
         return ClientResult(uploads, weight, metrics=metrics)
+
+    def train(self, context: StepContext, network: nn.Module, data: AnySiteData) -> float:
+        """Train a site's network in place, from w_g (Eq. 3); returns the mean loss."""
+        return train_locally(
+            network,
+            data.train,
+            self.schedule(context.round),
+            context.generator("train"),
+            self.penalty(network),
+        )
+
+    def penalty(self, network: nn.Module) -> Penalty | None:  # noqa: ARG002
+        """What is added to the loss of every batch, of a network that holds w_g now; nothing in FedAvg."""
+        return None
 
     def schedule(self, round_: int) -> Schedule:
         """How a site trains in a round."""
@@ -199,13 +212,3 @@ def note_scores(
     if total.patients and (best is None or total.mean > best[metric]):
         best = latest
     return {**facts, "scores": scores, "latest": latest, "best": best if selection == "best" else None}
-
-
-def score_state(score: ValidationScore) -> State:
-    """A score as tensors: float64 [2], sum and count."""
-    return {"score": torch.tensor([score.total, score.patients], dtype=torch.float64)}
-
-
-def score_metrics(name: str, score: ValidationScore) -> dict[str, float]:
-    """A score as a metric; nothing when no patient has a Dice."""
-    return {name: score.mean} if score.patients else {}

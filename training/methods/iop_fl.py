@@ -24,9 +24,7 @@ from model_store.task import Task
 from personalization.state import clone, ema
 from training.algorithm import (
     ClientResult,
-    Group,
     Memory,
-    ModelDraft,
     Phase,
     Publication,
     RoundResult,
@@ -35,6 +33,7 @@ from training.algorithm import (
     StepContext,
 )
 from training.errors import SiteFailed
+from training.methods.common.export import EXPORT, export_personal, keep_exported, personal_drafts
 from training.methods.common.local_training import (
     AnySiteData,
     ValidationScore,
@@ -44,11 +43,8 @@ from training.methods.common.local_training import (
     state_of,
 )
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig, score_metrics, score_state
+from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
-
-PERSONAL = Group("personal", "weights", "collect")
-PERSONAL_SCORE = Group("personal_score", "statistics", "collect", essential=False)
 
 
 class IopFlConfig(FedAvgConfig):
@@ -71,8 +67,7 @@ class IopFl(FedAvg):
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """FedAvg's, and the consented export."""
-        export = Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True)
-        return (*super().plan(), export)
+        return (*super().plan(), EXPORT)
 
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
@@ -93,7 +88,7 @@ class IopFl(FedAvg):
         personal = ema(previous, result.uploads[WEIGHTS.name], self.config.tau)
         network = network_of(self.network, self._published(personal, data, context), context.device)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
-        metrics = {**result.metrics, **score_metrics("personal_val_dice", score)}
+        metrics = {**result.metrics, **score.metrics("personal_val_dice")}
         return replace(
             result, memory=self._remember(context.round + 1, memory, personal, score), metrics=metrics
         )
@@ -124,38 +119,16 @@ class IopFl(FedAvg):
         facts = memory.facts["best"] or memory.facts["latest"]
         chosen = part(memory.tensors, "best" if memory.facts["best"] else "personal")
         score = ValidationScore(facts["total"], facts["patients"])
-        return ClientResult(
-            {
-                PERSONAL.name: self._published(chosen, data, context),
-                PERSONAL_SCORE.name: score_state(score),
-            },
-            weight=1.0,
-            metrics=score_metrics("personal_val_dice", score),
-        )
+        return export_personal(self._published(chosen, data, context), score)
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Set the exported models beside the global one."""
         if context.phase != "export":
             return super().server_step(context, server, result)
-        inside = {f"inside/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()}
-        scores = {
-            site: state["score"].tolist()
-            for site, state in result.collected.get(PERSONAL_SCORE.name, {}).items()
-        }
-        exported = {site: scores.get(site, [0.0, 0]) for site in result.weights}
-        return Memory({**server.tensors, **join(inside)}, {**server.facts, "exported": exported})
+        return keep_exported(server, result)
 
     def publication(self, server: Memory) -> Publication:
         """A routing space of the global and the exported models; without any of those, the global alone."""
         base = super().publication(server)
-        inside = tuple(
-            ModelDraft(
-                "inside",
-                self.network,
-                part(server.tensors, f"inside/{site}"),
-                site,
-                score_metrics("val_dice", ValidationScore(total, int(patients))),
-            )
-            for site, (total, patients) in server.facts.get("exported", {}).items()
-        )
+        inside = personal_drafts(server, self.network)
         return replace(base, kind="routing-space", models=(*base.models, *inside)) if inside else base

@@ -1,49 +1,114 @@
-"""Methods by the name a person gives on the command line."""
+"""Methods by the name a person gives on the command line.
+
+The modules of `training.methods` are found, not listed: a new file with a class under `@register` is enough.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from difflib import get_close_matches
+from functools import cache
+from importlib import import_module
+from typing import Any, Literal, TypeVar
 
+import torch
+from torch import Tensor, nn
+
+from model_store.manifest import NetworkSpec
 from model_store.task import Task, TaskKind
-from training.algorithm import Algorithm
+from training import methods as package
+from training.algorithm import Algorithm, State
 from training.config import MethodConfig
 from training.errors import ConfigurationError
+from training.methods.common.local_training import network_of
 
 Built = TypeVar("Built", bound=type[Algorithm[Any]])
-_METHODS: dict[str, Method] = {}
+_REGISTERED: dict[str, Method] = {}
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A section of the report that a method has beyond curves and bytes, and the section it comes after.
+
+    `training.report.NAME` has a function `content(record, publication)`, which gives what the template
+    `NAME.html` shows as `NAME`, or None where there is nothing to show. A report imports it when it is drawn.
+    """
+
+    name: str
+    after: Literal["rounds", "traffic"] = "rounds"
+
+
+def plain_network(config: MethodConfig, task: Task, spec: NetworkSpec, state: State) -> nn.Module:  # noqa: ARG001
+    """A published draft as a network on the CPU: what its `spec` builds, with its weights."""
+    return network_of(spec, state, torch.device("cpu"))
 
 
 @dataclass(frozen=True)
 class Method:
-    """A registered method: how it is configured, how it is made for a task, and for which kinds of task."""
+    """A registered method: how it is configured, how it is built for a task, and what is special to it.
+
+    kinds: the kinds of task it is for.
+    panels: its own sections of the report.
+    network: (config, task, draft's network, draft's weights) -> the network that a site's overlays show.
+    attention: (that network, images [N, C, H, W]) -> [N, sources], each image's attention to the draft's
+        `sources`, for a method with such drafts.
+    """
 
     name: str
     config: type[MethodConfig]
     build: Callable[[Any, Task], Algorithm[Any]]
     kinds: tuple[TaskKind, ...]
+    panels: tuple[Panel, ...]
+    network: Callable[[Any, Task, NetworkSpec, State], nn.Module]
+    attention: Callable[[Any, Tensor], Tensor] | None
 
 
 def register(
-    name: str, config: type[MethodConfig], kinds: tuple[TaskKind, ...] = ("segmentation",)
+    name: str,
+    config: type[MethodConfig],
+    kinds: tuple[TaskKind, ...] = ("segmentation",),
+    *,
+    panels: tuple[Panel, ...] = (),
+    network: Callable[[Any, Task, NetworkSpec, State], nn.Module] = plain_network,
+    attention: Callable[[Any, Tensor], Tensor] | None = None,
 ) -> Callable[[Built], Built]:
-    """Class decorator: make an algorithm, built as `Class(config, task)`, runnable under `name`."""
+    """Class decorator: make an algorithm, built as `Class(config, task)`, runnable under `name`.
+
+    The other arguments are those of `Method`. Raises ValueError for a name that another class has.
+    """
 
     def enter(algorithm: Built) -> Built:
-        _METHODS[name] = Method(name, config, algorithm, kinds)
+        if name in _REGISTERED:
+            raise ValueError(
+                f"method '{name}': registered by {_REGISTERED[name].build} and by {algorithm}; rename one"
+            )
+        _REGISTERED[name] = Method(name, config, algorithm, kinds, panels, network, attention)
         return algorithm
 
     return enter
 
 
+@cache
+def _found() -> Mapping[str, Method]:
+    """All methods, once every module of the package is imported."""
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        import_module(module.name)
+    return _REGISTERED
+
+
 def methods() -> tuple[str, ...]:
     """The registered names, sorted."""
-    return tuple(sorted(_METHODS))
+    return tuple(sorted(_found()))
 
 
 def method(name: str) -> Method:
-    """A method by name. Raises ConfigurationError listing the known ones."""
-    if name not in _METHODS:
-        raise ConfigurationError(f"unknown method '{name}'", [f"known methods: {', '.join(methods())}"])
-    return _METHODS[name]
+    """A method by name. Raises ConfigurationError with the nearest name and the known ones."""
+    if name not in _found():
+        near = get_close_matches(name.lower(), methods(), n=1)
+        guess = f": did you mean '{near[0]}'?" if near else ""
+        raise ConfigurationError(
+            f"unknown method '{name}'{guess}", [f"known methods: {', '.join(methods())}"]
+        )
+    return _found()[name]

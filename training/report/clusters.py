@@ -13,6 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from training.algorithm import Publication
+from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 
 # The loss of a step, as a person would call it.
@@ -26,9 +27,11 @@ _COLUMNS = 6
 _GAP = 1
 
 
-def clusters_of(publication: Publication, colours: int) -> dict[str, Any]:
-    """Everything `clusters.html` needs, of a publication of kind `clusters`, whose scans have so many
-    `colours`: 1 or 3."""
+def content(record: RunRecord, publication: Publication | None) -> dict[str, Any] | None:
+    """Everything `clusters.html` needs, of a publication of kind `clusters`; None without a publication."""
+    if publication is None:
+        return None
+    colours = record.task.channels
     composite, exhibits = publication.composite, publication.exhibits
     drafts = {draft.cluster: draft for draft in publication.models if draft.cluster is not None}
     names = list(composite["mixing"])

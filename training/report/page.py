@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,13 +17,12 @@ from model_store.durable import write_durably
 from model_store.task import Task
 from training.algorithm import Publication
 from training.engine.history import RoundEntry
+from training.methods.registry import method
 from training.progress.format import duration, number, size
 from training.progress.state import METRICS, heading
 from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
-from training.report.clusters import clusters_of
-from training.report.pool import pool_of
-from training.report.transmission import mebibytes, transmission_of
+from training.report.transmission import mebibytes
 
 # What a curve of a metric shows; others speak for themselves.
 _CAPTIONS = {
@@ -53,29 +53,36 @@ def environment() -> jinja2.Environment:
 
 
 def write_report(record: RunRecord, path: Path, publication: Publication | None = None) -> Path:
-    """Write the report of a finished run; gives the path back. `publication` adds what its kind can show."""
-    page = (
-        environment()
-        .get_template("report.html")
-        .render(
-            record=record,
-            tiles=_tiles(record),
-            colours={site.name: colour_of(i) for i, site in enumerate(record.sites)},
-            charts=_charts(record),
-            heading=heading,
-            sites=_site_rows(record),
-            events=_events(record.rounds),
-            traffic=record.traffic(),
-            transmission=transmission_of(record),
-            task=_as_yaml(record.task),
-            clusters=clusters_of(publication, record.task.channels)
-            if publication and publication.kind == "clusters"
-            else None,
-            pool=pool_of(publication) if publication and publication.kind == "ssf-pool" else None,
-        )
+    """Write the report of a finished run; gives the path back. `publication` adds what its method shows."""
+    templates = environment()
+    page = templates.get_template("report.html").render(
+        record=record,
+        tiles=_tiles(record),
+        colours={site.name: colour_of(i) for i, site in enumerate(record.sites)},
+        charts=_charts(record),
+        heading=heading,
+        sites=_site_rows(record),
+        events=_events(record.rounds),
+        traffic=record.traffic(),
+        task=_as_yaml(record.task),
+        panels=_panels(record, publication, templates),
     )
     write_durably(path, page.encode())
     return path
+
+
+def _panels(
+    record: RunRecord, publication: Publication | None, templates: jinja2.Environment
+) -> dict[str, list[Markup]]:
+    """The method's own sections, by the section that they come after."""
+    shown: dict[str, list[Markup]] = {"rounds": [], "traffic": []}
+    for panel in method(record.method).panels:
+        content = import_module(f"training.report.{panel.name}").content(record, publication)
+        if content is not None:
+            # The template has escaped everything that was not made here.
+            section = templates.get_template(f"{panel.name}.html").render({panel.name: content})
+            shown[panel.after].append(Markup(section))
+    return shown
 
 
 def _as_yaml(task: Task) -> str:

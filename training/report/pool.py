@@ -7,11 +7,14 @@ from typing import Any
 from markupsafe import Markup
 
 from training.algorithm import Publication
+from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 
 
-def pool_of(publication: Publication) -> dict[str, Any]:
-    """Everything `pool.html` needs, of a publication of kind `ssf-pool`."""
+def content(record: RunRecord, publication: Publication | None) -> dict[str, Any] | None:  # noqa: ARG001
+    """Everything `pool.html` needs, of a publication of kind `ssf-pool`; None without a publication."""
+    if publication is None:
+        return None
     facts, composite = publication.exhibits.facts, publication.composite
     seen = [entry for entry in facts["usage"] if entry["picks"] is not None]
     picks = composite["usage"] or []

@@ -11,22 +11,20 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
-from personalization.fedins import InstanceAdaptive
-from personalization.fedoap.joining import predict as attend
-from personalization.networks import FedOapUNet
-from personalization.state import from_safetensors, to_safetensors
-from training.backbones import FrozenBackbone
+from personalization.state import State, from_safetensors, to_safetensors
+from training.config import MethodConfig
 from training.data.cases import Site
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import all_for_testing
-from training.methods import FedInsConfig
-from training.methods.common.local_training import network_of, predict
+from training.methods.common.local_training import predict
+from training.methods.registry import method
 from training.report.overlays import write_overlays
 from training.run import Result
 
@@ -44,13 +42,14 @@ def write_site_pages(result: Result, folder: Path, workers: int = 1) -> dict[str
         return {}
     sites = result.run.sites()
     models = {site.name: _models_of(site.name, result) for site in sites}
+    attention = method(result.run.method).attention
     # The same for every model of a publication.
     sources = next((draft.sources for draft in result.publication.models if draft.sources), None)
     task = result.run.federation.task
     with ProcessPoolExecutor(max(1, workers), mp_context=get_context("spawn")) as pool:
         pages = {
             site.name: pool.submit(
-                _page, folder / "sites" / site.name, site, task, models[site.name], sources
+                _page, folder / "sites" / site.name, site, task, models[site.name], sources, attention
             )
             for site in sites
         }
@@ -59,39 +58,34 @@ def write_site_pages(result: Result, folder: Path, workers: int = 1) -> dict[str
 
 def _models_of(site: str, result: Result) -> dict[str, Made]:
     """What a site may be shown: models of the whole federation, and its own."""
-    config, composite = result.run.config, result.publication.composite
-    make: Callable[[NetworkSpec, bytes], nn.Module] = _plain
-    if isinstance(config, FedInsConfig):
-        classes = len(result.run.federation.task.classes)
-        make = partial(_pool, config.frozen, classes, composite["entries"], composite["top"])
+    run = result.run
+    build = partial(_build, method(run.method).network, run.config, run.federation.task)
     return {
         "own" if draft.site == site else draft.role: partial(
-            make, draft.network, to_safetensors(draft.weights)
+            build, draft.network, to_safetensors(draft.weights)
         )
         for draft in result.publication.models
         if draft.site in (None, site)
     }
 
 
-def _plain(spec: NetworkSpec, weights: bytes) -> nn.Module:
-    return network_of(spec, from_safetensors(weights), torch.device("cpu"))
-
-
-def _pool(
-    frozen: FrozenBackbone,
-    classes: int,
-    entries: int,
-    top: int,
-    spec: NetworkSpec,  # noqa: ARG001 - the backbone's, which brings its own
+def _build(
+    network: Callable[[Any, Task, NetworkSpec, State], nn.Module],
+    config: MethodConfig,
+    task: Task,
+    spec: NetworkSpec,
     weights: bytes,
 ) -> nn.Module:
-    network = InstanceAdaptive(frozen.load(torch.device("cpu")), classes, entries, top)
-    network.pool.load_state_dict(from_safetensors(weights))
-    return network
+    return network(config, task, spec, from_safetensors(weights))
 
 
 def _page(
-    folder: Path, site: Site, task: Task, models: Mapping[str, Made], sources: tuple[str, ...] | None
+    folder: Path,
+    site: Site,
+    task: Task,
+    models: Mapping[str, Made],
+    sources: tuple[str, ...] | None,
+    attend: Callable[[Any, Tensor], Tensor] | None,
 ) -> Path:
     """One site's page; runs in a process of the site."""
     torch.set_num_threads(1)
@@ -101,7 +95,7 @@ def _page(
     for name, make in models.items():
         network = make()
         predictions[name] = predict(network, slices).numpy()
-        if sources and isinstance(network, FedOapUNet) and len(slices):
-            mean = attend(network, torch.from_numpy(slices.images))[1].double().mean(dim=0)
+        if sources and attend and len(slices):
+            mean = attend(network, torch.from_numpy(slices.images)).double().mean(dim=0)
             attention[name] = dict(zip(sources, mean.tolist(), strict=True))
     return write_overlays(folder, site.name, task, slices, predictions, attention)

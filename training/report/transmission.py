@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from training.algorithm import Publication
 from training.record import RunRecord
 
 # Table 4, per round between a client and the server. It says MB, and its figures are MiB: 118.37 are the
@@ -17,14 +18,14 @@ PAPER: Mapping[str, float] = {
 PAPER_WIDTH = 64
 
 
-def transmission_of(record: RunRecord) -> dict[str, Any] | None:
-    """Everything `transmission.html` needs; None of another method, or without a round of stage 1.
+def content(record: RunRecord, publication: Publication | None) -> dict[str, Any] | None:  # noqa: ARG001
+    """Everything `transmission.html` needs; None without a round of stage 1.
 
     By group, the most that one site sent and received in a round: sites whose tokens did not leave send
     fewer, and the bank is empty in the first round.
     """
     rounds = [entry for entry in record.rounds if entry.phase == "train" and entry.sites]
-    if record.method != "fedoap" or not rounds:
+    if not rounds:
         return None
     sites = [site for entry in rounds for site in entry.sites.values()]
     most = {

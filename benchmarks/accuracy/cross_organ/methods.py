@@ -2,8 +2,8 @@
 
 FedPer (Arivazhagan et al., 2019) keeps the decoder and the head; FedRep (Collins et al., 2021) keeps the same
 and trains the two in turn; FedBN (Li et al., 2021) keeps batch norm, and so has a backbone with it, FedOAP's
-having none. FedAvg is FedOAP with neither attention nor adapter and without a second stage. All begin with
-the same drawn network at every site.
+having none. What stays is split from what travels by the code of `training.methods`. FedAvg is FedOAP with
+neither attention nor adapter and without a second stage. All begin with the same drawn network at every site.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from torch import Tensor, nn
 
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
-from personalization.networks import FedOapUNet, build
+from personalization.networks import FedOapUNet
 from personalization.networks.registry import names, register
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import ClientResult, Memory, Phase, ServerStage, State, StepContext
 from training.data.segmentation.dataset import SiteData, SliceSet
 from training.methods.common.local_training import network_of
+from training.methods.common.personal_parts import join_own, keep_own, own_part
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS
+from training.methods.fedbn import norm_tensors
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
 
@@ -56,35 +58,21 @@ class FirstStage(Sparing):
 class FedPer(Sparing):
     """What comes after the bottleneck stays at its site."""
 
-    def is_personal(self, name: str) -> bool:
+    def is_own(self, name: str) -> bool:
         """Whether a tensor of the state stays."""
         return name.startswith(HEAD)
 
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
-        """The phase's step, with what stays put in before it and taken out of what it sends."""
-        kept = part(memory.tensors, "kept")
-        if WEIGHTS.name in received:
-            received = {**received, WEIGHTS.name: {**received[WEIGHTS.name], **kept}}
-        result = self.whole_step(context, received, memory, data)
-        if WEIGHTS.name not in result.uploads or result.memory is None:
-            return result
-        shared: dict[str, Tensor] = {}
-        kept = {}
-        for name, tensor in result.uploads[WEIGHTS.name].items():
-            (kept if self.is_personal(name) else shared)[name] = tensor
-        tensors = {**result.memory.tensors, **join({"kept": kept})}
-        return replace(
-            result,
-            uploads={**result.uploads, WEIGHTS.name: shared},
-            memory=Memory(tensors, result.memory.facts),
-        )
+        """The phase's step on a site's whole network."""
+        result = self.whole_step(context, join_own(received, own_part(memory)), memory, data)
+        return keep_own(result, memory, self.is_own)
 
     def whole_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData
     ) -> ClientResult:
-        """The phase's step on a site's whole network."""
+        """The phase's step, before the parts are split."""
         return super().client_step(context, received, memory, data)
 
 
@@ -95,14 +83,11 @@ class FedBn(FedPer):
         super().__init__(config, task)
         name = _registered("benchmark-batch-norm-unet", BatchNormUNet)
         self.network = self.network.model_copy(update={"name": name})
-        with torch.device("meta"):
-            network = build(name, **self.network.arguments)
-        modules = network.named_modules()
-        self._norms = tuple(f"{name}." for name, module in modules if isinstance(module, nn.BatchNorm2d))
+        self._norms = norm_tensors(self.network)
 
-    def is_personal(self, name: str) -> bool:
+    def is_own(self, name: str) -> bool:
         """Whether a tensor of the state stays."""
-        return name.startswith(self._norms)
+        return name in self._norms
 
 
 class FedRep(FedPer):

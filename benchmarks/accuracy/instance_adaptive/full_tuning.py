@@ -20,18 +20,18 @@ from personalization.state import State
 from training.algorithm import ClientResult, Memory, StepContext
 from training.data.segmentation.dataset import SliceSet
 from training.engine.folder import RunFolder, SiteFolder
-from training.methods.common.data_statistics import describe
 from training.methods.common.local_training import (
     AnySiteData,
+    Penalty,
     Schedule,
     TrainingExamples,
-    evaluate,
-    network_of,
-    state_of,
     task_loss,
 )
+from training.methods.common.personal_parts import join_own, keep_own, own_part
 from training.methods.common.state_tree import join
-from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig, score_metrics, score_state
+from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedbn import norm_tensors
+from training.methods.fedprox import proximal_term
 
 
 class FullTuning(FedAvg):
@@ -50,8 +50,8 @@ class FullTuning(FedAvg):
     ) -> None:
         super().__init__(config, task)
         self.network = network
-        self._start, self._prox = start, prox
-        self._local_norms, self._only_head = local_norms, only_head
+        self._start, self._prox, self._only_head = start, prox, only_head
+        self._own = norm_tensors(network) if local_norms else frozenset()
 
     def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
         """The given weights."""
@@ -61,63 +61,40 @@ class FullTuning(FedAvg):
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
         """As FedAvg's, from the site's own norms where they stay."""
-        weight = float(len(data.train))
-        if context.phase == "describe":
-            return describe(data, weight)
-        state = {**received[WEIGHTS.name], **memory.tensors}
-        network = network_of(self.network, state, context.device)
-        score = evaluate(network, data.val, self.classes, self.config.batch_size)
-        uploads = {SCORES.name: score_state(score)}
-        if context.phase != "train":
-            return ClientResult(uploads, weight, metrics=score_metrics(self.metric, score))
-        schedule = self.schedule(context.round)
-        self._train(network, data.train, schedule, context.generator("train"))
-        tuned = state_of(network)
-        uploads[WEIGHTS.name] = tuned
-        kept = None
-        if self._local_norms:
-            names = norm_parameters(network)
-            kept = Memory({name: tensor for name, tensor in tuned.items() if name in names})
-        return ClientResult(uploads, weight, kept, score_metrics(self.metric, score))
+        result = super().client_step(context, join_own(received, own_part(memory)), memory, data)
+        return keep_own(result, memory, self._own.__contains__)
 
-    def _train(
-        self, network: nn.Module, data: TrainingExamples, schedule: Schedule, draw: torch.Generator
-    ) -> None:
+    def train(self, context: StepContext, network: nn.Module, data: AnySiteData) -> float:
         """Not augmented, as no arm is. A frozen body keeps its running statistics too."""
         assert isinstance(network, Backbone)
         trained = list(network.parameters())
         if self._only_head:
             network.requires_grad_(False)
             trained = list(network.get_submodule(network.head_path).requires_grad_(True).parameters())
-        anchor = [parameter.detach().clone() for parameter in trained]
+        schedule, penalty = self.schedule(context.round), self.penalty(network)
         optimiser = torch.optim.Adam(trained, lr=schedule.learning_rate)
         network.train(not self._only_head)
-        for images, targets in _batches(data, schedule, draw):
+        total, done = 0.0, 0
+        for images, targets in _batches(data.train, schedule, context.generator("train")):
             optimiser.zero_grad(set_to_none=True)
-            device = anchor[0].device
-            loss = task_loss(network(images.to(device)), targets.to(device))
-            if self._prox:
-                apart = sum(((w - w_g) ** 2).sum() for w, w_g in zip(trained, anchor, strict=True))
-                loss = loss + self._prox / 2 * apart
+            loss = task_loss(network(images.to(context.device)), targets.to(context.device))
+            if penalty is not None:
+                loss = loss + penalty()
             torch.autograd.backward(loss)
             optimiser.step()
+            total, done = total + loss.item(), done + 1
+        return total / done
 
-
-def norm_parameters(network: nn.Module) -> set[str]:
-    """Names of the parameters and statistics of norms."""
-    return {
-        f"{path}.{name}"
-        for path, module in network.named_modules()
-        if isinstance(module, nn.LayerNorm | nn.BatchNorm2d)
-        for name in module.state_dict()
-    }
+    def penalty(self, network: nn.Module) -> Penalty | None:
+        """FedProx's term, in that arm."""
+        return proximal_term(network, self._prox) if self._prox else None
 
 
 def norms_at(folder: Path, site: str) -> State:
     """The norms that a site kept at the end of a run."""
     checkpoint = RunFolder(folder).checkpoint()
     assert checkpoint is not None
-    return SiteFolder(folder, site).load(checkpoint.site_slots[site]).tensors
+    return own_part(SiteFolder(folder, site).load(checkpoint.site_slots[site]))
 
 
 def _batches(

@@ -17,8 +17,8 @@ from personalization.fedbicross.picking import costs, observe, stability
 from personalization.options.picking import CRITERIA
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.methods import FedBiCrossConfig
 from training.methods.common.local_training import network_of
+from training.methods.fedbicross.config import FedBiCrossConfig
 from training.phantom.shapes import (
     HOSPITALS,
     TASK,

@@ -42,7 +42,7 @@ def publish_clusters(root: Path) -> None:
 
     from training.config import RunConfig
     from training.data.federation import load_federation
-    from training.methods import FedBiCrossConfig
+    from training.methods.fedbicross.config import FedBiCrossConfig
     from training.run import Run, execute
 
     torch.set_num_threads(1)

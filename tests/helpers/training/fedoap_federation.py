@@ -6,7 +6,8 @@ import torch
 
 from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data
 from training.algorithm import Phase, RoundResult
-from training.methods import FedOap, FedOapConfig
+from training.methods.fedoap.config import FedOapConfig
+from training.methods.fedoap.method import FedOap
 
 CONFIG = FedOapConfig(
     width=2, heads=4, batch_size=4, rounds=2, local_steps=2, bank_minimum=4, learning_rate=0.01

@@ -20,7 +20,7 @@ from model_store.store import Store
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.engine import pool
-from training.methods import method
+from training.methods.registry import method
 from training.run import Run, execute
 
 

@@ -22,7 +22,8 @@ from training.config import RunConfig
 from training.data.federation import load_federation
 from training.errors import ConfigurationError
 from training.federate import federate
-from training.methods import FedAvgConfig, IopFlConfig
+from training.methods.fedavg import FedAvgConfig
+from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation
 from training.run import Run, execute
 
@@ -164,7 +165,7 @@ def test_another_configuration_in_the_same_folder_is_refused_by_field(data, conf
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--method", "fedprox"), ["unknown method 'fedprox'", "known methods: fedavg, "]),
+        (("--method", "FedPros"), ["unknown method 'FedPros': did you mean 'fedprox'?", "methods: fedavg, "]),
         (("--method", "fedavg", "--leave-out", "zinnia"), ["leave_out", "zinnia", "aster, birch, cedar"]),
         (("--method", "iop-fl", "--consent", "aster,oak"), ["consent", "oak"]),
         (("--method", "fedavg", "--rounds", "0"), ["rounds", "greater than or equal to 1"]),

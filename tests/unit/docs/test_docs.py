@@ -13,9 +13,7 @@ from service.settings import Settings
 from training.bounds import FeatureBounds
 from training.config import RunConfig
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
-from training.methods.fedins.config import FedInsConfig
-from training.methods.fedoap.config import FedOapConfig
-from training.methods.iop_fl import IopFlConfig
+from training.methods.registry import method, methods
 
 ROOT = Path(__file__).parents[3]
 PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("benchmarks/**/*.md")]
@@ -49,11 +47,14 @@ def test_every_setting_of_the_service_is_documented() -> None:
     assert [n for n in Settings.model_fields if f"LOCUM_{n.upper()}`" not in CONFIGURATION] == []
 
 
-@pytest.mark.parametrize(
-    "config", [FeatureBounds, FedBiCrossConfig, FedInsConfig, FedOapConfig, IopFlConfig, RunConfig]
-)
+@pytest.mark.parametrize("config", [FeatureBounds, RunConfig, *(method(name).config for name in methods())])
 def test_every_field_of_a_run_is_documented(config: type[BaseModel]) -> None:
     assert [n for n in config.model_fields if f"`{n}`" not in CONFIGURATION] == []
+
+
+@pytest.mark.parametrize("name", methods())
+def test_every_method_is_in_the_guide_to_training(name: str) -> None:
+    assert f"| `--method {name}` |" in (ROOT / "docs/how-to/train.md").read_text(encoding="utf-8")
 
 
 def test_no_setting_is_documented_that_does_not_exist() -> None:

@@ -10,7 +10,7 @@ from tests.helpers.training.sites import TASK
 from training.config import RunConfig
 from training.data.cases import Case, Federation, Site, Split
 from training.errors import FederationError
-from training.methods import FedAvgConfig
+from training.methods.fedavg import FedAvgConfig
 from training.run import Run
 
 

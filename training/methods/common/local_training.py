@@ -6,7 +6,7 @@ The data are slices with masks, or images with classes; each has its loss and it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count, islice
 
@@ -25,6 +25,8 @@ from training.data.segmentation.dataset import SiteData, SliceSet, batches
 
 TrainingExamples = SliceSet | ImageSet
 AnySiteData = SiteData | LabelledData
+# () -> scalar: what a method adds to the loss of a batch, of the weights as they are then.
+Penalty = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -74,11 +76,16 @@ def task_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def train_locally(
-    network: nn.Module, data: TrainingExamples, schedule: Schedule, generator: torch.Generator
+    network: nn.Module,
+    data: TrainingExamples,
+    schedule: Schedule,
+    generator: torch.Generator,
+    penalty: Penalty | None = None,
 ) -> float:
-    """Train in place with a fresh Adam; returns the mean loss of its batches.
+    """Train in place with a fresh Adam; returns the mean loss of its batches, with the penalty.
 
-    `generator` alone decides order and augmentation. Raises ValueError when there is nothing to train on.
+    Parameters that require no gradient stay as they are. `generator` alone decides order and augmentation.
+    Raises ValueError when there is nothing to train on.
     """
     if not len(data):
         raise ValueError("there is no slice to train on")
@@ -94,6 +101,8 @@ def train_locally(
         with mixed_precision(schedule.precision, device):
             logits = network(images.to(device))
         loss = task_loss(to_float32(logits), targets.to(device))
+        if penalty is not None:
+            loss = loss + penalty()
         torch.autograd.backward(loss)
         optimiser.step()
         total, done = total + loss.item(), done + 1
@@ -148,7 +157,7 @@ def predict(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) 
 def dice_per_patient(
     network: nn.Module, slices: SliceSet, classes: int, batch_size: int = 16
 ) -> dict[str, float]:
-    """Foreground Dice of every patient, all its slices as one volume; NaN where there is none to find."""
+    """Foreground Dice of every patient, all its slices as one volume; NaN of a patient without a target."""
     if not len(slices):
         return {}
     predicted = predict(network, slices, batch_size)
@@ -176,10 +185,18 @@ class ValidationScore:
         """Mean Dice per patient; NaN of none."""
         return self.total / self.patients if self.patients else math.nan
 
+    def state(self) -> State:
+        """As it travels: float64 [2], sum and count."""
+        return {"score": torch.tensor([self.total, self.patients], dtype=torch.float64)}
+
+    def metrics(self, name: str) -> dict[str, float]:
+        """As a metric; nothing when no patient has a Dice."""
+        return {name: self.mean} if self.patients else {}
+
     def beats(self, best: ValidationScore) -> bool:
         """Whether the mean is higher.
 
-        Where no patient has a target, nobody has a Dice while none is found, and 0 once one is: none is no
+        Patients without a target have no Dice while nothing is found in them, and 0 otherwise: no Dice is no
         worse than 0.
         """
         if not self.patients:

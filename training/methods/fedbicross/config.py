@@ -54,7 +54,7 @@ class FedBiCrossConfig(MethodConfig):
     augment: bool = Field(False, description="random rotation and flip in local training")
     common_start: bool = Field(True, description="all sites begin with the same weights, by a seed sent out")
 
-    probes: int = Field(256, ge=1, description="noise images by whose answers models are compared")
+    probes: int = Field(256, ge=1, description="noise images on which the models' outputs are compared")
     probe_output: Literal["softmax", "logits"] = "softmax"
     min_silhouette: float = Field(0.05, ge=-1, le=1, description="below it, one cluster")
     clusters: int | None = Field(None, ge=1, description="this many instead of the silhouette's choice")

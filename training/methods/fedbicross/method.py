@@ -49,7 +49,7 @@ from training.methods.common.local_training import network_of, new_network, stat
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.server import chunks, cluster_models, synthesise
-from training.methods.registry import register
+from training.methods.registry import Panel, register
 
 SEED = Group("seed", "statistics", "collect")
 MODEL = Group("model", "weights", "collect")
@@ -60,7 +60,7 @@ PERSONAL_COUNTS = Group("personal_counts", "statistics", "collect", essential=Fa
 SYNTHESIS = "synthesise+bilevel"
 
 
-@register("fedbicross", FedBiCrossConfig, kinds=("classification",))
+@register("fedbicross", FedBiCrossConfig, kinds=("classification",), panels=(Panel("clusters"),))
 class FedBiCross(Algorithm[LabelledData]):
     """One upload per hospital, clusters and their models on the server, one personal model back.
 
@@ -203,6 +203,10 @@ class FedBiCross(Algorithm[LabelledData]):
         if context.phase == "cluster":
             return cluster_models(self.config, self.network, self.shape, context, server)
         return synthesise(self.config, self.network, self.shape, self.classes, context, server)
+
+    def longest_part(self, sites: int) -> str:
+        """The last cluster's: there are at most as many as sites."""
+        return f"cluster-{sites}"
 
     def publication(self, server: Memory) -> Publication:
         """The cluster models, who belongs to which, what each was distilled from; personal models."""

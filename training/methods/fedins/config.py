@@ -24,7 +24,7 @@ class FedInsConfig(MethodConfig):
     backbone: str | None = Field(
         None, description="NAME[@VERSION] in the store, or a ViT's weights as .npz or .safetensors"
     )
-    # Where it lies decides nothing: its digest does, which is part of the pinned reference.
+    # Not part of the run's identity: the pinned reference holds the digest.
     store: Path | None = Field(
         None, exclude=True, description="where the backbone is; --out on a command line"
     )
@@ -33,11 +33,11 @@ class FedInsConfig(MethodConfig):
     key_weight: float = Field(0.1, ge=0, le=1, description="w of the key-matching term; 0 freezes the keys")
     local_epochs: int = Field(2, ge=1, description="passes over the site's images per round")
     batch_size: int = Field(16, ge=1)
-    optimiser: Optimiser = Field("adam", description="adam, or the paper's plain sgd; anew every round")
+    optimiser: Optimiser = Field("adam", description="adam, or the paper's plain sgd; restarted every round")
     learning_rate: float = Field(3e-3, gt=0)
     learning_rate_decay: float = Field(1.0, gt=0, le=1, description="factor per round")
     augment: bool = Field(
-        False, description="random rotation and flip; queries are then made anew for every batch"
+        False, description="random rotation and flip; queries are then computed for every batch"
     )
     precision: Precision = Field(
         "float32", description="of training: bfloat16 takes half the time where the processor has it"
@@ -45,7 +45,7 @@ class FedInsConfig(MethodConfig):
     aggregation: Literal["sample", "uniform"] = Field(
         "sample", description="weight of a site: n_k / n (Eq. 8), or 1/K"
     )
-    selection: Literal["best", "last"] = Field("best", description="the round whose pool is published")
+    selection: Literal["best", "last"] = Field("best", description="which round's pool is published")
     centre: Literal["auto", "yes", "no"] = Field(
         "auto", description="subtract the federation's mean query before the cosine; auto: for a U-Net"
     )
@@ -62,6 +62,13 @@ class FedInsConfig(MethodConfig):
         "instance",
         description="batch (one mean for a whole batch) and random are controls, and not published",
     )
+
+    def prepared(self, store: Store, task: Task, name: str) -> FedInsConfig:
+        """`pinned`, for a pool that is published. Raises ConfigurationError, for a control too."""
+        if self.routing != "instance":
+            found = f"routing: '{self.routing}' is a control for benchmarks, expected 'instance'"
+            raise ConfigurationError("what is trained here is published, and a control is not", [found])
+        return self.pinned(store, task, name)
 
     def pinned(self, store: Store, task: Task, name: str) -> FedInsConfig:
         """With the backbone resolved to one digest in `store`. Raises ConfigurationError."""

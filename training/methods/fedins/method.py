@@ -1,8 +1,9 @@
 """FedIns: Feng et al., Towards Instance-adaptive Inference for Federated Learning, ICCV 2023.
 
 On a frozen backbone, a federation trains a pool of M entries: scale and shift (SSF) for every insertion
-point, a head, and a key. An image asks with the frozen backbone's own view of it, picks the C entries whose
-keys are most like its query, and is adapted by their mean (Eq. 9). In a round every site trains the pool on
+point, a head, and a key. The query of an image is the frozen backbone's view of it. The image picks the
+C entries with the keys most like its query, and is adapted by their mean (Eq. 9). In a round every site
+trains the pool on
 
     (1 - w) L_task + w (1 - s)         s the sum of the C similarities; the public code's term, which the
                                        paper leaves out and without which keys get no gradient
@@ -29,6 +30,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.fedins import InstanceAdaptive, key_entropy, unused
 from personalization.networks import build
@@ -50,7 +52,7 @@ from training.errors import SiteFailed
 from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
 from training.methods.common.local_training import AnySiteData
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import SCORES, WEIGHTS, note_scores, score_metrics, score_state
+from training.methods.fedavg import SCORES, WEIGHTS, note_scores
 from training.methods.fedins.client import (
     PoolTraining,
     queries_of,
@@ -60,7 +62,7 @@ from training.methods.fedins.client import (
     usage_by,
 )
 from training.methods.fedins.config import FedInsConfig
-from training.methods.registry import register
+from training.methods.registry import Panel, register
 
 # A sum and a number are a mean of what a network makes of images.
 QUERIES = Group("queries", "features", "sum", essential=False, bounded=True)
@@ -70,7 +72,26 @@ _CENTRED = ("unet",)
 _FLOAT_BYTES = 4
 
 
-@register("fedins", FedInsConfig, kinds=("segmentation", "classification"))
+def pool_network(
+    config: FedInsConfig,
+    task: Task,
+    spec: NetworkSpec,  # noqa: ARG001 - the backbone's, which brings its own
+    state: State,
+) -> InstanceAdaptive:
+    """A pool on its backbone, on the CPU."""
+    backbone = config.frozen.load(torch.device("cpu"))
+    network = InstanceAdaptive(backbone, len(task.classes), config.entries, config.top)
+    network.pool.load_state_dict(state)
+    return network
+
+
+@register(
+    "fedins",
+    FedInsConfig,
+    kinds=("segmentation", "classification"),
+    panels=(Panel("pool"),),
+    network=pool_network,
+)
 class FedIns(Algorithm[AnySiteData]):
     """FedIns on a U-Net for a segmentation task, on a ViT for a classification."""
 
@@ -146,9 +167,9 @@ class FedIns(Algorithm[AnySiteData]):
             context.generator("score"),
         )
         picks = usage_by(network, queries["train"])
-        uploads = {SCORES.name: score_state(score), USAGE.name: {"picks": picks}}
+        uploads = {SCORES.name: score.state(), USAGE.name: {"picks": picks}}
         metrics = {
-            **score_metrics(self.metric, score),
+            **score.metrics(self.metric),
             "key_entropy": key_entropy(picks),
             "dead_keys": float(unused(picks)),
         }
@@ -214,7 +235,7 @@ class FedIns(Algorithm[AnySiteData]):
         return Memory(join(states), facts)
 
     def _centre(self, server: Memory, total: State | None) -> State:
-        """The mean query of the training images; as it was (zero) where nobody sends any."""
+        """The mean query of the training images; as it was (zero) where no site sends any."""
         if total is None:
             return part(server.tensors, "fixed")
         return {"centre": (total["sum"] / total["count"].double()).float()}

@@ -21,12 +21,11 @@ from personalization.precision import mixed_precision, to_float32
 from training.algorithm import ClientResult, Memory, State, StepContext
 from training.data.segmentation.dataset import SiteData, batches
 from training.errors import SiteFailed
+from training.methods.common.export import export_personal
 from training.methods.common.local_training import ValidationScore, evaluate, state_of
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import score_metrics, score_state
 from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
-from training.methods.iop_fl import PERSONAL, PERSONAL_SCORE
 
 CLASSES = 2
 JOINED = "joined_val_dice"  # of the weights that a site receives, joined to its own: no one's global model
@@ -70,7 +69,7 @@ def begin(model: State, bank: State, score: ValidationScore) -> ClientResult:
     """The end of stage 1: from here on the site's model is one, and its bank stands."""
     facts = {"total": score.total, "patients": score.patients, "round": 0}
     kept = Memory(join({"model": model, "bank": bank}), {"latest": facts, "best": facts})
-    return ClientResult({}, 1.0, kept, score_metrics(JOINED, score))
+    return ClientResult({}, 1.0, kept, score.metrics(JOINED))
 
 
 def fine_tune(
@@ -98,7 +97,7 @@ def fine_tune(
     else:
         states["best"] = part(memory.tensors, "best") or model
     facts = {"latest": latest, "best": best, "taken": optimiser.taken}
-    metrics = {**score_metrics("personal_val_dice", score), "loss": mean}
+    metrics = {**score.metrics("personal_val_dice"), "loss": mean}
     return ClientResult({}, 1.0, Memory(join(states), facts), metrics)
 
 
@@ -106,9 +105,7 @@ def export(memory: Memory) -> ClientResult:
     """The chosen model. The bank it attends to is the server's already. Raises SiteFailed without one."""
     model = part(memory.tensors, "best") or _model(memory)
     facts = memory.facts["best"]
-    score = ValidationScore(facts["total"], facts["patients"])
-    uploads = {PERSONAL.name: model, PERSONAL_SCORE.name: score_state(score)}
-    return ClientResult(uploads, 1.0, metrics=score_metrics("personal_val_dice", score))
+    return export_personal(model, ValidationScore(facts["total"], facts["patients"]))
 
 
 def _loss(config: FedOapConfig, network: FedOapUNet, generator: torch.Generator) -> Loss:

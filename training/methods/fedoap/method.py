@@ -14,8 +14,8 @@ Stage 2: every site fine-tunes all its weights with the perturbed boundary loss,
 and keeps the best on its own validation patients.
 
 Shared:  gamma_k; mean tokens (kind `features`, bounded by federation and site, not essential), the last of
-         which are published in every model, whoever consents; Dice on validation patients; once, summary
-         statistics. In the phase `export`, and only at sites that consent: the site's whole model.
+         which are published in every model, with or without consent; Dice on validation patients; once,
+         summary statistics. In the phase `export`, and only at sites that consent: the site's whole model.
 Stays:   rho_k until then; AdamW's moments; images, masks, and everything else.
 """
 
@@ -28,6 +28,7 @@ from torch import Tensor
 from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.adamw import cosine
+from personalization.fedoap.joining import predict
 from personalization.fedoap.losses import binary_loss
 from personalization.fedoap.parts import split
 from personalization.networks import FedOapUNet
@@ -45,21 +46,26 @@ from training.algorithm import (
 )
 from training.data.segmentation.dataset import SiteData
 from training.methods.common.data_statistics import DESCRIBE, describe, merge_described
+from training.methods.common.export import EXPORT, keep_exported
 from training.methods.common.local_training import ValidationScore, evaluate, new_network, state_of
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import WEIGHTS, score_metrics
+from training.methods.fedavg import WEIGHTS
 from training.methods.fedoap import client as local
 from training.methods.fedoap import models
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.tokens import mean_tokens
-from training.methods.iop_fl import PERSONAL, PERSONAL_SCORE
-from training.methods.registry import register
+from training.methods.registry import Panel, register
 
 TOKENS = Group("tokens", "features", "collect", essential=False, bounded=True)
 BANK = Group("bank", "features")
 
 
-@register("fedoap", FedOapConfig)
+def attention(network: FedOapUNet, images_NCHW: Tensor) -> Tensor:
+    """[N, sources]: each image's attention to its own tokens and to every site's."""
+    return predict(network, images_NCHW)[1]
+
+
+@register("fedoap", FedOapConfig, panels=(Panel("transmission", after="traffic"),), attention=attention)
 class FedOap(Algorithm[SiteData]):
     """FedOAP for a task with one foreground class.
 
@@ -84,7 +90,7 @@ class FedOap(Algorithm[SiteData]):
             Phase("train", self.config.rounds, down, up),
             Phase("validate", 1, down, (), everyone=True),
             *((tune,) if tune.rounds else ()),
-            Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True),
+            EXPORT,
         )
 
     def initial(self, context: StepContext) -> Memory:
@@ -150,7 +156,7 @@ class FedOap(Algorithm[SiteData]):
             uploads,
             float(len(data.train)) if config.aggregation == "sample" else 1.0,
             Memory(kept, {"taken": optimiser.taken}),
-            {**score_metrics(local.JOINED, score), "loss": mean},
+            {**score.metrics(local.JOINED), "loss": mean},
         )
 
     def rates(self, round_: int) -> list[float]:
@@ -181,7 +187,7 @@ class FedOap(Algorithm[SiteData]):
         if context.phase == "describe":
             return Memory(server.tensors, {**server.facts, **merge_described(result)})
         if context.phase == "export":
-            return models.exported(server, result)
+            return keep_exported(server, result)
         if context.phase != "train":
             return server
         sent = result.collected.get(TOKENS.name, {})

@@ -12,14 +12,13 @@ from personalization.fedoap.parts import bank_state, identity, split, start_pers
 from personalization.networks import FedOapUNet
 from personalization.networks.fedoap import LEAST_SIDE
 from personalization.state import StreamingMean
-from training.algorithm import Memory, ModelDraft, Publication, RoundResult, State
+from training.algorithm import Memory, ModelDraft, Publication, State
 from training.errors import ConfigurationError, PublishError
 from training.methods.common.data_statistics import described
-from training.methods.common.local_training import ValidationScore, network_of
-from training.methods.common.state_tree import join, part
-from training.methods.fedavg import score_metrics
+from training.methods.common.export import exported_models
+from training.methods.common.local_training import network_of
+from training.methods.common.state_tree import part
 from training.methods.fedoap.config import FedOapConfig
-from training.methods.iop_fl import PERSONAL, PERSONAL_SCORE
 
 OWN = "own"  # the first source of every attention: the image's own tokens
 
@@ -72,14 +71,6 @@ def start(config: FedOapConfig, shared: State, drawn: State) -> State:
     return start_personal(shared, drawn) if config.personal_start == "shared" else identity(drawn)
 
 
-def exported(server: Memory, result: RoundResult) -> Memory:
-    """The server's memory with the models that sites agreed to export."""
-    inside = {f"inside/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()}
-    sent = result.collected.get(PERSONAL_SCORE.name, {})
-    scores = {site: sent[site]["score"].tolist() if site in sent else [0.0, 0] for site in result.weights}
-    return Memory({**server.tensors, **join(inside)}, {**server.facts, "exported": scores})
-
-
 def publication(config: FedOapConfig, spec: NetworkSpec, server: Memory) -> Publication:
     """The global model, which attends to the whole bank, and each exported one, which leaves its own out.
 
@@ -91,10 +82,9 @@ def publication(config: FedOapConfig, spec: NetworkSpec, server: Memory) -> Publ
     network, state = with_bank(spec, model, bank)
     # Without a metric: members validate it joined to their own parts, which it is published without.
     drafts = [ModelDraft("global", network, state, sources=sources)]
-    for site, (dice, patients) in server.facts["exported"].items():
-        network, state = with_bank(spec, part(server.tensors, f"inside/{site}"), bank, absent=(site,))
-        metrics = score_metrics("val_dice", ValidationScore(dice, int(patients)))
-        drafts.append(ModelDraft("inside", network, state, site, metrics, sources=sources))
+    for site, (model, score) in exported_models(server).items():
+        network, state = with_bank(spec, model, bank, absent=(site,))
+        drafts.append(ModelDraft("inside", network, state, site, score.metrics("val_dice"), sources=sources))
     return Publication("cross-attention", tuple(drafts), {"zero_shot": began}, described(server.facts))
 
 

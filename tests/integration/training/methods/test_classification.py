@@ -15,7 +15,10 @@ from training.data.federation import load_federation
 from training.data.splits import split_by_patient
 from training.engine.client import RunEnvironment
 from training.errors import ConfigurationError, SiteFailed
-from training.methods import FedAvgConfig, FedBiCross, FedBiCrossConfig, IopFlConfig
+from training.methods.fedavg import FedAvgConfig
+from training.methods.fedbicross.config import FedBiCrossConfig
+from training.methods.fedbicross.method import FedBiCross
+from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation
 from training.phantom.shapes import write_shapes
 from training.run import Run, execute

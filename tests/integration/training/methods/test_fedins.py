@@ -24,7 +24,7 @@ from training.config import RunConfig
 from training.data.federation import load_federation
 from training.engine import rounds, worker
 from training.federate import federate
-from training.methods import FedInsConfig
+from training.methods.fedins.config import FedInsConfig
 from training.phantom import write_federation
 from training.phantom.shapes import write_shapes
 from training.run import Run, execute

@@ -27,9 +27,10 @@ from training.data.federation import load_federation
 from training.engine import rounds, worker
 from training.engine.folder import RunFolder, SiteFolder
 from training.federate import federate
-from training.methods import FedOap, FedOapConfig
-from training.methods import method as find_method
 from training.methods.common.state_tree import join, part
+from training.methods.fedoap.config import FedOapConfig
+from training.methods.fedoap.method import FedOap
+from training.methods.registry import method as find_method
 from training.phantom import write_federation
 from training.run import Run, execute
 

@@ -19,7 +19,7 @@ from training.data.cases import Site
 from training.engine.client import run_step
 from training.engine.egress import SiteSpec, check_plan, let_out, may_take_part
 from training.errors import ConfigurationError, EgressRefused
-from training.methods import FedOapConfig
+from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.tokens import mean_tokens
 from training.run import Run
 

@@ -14,7 +14,6 @@ from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_d
 from training.algorithm import RoundResult
 from training.data.segmentation.dataset import batches
 from training.engine.reduction import Reducer
-from training.methods import FedAvg, FedAvgConfig
 from training.methods.common.local_training import (
     Precision,
     Schedule,
@@ -24,7 +23,7 @@ from training.methods.common.local_training import (
     train_locally,
 )
 from training.methods.common.state_tree import part
-from training.methods.fedavg import note_scores
+from training.methods.fedavg import FedAvg, FedAvgConfig, note_scores
 
 CONFIG = FedAvgConfig(width=2, batch_size=4, rounds=3)
 SITES = {"A": site_data("A", 6, 4, 0), "B": site_data("B", 3, 2, 10), "C": site_data("C", 1, 0, 20)}

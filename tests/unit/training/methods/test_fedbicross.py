@@ -16,8 +16,9 @@ from tests.helpers.training.sites import context
 from training.algorithm import Memory, State
 from training.data.classification import ImageSet, LabelledData
 from training.errors import ConfigurationError
-from training.methods import FedBiCross, FedBiCrossConfig
 from training.methods.common.state_tree import join, part
+from training.methods.fedbicross.config import FedBiCrossConfig
+from training.methods.fedbicross.method import FedBiCross
 
 CLASSES, IMAGES = 3, 10
 

@@ -23,9 +23,10 @@ from training.engine.client import run_step
 from training.engine.egress import SiteSpec
 from training.engine.reduction import Reducer
 from training.errors import ConfigurationError, SiteFailed
-from training.methods import FedIns, FedInsConfig
 from training.methods.common.state_tree import part
 from training.methods.fedins.client import summed_queries
+from training.methods.fedins.config import FedInsConfig
+from training.methods.fedins.method import FedIns
 
 ENTRIES = 4
 

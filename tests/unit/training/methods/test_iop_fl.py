@@ -8,8 +8,9 @@ import torch
 from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data
 from training.algorithm import RoundResult
 from training.errors import SiteFailed
-from training.methods import FedAvg, IopFl, IopFlConfig
 from training.methods.common.state_tree import join, part
+from training.methods.fedavg import FedAvg
+from training.methods.iop_fl import IopFl, IopFlConfig
 
 CONFIG = IopFlConfig(width=2, batch_size=4, rounds=3, tau=0.75)
 DATA = site_data("A", 5, 4, 0)

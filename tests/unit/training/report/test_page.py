@@ -17,7 +17,7 @@ from training.data.federation import load_federation
 from training.data.segmentation.dataset import SliceSet
 from training.engine.history import RoundEntry, SiteEntry
 from training.errors import TrainingError
-from training.methods import IopFlConfig
+from training.methods.iop_fl import IopFlConfig
 from training.record import RunRecord
 from training.report import write_overlays, write_report, write_site_pages
 from training.report.charts import Line, line_chart

@@ -1,0 +1,72 @@
+"""Methods are found by their files, and by almost their names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from training.errors import ConfigurationError
+from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.registry import method, methods, register
+
+ONE_FILE = """
+from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.registry import register
+
+
+@register("fedtoy", FedAvgConfig)
+class FedToy(FedAvg):
+    pass
+"""
+
+
+def test_every_method_is_found() -> None:
+    assert {"fedavg", "fedbicross", "fedins", "fedoap", "iop-fl"} < {*methods()}
+    assert {"fedbn", "fedper", "fedprox", "fedrep"} < {*methods()}
+    assert list(methods()) == sorted(methods())
+
+
+@pytest.mark.process
+def test_a_new_file_in_the_package_is_a_method_of_the_command(tmp_path: Path) -> None:
+    (tmp_path / "fedtoy.py").write_text(ONE_FILE)
+    code = (
+        "import training.methods\n"
+        f"training.methods.__path__.append({str(tmp_path)!r})\n"
+        "from training.federate import federate\n"
+        "import typer\n"
+        "typer.run(federate)\n"
+    )
+    command = [sys.executable, "-c", code, "--method", "fedtoy", "--rounds", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "method fedtoy (it takes: rounds, width" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("misspelt", "meant"),
+    [("fedpros", "fedprox"), ("FedProx", "fedprox"), ("iop_fl", "iop-fl"), ("fedbicros", "fedbicross")],
+)
+def test_a_misspelt_method_is_answered_with_the_nearest_name(misspelt: str, meant: str) -> None:
+    with pytest.raises(ConfigurationError) as raised:
+        method(misspelt)
+    assert str(raised.value) == (
+        f"unknown method '{misspelt}': did you mean '{meant}'?\n  - known methods: {', '.join(methods())}"
+    )
+
+
+def test_a_name_like_no_other_is_answered_with_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"^unknown method 'zzz'\n  - known methods: fedavg, "):
+        method("zzz")
+
+
+def test_two_classes_of_one_name_are_rejected() -> None:
+    with pytest.raises(ValueError, match=r"method 'fedavg': registered by .*FedAvg.* and by .*Another"):
+
+        @register("fedavg", FedAvgConfig)
+        class Another(FedAvg):
+            pass
+
+    assert method("fedavg").build is FedAvg

@@ -1,0 +1,42 @@
+"""The phase `export` of methods with personal models: a site that consents sends its own to be published."""
+
+from __future__ import annotations
+
+from model_store.manifest import NetworkSpec
+from training.algorithm import ClientResult, Group, Memory, ModelDraft, Phase, RoundResult, State
+from training.methods.common.local_training import ValidationScore
+from training.methods.common.state_tree import join, part
+
+PERSONAL = Group("personal", "weights", "collect")
+PERSONAL_SCORE = Group("personal_score", "statistics", "collect", essential=False)
+EXPORT = Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True)
+
+
+def export_personal(model: State, score: ValidationScore, metric: str = "personal_val_dice") -> ClientResult:
+    """A site's part of the phase: its model, and what the model scores on its own validation patients."""
+    uploads = {PERSONAL.name: model, PERSONAL_SCORE.name: score.state()}
+    return ClientResult(uploads, weight=1.0, metrics=score.metrics(metric))
+
+
+def keep_exported(server: Memory, result: RoundResult) -> Memory:
+    """The server's part: its memory with the models of the sites that delivered one."""
+    inside = {f"inside/{site}": dict(state) for site, state in result.collected[PERSONAL.name].items()}
+    sent = result.collected.get(PERSONAL_SCORE.name, {})
+    scores = {site: sent[site]["score"].tolist() if site in sent else [0.0, 0] for site in result.weights}
+    return Memory({**server.tensors, **join(inside)}, {**server.facts, "exported": scores})
+
+
+def exported_models(server: Memory) -> dict[str, tuple[State, ValidationScore]]:
+    """Site -> its model and score, of what `keep_exported` put into the server's memory."""
+    return {
+        site: (part(server.tensors, f"inside/{site}"), ValidationScore(total, int(patients)))
+        for site, (total, patients) in server.facts.get("exported", {}).items()
+    }
+
+
+def personal_drafts(server: Memory, network: NetworkSpec, metric: str = "val_dice") -> tuple[ModelDraft, ...]:
+    """The exported models, ready to be published."""
+    return tuple(
+        ModelDraft("inside", network, weights, site, score.metrics(metric))
+        for site, (weights, score) in exported_models(server).items()
+    )

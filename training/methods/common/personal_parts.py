@@ -1,0 +1,144 @@
+"""Methods in which a part of the network is averaged, and the other part stays at its site.
+
+A site joins its own part to the shared part that it receives, takes the method's step on the whole network,
+and splits the result again: `join_own` and `keep_own`, for any method with the group `weights`. Only the
+shared part travels.
+
+`PersonalFedAvg` is FedAvg with that. The model of a site after t rounds is the average of the shared parts
+after t rounds, joined to the site's part of its last local training. The site validates it on its own
+patients when the next round begins, and after the last round; it keeps the best one (the earlier of equals),
+or the last one (`selection: last`), and sends it in the phase `export` if it consents. Sites may so publish
+models of different rounds. There is no global model: no hospital has validated one part without the other.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from model_store.task import Task
+from personalization.state import clone
+from training.algorithm import (
+    ClientResult,
+    Memory,
+    Phase,
+    Publication,
+    RoundResult,
+    ServerStage,
+    State,
+    StepContext,
+)
+from training.errors import SiteFailed
+from training.methods.common.data_statistics import DESCRIBE, described
+from training.methods.common.export import EXPORT, export_personal, keep_exported, personal_drafts
+from training.methods.common.local_training import AnySiteData, ValidationScore, new_network, state_of
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
+
+_OWN, _CHOSEN = "kept", "chosen"
+
+
+def own_part(memory: Memory) -> State:
+    """What `keep_own` left in a site's memory; empty before its first training."""
+    return part(memory.tensors, _OWN)
+
+
+def join_own(received: Mapping[str, State], own: State) -> Mapping[str, State]:
+    """What a site received, with its own tensors among the weights."""
+    if WEIGHTS.name not in received:
+        return received
+    return {**received, WEIGHTS.name: {**received[WEIGHTS.name], **own}}
+
+
+def keep_own(result: ClientResult, memory: Memory, is_own: Callable[[str], bool]) -> ClientResult:
+    """A step's result, with the site's own tensors taken out of the weights that it sends.
+
+    They are in the new memory, beside what the step left there, or beside `memory` if it left nothing.
+    """
+    weights = result.uploads.get(WEIGHTS.name, {})
+    own = {name: tensor for name, tensor in weights.items() if is_own(name)}
+    if not own:
+        return result
+    shared = {name: tensor for name, tensor in weights.items() if name not in own}
+    after = result.memory or memory
+    return replace(
+        result,
+        uploads={**result.uploads, WEIGHTS.name: shared},
+        memory=Memory({**after.tensors, **join({_OWN: own})}, after.facts),
+    )
+
+
+class PersonalFedAvg(FedAvg):
+    """FedAvg of the tensors that are not a site's own."""
+
+    def __init__(self, config: FedAvgConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.published_metric = self.metric
+        self.metric = f"personal_{self.metric}"
+
+    @abstractmethod
+    def is_own(self, name: str) -> bool:
+        """Whether a tensor of the network's state stays at its site."""
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """Describe, train, validate the models after the last round, and the consented export."""
+        return (
+            DESCRIBE,
+            Phase("train", self.config.rounds, (WEIGHTS,), (WEIGHTS,)),
+            Phase("validate", 1, (WEIGHTS,), (), everyone=True),
+            EXPORT,
+        )
+
+    def initial(self, context: StepContext) -> Memory:
+        """The shared part of round 0."""
+        drawn = part(super().initial(context).tensors, "global")
+        return Memory(join({"global": {name: t for name, t in drawn.items() if not self.is_own(name)}}))
+
+    def client_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """FedAvg's step on the whole network, once the site has validated its model."""
+        if context.phase == "describe":
+            return super().client_step(context, received, memory, data)
+        if context.phase == "export":
+            return self._export(memory)
+        own = own_part(memory)
+        received = join_own(received, own or self._first(context))
+        result = super().client_step(context, received, memory, data)
+        uploads = dict(result.uploads)
+        total, patients = uploads.pop(SCORES.name)["score"].tolist()
+        if own:
+            memory = self._choose(memory, received[WEIGHTS.name], ValidationScore(total, int(patients)))
+        return keep_own(replace(result, uploads=uploads, memory=memory), memory, self.is_own)
+
+    def _first(self, context: StepContext) -> State:
+        """The own part of a site that has none yet, from a draw of its own."""
+        drawn = state_of(new_network(self.network, context.generator("personal")))
+        return {name: tensor for name, tensor in drawn.items() if self.is_own(name)}
+
+    def _choose(self, memory: Memory, model: State, score: ValidationScore) -> Memory:
+        """The site's memory with its model, if that is the one to publish so far."""
+        chosen = memory.facts.get(_CHOSEN)
+        if chosen and self.config.selection == "best" and not score.beats(ValidationScore(**chosen)):
+            return memory
+        facts = {"total": score.total, "patients": score.patients}
+        return Memory({**memory.tensors, **join({_CHOSEN: clone(model)})}, {_CHOSEN: facts})
+
+    def _export(self, memory: Memory) -> ClientResult:
+        """The chosen model. Raises SiteFailed at a site that never trained."""
+        if not memory.facts:
+            raise SiteFailed("it has no personal model: it took part in no round of training")
+        score = ValidationScore(**memory.facts[_CHOSEN])
+        return export_personal(part(memory.tensors, _CHOSEN), score, self.metric)
+
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Average the shared part; set the exported models beside it."""
+        if context.phase == "export":
+            return keep_exported(server, result)
+        return super().server_step(context, server, result)
+
+    def publication(self, server: Memory) -> Publication:
+        """The exported models, each of its site."""
+        models = personal_drafts(server, self.network, self.published_metric)
+        return Publication("personal-models", models, statistics=described(server.facts))

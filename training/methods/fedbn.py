@@ -1,0 +1,51 @@
+"""FedBN: Li et al., FedBN: Federated Learning on Non-IID Features via Local Batch Normalization, ICLR 2021.
+
+FedAvg of all layers but batch normalisation (Alg. 1): for site k and layer l,
+
+    w_k^l <- (n_k / n)-weighted mean over the sites     l no batch norm (the paper's mean is uniform)
+    w_k^l <- w_k^l                                      l batch norm
+
+so that each site keeps the scale, shift and running statistics of its own scanner. A site begins with those
+of a fresh network.
+
+Shared:  all weights but batch norm's; the number of training slices; once, summary statistics of the training
+         scans. In the phase `export`, and only at sites that consent: the site's whole model and its score.
+Stays:   batch norm's weights, biases and running statistics until then; images, masks, and everything else.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from model_store.manifest import NetworkSpec
+from model_store.task import Task
+from personalization.networks import build
+from training.methods.common.personal_parts import PersonalFedAvg
+from training.methods.fedavg import FedAvgConfig
+from training.methods.registry import register
+
+
+@register("fedbn", FedAvgConfig, kinds=("segmentation", "classification"))
+class FedBn(PersonalFedAvg):
+    """FedAvg of everything but batch norm."""
+
+    def __init__(self, config: FedAvgConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self._norms = norm_tensors(self.network)
+
+    def is_own(self, name: str) -> bool:
+        """Whether a tensor is batch norm's."""
+        return name in self._norms
+
+
+def norm_tensors(spec: NetworkSpec) -> frozenset[str]:
+    """Names of the parameters and buffers of a network's batch and layer norms."""
+    with torch.device("meta"):
+        network = build(spec.name, **spec.arguments)
+    return frozenset(
+        f"{path}.{name}"
+        for path, module in network.named_modules()
+        if isinstance(module, nn.BatchNorm2d | nn.LayerNorm)
+        for name in module.state_dict()
+    )

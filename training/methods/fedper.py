@@ -1,0 +1,34 @@
+"""FedPer: Arivazhagan et al., Federated Learning with Personalization Layers, 2019.
+
+The network is a body W_B and a head W_P (the personalization layers). In a round every site j trains both
+from the shared body and its own head, and the server averages the bodies (Alg. 1 and 2):
+
+    (W_B,j, W_P,j) <- SGD on L_j from (W_B, W_P,j)         W_B <- sum_j (n_j / n) W_B,j
+
+Here Adam takes the steps, as in FedAvg. Of a U-Net, the head is all that comes after the bottleneck; of a
+ResNet-18, the last layer. A site draws its first head itself.
+
+Shared:  the body; the number of training slices; once, summary statistics of the training scans. In the phase
+         `export`, and only at sites that consent: the site's whole model and its score.
+Stays:   the head until then; images, masks, and everything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from training.methods.common.personal_parts import PersonalFedAvg
+from training.methods.fedavg import FedAvgConfig
+from training.methods.registry import register
+
+# What the names of a network's tensors begin with in its head.
+_HEADS: Mapping[str, tuple[str, ...]] = {"unet": ("upconv", "decoder", "conv."), "resnet18": ("linear.",)}
+
+
+@register("fedper", FedAvgConfig, kinds=("segmentation", "classification"))
+class FedPer(PersonalFedAvg):
+    """FedAvg of the body, with a head at every site."""
+
+    def is_own(self, name: str) -> bool:
+        """Whether a tensor is the head's."""
+        return name.startswith(_HEADS[self.network.name])
