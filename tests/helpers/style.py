@@ -36,7 +36,8 @@ def texts(path: Path) -> Iterator[tuple[int, str]]:
     # Since Python 3.12 an f-string is several tokens.
     kinds = (tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING))
     for token in tokenize.generate_tokens(io.StringIO(content).readline):
-        if token.type in kinds:
+        # A string of one word is a value, not prose.
+        if token.type in kinds and " " in token.string:
             for offset, line in enumerate(token.string.splitlines()):
                 yield token.start[0] + offset, line
 

@@ -149,7 +149,7 @@ class PartlyFrozenUNet(FedOapUNet):
 
 
 class TrainedIn(FedOapUNet):
-    """FedOAP's network whose products are of a precision while it is trained, as `FedOap.logits` has them."""
+    """FedOAP's network with mixed precision in training, as `FedOap.logits` has it."""
 
     def __init__(self, precision: Precision, **arguments: Any) -> None:
         super().__init__(**arguments)

@@ -78,7 +78,7 @@ def norms_of(network: nn.Module) -> list[tuple[str, nn.BatchNorm2d]]:
 
 
 def with_test_statistics(network: nn.Module) -> nn.Module:
-    """A copy whose batch norm uses each batch's own statistics, in whatever mode it is."""
+    """A copy with batch norm on each batch's own statistics, in either mode."""
     changed = copy.deepcopy(network)
     use_batch_statistics(changed)
     return changed

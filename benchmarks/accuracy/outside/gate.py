@@ -69,7 +69,7 @@ class Judge:
 
 
 def shuffled(network: nn.Module, generator: torch.Generator, only: str = "") -> nn.Module:
-    """A copy whose convolutions, or one of them, have their weights in random order."""
+    """A copy with the weights of its convolutions, or of one of them, in random order."""
     changed = copy.deepcopy(network)
     with torch.no_grad():
         for name, parameter in changed.named_parameters():

@@ -1,6 +1,6 @@
 """The arms that route: learned on one set of scans, as learned and merged, reported on the same or another.
 
-What is learned per image and what the batch lends are told apart:
+What is learned per image and what comes from the batch are separated:
 
                    batch norm of each batch      batch norm baked on what was learned from
     per image      (dynamic, test)               (dynamic, baked)   the dynamic graph
@@ -50,7 +50,7 @@ def learn(
     diagnosed: Scans | None = None,
     limits: SafetyLimits = _LIMITS,
 ) -> Adapted:
-    """Route the space over these scans. Of `diagnosed` the Dice is noted per epoch, and read by nobody."""
+    """Route the space over these scans. The Dice of `diagnosed` is recorded per epoch and never used."""
     network = route(space, config.router)
     images = scans.images
     dice: list[float] = []
