@@ -1,1 +1,1 @@
-"""Long work over a hospital's scans: cohorts, job records, leases. For both halves, without torch."""
+"""Jobs: records, states, leases, files and expiry. Used by API and worker, without torch."""

@@ -41,7 +41,7 @@ def _expire_cohorts(database: Database, settings: Settings) -> None:
     with database.read() as session:
         found = [(row.hospital, row.id) for row in session.execute(due)]
     for hospital, cohort_id in found:
-        # Its job was promised the scans; they go when it is over.
+        # A job still needs the scans; they are deleted after it.
         with suppress(CohortInUse), log_and_continue(f"the scans of cohort {cohort_id}"):
             cohorts.remove(database, settings, hospital, cohort_id)
             _log.info("cohort %s has expired; its scans are deleted", cohort_id)
@@ -57,7 +57,7 @@ def _expire_job(database: Database, settings: Settings, folder: Path) -> None:
     now = datetime.now(UTC)
     with database.read() as session:
         job = session.get(Job, folder.name)
-    # A folder without a row is a request's that was cut off, or one that is only just being made.
+    # A folder without a row belongs to a request that was cut off, or to one that just started.
     if job is None:
         due = now.timestamp() - folder.stat().st_mtime > 3600
     else:
@@ -67,13 +67,13 @@ def _expire_job(database: Database, settings: Settings, folder: Path) -> None:
         files.delete()
         _log.info("the files of job %s are deleted", folder.name)
     elif job is not None and job.state in TERMINAL:
-        # Its worker deletes them, unless it was killed in that very moment.
+        # The worker deletes them, unless it was killed at that moment.
         files.delete_unfinished()
 
 
 def _sweep(database: Database, settings: Settings, cohort_id: str) -> None:
     with database.write() as session:
-        # Locked, so that no scan is just between its file and its row.
+        # Locked, so that no scan has its file without its row at this moment.
         session.get(Cohort, cohort_id, with_for_update=True)
         removed = CohortFolder(settings.cohorts, cohort_id).sweep(cohorts.digests(session, cohort_id))
     if removed:
@@ -82,11 +82,11 @@ def _sweep(database: Database, settings: Settings, cohort_id: str) -> None:
 
 @contextmanager
 def log_and_continue(what: str) -> Iterator[None]:
-    """What cannot be deleted now is logged, and keeps nothing else; it is tried again the next time."""
+    """Log what cannot be deleted now and continue; the next pass retries."""
     try:
         yield
     except FileNotFoundError:
-        # Somebody else deleted it meanwhile.
+        # Another process deleted it meanwhile.
         return
     except OSError as error:
         _log.warning("%s cannot be deleted: %s", what, type(error).__name__)

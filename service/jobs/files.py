@@ -1,9 +1,8 @@
-"""The files of one job: they hold what patients look like, so they are private, expire and can be deleted.
+"""The files of one job. They show patients, so they are private, expire and can be deleted.
 
-STATE/jobs/<job id>/checkpoint       where a later attempt goes on
-STATE/jobs/<job id>/input            the scan of a job of kind `scan`
-STATE/jobs/<job id>/result           its answer, and beside it result.json: media type and headers
-STATE/jobs/<job id>/pictures/        before and after, for the candidate's card
+STATE/jobs/<job id>/checkpoint       where a later attempt goes on STATE/jobs/<job id>/input            the
+scan of a job of kind `scan` STATE/jobs/<job id>/result           its answer, and beside it result.json: media
+type and headers STATE/jobs/<job id>/pictures/        before and after, for the candidate's card
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from service.validation import JOB_ID
 
 @dataclass(frozen=True)
 class StoredResult:
-    """A finished answer, as it goes over HTTP."""
+    """A finished answer: body, media type and headers."""
 
     body: bytes
     media_type: str
@@ -29,7 +28,7 @@ class StoredResult:
 
 
 class JobFolder:
-    """Making one touches nothing; writing makes the folder."""
+    """The folder of one job. The first write creates it."""
 
     def __init__(self, state_dir: Path, job_id: str) -> None:
         if not re.fullmatch(JOB_ID, job_id):
@@ -38,26 +37,26 @@ class JobFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether there is any file of the job."""
+        """Whether the job has any file."""
         return self.path.is_dir()
 
     @property
     def checkpoint(self) -> Path:
-        """Written by `write(folder.checkpoint, ...)`; may not be there."""
+        """Path of the checkpoint, which `write(folder.checkpoint, ...)` creates."""
         return self.path / "checkpoint"
 
     @property
     def input(self) -> Path:
-        """The scan of a job of kind `scan`."""
+        """Path of the scan of a job of kind `scan`."""
         return self.path / "input"
 
     @property
     def pictures(self) -> Path:
-        """Folder of PNGs; may not be there."""
+        """Folder of the PNGs, which may not exist."""
         return self.path / "pictures"
 
     def write(self, path: Path, content: bytes) -> None:
-        """Write one of the job's files, durably and for the owner's eyes only."""
+        """Write one of the job's files durably, readable by the owner only."""
         for folder in (self.path.parent, self.path, path.parent):
             if not folder.is_dir():
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -65,21 +64,21 @@ class JobFolder:
         write_durably(path, content, mode=0o600)
 
     def read(self, path: Path) -> bytes | None:
-        """The content of one of the job's files; None when it is not there."""
+        """Return the content of one of the job's files; None if it does not exist."""
         try:
             return path.read_bytes()
         except FileNotFoundError:
             return None
 
     def write_result(self, result: StoredResult) -> None:
-        """Keep the answer; it is there once this returns, and before that not at all."""
+        """Store the answer atomically: a reader sees all of it or nothing."""
         self.write(self.path / "result", result.body)
         # Written last: without it there is no result.
         about = {"media_type": result.media_type, "headers": dict(result.headers)}
         self.write(self.path / "result.json", json.dumps(about).encode())
 
     def read_result(self) -> StoredResult | None:
-        """The answer; None before there is one and after it was deleted."""
+        """Return the answer; None before it is stored and after it was deleted."""
         about, body = self.read(self.path / "result.json"), self.read(self.path / "result")
         if about is None or body is None:
             return None
@@ -87,12 +86,12 @@ class JobFolder:
         return StoredResult(body, said["media_type"], said["headers"])
 
     def delete_unfinished(self) -> None:
-        """Remove what only a job that is not over needs, and what a killed worker had half written."""
-        # Somebody may delete the whole folder meanwhile.
+        """Delete the files that only an unfinished job needs, and partial files of a killed worker."""
+        # Another process may delete the whole folder meanwhile.
         with suppress(FileNotFoundError):
             for path in (self.checkpoint, self.input, *self.path.rglob(".*")):
                 path.unlink(missing_ok=True)
 
     def delete(self) -> None:
-        """Remove every file of the job. Nothing there is no error."""
+        """Delete every file of the job, if there are any."""
         remove_folder(self.path)

@@ -1,14 +1,14 @@
-"""Who may work on a job: one worker at a time, for as long as it is heard of.
+"""Leases: one worker at a time may work on a job, as long as it sends heartbeats.
 
-    lease = claim(database, job_id, owner, settings)     None: it is not to be had
-    renew(database, lease)                               every few seconds; says if it was lost or is to stop
-    with fenced(database, lease) as (session, job): ...  every write; refused once the lease is another's
+    lease = claim(database, job_id, owner, settings)     None: not available
+    renew(database, lease)                               every few seconds; lost, or to be cancelled?
+    with fenced(database, lease) as (session, job): ...  every write; rejected once the lease is lost
     finish(database, lease, "succeeded", ...)            the last write
 
-A worker that was stopped for longer than its lease does not know that it lost it. So every claim takes the
-next fencing token, and a write under an older token is refused (Kleppmann, "How to do distributed locking",
-2016). Times are by each process's own clock: clocks that disagree can only cost an attempt, because it is
-the token that decides, never the time.
+A worker that was suspended for longer than its lease does not know that it lost it. So every claim takes the
+next fencing token, and a write under an older token is rejected (Kleppmann, "How to do distributed locking",
+2016). Times are by each process's own clock. Clocks that disagree can only cost an attempt, because the token
+decides, never the time.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class RenewState:
-    """What a heartbeat learns. `lost`: stop, and write nothing. `cancel`: stop, and finish as cancelled."""
+    """The answer to a heartbeat. `lost`: stop, and write nothing. `cancel`: stop, and finish as cancelled."""
 
     lost: bool
     cancel: bool
@@ -52,7 +52,8 @@ class RenewState:
 def claim(database: Database, job_id: str, owner: str, settings: Settings) -> Lease | None:
     """Claim a job that waits, or that lost its worker: its lease expired without a heartbeat.
 
-    Returns None when there is nothing to take: unknown, over, another's, to be cancelled, or out of attempts.
+    Return None for a job that cannot be claimed: unknown, finished, leased, being cancelled, or out of
+    attempts.
     """
     now = datetime.now(UTC)
     expired = and_(Job.state == "running", Job.lease_until < now)
@@ -76,7 +77,7 @@ def claim(database: Database, job_id: str, owner: str, settings: Settings) -> Le
         .execution_options(synchronize_session=False)
     )
     with database.write() as session:
-        # One statement, so that of two claimers one finds nothing to update, on every database.
+        # One statement: the second of two claimers finds nothing to update, on every database.
         if session.scalar(statement) is None:
             return None
         job = records.get(session, job_id)
@@ -100,10 +101,10 @@ def renew(database: Database, lease: Lease) -> RenewState:
 
 @contextmanager
 def fenced(database: Database, lease: Lease) -> Iterator[tuple[Session, Job]]:
-    """A writing transaction on the job, for the holder of the lease only.
+    """Open a writing transaction on the job, for the holder of the lease only.
 
     Raises:
-        LeaseLost: another worker took the job, or it is over.
+        LeaseLost: another worker claimed the job, or it is finished.
     """
     with database.write() as session:
         # Locked: the token cannot change between this look and the commit.
@@ -127,7 +128,7 @@ def finish(
     gate: dict[str, Any] | None = None,
     candidate: tuple[str, int, str] | None = None,
 ) -> None:
-    """End the job. What is None stays as it was written before.
+    """End the job. An argument of None leaves the stored value.
 
     Args:
         database: where the job is.
@@ -139,7 +140,7 @@ def finish(
         candidate: (name, version, digest) of the version that was published.
 
     Raises:
-        LeaseLost: somebody else ends it, or has.
+        LeaseLost: another worker ends it, or has ended it.
     """
     with fenced(database, lease) as (session, job):
         if result is not None:

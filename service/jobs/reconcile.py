@@ -1,11 +1,11 @@
-"""Making true again what must hold of every job, whatever was killed: it ends, in a state with a reason.
+"""The reconciler: requeue orphaned jobs, resend lost messages and delete expired files.
 
-    its worker is not heard of       queued again, or failed after `max_attempts`; cancelled if it was to be
+    its worker sends no heartbeat    queued again, or failed after `max_attempts`; cancelled if requested
     its message is lost              sent again: Redis was down, was flushed, or a worker died with it
     its files, or a cohort's, expire deleted
 
-Every API process looks; what two of them do at once does no harm, since each change is a transaction that
-looks again under a lock, and a message that comes twice finds its job taken.
+Every API process runs it. Two at once do no harm: each change is a transaction that checks again under a
+lock, and a duplicate message finds its job claimed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from service.settings import Settings
 
 
 class JobStatistics:
-    """What one API process tells of all jobs; of durations, those of jobs that ended while it ran."""
+    """Metrics of all jobs by one API process; durations cover the jobs that ended while it ran."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._since = datetime.now(UTC)
 
     def read(self, database: Database) -> None:
-        """Look once."""
+        """Read the counts once."""
         counts = select(Job.kind, Job.state, func.count()).group_by(Job.kind, Job.state)
         ended = select(Job).where(Job.finished_at > self._since).order_by(Job.finished_at)
         with database.read() as session:
@@ -60,7 +60,7 @@ _log = logging.getLogger("locum.service")
 
 
 class Reconciler:
-    """Looks every `reconcile_every_seconds`."""
+    """Reconciles every `reconcile_every_seconds`."""
 
     def __init__(self, settings: Settings, database: Database, queue: Queue, metrics: Metrics) -> None:
         self._settings = settings
@@ -71,19 +71,19 @@ class Reconciler:
         self._expired_at = float("-inf")
 
     async def watch(self) -> None:
-        """Look again and again until cancelled; a database or Redis that is gone is readiness's news."""
+        """Poll until cancelled. Database and Redis outages are reported by the readiness check."""
         while True:
             try:
                 await asyncio.to_thread(self.look)
             except (SQLAlchemyError, RedisError, BrokerError, OSError) as error:
                 _log.debug("jobs could not be looked after: %s", type(error).__name__)
             except Exception:
-                # A fault of ours: it is to be seen, and must not end the watch for good.
+                # A bug: log it, and keep polling.
                 _log.exception("looking after jobs: an unexpected error; it is tried again")
             await asyncio.sleep(self._settings.reconcile_every_seconds)
 
     def look(self) -> None:
-        """Put right what can be put right now."""
+        """Reconcile once."""
         self._recover()
         if time.monotonic() - self._expired_at > _EXPIRE_EVERY_SECONDS:
             self._expired_at = time.monotonic()
@@ -92,14 +92,14 @@ class Reconciler:
         self._resend()
 
     def _recover(self) -> None:
-        """Take the jobs from workers that were not heard of for longer than their lease."""
+        """Requeue, fail or cancel the jobs of workers without a heartbeat within their lease."""
         lost = or_(
             Job.state.in_(HELD) & (Job.lease_until < datetime.now(UTC)),
             (Job.state == "queued") & (Job.attempt >= self._settings.max_attempts),
         )
         for job_id in self._matching(lost):
             with self._database.write() as session:
-                # Somebody else may hold the lock because it does the same, or because the worker is back.
+                # Another process may hold the lock because it does the same, or because the worker is back.
                 query = select(Job).where(Job.id == job_id, lost).with_for_update(skip_locked=True)
                 job = session.scalars(query).first()
                 if job is None:
@@ -126,7 +126,7 @@ class Reconciler:
         return "queued", None
 
     def _resend(self) -> None:
-        """Send again what was never sent, and what waits for long although its message is gone."""
+        """Send messages that were never sent, and those of jobs that wait although their message is lost."""
         waiting = self._matching(Job.state == "queued")
         messages = self._queue.waiting()
         self._metrics.queue_messages.set(messages)

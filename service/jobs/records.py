@@ -37,7 +37,7 @@ _ALLOWED: dict[str, frozenset[str]] = {
 
 
 def new_id() -> str:
-    """For a job: 32 hexadecimal digits. Its files can so be named before its row is there."""
+    """Return an id of 32 hexadecimal digits, so that files can be named before the row exists."""
     return uuid.uuid4().hex
 
 
@@ -56,24 +56,24 @@ def create(
     fingerprint: str | None = None,
     request_id: str | None = None,
 ) -> Job:
-    """Add a queued job. Once the transaction has committed, `submission.send` tells the worker.
+    """Add a queued job. Call `submission.send` after the transaction has committed.
 
     Args:
         session: of a writing transaction.
-        settings: for how long its files are kept, and how many jobs may wait.
-        kind: what a worker is to do.
+        settings: lifetime of files, limit of waiting jobs.
+        kind: of the work.
         hospital: of the scans, if the client named one.
-        model: name in the store of the artefact that was asked for.
-        parent: digest of the artefact that the work begins with.
+        model: name of the requested artefact in the store.
+        parent: digest of the artefact to adapt.
         cohort: id; None for a job on one scan, which is stored in its folder.
         options: JSON, as the kind of the job and of the parent takes them.
-        job_id: from `new_id`, where files were written first.
+        job_id: from `new_id`, if files were written first.
         idempotency_key: the client's.
-        fingerprint: of the request that the key stands for.
+        fingerprint: of the request with the key.
         request_id: the HTTP request's.
 
     Raises:
-        QueueFull: as many wait as may.
+        QueueFull: the limit of waiting jobs is reached.
     """
     in_turn(session, QUEUE)
     check_queue(session, settings)
@@ -104,7 +104,7 @@ def create(
 
 
 def check_queue(session: Session, settings: Settings) -> None:
-    """Raise QueueFull unless one more job may wait."""
+    """Raise QueueFull if the limit of waiting jobs is reached."""
     waiting = session.scalar(select(func.count()).where(Job.state == "queued")) or 0
     if waiting >= settings.max_waiting_jobs:
         raise QueueFull(
@@ -117,7 +117,7 @@ def get(session: Session, job_id: str, *, lock: bool = False) -> Job:
     """Return the job; `lock` blocks other writers until the transaction ends.
 
     Raises:
-        JobUnknown: there is none, or it is of a hospital that the caller may not see.
+        JobUnknown: it does not exist, or the caller may not see its hospital.
     """
     found = session.get(Job, job_id, with_for_update=lock, populate_existing=lock)
     if found is None or not caller_of(session).sees(found.hospital):
@@ -126,15 +126,15 @@ def get(session: Session, job_id: str, *, lock: bool = False) -> Job:
 
 
 def find_by_idempotency_key(session: Session, hospital: str, key: str) -> Job | None:
-    """The job that this idempotency key made, of whatever request."""
+    """Return the job of this idempotency key, whatever its request."""
     return session.scalars(select(Job).where(Job.hospital == hospital, Job.idempotency_key == key)).first()
 
 
 def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job | None:
-    """The job that this idempotency key made before; None for a new key.
+    """Return the job of this idempotency key; None for a new key.
 
     Raises:
-        IdempotencyConflict: the key made a job of another request.
+        IdempotencyConflict: the key belongs to another request.
     """
     found = find_by_idempotency_key(session, hospital, key)
     if found is not None and found.fingerprint != fingerprint:
@@ -148,7 +148,7 @@ def replayed(session: Session, hospital: str, key: str, fingerprint: str) -> Job
 def listed(
     session: Session, hospital: str | None = None, state: JobState | None = None, limit: int = 100
 ) -> list[Job]:
-    """Jobs, newest first: all of them, or those of the hospitals that the caller may see."""
+    """List jobs, newest first, of the hospitals that the caller may see."""
     query = select(Job)
     visible = caller_of(session).hospitals
     if visible is not None:
@@ -161,7 +161,7 @@ def listed(
 
 
 def queue_position(session: Session, job: Job) -> int | None:
-    """How many queued jobs were accepted before this one; None once it does not wait any more."""
+    """Number of queued jobs accepted before this one; None if it does not wait."""
     if job.state != "queued":
         return None
     query = select(func.count()).where(Job.state == "queued", Job.created_at < job.created_at)
@@ -169,7 +169,7 @@ def queue_position(session: Session, job: Job) -> int | None:
 
 
 def cancel(session: Session, job_id: str) -> Job:
-    """Stop a job: at once if it waits, at its worker's next step if it runs. One that is over stays so.
+    """Cancel a job: at once if it waits, at its worker's next step if it runs. A finished job stays as it is.
 
     Raises:
         JobUnknown: there is none.
@@ -185,9 +185,9 @@ def cancel(session: Session, job_id: str) -> Job:
 
 
 def expire_files_now(job: Job) -> None:
-    """From now on no file of a job that is over is kept.
+    """Expire the files of a finished job now.
 
-    A worker that lost the job without knowing it yet may write one more; the reconciler sweeps it.
+    A worker that does not know yet that it lost the job may write another file; the reconciler deletes it.
     """
     job.expires_at = min(job.expires_at, datetime.now(UTC))
 
@@ -217,7 +217,7 @@ def transition(session: Session, job: Job, state: JobState, reason: str | None =
 
 
 def append_event(session: Session, job: Job, event_type: EventType, data: Mapping[str, Any]) -> JobEvent:
-    """Note that something happened. In the transaction that changes the job: both are seen, or neither.
+    """Append an event in the transaction that changes the job, so that both are visible or neither.
 
     `data` must be JSON; of an `epoch` its record, with `coefficients` {layers, models, values [L][E]}.
     """
@@ -227,17 +227,17 @@ def append_event(session: Session, job: Job, event_type: EventType, data: Mappin
 
 
 def events_after(session: Session, job_id: str, last: int = 0, limit: int = 500) -> list[JobEvent]:
-    """The events after the one with id `last`, oldest first."""
+    """List the events after the one with id `last`, oldest first."""
     query = select(JobEvent).where(JobEvent.job == job_id, JobEvent.id > last)
     return list(session.scalars(query.order_by(JobEvent.id).limit(limit)))
 
 
 def warnings_of(session: Session, job_id: str) -> list[str]:
-    """What the job warned of, in order."""
+    """List the job's warnings, in order."""
     return [str(event.data["message"]) for event in events_of_type(session, job_id, "warning")]
 
 
 def events_of_type(session: Session, job_id: str, event_type: EventType) -> list[JobEvent]:
-    """Every event of one type, oldest first."""
+    """List every event of one type, oldest first."""
     query = select(JobEvent).where(JobEvent.job == job_id, JobEvent.type == event_type)
     return list(session.scalars(query.order_by(JobEvent.id)))

@@ -1,4 +1,4 @@
-"""From an accepted request to a worker: the row first, then the message.
+"""Submit a job: write its row, then send its message.
 
 The reconciler sends a message again that could not be sent or that Redis lost. So requests are accepted while
 Redis is down.
@@ -25,18 +25,18 @@ _log = logging.getLogger("locum.service")
 
 
 def fingerprint(request: dict[str, Any]) -> str:
-    """64 hexadecimal digits that two requests share only if they ask for the same."""
+    """Return 64 hexadecimal digits that identify the content of a request."""
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
 
 
 def send(database: Database, queue: Queue, job_id: str) -> bool:
-    """Tell the workers of a job; whether Redis took the message. Call it after the commit."""
+    """Send a job's message after the commit; return whether Redis accepted it."""
     try:
         queue.send(RUN_JOB, job_id)
     except BrokerError as error:
         _log.warning("job %s waits for Redis: %s", job_id, error)
         with database.write() as session:
-            # The reconciler sends at once what was never sent.
+            # The reconciler sends a message that was never sent at once.
             session.execute(update(Job).where(Job.id == job_id, Job.state == "queued").values(queued_at=None))
         return False
     return True
@@ -49,10 +49,10 @@ def create_once(
     request_fingerprint: str,
     create: Callable[[Session], Job],
 ) -> tuple[Job, bool]:
-    """Make a job in one transaction, unless this idempotency key made it before: (job, whether it is new).
+    """Create a job in one transaction, or find the one of this idempotency key: (job, whether it is new).
 
     Raises:
-        IdempotencyConflict: the key made a job of another request.
+        IdempotencyConflict: the key belongs to another request.
     """
     try:
         with database.write() as session:

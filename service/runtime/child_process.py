@@ -1,11 +1,9 @@
-"""Child processes that never outlive this one, not even when it is killed with -9.
+"""Child processes that never outlive this process, even when it is killed with -9.
 
-The child is started in a session of its own, so that Ctrl-C in a terminal reaches this process alone, which
-then stops
-its children in order. Beside it sits a tiny shell that reads from a pipe of which only this process holds
-the other end: the end of file it meets when this process is gone, however it went, is its signal to stop
-the child. (Linux has PR_SET_PDEATHSIG for that, but it fires when the starting *thread* ends, and other
-systems have none.)
+The child has a session of its own, so that Ctrl-C in a terminal reaches this process alone, which then stops
+its children in order. A small shell beside it reads from a pipe; only this process holds the other end. When
+this process is gone, the shell reads the end of file and stops the child. (Linux has PR_SET_PDEATHSIG for
+that, but it fires when the starting *thread* ends, and other systems have none.)
 """
 
 from __future__ import annotations
@@ -49,7 +47,7 @@ class Child:
         Args:
             command: program and arguments.
             environment: all of it; this process's own when None.
-            output: where both outputs go, held open by the child alone; this process's own when None.
+            output: destination of both outputs, held open by the child alone; this process's own when None.
             grace_seconds: between SIGTERM and SIGKILL.
         """
         self._grace = grace_seconds
@@ -64,7 +62,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the child itself: the shell that started it has become it."""
+        """Process id of the child: the shell that started it has become it."""
         return self._process.pid
 
     @property
@@ -74,11 +72,11 @@ class Child:
 
     @property
     def returncode(self) -> int | None:
-        """None while it runs; the negative signal when one ended it."""
+        """Exit code; None while it runs, the negative signal if one ended it."""
         return self._process.poll()
 
     def stop(self) -> None:
-        """SIGTERM, then SIGKILL after the grace, to the child and whatever is left in its group."""
+        """Send SIGTERM, then SIGKILL after the grace, to the child and the rest of its group."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(self._grace)

@@ -1,4 +1,4 @@
-"""`python -m service`: everything in one command, the API in this process and a worker beside it."""
+"""The embedded worker of `python -m service`: a Celery worker process beside the API."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _SETTLED_SECONDS = 60.0
 
 
 class EmbeddedWorker:
-    """A worker process that is started again when it dies, and stopped with this one.
+    """A worker process that restarts when it dies and stops with this process.
 
-    `ready` is asked before the first start: the worker's imports would else take the cores from the API's.
+    The first start waits for `ready`: the worker's imports would otherwise take the cores from the API's.
     """
 
     def __init__(self, settings: Settings, ready: Callable[[], bool]) -> None:
@@ -62,13 +62,13 @@ class EmbeddedWorker:
 
 
 class Pauses:
-    """How long to wait before each new start: twice as long as before, while workers do not live for long."""
+    """Pause before each restart: it doubles while workers die soon."""
 
     def __init__(self) -> None:
         self._next = _SHORTEST_PAUSE_SECONDS
 
     def after(self, age_seconds: float) -> float:
-        """The pause, in seconds, after a worker that lived for so long."""
+        """Return the pause in seconds after a worker that lived for `lived` seconds."""
         if age_seconds >= _SETTLED_SECONDS:
             self._next = _SHORTEST_PAUSE_SECONDS
         pause, self._next = self._next, min(2 * self._next, _LONGEST_PAUSE_SECONDS)
@@ -76,13 +76,13 @@ class Pauses:
 
 
 def worker_command() -> list[str]:
-    """The worker as anybody would start it, without the chatter between many workers."""
+    """Command line of the worker, without gossip between workers."""
     quiet = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
     return [sys.executable, "-m", "celery", "--quiet", "-A", "service.worker", "worker", *quiet]
 
 
 def worker_environment(settings: Settings) -> dict[str, str]:
-    """This process's settings, those from its command line too, as a child's environment."""
+    """This process's settings, with those of its command line, as a child's environment."""
     environment = {}
     for name in settings.model_fields_set:
         value = getattr(settings, name)

@@ -49,7 +49,7 @@ class PlainFormatter(logging.Formatter):
 
 
 def configure(settings: Settings, *, whole_process: bool = False) -> None:
-    """Send what Locum and uvicorn say to standard error, but not uvicorn's access log, which has paths in it.
+    """Log Locum and uvicorn to standard error, without uvicorn's access log, which has paths in it.
 
     With `whole_process`, the warnings of every library too: for a process that is Locum's own. Calling it
     again changes nothing.

@@ -24,17 +24,17 @@ JOB_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 4 * 3600.0, 12 * 3600
 
 
 class _Drift(Collector):
-    """Read from the database at every look: all processes of the API tell the same."""
+    """Key usage's drift, read from the database at every scrape: all API processes report the same."""
 
     def __init__(self, read: Callable[[], Mapping[tuple[str, str], float]]) -> None:
         self._read = read
 
     def describe(self) -> list[Metric]:
-        """Nothing: a registry asks for it when this is registered, and need not look for that."""
+        """Describe no metric: the registry asks at registration, which should not read the database."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """One sample per hospital and version that had a scan of late."""
+        """One sample per hospital and version with a recent scan."""
         family = GaugeMetricFamily(
             "locum_key_usage_drift",
             "How unlike the federation's training images a hospital's scans pick from a pool, 0 to 1.",
@@ -46,7 +46,7 @@ class _Drift(Collector):
 
 
 class _Shown(Collector):
-    """The metrics of a registry without some of their samples."""
+    """The metrics of a registry, filtered by labels."""
 
     def __init__(self, registry: CollectorRegistry, shown: Callable[[Mapping[str, str]], bool]) -> None:
         self._registry, self._shown = registry, shown
@@ -66,9 +66,9 @@ class Metrics:
         request_seconds: from the first byte of the request to the last of its answer.
         inference_seconds: inside onnxruntime only, by model and execution provider.
         store_verified: when the store was last hashed from end to end, in seconds since the epoch.
-        store_damaged: how many versions that found damaged.
+        store_damaged: number of damaged versions found then.
         ready: 1 while `/health/ready` says so, by part.
-        jobs: how many there are, by kind and state; every process tells of all.
+        jobs: number by kind and state; every process reports all.
         job_seconds: from the first attempt's start to the end, by kind and final state.
         queue_messages: messages in Redis that no worker has taken.
 
@@ -119,11 +119,11 @@ class Metrics:
         )
 
     def watch_drift(self, read: Callable[[], Mapping[tuple[str, str], float]]) -> None:
-        """Tell of every hospital's drift, as `read` finds it whenever somebody asks for the metrics."""
+        """Report every hospital's drift, from `read` at each scrape."""
         self.registry.register(_Drift(read))
 
     def watch(self, admission: Admission, sessions: SessionCache) -> None:
-        """Read the queue and the cache whenever somebody asks for the metrics."""
+        """Report admission and session cache, read at each scrape."""
         for name, text, value in (
             ("locum_inference_running", "Scans being segmented now.", lambda: admission.running),
             ("locum_inference_waiting", "Scans waiting for an inference slot.", lambda: admission.waiting),

@@ -1,9 +1,9 @@
-"""The queue from both ends: the API, which only sends names and JSON, and the worker, which has the code.
+"""The Celery queue: the API sends task names and JSON, the worker has the code.
 
     API ── send ──> Redis, queue `adaptation` ──> worker, one task at a time
 
-Messages are hints: what was asked and how far it got is in the database. A message that is lost or
-delivered twice must therefore do no harm, and every task is written so.
+Messages are hints: request and progress are in the database. Every task tolerates a message that is lost or
+delivered twice.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ RUN_JOB = "locum.run_job"
 
 # Before every key, so that the Redis can be shared.
 _PREFIX = "locum:"
-# Redis hands a message out again when it was not acknowledged for so long: later than any task may still run.
+# Redis redelivers a message that was not acknowledged for this long: longer than any task may run.
 _VISIBILITY_MARGIN_SECONDS = 600
 _SEND_SECONDS = 2.0
 _SOFT_SHARE = 0.95
 
 
 def celery_app(settings: Settings, broker_url: str) -> Celery:
-    """A Celery that speaks JSON only and loses no task with its worker."""
+    """Build a Celery app that uses JSON only and returns the task of a dead worker to the queue."""
     app = Celery("locum", broker=broker_url, set_as_current=False)
     app.conf.update(
         task_serializer="json",
@@ -43,7 +43,7 @@ def celery_app(settings: Settings, broker_url: str) -> Celery:
         worker_prefetch_multiplier=1,
         # One process per GPU.
         worker_concurrency=1,
-        # Told first, so that the job can say why it ended; killed if that does not help.
+        # A soft limit first, so that the job can record its reason; then the hard one.
         task_soft_time_limit=settings.hard_limit_seconds * _SOFT_SHARE,
         task_time_limit=settings.hard_limit_seconds,
         broker_transport_options={
@@ -52,8 +52,7 @@ def celery_app(settings: Settings, broker_url: str) -> Celery:
         },
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
-        # Hours of work are not thrown away because Redis blinked; who may finish it is decided in the
-        # database.
+        # A short outage of Redis must not discard hours of work; the database decides who may finish it.
         worker_cancel_long_running_tasks_on_connection_loss=False,
         worker_hijack_root_logger=False,
         worker_redirect_stdouts=False,
@@ -64,7 +63,7 @@ def celery_app(settings: Settings, broker_url: str) -> Celery:
 
 
 class Queue:
-    """The sending end."""
+    """The API's side: sends tasks."""
 
     def __init__(self, settings: Settings, broker: Broker) -> None:
         self.broker = broker
@@ -80,10 +79,10 @@ class Queue:
         self._unreachable = self._celery.connection_for_write().recoverable_connection_errors
 
     def send(self, task: str, *arguments: str | int) -> None:
-        """Put a task into the queue.
+        """Send a task.
 
         Raises:
-            BrokerError: Redis does not take it.
+            BrokerError: Redis does not accept it.
         """
         try:
             self._celery.send_task(task, args=arguments, queue=QUEUE, retry=False)
@@ -94,7 +93,7 @@ class Queue:
             ) from error
 
     def send_once(self, task: str, *, every_seconds: int) -> bool:
-        """Put a task into the queue, unless some process did so within the last `every_seconds`."""
+        """Send a task, unless a process did so within the last `every_seconds`."""
         sent = f"{_PREFIX}sent:{task}"
         if not self.broker.client.set(sent, 1, nx=True, ex=every_seconds):
             return False
@@ -106,7 +105,7 @@ class Queue:
         return True
 
     def waiting(self) -> int:
-        """Messages that no worker has taken. Raises RedisError."""
+        """Number of messages that no worker has taken. Raises RedisError."""
         return int(self.broker.client.llen(_PREFIX + QUEUE))
 
     def close(self) -> None:

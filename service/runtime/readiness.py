@@ -1,7 +1,7 @@
 """Readiness: check the process's dependencies in the background, so that a request never waits.
 
-The parts are checked in a thread of their own: with every other thread of the process busy, health still
-answers, and from what was seen a moment ago. A hanging check shows by the age of its last result.
+The parts are checked in a thread of their own, so health answers from the last result even when every other
+thread is busy. A hanging check shows by the age of its last result.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ ReadinessCheck = Callable[[], str]
 
 @dataclass(frozen=True)
 class PartState:
-    """What one check found."""
+    """The result of one check."""
 
     ok: bool
     detail: str
 
 
 class Readiness:
-    """The latest state of every part."""
+    """The checks and the latest state of every part."""
 
     def __init__(self, checks: Mapping[str, ReadinessCheck], observe: Callable[[str, bool], None]) -> None:
         """`checks` by name of the part; `observe(part, ok)` receives every result."""
@@ -43,7 +43,7 @@ class Readiness:
 
     @property
     def states(self) -> Mapping[str, PartState]:
-        """By part."""
+        """The states by name of the part."""
         if time.monotonic() - self._seen > STALE_SECONDS:
             stale = PartState(False, f"the checks have not come back for {STALE_SECONDS:.0f} s")
             return {**dict.fromkeys(self._checks, stale)}
@@ -66,7 +66,7 @@ class Readiness:
             await self.look()
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Release the thread."""
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _look(self) -> dict[str, PartState]:

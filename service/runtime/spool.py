@@ -1,8 +1,7 @@
-"""Where an upload lies while its request is answered: in private nameless files that die with the request.
+"""Spool of uploads: private files without a name, deleted with their request.
 
-A scan is a patient's. So a small one stays in memory and a large one goes to a file that has no name from the
-moment it is opened: when the request ends, however it ends (answered, refused, client gone, process killed),
-the system takes it back.
+A small scan stays in memory, a large one goes to a file without a name. When the request ends (answered,
+rejected, client gone, process killed), the system deletes the file, since scans are patients'.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ _PREFIX = "upload-"
 class Upload:
     """One uploaded file: its size, its sha256, and its bytes until `close`.
 
-    Files of one field that may be repeated lie in one `shared` file, one after the other: a descriptor and a
-    buffer for each of thousands would be more than a process may have.
+    Files of a repeated field are stored in one `shared` file, one after the other: thousands of descriptors
+    and buffers would exceed a process's limits.
     """
 
     def __init__(self, spool: Path, shared: Upload | None = None) -> None:
@@ -34,7 +33,7 @@ class Upload:
 
     @property
     def sha256(self) -> str:
-        """`sha256:` and the hexadecimal digest of what was received."""
+        """`sha256:` and the hexadecimal digest of the received bytes."""
         return f"sha256:{self._hash.hexdigest()}"
 
     def write(self, data: bytes, /) -> None:
@@ -46,18 +45,18 @@ class Upload:
         self.size += len(data)
 
     def read(self) -> bytes:
-        """All of it. Blocking: call it in a thread."""
+        """Return all bytes. Blocking: call it in a thread."""
         self._file.seek(self._start)
         return self._file.read(self.size)
 
     def chunks(self) -> Iterator[bytes]:
-        """All of it, piece by piece. Blocking: call it in a thread."""
+        """Yield all bytes, piece by piece. Blocking: call it in a thread."""
         for begin in range(0, self.size, IN_MEMORY_BYTES):
             self._file.seek(self._start + begin)
             yield self._file.read(min(IN_MEMORY_BYTES, self.size - begin))
 
     def close(self) -> None:
-        """Give the bytes up."""
+        """Release the bytes."""
         self._file.close()
 
     def __enter__(self) -> Upload:
@@ -70,7 +69,7 @@ class Upload:
 
 
 def prepare_spool(spool: Path) -> None:
-    """Make the folder, readable by its owner alone, and sweep what a killed process may have left in it."""
+    """Create the folder, readable by its owner alone, and delete what a killed process left in it."""
     spool.mkdir(parents=True, exist_ok=True)
     spool.chmod(0o700)
     # Where the system cannot open a file without a name, it has one for an instant before it is unlinked.

@@ -1,4 +1,4 @@
-"""Hashing the whole store again, and remembering what came out: bits rot, and hands slip."""
+"""Periodic integrity check: re-hash every artefact and record the result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _log = logging.getLogger("locum.service")
 
 @dataclass(frozen=True)
 class StoreVerdict:
-    """The outcome of the latest finished pass; `damaged` maps a reference to what is wrong with it."""
+    """The result of the latest finished pass; `damaged` maps a reference to its fault."""
 
     finished_at: datetime
     versions: int
@@ -59,14 +59,14 @@ def verify_store(root: Path, database: Database) -> StoreVerdict:
 
 
 def latest_verdict(database: Database) -> StoreVerdict | None:
-    """What the latest pass found; None before the first."""
+    """Result of the latest pass; None before the first."""
     with database.read() as session:
         row = session.scalars(select(Verification).order_by(Verification.finished_at.desc()).limit(1)).first()
     return None if row is None else StoreVerdict(row.finished_at, row.versions, row.damaged)
 
 
 class Verifier:
-    """The API's side of it: asks the worker for a pass when one is due, and shows what the latest found."""
+    """The API's side: requests a pass from the worker when one is due, and shows the latest result."""
 
     def __init__(self, settings: Settings, database: Database, queue: Queue, metrics: Metrics) -> None:
         self._every = timedelta(seconds=settings.verify_every_seconds)
@@ -75,19 +75,19 @@ class Verifier:
         self._metrics = metrics
 
     async def watch(self) -> None:
-        """Look again and again until cancelled; a database or Redis that is gone is readiness's news."""
+        """Poll until cancelled. Database and Redis outages are reported by the readiness check."""
         while True:
             try:
                 await asyncio.to_thread(self.look)
             except (SQLAlchemyError, RedisError, BrokerError) as error:
                 _log.debug("the store's verification has to wait: %s", type(error).__name__)
             except Exception:
-                # A fault of ours: it is to be seen, and must not end the watch for good.
+                # A bug: log it, and keep polling.
                 _log.exception("the store's verification: an unexpected error; it is tried again")
             await asyncio.sleep(_INTERVAL_SECONDS)
 
     def look(self) -> None:
-        """Show the latest verdict, and ask for a new one if it is too old."""
+        """Show the latest result, and request a new pass if it is too old."""
         verdict = latest_verdict(self._database)
         if verdict is not None:
             self._metrics.store_verified.set(verdict.finished_at.timestamp())
