@@ -1,4 +1,4 @@
-"""`python -m service`: the API, an embedded Redis and an embedded worker, on a laptop or on one server."""
+"""`python -m service`: run the API with an embedded Redis and worker, on a laptop or one server."""
 
 from __future__ import annotations
 

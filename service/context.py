@@ -1,4 +1,4 @@
-"""What a running API holds: built once in the lifespan, and bound to its caller for each request."""
+"""The parts of a running API, built once at startup and bound to the caller for each request."""
 
 from __future__ import annotations
 

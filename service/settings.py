@@ -1,4 +1,4 @@
-"""Every knob of the service: `LOCUM_<NAME>` in the environment, with a default for a laptop and no GPU."""
+"""Settings of the service: `LOCUM_<NAME>` in the environment, with defaults for a laptop without a GPU."""
 
 from __future__ import annotations
 

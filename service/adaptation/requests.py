@@ -1,4 +1,4 @@
-"""From a request for an adaptation to its job: the part that runs in a thread, once the body was received."""
+"""Submit adaptation requests: validate a received body and create its job, in a thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which version of the store may serve a hospital for a model."""
+"""Check that a version of the store may serve a hospital for a model."""
 
 from __future__ import annotations
 

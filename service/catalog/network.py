@@ -1,4 +1,4 @@
-"""Which network answers: from what the request asks for to one artefact of kind `model`.
+"""Resolve a request to the network that answers it.
 
 The version: the one named in the reference; else the one assigned to the hospital; else the newest that is
 not withdrawn. The network within it, by personalization:
@@ -13,8 +13,8 @@ not withdrawn. The network within it, by personalization:
     scan     that of each scan: an ssf-pool adapts its one network to every scan by itself, and offers nothing
              else, so that it is `auto` there too. Other kinds are adapted to a scan by a job
 
-Where an adapted version is assigned, `global` and `member` are those of the artefact it was made from.
-An adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
+Where an adapted version is assigned, `global` and `member` are those of the artefact it was made from. An
+adapted version that is named (`brain.at-dune@1`) answers by itself, assigned or not: how a candidate is
 looked at. An assigned version that was withdrawn is refused, never replaced silently: somebody has to decide.
 """
 

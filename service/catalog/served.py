@@ -1,4 +1,4 @@
-"""What serves a hospital, now or at an instant: the assignment, or else the newest version of the time."""
+"""The version that serves a hospital, now or at an instant: the assigned one, or the newest of that time."""
 
 from __future__ import annotations
 

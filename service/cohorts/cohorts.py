@@ -1,8 +1,8 @@
-"""Cohorts: the scans that a hospital uploaded for jobs, counted, bounded, and gone when they expire.
+"""Cohorts: create, list, count, bound and delete the scans that a hospital uploads for jobs.
 
-Every change locks the cohort's row first, so that a scan is not added to a cohort that is being deleted, and
-a job is not made over scans that are just going. While a job over a cohort is not over, its scans stay as
-they are: an attempt that takes over must find what the one before it found.
+Every change locks the cohort's row first, so that no scan is added to a cohort during its deletion, and no
+job is created over scans during theirs. While a job needs a cohort, its scans do not change: a later attempt
+must find what the first one found.
 """
 
 from __future__ import annotations

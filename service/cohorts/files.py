@@ -1,4 +1,4 @@
-"""The scans of a cohort on the disk: STATE/cohorts/<cohort id>/<sha256>, for their owner's eyes only.
+"""The files of a cohort: STATE/cohorts/<cohort id>/<sha256>, readable by their owner only.
 
 A file is written aside and flushed before its row is there, and removed before its row is gone for good, so
 that whatever is killed when, no row is without its scan and no scan stays without anybody knowing: what has

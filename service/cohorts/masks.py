@@ -1,4 +1,4 @@
-"""Masks of the scans of a cohort: bounded, kept, counted and deleted as the scans are.
+"""Masks of a cohort's scans: stored, bounded, counted and deleted with the scans.
 
 Two scans may have masks of the same bytes (two without a target, say), so a file goes when no row names it.
 """

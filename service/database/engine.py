@@ -1,4 +1,4 @@
-"""One door to the database, SQLite or PostgreSQL: `read()` and `write()` give a session each."""
+"""The database, SQLite or PostgreSQL: `read()` and `write()` open a session."""
 
 from __future__ import annotations
 

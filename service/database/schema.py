@@ -1,4 +1,4 @@
-"""Bringing a database to this code's schema, at the start of every process, one process at a time."""
+"""Migrate the database to this code's schema at the start of every process, one process at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One id per request: born here, in every answer (`Locum-Request`), every log line and every problem.
+"""Middleware that gives every request an id, for its answer (`Locum-Request`), log lines and problems.
 
 The outermost middleware. It also ends what nothing else caught: an unexpected error becomes a plain 500
 problem, logged with the id and without its text being shown; a client that went away is no error at all.

@@ -1,7 +1,7 @@
 """Admission control: limit the scans in work and in the queue, and reject the others with a retry time.
 
-A scan in work holds its decoded voxels and its probabilities in memory, so the number of them is bounded here
-and nowhere else. A request beyond the queue is refused at once, with an estimate of when to come back.
+A scan in work holds its decoded voxels and probabilities in memory, so this is where their number is bounded.
+A request beyond the queue is rejected at once, with an estimate of when to retry.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Admission:
 
     @property
     def full(self) -> bool:
-        """Whether a scan that came now would be refused."""
+        """Whether a scan would be rejected now."""
         return self.running + self.waiting >= self.slots + self.queue
 
     def retry_after(self) -> int:
@@ -41,7 +41,7 @@ class Admission:
         return max(1, min(_MAX_RETRY_AFTER_S, math.ceil(self._mean_seconds * ahead)))
 
     def refuse_if_full(self) -> None:
-        """Raise ServiceBusy as `slot` would. For refusing before a body is read."""
+        """Raise ServiceBusy as `slot` would, to reject a request before its body is read."""
         if self.full:
             raise self._busy()
 

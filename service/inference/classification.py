@@ -1,7 +1,7 @@
-"""One scan through one classifier: decode, prepare, guard, run, sum up. Synchronous: for a worker thread.
+"""Classify one scan: decode, prepare, guard, run, average. Synchronous: call it in a worker thread.
 
-A network sees slices, as it did in training, where each slice of a volume counted as an image of its class.
-A volume's probabilities are the mean over its slices. Every slice's own are reported too: the mean loses a
+A network sees slices, as it did in training, where each slice of a volume counted as an image of its class. A
+volume's probabilities are the mean over its slices. Every slice's own are reported too: the mean loses a
 finding that shows in few slices.
 
 Legend: S slices (1 of an image), K classes.

@@ -1,6 +1,6 @@
-"""One scan through one network: decode, prepare, guard, run, restore. Synchronous: for a worker thread.
+"""Segment one scan: decode, prepare, guard, run, restore. Synchronous: call it in a worker thread.
 
-Every step is a function of the bytes, the task and the graph, so the same scan gets the same answer again.
+Every step is a function of the bytes, the task and the graph, so the same scan gives the same answer.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class PreparedScan:
-    """A scan as it was decoded, what the network is to see of it, and what the guard says to it."""
+    """A decoded scan, the network's input, and the guard's warnings."""
 
     scan: Scan
     prepared: Prepared
@@ -101,7 +101,7 @@ def read(
 def run(
     reading: PreparedScan, session: GraphSession, watch: Stopwatch, routing: PickUnit = "scan"
 ) -> Iterator[Outputs]:
-    """What the network gives for the slices in order, at most BATCH at a time.
+    """Run the network on the slices in order, at most BATCH at a time.
 
     `routing` says how a volume picks from a network's pool: as a whole, by the mean of its slices' queries,
     or slice by slice.
@@ -167,7 +167,7 @@ class _Taking(Protocol[Taken]):
 
 
 def add(to: _Taking[Taken], values: Taken, graph: str) -> None:
-    """Hand outputs of a graph on. Raises ArtefactDamaged for what cannot be one."""
+    """Pass outputs of a graph on. Raises ArtefactDamaged for invalid ones."""
     try:
         to.add(values)
     except ValueError as error:

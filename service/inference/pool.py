@@ -1,4 +1,4 @@
-"""Which entries of a pool a scan picked (FedIns), and how similar they were to it."""
+"""The entries of a pool that a scan picked (FedIns), and their similarities."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PoolPick(NamedTuple):
 
 
 class Picks:
-    """Gathers what a scan picked; `once` where all its slices picked together."""
+    """Collects the picks of a scan; `once` where all its slices picked together."""
 
     def __init__(self, *, once: bool) -> None:
         self._once = once

@@ -2,7 +2,7 @@
 
 Keyed by the graph's own digest, so two artefacts that share a graph share its session, and a new version
 never meets an old network. A graph is read, checked and loaded once however many requests ask for it at that
-moment; the least recently used session goes first, and lives on until those that still run it are done.
+moment; the least recently used session is dropped first, and stays alive until its last run ends.
 """
 
 from __future__ import annotations

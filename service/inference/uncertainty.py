@@ -1,4 +1,4 @@
-"""How sure the network was, as one number per scan."""
+"""Uncertainty and attention of a scan, summed up over its slices."""
 
 from __future__ import annotations
 

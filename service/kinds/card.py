@@ -1,4 +1,4 @@
-"""What a card can show of a job beyond what every kind has: sections, as plain values.
+"""Sections of a card that are special to a kind of artefact, as plain values.
 
 A kind builds them from what a worker wrote; `service.adaptation.card.page` draws them. Text is escaped there,
 unless it is `Markup`.

@@ -1,4 +1,4 @@
-"""What one kind of artefact can do in the service: the types of a declaration.
+"""The types of a kind's declaration: what one kind of artefact can do in the service.
 
 Every kind in `model_store.manifest.KINDS` has a module in this package, which declares it as `KIND`.
 """

@@ -1,4 +1,4 @@
-"""The forms in which a segmentation is answered: NIfTI, PNG, overlay, JSON.
+"""Output formats of a segmentation: NIfTI, PNG, overlay, JSON.
 
     nifti    the mask as .nii.gz on the scan's own grid and affine; volumes only: an image has no affine
     png      the mask as an 8-bit grey PNG of the image's own size; images only

@@ -1,4 +1,4 @@
-"""The overlay: what the mask says, drawn on what the scan shows, for a person to look at.
+"""Draw a mask over its scan as a PNG, for people.
 
 Each class is a translucent fill with a solid contour in its own colour (Okabe and Ito's, distinguishable for
 the colour-blind). A volume becomes a montage of slices spread over the mask, in their order.

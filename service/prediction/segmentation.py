@@ -1,4 +1,4 @@
-"""The answer to `/segment`: a mask, a picture of it or a report."""
+"""The answer of `/segment`: a mask, an overlay or a report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/models`: what can be asked of this service, and where each version came from."""
+"""`/models`: list models and versions with their lineage."""
 
 from __future__ import annotations
 

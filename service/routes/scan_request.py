@@ -1,4 +1,4 @@
-"""A request with one scan, from its body to its answer: common to the routes for scans.
+"""Receive one scan, choose a network and answer: shared by `/segment` and `/classify`.
 
 with await receive_scan(request, context, watch) as form:
     scan = scan_in(form)

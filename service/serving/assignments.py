@@ -1,4 +1,5 @@
-"""Which version serves which hospital: an append-only log per (hospital, model), written by one at a time.
+"""The serving log: assignments of versions to hospitals, append-only per (hospital, model), one writer at a
+time.
 
     sequence   version   previous   restores
     1          3         -          -            first assignment
@@ -7,8 +8,8 @@
     4          5         3          -            assigned again
 
 A hospital without an entry is served the newest version that is not withdrawn; that rule belongs to the
-selection, the log only says "not decided" (None). Functions take a session, so that the caller chooses
-the transaction.
+selection, the log only says "not decided" (None). Functions take a session, so that the caller chooses the
+transaction.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def assignment(session: Session, hospital: str, model: str, at: datetime | None 
 
 
 def history(session: Session, hospital: str, model: str) -> list[Assignment]:
-    """Every entry, oldest first."""
+    """List every entry, oldest first."""
     require_hospital(session, hospital)
     query = select(Assignment).where(Assignment.hospital == hospital, Assignment.model == model)
     return list(session.scalars(query.order_by(Assignment.sequence)))
@@ -57,7 +58,7 @@ def assign(
     artefact: str | None = None,
     override: bool = False,
 ) -> Assignment:
-    """Append: from now on this version serves.
+    """Assign a version: append an entry, in force from now on.
 
     Args:
         session: of a writing transaction.
@@ -110,7 +111,7 @@ def before(session: Session, hospital: str, model: str) -> Assignment | None:
 def roll_back(
     session: Session, hospital: str, model: str, *, expected: int, actor: str, reason: str
 ) -> Assignment:
-    """Append: the previous assignment is in force again. Repeated, it goes one further back each time.
+    """Roll back: append an entry that restores the previous assignment. Each call goes one further back.
 
     Raises:
         HospitalUnknown: no hospital of this id is registered.

@@ -1,8 +1,9 @@
-"""How a hospital's scans use the keys of a pool, against how the federation's training images did.
+"""Key usage: how often a hospital's scans pick each entry of a pool, and the drift from the federation's
+picks.
 
-A pool (FedIns) is not adapted to a hospital: every scan picks its own entries. If a hospital's scans pick
-others than the federation's did, they look unlike what the pool was trained on. How unlike, over all scans of
-some days, is its *drift*: the Jensen-Shannon divergence of the two ways of picking, in bits,
+Every scan picks its own entries of a pool (FedIns). A hospital with scans that pick others than the
+federation's training images differs from them. Its *drift*, over all scans of some days, is the
+Jensen-Shannon divergence of the two distributions of picks, in bits,
 
     D = H((p + q) / 2) - (H(p) + H(q)) / 2        0: alike, 1: no entry in common
 
@@ -44,14 +45,14 @@ class Usage:
 
     @property
     def shares(self) -> list[float]:
-        """Adding up to 1."""
+        """Shares of the entries; the sum is 1."""
         return [float(value) for value in self.total / self.scans]
 
 
 def note(
     database: Database, hospital: str, pool: Artefact[SsfPoolManifest], picked: Sequence[PoolPick]
 ) -> None:
-    """Add one scan to the day. What goes wrong is logged: an answer that is there is not withheld for it."""
+    """Add one scan to the day. Errors are logged only: they must not block the answer."""
     found = shares(picked, pool.manifest.entries).tolist()
     try:
         try:
@@ -83,7 +84,7 @@ def _add(database: Database, hospital: str, pool: Artefact, found: list[float]) 
 
 
 def federation_shares(manifest: SsfPoolManifest) -> NDArray[np.float64] | None:
-    """How the federation's training images picked; None where no site let that out."""
+    """Shares in the picks of the federation's training images; None if no site sent its counts."""
     usage = np.array(manifest.usage or (), np.float64)
     return usage / usage.sum() if usage.sum() else None
 
@@ -91,7 +92,7 @@ def federation_shares(manifest: SsfPoolManifest) -> NDArray[np.float64] | None:
 def rows_of(
     session: Session, hospital: str | None = None, model: str | None = None, since: date | None = None
 ) -> Sequence[KeyUsage]:
-    """The days on record, oldest first, from `since` on."""
+    """List the recorded days, oldest first, from `since` on."""
     query = select(KeyUsage).order_by(KeyUsage.day, KeyUsage.version)
     if since is not None:
         query = query.where(KeyUsage.day >= since)
@@ -103,7 +104,7 @@ def rows_of(
 
 
 def together(rows: Iterable[KeyUsage]) -> Usage | None:
-    """Several days of one version as one; None of none."""
+    """Add up several days of one version; None without a day."""
     found = list(rows)
     if not found:
         return None

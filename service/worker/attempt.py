@@ -1,4 +1,4 @@
-"""One worker's go at one job: heard of while it works, told when to stop, and the way to write about it."""
+"""One worker's attempt at one job: heartbeat, cancellation, progress and events."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class AttemptOutcome:
 
 @dataclass(frozen=True)
 class PublishedCandidate:
-    """A candidate that a job published, with what the job keeps of it."""
+    """A candidate that a job published, with the result and verdict that the job keeps."""
 
     artefact: Artefact
     result: dict[str, Any]
@@ -58,7 +58,7 @@ _LONGEST_BEAT_SECONDS = 2.0
 
 
 class Attempt:
-    """Holds the lease of a job inside `with`. Everything but the heartbeat is for the thread that works."""
+    """Holds the lease of a job inside `with`. Only the heartbeat runs in another thread."""
 
     def __init__(self, database: Database, lease: Lease, settings: Settings) -> None:
         self.database = database
@@ -86,11 +86,11 @@ class Attempt:
     # ------------------------------------------------------------------ told
 
     def check_cancelled(self) -> None:
-        """To be called before every step of the work, however small.
+        """Raise if the work must stop. Call it before every small step.
 
         Raises:
-            LeaseLost: somebody else works on the job by now; nothing more may be written.
-            JobCancelled: somebody asked for it to stop.
+            LeaseLost: another worker has the job; write nothing more.
+            JobCancelled: a client cancelled the job.
         """
         if self._lost.is_set():
             raise LeaseLost(f"job {self.lease.job_id}: its lease went to another worker; this one stops")
@@ -125,12 +125,12 @@ class Attempt:
                 records.append_event(session, job, "progress", progress)
 
     def emit(self, event_type: EventType, data: Mapping[str, Any]) -> None:
-        """An event. Raises LeaseLost."""
+        """Append an event. Raises LeaseLost."""
         with fenced(self.database, self.lease) as (session, job):
             records.append_event(session, job, event_type, as_json(data))
 
     def warn(self, message: str) -> None:
-        """Something a person should know, once however many attempts come to it."""
+        """Append a warning once, also over several attempts."""
         with fenced(self.database, self.lease) as (session, job):
             said = records.warnings_of(session, job.id)
             if message not in said:
@@ -138,7 +138,7 @@ class Attempt:
 
 
 def as_json(value: Any) -> Any:
-    """`value` with its tuples as lists, and None for what JSON has no number for: a diverged loss is NaN."""
+    """Convert for JSON: tuples become lists, NaN and infinities become None."""
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

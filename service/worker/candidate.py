@@ -22,11 +22,11 @@ _SOFTWARE = ("locum", "torch", "onnx", "numpy")
 
 @dataclass(frozen=True)
 class CandidateDraft:
-    """What a job found.
+    """The content of a candidate before publishing.
 
     `method` made it from `parent`, a composite, in `epochs` from `seed`. `model` is the manifest of the
-    parent's model that it is like: its task and network. `files` has weights, graph, and more by name;
-    `metrics` and `sources` are the manifest's.
+    parent's model with the same task and network. `files` has weights, graph, and more by name; `metrics` and
+    `sources` are the manifest's.
     """
 
     parent: Artefact
@@ -42,7 +42,7 @@ class CandidateDraft:
 
 
 def published_by(store: Store, name: str, job_id: str) -> Artefact | None:
-    """The version that this job published before, by whichever of its attempts."""
+    """Return the version that an earlier attempt of this job published; None without one."""
     try:
         versions = store.versions(name)
     except ReferenceNotFound:
@@ -58,10 +58,10 @@ def publish(
     gate: dict[str, Any],
     result: dict[str, Any],
 ) -> PublishedCandidate:
-    """Make the draft the job's candidate version, and keep verdict and result with the job.
+    """Publish the draft as the job's candidate version, and store verdict and result with the job.
 
     Raises:
-        LeaseLost, JobCancelled: this worker may publish nothing (any more).
+        LeaseLost, JobCancelled: this worker may not publish.
         ArtefactWithdrawn: the parent was withdrawn meanwhile.
     """
     job = attempt.job

@@ -1,7 +1,7 @@
-"""The worker, the half of the service that may use torch: `celery -A service.worker worker`.
+"""The Celery app of the worker, the half of the service with torch: `celery -A service.worker worker`.
 
-A worker runs one task at a time on the queue `adaptation`. It is stopped by SIGTERM (it finishes its task),
-and may be killed at any moment: the message was not acknowledged, and goes to the next worker.
+A worker runs one task at a time on the queue `adaptation`. SIGTERM stops it after its task. If it is killed,
+its unacknowledged message goes to the next worker.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _database() -> Iterator[Database]:
 
 
 def verify() -> None:
-    """Hash every artefact of the store again, and record what was found."""
+    """Hash every artefact of the store again, and record the result."""
     with _database() as database:
         verdict = verify_store(settings.store, database)
     for reference, wrong in verdict.damaged.items():
@@ -67,7 +67,7 @@ def verify() -> None:
 
 
 def run(job_id: str) -> None:
-    """Work on a job."""
+    """Run a job."""
     # Torch comes with it, into the process of the tasks, once there is a job.
     from service.worker.runner import run_job
 

@@ -1,13 +1,11 @@
-"""Picking a cluster: a cohort of a hospital's unlabeled scans in, one cluster's model out, as its candidate.
+"""Pick a cluster for a hospital by its unlabeled scans, and publish the cluster's model as a candidate.
 
-preparing   scans and models are read and checked
-comparing   every cluster's model is asked about every image
-judging     the pick again from draws of the scans, for the gate
-drawing     what all clusters say, and what the picked one says, for a person
-publishing  once, by the worker that holds the lease
+preparing   scans and models are read and checked comparing   every cluster's model is asked about every image
+judging     the pick again from draws of the scans, for the gate drawing     what all clusters say, and what
+the picked one says, for a person publishing  once, by the worker that holds the lease
 
-Nothing is learned: the candidate is the cluster's model as it is, with this hospital's name on it. Asking
-takes seconds, so an attempt after a lost one starts over, with the same result.
+Nothing is learned: the candidate is the cluster's unchanged model under this hospital's name. The work takes
+seconds, so an attempt after a lost one starts over, with the same result.
 """
 
 from __future__ import annotations
@@ -58,11 +56,11 @@ class LoadedClusters:
 
     @property
     def task(self) -> Task:
-        """What is classified."""
+        """The task."""
         return self.manifest.task
 
     def model_manifest(self, cluster: str) -> ModelManifest:
-        """Of a cluster's model."""
+        """Description of a cluster's model."""
         return self.models[cluster].manifest
 
     def sites(self, cluster: str) -> list[str]:
@@ -71,7 +69,7 @@ class LoadedClusters:
 
 
 def load_clusters(store: Store, digest: str) -> LoadedClusters:
-    """The clusters with this digest.
+    """Load the clusters with this digest.
 
     Raises:
         StoreError: it or one of its models is absent, withdrawn, damaged or of another kind.
@@ -99,7 +97,7 @@ _FEWEST_PATIENTS = 4
 
 
 def run_picking(attempt: Attempt) -> PublishedCandidate:
-    """Compare, judge, publish. Raises what its parts raise; the runner turns that into words."""
+    """Compare, judge, publish. Raises what its parts raise; the runner reports it as the job's reason."""
     store, job = Store(attempt.settings.store), attempt.job
     loaded = load_clusters(store, job.parent)
     options = PickingOptions.model_validate(job.options)

@@ -1,4 +1,4 @@
-"""The scans of a job as the network's input: read, checked, prepared as serving prepares them."""
+"""Load the scans and masks of a job's cohort as network input, prepared as in serving."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class LabelledImages:
 
     @property
     def scan_of_image(self) -> NDArray[np.int64]:
-        """Which slices are of one scan [N]."""
+        """The scan of each slice [N]."""
         return np.unique(self.names, return_inverse=True)[1].astype(np.int64)
 
     @property
     def drawn(self) -> dict[str, bool]:
-        """The scans with masks, and whether a slice of theirs still shows a target."""
+        """The scans with masks, and whether any of their slices still shows a target."""
         shows = self.targets.flatten(1).any(dim=1).tolist()
         found: dict[str, bool] = {}
         for name, drawn_on, there in zip(self.names, self.drawn_on, shows, strict=True):
@@ -66,7 +66,7 @@ class LabelledImages:
 def masks_of(attempt: Attempt, task: Task) -> tuple[dict[str, ScanFile], frozenset[str]]:
     """The masks of the job's cohort by their scans' names, and which scans' show a target.
 
-    Warns of those that look like class indices.
+    Warns of masks that look like class indices.
     """
     assert attempt.job.cohort is not None
     with attempt.database.read() as session:
@@ -122,7 +122,9 @@ def load_labelled(
 
 
 def _drawn_first(scans: Sequence[ScanFile], drawn: Mapping[str, ScanFile]) -> Iterator[tuple[ScanFile, int]]:
-    """Those with masks, then the others; with each how many of its kind are left, itself included."""
+    """Yield the scans with masks, then the others, each with the number of its kind that is left, itself
+    included.
+    """
     for kind in (True, False):
         files = [file for file in scans if (file.name in drawn) is kind]
         yield from zip(files, range(len(files), 0, -1), strict=True)

@@ -1,10 +1,9 @@
-"""Joining a cross-attention: some masks of a hospital's scans in, a judged candidate version out.
+"""Join a FedOAP model with masks of some of a hospital's scans, and publish a judged candidate.
 
-preparing   scans, masks and the shared model are read and checked; patients are split
-joining     a checkpoint per epoch; a later attempt goes on from it, bit for bit
-judging     Dice on the validation patients against zero-shot, and whether all masks are plausible
-drawing     before and after, of scans that were not learned from
-publishing  once, by the worker that holds the lease
+preparing   scans, masks and the shared model are read and checked; patients are split joining     a
+checkpoint per epoch; a later attempt goes on from it, bit for bit judging     Dice on the validation patients
+against zero-shot, and whether all masks are plausible drawing     before and after, of scans that were not
+learned from publishing  once, by the worker that holds the lease
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ class _Parent:
 
 
 def run_joining(attempt: Attempt) -> PublishedCandidate:
-    """Join, judge, publish. Raises what its parts raise; the runner turns that into words."""
+    """Join, judge, publish. Raises what its parts raise; the runner reports it as the job's reason."""
     store = Store(attempt.settings.store)
     parent = _load(store, attempt.job.parent)
     config = JoiningConfig(**attempt.job.options)
@@ -110,7 +109,7 @@ def run_joining(attempt: Attempt) -> PublishedCandidate:
 
 
 def _load(store: Store, digest: str) -> _Parent:
-    """The shared part, the bank, and the personal part that a hospital begins with."""
+    """Load the shared part, the bank, and the initial personal part of a hospital."""
     offered = store.by_digest(digest, CrossAttentionManifest)
     model = store.by_digest(offered.manifest.global_model, ModelManifest)
     manifest = model.manifest

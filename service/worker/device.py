@@ -1,4 +1,4 @@
-"""Where and on how many cores torch works in a worker."""
+"""Device and threads of torch in a worker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from service.settings import Settings
 
 
 def prepare_torch(settings: Settings) -> None:
-    """Set torch up as the settings say; equal jobs give equal results afterwards."""
+    """Configure torch by the settings, deterministic for equal jobs."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.backends.cudnn.benchmark = False
@@ -17,7 +17,9 @@ def prepare_torch(settings: Settings) -> None:
 
 
 def device_of(settings: Settings) -> torch.device:
-    """A GPU where there is one and it is allowed. Raises AdaptationRefused where it is demanded in vain."""
+    """Choose a GPU if there is one and the settings allow it. Raises AdaptationRejected if they require one
+    and there is none.
+    """
     if settings.device == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():

@@ -1,4 +1,4 @@
-"""Before and after, for a person to look at: overlays of a few scans, in the job's folder for a while."""
+"""Draw overlays of a few scans before and after adaptation into the job's folder, for review."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def draw_pictures(
 ) -> None:
     """Write `N-before.png` (the global model) and `N-after.png` (the candidate), N from 1, into the pictures.
 
-    Of a scan that has one of `masks` (by its name) there is `N-drawn.png` too. All show the same slices.
-    Names of files are the hospital's own business and stand on none of them.
+    Of a scan that has one of `masks` (by its name) there is `N-drawn.png` too. All show the same slices. No
+    file name of the hospital appears on them.
     """
     sessions = {
         "before": load(parent.read(GRAPH), attempt.settings),
@@ -66,7 +66,7 @@ def draw_answers(
     task: Task,
     told: Mapping[str, Sequence[NDArray[np.float64]]],
 ) -> None:
-    """The same for a classifier: a few scans, each with its class probabilities in words.
+    """Draw a few scans of a classifier, each with its class probabilities in words.
 
     `told` has those of every scan [K], by `before` and `after`.
     """
@@ -88,10 +88,10 @@ def _chosen(files: Sequence[ScanFile]) -> list[int]:
 
 
 def load(graph: bytes, settings: Settings) -> GraphSession:
-    """The graph as the API would run it."""
+    """Load the graph as the API does."""
     return GraphSession(sha256(graph), graph, threads=settings.threads, device=settings.device)
 
 
 def run(data: bytes, manifest: ModelManifest, session: GraphSession, settings: Settings) -> Segmentation:
-    """Segment a scan's file as the API would."""
+    """Segment a scan's file as the API does."""
     return segment(data, manifest, session, scan_limits(settings), Stopwatch(), lambda _scan, _warnings: None)

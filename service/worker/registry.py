@@ -1,4 +1,4 @@
-"""What a job runs: the worker's function for its kind of job and the kind of artefact that it adapts."""
+"""Find the worker's function for a job, by the kind of job and the kind of artefact that it adapts."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from service.worker.candidate import published_by
 
 
 def run_adaptation(attempt: Attempt) -> AttemptOutcome:
-    """Make the hospital's own version.
+    """Run an adaptation job and publish the hospital's version.
 
     Raises:
         AdaptationRejected: the parent is of a kind that cannot be adapted.
-        Exception: what the work raises; the runner turns that into words.
+        Exception: what the work raises; the runner reports it as the job's reason.
     """
     attempt.set_stage("preparing")
     store, job = Store(attempt.settings.store), attempt.job

@@ -1,4 +1,4 @@
-"""One adaptation as a job makes it: route, adapt, merge, wherever torch is to work."""
+"""Route, adapt and merge: one test-time adaptation of a routing space on the worker's device."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class LoadedSpace:
 
     @property
     def task(self) -> Task:
-        """What is segmented."""
+        """The task."""
         return self.manifest.task
 
 
 def load_space(store: Store, digest: str) -> LoadedSpace:
-    """The routing space with this digest.
+    """Load the routing space with this digest.
 
     Raises:
         StoreError: it or one of its models is absent, withdrawn, damaged or of another kind.
@@ -104,7 +104,7 @@ def adapt_and_merge(
 def class_maps(
     network: nn.Module, images: Tensor, device: torch.device, check_cancelled: CancelCheck
 ) -> NDArray[np.uint8]:
-    """Class indices [N, H, W] that a plain network gives, with its running statistics, as it is served."""
+    """Class indices [N, H, W] of a plain network with its running statistics, as it is served."""
     network = network.to(device).eval()
     maps = []
     with torch.no_grad():

@@ -1,7 +1,7 @@
-"""Is a candidate fit to be assigned? The same adaptation again, from another seed and from half the scans.
+"""Judge a candidate of a routing space: compare it with replicas from another seed and from half the scans.
 
-A candidate that learned the hospital comes out the same from any half of it; one that learned noise does not.
-And it is nearer than its parent to what the models of the federation say together.
+An adaptation to the hospital gives the same candidate from any half of its scans; an adaptation to noise does
+not. A good candidate is also nearer than its parent to the consensus of the federation's models.
 """
 
 from __future__ import annotations

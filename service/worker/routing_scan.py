@@ -1,6 +1,6 @@
-"""A job of kind `scan` of a routing space: adapt to one scan, segment it, keep nothing but the answer.
+"""Run a job of kind `scan` of a routing space: adapt to one scan, segment it, keep the answer alone.
 
-The answer is what `/segment` sends, headers included. The same scan gets the same mask again.
+The answer is the one of `/segment`, headers included. The same scan gives the same mask.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from service.worker.routing_adapt import LoadedSpace, adapt_and_merge, load_spac
 
 
 def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
-    """Adapt and answer. Raises what its parts raise; the runner turns that into words."""
+    """Adapt and answer. Raises what its parts raise; the runner reports it as the job's reason."""
     data = attempt.folder.read(attempt.folder.input)
     if data is None:
         raise AdaptationRejected("the scan is not there any more; send it again")
@@ -69,7 +69,7 @@ def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
 def _adapted_graph(
     attempt: Attempt, options: SegmentOptions, loaded: LoadedSpace, slices: torch.Tensor
 ) -> tuple[Adaptation, bytes]:
-    """Without a checkpoint: one scan is adapted to in seconds, and leaves no trace."""
+    """Adapt without a checkpoint: it takes seconds, and nothing of the scan may remain."""
     # Options that were not given have the defaults of a hospital's adaptation.
     config = AdaptationConfig(**options.model_dump(include={"preset", "shape_weight"}, exclude_none=True))
 

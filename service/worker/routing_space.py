@@ -1,10 +1,8 @@
-"""Adapting a routing space: a cohort of a hospital's unlabeled scans in, a judged candidate version out.
+"""Adapt a routing space to a hospital's unlabeled scans, and publish a judged candidate.
 
-preparing   scans and models are read and checked
-adapting    a checkpoint per epoch; a later attempt goes on from it, bit for bit
-judging     the same again from another seed and from halves, for the gate
-drawing     before and after, for a person
-publishing  once, by the worker that holds the lease
+preparing   scans and models are read and checked adapting    a checkpoint per epoch; a later attempt goes on
+from it, bit for bit judging     the same again from another seed and from halves, for the gate drawing
+before and after, for a person publishing  once, by the worker that holds the lease
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ DYNAMIC = "dynamic.onnx"
 
 
 def run_routing(attempt: Attempt) -> PublishedCandidate:
-    """Adapt, judge, publish. Raises what its parts raise; the runner turns that into words."""
+    """Adapt, judge, publish. Raises what its parts raise; the runner reports it as the job's reason."""
     store = Store(attempt.settings.store)
     loaded = load_space(store, attempt.job.parent)
     config = AdaptationConfig(**attempt.job.options)

@@ -1,7 +1,6 @@
-"""A job from its claim to its end, in one worker process.
+"""Run one job in a worker process, from its claim to its end.
 
-Whatever happens, a job ends in a state with a reason, or stays claimed by a lease that runs out, after which
-the reconciler hands it to the next worker.
+A job always ends in a state with a reason, or its lease expires and the reconciler requeues it.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
 
 
 def run_job(job_id: str, settings: Settings) -> None:
-    """Work on the job if it is to be had; a job that is over or another's is left alone."""
+    """Run the job if it can be claimed; leave a finished job or another worker's."""
     database = Database(settings.resolved_database_url)
     try:
         lease = claim(database, job_id, f"{socket.gethostname()}:{os.getpid()}", settings)

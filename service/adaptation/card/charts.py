@@ -1,4 +1,4 @@
-"""Curves as inline SVG in the page's own colours, so that they follow it from light to dark.
+"""Draw curves and bars of a card as inline SVG, in the page's light or dark colours.
 
 Drawn by hand, and holding numbers only: a plotting library would bring its memory into the API, and colours
 that are fixed when the page is made.

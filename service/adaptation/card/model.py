@@ -1,4 +1,4 @@
-"""What a card shows, as plain values: no database, no store, no files."""
+"""The content of a card as plain values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a `Card` to its HTML: one page that needs nothing else, in light and in dark, without a script."""
+"""Render a `Card` as one self-contained HTML page, light and dark, without a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a job's record, its events, its files and the store to its card.
+"""Read a job's record, events and files and its artefacts into a card.
 
 What is in the JSON columns was written by a worker, perhaps one of another version: what is not there, or is
 not what it should be, is left out of the card.

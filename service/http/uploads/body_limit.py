@@ -1,4 +1,4 @@
-"""No body is read beyond 64 KiB, unless as an upload: those are counted and spooled while they stream.
+"""Middleware that limits request bodies to 64 KiB; uploads lift the limit and count while they stream.
 
 FastAPI collects a body of JSON in memory, however large, and parses it on the event loop, where health and
 everybody else wait. So every request begins bounded, in bytes and in pauses between them, and

@@ -1,4 +1,4 @@
-"""What is accepted of a multipart form, as the callbacks of a streaming parser.
+"""Parse and validate a streamed multipart form.
 
 Text fields are few and short; files are expected by field name and counted while they stream in. The client's
 file names are read past: never used, kept or logged.

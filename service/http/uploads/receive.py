@@ -1,4 +1,4 @@
-"""Uploads: streamed, counted while they stream, and spooled until their request is answered.
+"""Receive uploads: stream, count, hash and spool them until their request is answered.
 
 with await receive(request, spool, limits) as form:
     form.fields["model"], form.files["scan"].read()
