@@ -152,7 +152,7 @@ class RunFolder:
         return [json.loads(line) for line in content.splitlines()]
 
     def commit(self, checkpoint: RunCheckpoint, server: Memory, note: Mapping[str, Any]) -> RunCheckpoint:
-        """Commit a round atomically and return the new checkpoint. After a kill the round counts fully or not.
+        """Commit a round and return the new checkpoint. Atomic: a kill leaves the whole round or none of it.
 
         `checkpoint.history_bytes` is the length of the history before this round; `note` is appended to it.
         """
