@@ -182,7 +182,7 @@ def test_a_site_name_that_is_unsafe_in_a_path(root: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["global", "own", "cluster-1", "at-dune"])
 def test_a_site_name_that_stands_for_something_else(root: Path, name: str) -> None:
     (root / "north").rename(root / name)
-    assert [*problems(root)] == [f"site {name!r}: the name has a meaning of its own; rename the folder"]
+    assert [*problems(root)] == [f"site {name!r}: the name is reserved; rename the folder"]
 
 
 def test_nothing_there(tmp_path: Path) -> None:
