@@ -88,7 +88,7 @@ class TestReport:
             "the task was inferred <look at it>",
             "train, round 2: south dropped out: its <worker> died",
             "export: south not asked in one round: no consent to 'export'",
-            "train: north kept 'scores' to itself in one round",
+            "train: north withheld 'scores' in one round",
             "nodules.north@2",
             "sha256:abababababababab…",
             "learning_rate | 0.001",
