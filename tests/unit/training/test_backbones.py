@@ -60,7 +60,7 @@ def test_what_is_missing_or_does_not_fit_is_said(tmp_path):
         find_backbone(store, "absent", TASK, "pool")
     other = PICTURES.model_copy(update={"size": (24, 24), "channels": 3, "colour": "replicate"})
     publish(store.root, PICTURES, vit(PICTURES), "vit")
-    with pytest.raises(ConfigurationError, match=r"have 3 channels, it takes 1\n.*size is \[24, 24\], its"):
+    with pytest.raises(ConfigurationError, match=r"expected 3 input .* found 1\n.*size \[24, 24\], found"):
         find_backbone(store, "vit", other, "pool")
 
 
