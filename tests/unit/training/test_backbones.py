@@ -94,7 +94,7 @@ def test_files_that_are_no_vit_are_named(tmp_path):
     ):
         with pytest.raises(ConfigurationError, match=message):
             find_backbone(store, str(tmp_path / name), PICTURES, "pool")
-    with pytest.raises(ConfigurationError, match="a ViT classifies, and 'discs' is a segmentation"):
+    with pytest.raises(ConfigurationError, match="a ViT is for classification, 'discs' is a segmentation"):
         find_backbone(store, str(tmp_path / "other.npz"), TASK, "pool")
     # What the store would refuse later.
     with pytest.raises(ConfigurationError, match=r"'p{120}\.backbone', of 129"):
