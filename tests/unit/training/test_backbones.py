@@ -110,7 +110,7 @@ def _pool(backbone, spec, **fields):
 def test_a_pool_is_refused_with_any_other_backbone(tmp_path):
     store, files = Store(tmp_path), {WEIGHTS: b"w", GRAPH: b"g"}
     right, wrong = (publish(tmp_path, TASK, unet(TASK, width=w), f"w{w}") for w in (2, 3))
-    with pytest.raises(PublishRefused, match="fits no backbone but the one it was trained on"):
+    with pytest.raises(PublishRefused, match="fits only the backbone that it was trained on"):
         store.publish(_pool(wrong.digest, unet(TASK)), files)
     with pytest.raises(PublishRefused, match="its part 'backbone' cannot be used"):
         store.publish(_pool(f"sha256:{'0' * 64}", unet(TASK)), files)
@@ -124,5 +124,5 @@ def test_a_pool_is_refused_with_any_other_backbone(tmp_path):
 
 @pytest.mark.parametrize("fields", [{"usage": (1, 2)}, {"part_of": "other"}])
 def test_a_pool_that_contradicts_itself(fields):
-    with pytest.raises(ValueError, match=r"count for each|no part of another"):
+    with pytest.raises(ValueError, match=r"count for each|cannot be a part of another"):
         _pool(f"sha256:{'0' * 64}", unet(TASK), **fields)
