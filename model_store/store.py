@@ -40,7 +40,7 @@ _STAGING = ".staging"
 
 
 class Tombstone(BaseModel):
-    """Actor, reason and time (UTC) of the withdrawal of a version."""
+    """Why, by whom and when (UTC) a version was withdrawn."""
 
     actor: str
     reason: str

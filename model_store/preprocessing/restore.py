@@ -96,7 +96,7 @@ class Restorer:
         return own
 
     def _keep(self, probabilities: NDArray[np.float32]) -> None:
-        """Copy into one array [S, K, H, W], because joining batches at the end would need twice the memory."""
+        """Copy into one array [S, K, H, W]; joining batches at the end would need twice the memory."""
         if self._kept is None:
             self._kept = np.empty((self._geometry.slices[0], *probabilities.shape[1:]), np.float32)
         classes = self._kept.shape[1]
