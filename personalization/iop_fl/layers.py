@@ -119,8 +119,8 @@ class BatchStatisticsNorm2d(nn.BatchNorm2d):
         """Normalise. Raises RoutingError if the batch has one value per channel, which has no variance."""
         if features_BCHW.numel() == self.num_features:
             raise RoutingError(
-                f"batch norm over {self.num_features} channels: expected several values per channel, found "
-                "one: a single image this small has no statistics; use larger images or several at once"
+                f"batch norm over {self.num_features} channels: found one value per channel, which has no "
+                "statistics; expected larger images or several at once"
             )
         return super().forward(features_BCHW)
 

@@ -49,9 +49,7 @@ def route(
     if not 0 <= dropout < 1:
         raise RoutingError(f"dropout: expected 0 <= dropout < 1, found {dropout}")
     if router == "direct" and (init != "uniform" or dropout):
-        raise RoutingError(
-            "init='official' and dropout are only for the pooled router, found router 'direct'"
-        )
+        raise RoutingError("init='official' and dropout need the pooled router, found router='direct'")
     generator = generator or torch.Generator().manual_seed(0)
     network = space.plain().requires_grad_(False)
     followed = _followed_by_norm(network)

@@ -15,7 +15,7 @@ from personalization.networks.registry import build
 
 
 class Backbone(nn.Module, ABC):
-    """A network `head(features(image))` with modules whose activations can be scaled and shifted."""
+    """A network `head(features(image))` with activations that can be scaled and shifted."""
 
     in_channels: int
     head_path: str

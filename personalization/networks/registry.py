@@ -78,7 +78,7 @@ def initialise(network: nn.Module, generator: torch.Generator) -> nn.Module:
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
             _put(module.weight, weight)
             if module.bias is not None:
-                # kaiming's fan-in is computed over dimension 1 of the weight, also for transposed convolutions
+                # kaiming's fan-in is over dimension 1 of the weight, also for transposed convolutions
                 bound = 1 / math.sqrt(weight[0].numel())
                 bias = torch.empty(module.bias.shape, dtype=module.bias.dtype)
                 _put(module.bias, nn.init.uniform_(bias, -bound, bound, generator=generator))

@@ -56,8 +56,8 @@ class ResNet18(nn.Module):
         shape = tuple(image_BCHW.shape)
         if len(shape) != 4 or shape[1] != self.in_channels or min(shape[2:]) < LEAST_SIDE:
             raise NetworkError(
-                f"resnet18: expected images [B, {self.in_channels}, H, W] of at least {LEAST_SIDE} pixels per "
-                f"side, found {list(shape)}"
+                f"resnet18: expected images [B, {self.in_channels}, H, W] of at least {LEAST_SIDE} pixels "
+                f"per side, found {list(shape)}"
             )
         features = torch.relu(self.bn1(self.conv1(image_BCHW)))
         for level in range(len(BLOCKS)):
