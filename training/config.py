@@ -36,10 +36,10 @@ class MethodConfig(StrictConfig):
     rounds: int = Field(25, ge=1, description="rounds of local training")
 
     def prepared(self, store: Store, task: Task, name: str) -> Self:  # noqa: ARG002
-        """This configuration for a run that publishes to `store` as `name`.
+        """Return this configuration, ready for a run that publishes to `store` as `name`.
 
-        A method that stands on something in the store resolves it to a digest here. Raises
-        ConfigurationError for what is missing, and for what may not be published.
+        A method that needs an artefact of the store, such as a backbone, resolves it to a digest here. Raises
+        ConfigurationError if the artefact is missing or cannot be published.
         """
         return self
 

@@ -28,7 +28,7 @@ _MARKS = {
     "waiting": Text("·", style="dim"),
     "working": Text("working", style="cyan"),
     "dropped": Text("dropped", style="bold red"),
-    "absent": Text("not asked", style="dim"),
+    "absent": Text("absent", style="dim"),
 }
 
 

@@ -217,7 +217,7 @@ def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def _events(rounds: Sequence[RoundEntry]) -> list[str]:
-    """Describe the sites that dropped out, the sites that were not asked, and the withheld groups."""
+    """Describe the sites that dropped out, the absent sites, and the withheld groups."""
     events = [
         f"{entry.phase}, round {entry.round + 1}: {site} dropped out: {reason}"
         for entry in rounds
@@ -225,7 +225,7 @@ def _events(rounds: Sequence[RoundEntry]) -> list[str]:
     ]
     absent = Counter((e.phase, site, reason) for e in rounds for site, reason in e.absent.items())
     events += [
-        f"{phase}: {site} not asked in {_times(n)}: {reason}" for (phase, site, reason), n in absent.items()
+        f"{phase}: {site} absent in {_times(n)}: {reason}" for (phase, site, reason), n in absent.items()
     ]
     withheld = Counter(
         (e.phase, site, group) for e in rounds for site, entry in e.sites.items() for group in entry.withheld

@@ -87,7 +87,7 @@ class TestReport:
             "left out: west",
             "the task was inferred <look at it>",
             "train, round 2: south dropped out: its <worker> died",
-            "export: south not asked in one round: no consent to 'export'",
+            "export: south absent in one round: no consent to 'export'",
             "train: north withheld 'scores' in one round",
             "nodules.north@2",
             "sha256:abababababababab…",
