@@ -1,1 +1,1 @@
-"""What a trained thing is on disk, and how a scan becomes its input."""
+"""Store trained models as immutable artefacts, decode scans, and preprocess them. NumPy only, no torch."""

@@ -23,14 +23,14 @@ StoreOption = Annotated[
 ]
 Reference = Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")]
 DEFAULT_STORE = Path(".locum/store")
-# Names and reasons are other people's: nothing in them is markup, and no line is broken.
+# Names and reasons are user input: print them without markup and without line breaks.
 _AS_IT_IS: dict[str, Any] = {"markup": False, "soft_wrap": True}
 _WIDEST = 10_000
 
 
 @app.command("list")
 def list_versions(store: StoreOption = DEFAULT_STORE) -> None:
-    """Every version of every name."""
+    """List every version of every name."""
     table = Table("artefact", "kind", "task", "published (UTC)", "digest", "state", box=None)
     opened = Store(store)
     for name in opened.names():
@@ -53,7 +53,7 @@ def list_versions(store: StoreOption = DEFAULT_STORE) -> None:
     if not table.row_count:
         console.print(f"{store}: no artefact yet; train one with training.federate", **_AS_IT_IS)
         return
-    # A line per version however narrow the terminal: a reference that is cut short refers to nothing.
+    # One line per version in any terminal: a truncated reference would be useless.
     whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
     wide = Console(width=max(whole, console.width))
     with wide.capture() as lines:
@@ -64,7 +64,7 @@ def list_versions(store: StoreOption = DEFAULT_STORE) -> None:
 
 @app.command()
 def show(reference: Reference, store: StoreOption = DEFAULT_STORE) -> None:
-    """An artefact's digest and manifest."""
+    """Show an artefact's digest and manifest."""
     artefact = Store(store).open(reference, verify=False)
     console.print(f"[bold]{artefact}[/]  {artefact.digest}", soft_wrap=True)
     console.print_json(artefact.manifest.to_bytes().decode())
@@ -75,7 +75,7 @@ def verify(
     reference: Annotated[str | None, typer.Argument(help="One artefact; all when left out.")] = None,
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
-    """Hash every file again; exit code 1 if anything is not what was published, 2 without a store."""
+    """Hash every file again. Exit code 1 if a file is not as published, 2 without a store."""
     opened = Store(store)
     if not store.is_dir():
         raise StoreError(f"{store}: expected a store's folder, found none; name it with --store")
@@ -102,12 +102,12 @@ def verify(
 def withdraw(
     reference: Reference,
     actor: Annotated[str, typer.Option(help="Who withdraws it.")],
-    reason: Annotated[str, typer.Option(help="Why; shown to whoever asks for it.")],
+    reason: Annotated[str, typer.Option(help="Why; shown when someone opens the version.")],
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Put a tombstone on a version: it no longer opens, and its descendants are flagged."""
     opened = Store(store)
-    # A name alone means its newest version: say which one that was, as there is no way back.
+    # A name alone means its newest version. Print which one it was, because withdrawal is final.
     withdrawn = opened.open(reference, verify=False)
     flagged = opened.withdraw(str(withdrawn), actor=actor, reason=reason)
     console.print(
@@ -126,7 +126,7 @@ def prune(store: StoreOption = DEFAULT_STORE) -> None:
 
 
 def main() -> None:
-    """Run the command line; a store's error is a sentence, not a traceback."""
+    """Run the command line. Errors of the store are printed without a traceback."""
     try:
         app()
     except LocumStoreError as error:

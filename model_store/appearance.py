@@ -1,11 +1,11 @@
-"""What a scan looks like to the network, in a dozen numbers that do not depend on a scanner's units."""
+"""Describe a scan's appearance in twelve numbers that do not depend on the scanner's intensity units."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-# Descriptor -> how a person would call it. Several are one thing to a person: the shape of the histogram.
+# Descriptor -> phrase for warnings. Several descriptors of the histogram share one phrase.
 DESCRIPTORS: dict[str, str] = {
     "dark": "the distribution of its intensities",
     "lower_quartile": "the distribution of its intensities",
@@ -27,10 +27,10 @@ _CONSTANT = 1e-6
 
 
 def describe(slices: NDArray[np.float32]) -> tuple[tuple[float, ...], bool]:
-    """A number per descriptor, and whether the scan is constant, of a network's input [S, C, H, W].
+    """Describe a network's input [S, C, H, W]: one number per descriptor, and whether the scan is constant.
 
-    Up to eight slices, evenly spaced, are brought to zero mean and unit variance together, whatever the
-    task's normalisation; of neighbouring slices and colours the middle one is looked at.
+    Up to eight evenly spaced slices are normalised together to zero mean and unit variance, regardless of the
+    task's normalisation. Of neighbouring slices and colours, only the middle one is used.
     """
     count, channels = slices.shape[:2]
     chosen = np.unique(((np.arange(_SLICES) + 0.5) * count / _SLICES).astype(int))
@@ -38,7 +38,7 @@ def describe(slices: NDArray[np.float32]) -> tuple[tuple[float, ...], bool]:
     deviation = float(x.std(dtype=np.float64))
     constant = deviation <= _CONSTANT * max(1.0, float(np.abs(x).max()))
     x = (x - np.float32(x.mean(dtype=np.float64))) / np.float32(1 if constant else deviation)
-    # Quantiles of every other pixel are the same to two digits, and cost a quarter.
+    # Quantiles of every other pixel are equal to two digits, and take a quarter of the time.
     thinned = x[:, ::2, ::2]
     dark, lower, median, upper, bright, top = np.percentile(thinned, (5, 25, 50, 75, 95, 99.5))
     lowest = float(thinned.min())
@@ -57,7 +57,7 @@ def describe(slices: NDArray[np.float32]) -> tuple[tuple[float, ...], bool]:
         "median": median,
         "upper_quartile": upper,
         "bright": bright,
-        # A root and a logarithm make the spread of both about even over their range.
+        # A root and a logarithm make the variance of both about constant over their range.
         "background": np.sqrt(background),
         "detail": np.log(gradient + 0.01),
         "coarse": cells.std(),

@@ -1,4 +1,4 @@
-"""One published version: a folder whose files are checked against the manifest before they are used."""
+"""A published version of an artefact: a folder with a manifest, against which its files are verified."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Expected = TypeVar("Expected", bound=BaseManifest)
 
 @dataclass(frozen=True)
 class Artefact(Generic[Manifest]):
-    """A version of a name, with its manifest read and found whole.
+    """A version of a name, with its verified manifest.
 
-    `Artefact[ModelManifest]` is one of a known kind, `Artefact` one of any kind.
+    `Artefact[ModelManifest]` is an artefact of a known kind, `Artefact` one of any kind.
     """
 
     name: str
@@ -40,15 +40,15 @@ class Artefact(Generic[Manifest]):
 
     @property
     def published(self) -> datetime:
-        """When it was published (UTC), as the file system remembers."""
+        """Time of publication (UTC): the manifest's modification time."""
         return datetime.fromtimestamp((self.path / MANIFEST).stat().st_mtime, UTC)
 
     def expect(self, kind: type[Expected]) -> Artefact[Expected]:
-        """The same artefact, with its manifest known to be a `kind`. Raises KindMismatch."""
+        """Return this artefact, typed by the manifest class `kind`. Raises KindMismatch."""
         if not isinstance(self.manifest, kind):
             expected, found = (cls.model_fields["kind"].default for cls in (kind, type(self.manifest)))
             raise KindMismatch(
-                f"'{self}': expected an artefact of kind {expected}, found kind {found}; name another"
+                f"'{self}': expected an artefact of kind {expected}, found kind {found}; choose another"
             )
         return cast("Artefact[Expected]", self)
 
@@ -68,19 +68,22 @@ class Artefact(Generic[Manifest]):
             )
         manifest = parse_manifest(content, where)
         if manifest.name != name:
-            raise ArtefactDamaged(f"{where}: {MANIFEST} says it is '{manifest.name}'; it was moved by hand")
+            raise ArtefactDamaged(
+                f"{where}: expected the name '{name}' in {MANIFEST}, found '{manifest.name}': the folder was "
+                "moved; move it back"
+            )
         return Artefact(name, version, recorded, path, manifest)
 
     def ancestors(self) -> set[str]:
-        """Digests this artefact is composed of or was made from, one step back."""
+        """Return the digests of this artefact's parts and parents (one step back)."""
         return {*self.manifest.references().values(), *self.manifest.lineage.parents}
 
     def path_of(self, file: str) -> Path:
-        """Path of one of its files, size checked. Raises ArtefactDamaged."""
+        """Return the path of a file after checking its size. Raises ArtefactDamaged."""
         entry = self.manifest.files.get(file)
         if entry is None:
             raise ArtefactDamaged(
-                f"{self}: has no file {file}, only {', '.join(sorted(self.manifest.files))}"
+                f"{self}: expected a file {file}, found only {', '.join(sorted(self.manifest.files))}"
             )
         path = self.path / file
         with self._reading(file):
@@ -93,7 +96,7 @@ class Artefact(Generic[Manifest]):
         return path
 
     def read(self, file: str) -> bytes:
-        """The bytes of one of its files, checked against the manifest. Raises ArtefactDamaged."""
+        """Read a file and verify it against the manifest. Raises ArtefactDamaged."""
         path = self.path_of(file)
         with self._reading(file):
             content = path.read_bytes()
@@ -101,7 +104,7 @@ class Artefact(Generic[Manifest]):
         return content
 
     def verify(self) -> None:
-        """Hash every file. Raises ArtefactDamaged naming the first that is not what was published."""
+        """Hash every file. Raises ArtefactDamaged naming the first file that is not as published."""
         for file in self.manifest.files:
             path = self.path_of(file)
             with self._reading(file):
@@ -110,7 +113,7 @@ class Artefact(Generic[Manifest]):
 
     @contextmanager
     def _reading(self, file: str) -> Iterator[None]:
-        """A file that the disk does not give out is as good as damaged."""
+        """Raise ArtefactDamaged for a file that cannot be read."""
         try:
             yield
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Digests, written the way references write them: `sha256:` and 64 hexadecimal digits."""
+"""Compute digests in the form used by references: `sha256:` and 64 hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 def sha256(content: bytes) -> str:
-    """Digest of bytes."""
+    """Compute the digest of bytes."""
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
 
 def sha256_of_file(path: Path) -> str:
-    """Digest of a file, without holding it in memory."""
+    """Compute the digest of a file without loading it into memory."""
     with path.open("rb") as file:
         return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Is a draft fit to be published? Whether its files are all there, and its parts fit each other."""
+"""Check a draft before publication: its files are complete, and its parts fit each other."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_store.manifest import AnyManifest, ModelManifest
 def check_draft(
     manifest: AnyManifest, files: Mapping[str, bytes], by_digest: Callable[[str], Artefact]
 ) -> None:
-    """Raise PublishRefused, saying what is missing or does not fit. `by_digest` finds a part."""
+    """Raise PublishRefused if files are missing or parts do not fit. `by_digest` looks up a part."""
     required = manifest.required_files
     missing = set(required) - set(files)
     if missing:

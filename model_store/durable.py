@@ -1,4 +1,4 @@
-"""Writing so that a power cut leaves the old file or the new one, never half of one; and removing folders."""
+"""Write files atomically and durably (a power cut leaves the old or the new file), and remove folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
-    """Write beside `path`, flush to the disk, and rename over it."""
+    """Write a temporary file beside `path`, flush it to disk, and rename it to `path`."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
         with aside.open("wb") as file:
@@ -20,23 +20,23 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
         aside.chmod(mode)
         aside.replace(path)
     except BaseException:
-        # On a full disk above all: half a file nobody asks for would keep it full.
+        # Above all on a full disk, which an orphaned half-written file would keep full.
         aside.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder with all that is in it, and flush that to the disk. Nothing there is no error."""
+    """Remove a folder with its content, and flush the removal to disk. A missing folder is not an error."""
     while path.exists():
-        # Another process may remove the same files at the same time, at which rmtree stops half way.
+        # If another process removes the same files at the same time, rmtree stops half way.
         with suppress(FileNotFoundError):
             shutil.rmtree(path)
             sync_folder(path.parent)
 
 
 def sync_folder(path: Path) -> None:
-    """Flush a folder's own entries to the disk."""
+    """Flush a folder's entries to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,21 +1,21 @@
-"""Everything that can be wrong with a stored artefact, a task or a scan.
+"""The errors of stored artefacts, tasks and scans.
 
     LocumStoreError
     ├── StoreError
     │   ├── ReferenceInvalid      the reference is not `name`, `name@3` or `name@sha256:…`
-    │   ├── ReferenceNotFound     nothing in the store answers to it
+    │   ├── ReferenceNotFound     no artefact in the store has that reference
     │   ├── ArtefactDamaged       a file is missing, truncated or has another digest
     │   ├── ArtefactWithdrawn     the version was withdrawn, with a reason
-    │   ├── UnknownKind           the manifest is of a kind or schema this version does not know
+    │   ├── UnknownKind           this version of Locum does not know the manifest's kind or schema
     │   ├── KindMismatch          the artefact is of another kind than expected
-    │   └── PublishRefused        the draft is not fit to be published
+    │   └── PublishRefused        the draft cannot be published
     ├── TaskError                 a task.yaml, or a value outside the task
     └── ScanError
-        ├── UnsupportedScan       not a format Locum reads, or a variant it does not
-        ├── DamagedScan           truncated, lying header, NaN
-        ├── ScanTooLarge          beyond the limits, before anything large is allocated
-        └── ScanMismatch          a good scan that is not one of this task
-            └── MaskMismatch      a picture that is not a mask of its scan
+        ├── UnsupportedScan       a format, or a variant of one, that Locum does not read
+        ├── DamagedScan           truncated, inconsistent header, NaN
+        ├── ScanTooLarge          beyond the limits; raised before anything large is allocated
+        └── ScanMismatch          a valid scan that does not fit this task
+            └── MaskMismatch      a valid image that is not a mask of its scan
 
 A message names the thing, what was expected, what was found, and what to do.
 """
@@ -24,7 +24,7 @@ from __future__ import annotations
 
 
 class LocumStoreError(Exception):
-    """Base of every error that `model_store` raises on purpose."""
+    """Base of all errors that `model_store` raises on purpose."""
 
 
 class StoreError(LocumStoreError):
@@ -36,19 +36,19 @@ class ReferenceInvalid(StoreError):
 
 
 class ReferenceNotFound(StoreError):
-    """No artefact answers to the reference."""
+    """No artefact in the store has the reference."""
 
 
 class ArtefactDamaged(StoreError):
-    """An artefact's files are not the ones that were published."""
+    """An artefact's files are not as published."""
 
 
 class ArtefactWithdrawn(StoreError):
-    """The version carries a tombstone."""
+    """The version was withdrawn (it has a tombstone)."""
 
 
 class UnknownKind(StoreError):
-    """The manifest's kind or schema version is not known here."""
+    """This version of Locum does not know the manifest's kind or schema version."""
 
 
 class KindMismatch(StoreError):
@@ -56,7 +56,7 @@ class KindMismatch(StoreError):
 
 
 class PublishRefused(StoreError):
-    """The draft contradicts itself or refers to what is not in the store."""
+    """The draft contradicts itself, or refers to an artefact that is not in the store."""
 
 
 class TaskError(LocumStoreError):
@@ -72,11 +72,11 @@ class UnsupportedScan(ScanError):
 
 
 class DamagedScan(ScanError):
-    """The bytes are not what their header promises."""
+    """The bytes do not match their header."""
 
 
 class ScanTooLarge(ScanError):
-    """The scan is beyond the limits in force."""
+    """The scan exceeds the limits."""
 
 
 class ScanMismatch(ScanError):
@@ -84,4 +84,4 @@ class ScanMismatch(ScanError):
 
 
 class MaskMismatch(ScanMismatch):
-    """A readable picture that is no mask, or not one of its scan."""
+    """A readable image that is not a mask, or not a mask of its scan."""

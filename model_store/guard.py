@@ -1,11 +1,11 @@
-"""Does a scan look like those that a network was trained on?
+"""Warn when a scan does not look like the scans that a network was trained on.
 
-A site summarises each of its training scans in a few numbers and sends sums of them: counts, sums, products,
-least and greatest. They merge over sites by addition, travel in the manifest, and a scan is held against them
-before it is segmented: its kind, size, spacing and tilt against the ranges, and what it looks like by its
-Mahalanobis distance (1936) to the mean of training. A warning is a sentence for a person; it decides nothing.
+A site summarises each of its training scans in a few numbers and sends aggregates: counts, sums, products,
+minima and maxima. The aggregates of sites merge by addition and are stored in the manifest. Before a scan is
+segmented, its kind, size, spacing and tilt are compared with the ranges, and its appearance with the training
+mean by the Mahalanobis distance (1936). A warning is text for people and changes no result.
 
-It knows no anatomy: an MR slice of another organ whose intensities are spread alike passes.
+The guard does not know anatomy: an MR slice of another organ with a similar intensity distribution passes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from model_store.preprocessing.slices import thinned
 from model_store.scans.types import Scan
 from model_store.task import Task
 
-# Squared distance per descriptor beyond which a scan is unlike training. Chosen on FLAIR slices of four
-# institutions, each against the other three: at most a tenth of a new institution's slices lie beyond it,
-# nine tenths of ultrasound, retina and inverted images do.
+# Squared distance per descriptor above which a scan counts as unlike training. Chosen on FLAIR slices of four
+# institutions, each compared with the other three: at most a tenth of a new institution's slices exceed it,
+# and nine tenths of ultrasound, retina and inverted images do.
 _UNLIKE = 5.5
-# Correlations are drawn towards none by a tenth, more with few scans; and no descriptor is trusted to vary
-# less than this (in standard deviations of a scan's intensities).
+# Correlations are shrunk towards zero by a tenth, more with few scans. The standard deviation of a descriptor
+# is at least `_LEAST_DEVIATION` (in standard deviations of a scan's intensities).
 _SHRINKAGE = 0.1
 _LEAST_DEVIATION = 0.05
 
-# How far beyond the range seen in training a size or spacing may lie, as a factor, and a tilt in degrees.
+# Tolerance beyond the range seen in training: a factor for sizes and spacings, degrees for the tilt.
 _FACTORS = {"rows": 1.5, "columns": 1.5, "slices": 3.0, "row_mm": 1.5, "column_mm": 1.5, "slice_mm": 2.0}
 _TILT_MARGIN = 10.0
 _PHRASES = {
@@ -48,10 +48,10 @@ _SAMPLES = 2**16
 
 @dataclass(frozen=True)
 class ScanSummary:
-    """What the guard knows of one scan.
+    """The guard's summary of one scan.
 
-    `kind` is for example "grey volume"; `measures` are sizes, spacings in mm, the tilt in degrees and raw
-    intensities (1st, 50th and 99th percentile); `appearance` has a number per `DESCRIPTORS`.
+    `kind` is for example "grey volume". `measures` are sizes, spacings in mm, the tilt in degrees and raw
+    intensities (1st, 50th and 99th percentile). `appearance` has one number per descriptor in `DESCRIPTORS`.
     """
 
     kind: str
@@ -62,7 +62,7 @@ class ScanSummary:
 
 
 def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
-    """Describe a scan and what `prepare` made of it."""
+    """Summarise a scan and its prepared input."""
     geometry = prepared.geometry
     count, rows, columns = geometry.slices
     measures = {"rows": float(rows), "columns": float(columns)}
@@ -78,7 +78,7 @@ def summarise(scan: Scan, prepared: Prepared) -> ScanSummary:
 
 
 class Range(BaseModel):
-    """Least and greatest over scans."""
+    """Minimum and maximum over scans."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -87,7 +87,7 @@ class Range(BaseModel):
 
 
 class ReferenceStatistics(BaseModel):
-    """What training scans look like, as sums, least and greatest over them.
+    """Aggregates over the training scans: counts, sums, minima and maxima.
 
     `sums` and `products` are over the scans' appearance vectors v: Σv and Σvvᵀ.
     """
@@ -104,7 +104,7 @@ class ReferenceStatistics(BaseModel):
 
     @classmethod
     def of(cls, summary: ScanSummary) -> ReferenceStatistics:
-        """The statistics of one scan."""
+        """Make the statistics of one scan."""
         vector = np.array(summary.appearance)
         return cls(
             count=1,
@@ -115,7 +115,7 @@ class ReferenceStatistics(BaseModel):
         )
 
     def merge(self, other: ReferenceStatistics) -> ReferenceStatistics:
-        """The statistics of both sets of scans together."""
+        """Combine the statistics of two sets of scans."""
         kinds = {
             kind: self.kinds.get(kind, 0) + other.kinds.get(kind, 0)
             for kind in sorted({*self.kinds, *other.kinds})
@@ -133,16 +133,16 @@ class ReferenceStatistics(BaseModel):
         )
 
     def mean_and_deviation(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Of each descriptor over the scans."""
+        """Compute the mean and the standard deviation of each descriptor over the scans."""
         mean = np.array(self.sums) / self.count
         variance = np.diagonal(np.array(self.products)) / self.count - mean**2
         return mean, np.sqrt(np.maximum(variance, 0) + _LEAST_DEVIATION**2)
 
     def distance(self, appearance: tuple[float, ...]) -> float:
-        """Squared Mahalanobis distance per descriptor: about 1 for the scans of training themselves.
+        """Compute the squared Mahalanobis distance per descriptor, about 1 for the training scans themselves.
 
-        With n scans and d descriptors, correlations are shrunk by max(0.1, d / (n + d)), and the distance is
-        divided by 1 + d / n, by which a mean and a covariance of few scans overstate it.
+        With n scans and d descriptors, correlations are shrunk by max(0.1, d / (n + d)). The distance is
+        divided by 1 + d / n, because a mean and a covariance estimated from few scans overstate it.
         """
         size = len(DESCRIPTORS)
         mean, deviation = self.mean_and_deviation()
@@ -156,13 +156,13 @@ class ReferenceStatistics(BaseModel):
 
 
 def check(summary: ScanSummary, reference: ReferenceStatistics | None, task: Task) -> list[str]:
-    """In which ways the scan does not look like training, a sentence each; none if it does.
+    """Return one warning for each way in which the scan does not look like the training scans.
 
-    Without a reference only what the scan itself gives away is said.
+    Without a reference, only the scan's own notes and a constant scan are reported.
     """
     warnings = list(summary.notes)
     if summary.constant:
-        return [*warnings, "the scan has the same intensity everywhere; there is nothing to be seen in it"]
+        return [*warnings, "the scan has the same intensity everywhere; it shows nothing"]
     if reference is None:
         return warnings
     if summary.kind not in reference.kinds:
@@ -191,7 +191,7 @@ def _beyond_ranges(summary: ScanSummary, reference: ReferenceStatistics) -> list
 
 
 def _raw_intensities(summary: ScanSummary, reference: ReferenceStatistics, task: Task) -> list[str]:
-    """Only where the network depends on the scanner's units: a window, or no scaling at all."""
+    """Compare raw intensities, only if the network depends on the scanner's units (window, or no scaling)."""
     normalisation = task.normalisation
     if normalisation.window is None and normalisation.method != "none":
         return []
@@ -216,7 +216,7 @@ def _appearance(summary: ScanSummary, reference: ReferenceStatistics) -> list[st
     z = np.abs(np.array(summary.appearance) - mean) / deviation
     phrases = list(dict.fromkeys(list(DESCRIPTORS.values())[index] for index in np.argsort(-z)))[:2]
     return [
-        f"the scan does not look like the {reference.count} of training: it differs most by "
+        f"the scan does not look like the {reference.count} training scans: it differs most by "
         f"{' and '.join(phrases)} (distance {distance:.1f}, expected up to {_UNLIKE})"
     ]
 

@@ -1,7 +1,7 @@
-"""What an artefact says about itself: everything that serving it needs, and where it came from.
+"""Manifests of artefacts, one class per kind: the data needed for serving, and the lineage.
 
-A manifest carries no time and no version number: the same training gives the same bytes and so the same
-digest. Which version it became, and when, is the store's business.
+A manifest has no time and no version number, so the same training gives the same bytes and the same digest.
+The store keeps the version number and the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SCHEMA_VERSION: Final = 1
 WEIGHTS = "weights.safetensors"
 GRAPH = "graph.onnx"
 
-# Dots join a composite's name to its part's (`brain.global`); no leading dot, no separator, no `@`.
+# A dot joins a composite's name and its part's (`brain.global`). No leading dot, no path separator, no `@`.
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$")]
 
 
@@ -47,14 +47,14 @@ class FileEntry(_Frozen):
 
 
 class NetworkSpec(_Frozen):
-    """A registered network's name and its keyword arguments."""
+    """The name of a registered network and its keyword arguments."""
 
     name: str
     arguments: dict[str, JsonValue]
 
 
 class Lineage(_Frozen):
-    """Where an artefact came from. `parents` are digests of artefacts; `details` the run's configuration."""
+    """Origin of an artefact. `parents` are digests of artefacts, `details` is the run's configuration."""
 
     method: str
     run: str
@@ -66,9 +66,9 @@ class Lineage(_Frozen):
 
 
 class BaseManifest(_Frozen):
-    """What every kind has. `part_of` names the composite it belongs to: parts are not offered alone.
+    """Fields of every kind. `part_of` names the composite that it is a part of; parts are not offered alone.
 
-    `required_files` are the files without which an artefact of this kind is not published.
+    `required_files` are the files that an artefact of this kind must have to be published.
     """
 
     required_files: ClassVar[tuple[str, ...]] = ()
@@ -83,7 +83,7 @@ class BaseManifest(_Frozen):
     files: dict[Name, FileEntry] = {}
 
     def references(self) -> dict[str, str]:
-        """Role -> digest of each artefact this one is composed of."""
+        """Map the role of each part to its digest."""
         return {}
 
     def check_parts(self, parts: Mapping[str, ModelManifest]) -> None:
@@ -107,7 +107,7 @@ class BaseManifest(_Frozen):
         return None
 
     def to_bytes(self) -> bytes:
-        """The canonical bytes: what the digest is taken of."""
+        """Serialise to canonical bytes, over which the digest is computed."""
         content = self.model_dump(mode="json", exclude_none=True)
         return (json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
 
@@ -115,12 +115,13 @@ class BaseManifest(_Frozen):
 class ModelManifest(BaseManifest):
     """One network: its weights and the graph that is served.
 
-    The graph maps `image` float32 [B, C, H, W] (B free) to `probabilities` float32 [B, classes, H, W]; of a
-    classification to [B, classes].
-    `site` names the hospital an inside-personalized model belongs to; `hospital`, with the role `hospital`,
-    the one that a model was adapted for, and that alone may be served it. `statistics` is what the guard
-    knows of the scans it was trained on. With `sources`, the graph has a second output `attention` float32
-    [B, sources]: the share of the attention on each of them, in this order, `own` being the image itself.
+    The graph maps `image` float32 [B, C, H, W] (B free) to `probabilities` float32 [B, classes, H, W], for
+    classification [B, classes].
+    `site` names the member hospital that an inside-personalized model belongs to. `hospital`, with the role
+    `hospital`, names the hospital that a model was adapted for; only that hospital may be served the model.
+    `statistics` describes the training scans for the guard. With `sources`, the graph has a second output
+    `attention` float32 [B, sources]: the share of the attention on each source, in this order; `own` is the
+    image itself.
     """
 
     required_files: ClassVar[tuple[str, ...]] = (WEIGHTS, GRAPH)
@@ -144,7 +145,7 @@ class ModelManifest(BaseManifest):
     @model_validator(mode="after")
     def _told_apart(self) -> ModelManifest:
         if self.sources is not None and len({*self.sources}) < len(self.sources):
-            raise ValueError(f"sources: expected names that differ, found {', '.join(self.sources)}")
+            raise ValueError(f"sources: expected unique names, found {', '.join(self.sources)}")
         return self
 
     @property
@@ -163,11 +164,11 @@ class RoutingSpaceManifest(BaseManifest):
     @model_validator(mode="after")
     def _only_parts(self) -> RoutingSpaceManifest:
         if self.part_of is not None:
-            raise ValueError("a routing space is offered itself and is no part of another")
+            raise ValueError("a routing space is a composite and cannot be a part of another")
         return self
 
     def references(self) -> dict[str, str]:
-        """`global` and each site -> digest."""
+        """Map `global` and each site to a digest."""
         return {"global": self.global_model, **self.inside}
 
 
@@ -175,9 +176,9 @@ class ClustersManifest(BaseManifest):
     """FedBiCross: a model per cluster of hospitals, and the personal models of hospitals that agreed.
 
     `clusters` has the models by the cluster's name ("1", "2", …), `assignment` each hospital's cluster,
-    `personal` the exported models by hospital. `mixing` is w: of each cluster's model, the shares of all
-    clusters' knowledge that it was distilled from. `silhouettes` has the mean silhouette of every number of
-    clusters that was tried.
+    `personal` the exported models by hospital. `mixing` is w: for each cluster's model, the weights of all
+    clusters in its distillation. `silhouettes` has the mean silhouette for every number of clusters that was
+    tried.
     """
 
     kind: Literal["clusters"] = "clusters"
@@ -190,7 +191,7 @@ class ClustersManifest(BaseManifest):
     @model_validator(mode="after")
     def _consistent(self) -> ClustersManifest:
         if self.part_of is not None:
-            raise ValueError("clusters are offered themselves and are no part of another")
+            raise ValueError("clusters are a composite and cannot be a part of another")
         named = [set(self.mixing), *(set(row) for row in self.mixing.values())]
         if set(self.assignment.values()) - set(self.clusters) or any(n != set(self.clusters) for n in named):
             raise ValueError(
@@ -203,15 +204,15 @@ class ClustersManifest(BaseManifest):
         return self
 
     def references(self) -> dict[str, str]:
-        """`cluster NAME` and each site -> digest; no site's name has a space in it."""
+        """Map `cluster NAME` and each site to a digest. Names of sites have no spaces."""
         return {f"cluster {name}": digest for name, digest in self.clusters.items()} | self.personal
 
 
 class CrossAttentionManifest(BaseManifest):
     """FedOAP: the shared model with the whole token bank, and the members' exported models, by digest.
 
-    The global model holds the shared part, every site's tokens and a personal part to begin with: what a
-    hospital without a personal part is served, and what one that joins starts from.
+    The global model holds the shared part, every site's tokens and an initial personal part. It is served to
+    hospitals without a personal part, and a hospital that joins starts from it.
     """
 
     kind: Literal["cross-attention"] = "cross-attention"
@@ -221,18 +222,18 @@ class CrossAttentionManifest(BaseManifest):
     @model_validator(mode="after")
     def _only_parts(self) -> CrossAttentionManifest:
         if self.part_of is not None:
-            raise ValueError("a cross-attention artefact is offered itself and is no part of another")
+            raise ValueError("a cross-attention artefact is a composite and cannot be a part of another")
         return self
 
     def references(self) -> dict[str, str]:
-        """`global` and each site -> digest."""
+        """Map `global` and each site to a digest."""
         return {"global": self.global_model, **self.inside}
 
 
 class PersonalModelsManifest(BaseManifest):
-    """FedBN, FedPer, FedRep: one model per consenting site, by digest, and a global one where there is one.
+    """FedBN, FedPer, FedRep: one model per consenting site, by digest, and the global model if there is one.
 
-    FedPer and FedRep have no global model: what the sites share is a part of a network.
+    FedPer and FedRep have no global model, because their sites share only a part of the network.
     """
 
     kind: Literal["personal-models"] = "personal-models"
@@ -242,25 +243,26 @@ class PersonalModelsManifest(BaseManifest):
     @model_validator(mode="after")
     def _only_parts(self) -> PersonalModelsManifest:
         if self.part_of is not None:
-            raise ValueError("personal models are offered themselves and are no part of another")
+            raise ValueError("personal models are a composite and cannot be a part of another")
         return self
 
     def references(self) -> dict[str, str]:
-        """`global`, if there is one, and each site -> digest."""
+        """Map `global`, if there is one, and each site to a digest."""
         return ({} if self.global_model is None else {"global": self.global_model}) | self.inside
 
 
 class SsfPoolManifest(BaseManifest):
-    """FedIns: a pool of scales, shifts, keys and heads for one frozen backbone, which is named by its digest.
+    """FedIns: a pool of scales, shifts, keys and heads for one frozen backbone, by digest.
 
-    The weights are the pool's alone. The graph holds the backbone too, and is whole; beside the probabilities
-    it has outputs `entries` int64 [B, top] and `similarities`, what each image picked, and `query`, what it
-    asked with. `network` is the backbone's; `entries` is the size of the pool, `top` how many a scan picks.
-    `usage` has how often the federation's training images picked each entry, where sites let that out.
+    The weights are those of the pool alone. The graph is complete and includes the backbone. Beside the
+    probabilities it has the outputs `entries` int64 [B, top] and `similarities`, the entries that each image
+    selected, and `query`, the image's query. `network` is the backbone's. `entries` is the size of the pool,
+    `top` the number that a scan selects. `usage` has the number of the federation's training images that
+    selected each entry, if sites allow it.
     """
 
     required_files: ClassVar[tuple[str, ...]] = (WEIGHTS, GRAPH)
-    # A pool's graph has no output `attention`.
+    # The graph of a pool has no output `attention`.
     sources: ClassVar[None] = None
 
     kind: Literal["ssf-pool"] = "ssf-pool"
@@ -274,30 +276,30 @@ class SsfPoolManifest(BaseManifest):
     @model_validator(mode="after")
     def _consistent(self) -> SsfPoolManifest:
         if self.part_of is not None:
-            raise ValueError("a pool is offered itself and is no part of another")
+            raise ValueError("a pool is a composite and cannot be a part of another")
         if self.top > self.entries or (self.usage is not None and len(self.usage) != self.entries):
             raise ValueError(
-                f"expected top at most {self.entries}, the entries, and a count for each of them, found top "
+                f"expected top at most {self.entries} (entries), and a count for each entry, found top "
                 f"{self.top} and {'no' if self.usage is None else len(self.usage)} counts"
             )
         return self
 
     def references(self) -> dict[str, str]:
-        """`backbone` -> digest."""
+        """Map `backbone` to its digest."""
         return {"backbone": self.backbone}
 
     def check_parts(self, parts: Mapping[str, ModelManifest]) -> None:
-        """The pool may be of another task than its backbone, but not of another network."""
+        """Check that the pool has its backbone's network. Their tasks may differ."""
         backbone = parts["backbone"]
         if backbone.network != self.network:
             raise PublishRefused(
                 f"{self.name}: its pool is for {self.network.name} {self.network.arguments}, its backbone is "
-                f"{backbone.network.name} {backbone.network.arguments}: a pool fits no backbone but the one "
+                f"{backbone.network.name} {backbone.network.arguments}: a pool fits only the backbone that "
                 "it was trained on"
             )
 
 
-# What holds a graph that answers scans.
+# Kinds with a graph that answers scans.
 NetworkManifest = ModelManifest | SsfPoolManifest
 # Every kind of artefact; `KINDS`, the parser and the service's table of kinds follow from it.
 AnyManifest = (

@@ -1,4 +1,4 @@
-"""How an artefact is asked for: `name`, `name@3`, `name@sha256:…`."""
+"""Parse references to artefacts: `name`, `name@3`, `name@sha256:…`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _REFERENCE = re.compile(rf"({NAME.pattern})(?:@(?:([1-9][0-9]{{0,8}})|(sha256:[0
 
 
 def parse_reference(reference: str) -> tuple[str, int | None, str | None]:
-    """`name`, `name@3`, `name@sha256:…` -> (name, version, digest). Raises ReferenceInvalid."""
+    """Split `name`, `name@3` or `name@sha256:…` into name, version and digest. Raises ReferenceInvalid."""
     match = _REFERENCE.fullmatch(reference)
     if match is None:
         raise ReferenceInvalid(f"'{reference}': expected name, name@3 or name@sha256:…")

@@ -1,8 +1,8 @@
-"""Scans: the bytes of a file to voxels, and a mask to the bytes of a file.
+"""Decode scans from bytes to voxels, and encode masks to bytes.
 
-The format follows from the content alone; file names are not used. Every size that a header announces is
-compared with `Limits` before anything of that size is allocated, decompressed or decoded. Every failure is a
-ScanError that says what to do. The formats are registered in `model_store.scans.formats`.
+The format is detected from the content alone; file names are not used. Every size in a header is compared
+with `Limits` before anything of that size is allocated, decompressed or decoded. Every failure is a ScanError
+that says what to do. The formats are registered in `model_store.scans.formats`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def decode(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:
     """Decode one scan of a registered format: the bytes of a file, or the files of a series.
 
     Raises:
-        UnsupportedScan: an unknown format, or a variant that is not read.
+        UnsupportedScan: an unknown format, or an unsupported variant of one.
         DamagedScan: empty, truncated, an inconsistent header, NaN.
         ScanTooLarge: beyond `limits`.
     """

@@ -1,7 +1,7 @@
-"""Where a version is written before one rename makes it visible, and the end of what a killed process left.
+"""Staging folders: a version is written there before one rename makes it visible.
 
-A writer holds a lock on its folder. The lock ends with the process, however that ends: a folder that nobody
-holds is abandoned, while one whose writer is only slow, or stopped, is not.
+A writer holds a lock on its staging folder. The operating system releases the lock when the process ends, so
+a folder without a lock is orphaned and can be deleted, while the folder of a slow or stopped writer is not.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 
 @contextmanager
 def staging(root: Path) -> Iterator[Path]:
-    """A new folder to write a version in; what is not renamed is gone afterwards. Sweeps first."""
+    """Sweep, then make a new folder for writing a version. It is deleted at the end unless it was renamed."""
     root.mkdir(parents=True, exist_ok=True)
     sweep(root)
     staged = root / uuid.uuid4().hex
-    # Shared: writers do not wait for each other, only a sweep, which must not come between folder and lock.
+    # Shared, so that writers wait only for a sweep, which must not run between creating and locking.
     with _held(root, fcntl.LOCK_SH):
         staged.mkdir()
         lock = os.open(staged, os.O_RDONLY)
@@ -34,7 +34,7 @@ def staging(root: Path) -> Iterator[Path]:
 
 
 def sweep(root: Path) -> list[Path]:
-    """Delete the folders whose writers are gone. Returns them."""
+    """Delete orphaned staging folders. Returns their paths."""
     if not root.is_dir():
         return []
     abandoned = []
@@ -44,7 +44,7 @@ def sweep(root: Path) -> list[Path]:
                 with _held(staged, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     shutil.rmtree(staged, ignore_errors=True)
             except (BlockingIOError, FileNotFoundError):
-                # Being written, or just made visible by its writer.
+                # Locked by its writer, or just made visible.
                 continue
             abandoned.append(staged)
     return abandoned

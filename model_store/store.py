@@ -1,9 +1,9 @@
-"""The store: immutable, numbered versions of artefacts in a folder.
+"""The artefact store: immutable, numbered versions of artefacts in a folder.
 
-ROOT/NAME/3/manifest.json        the artefact, files read-only
-ROOT/NAME/3/manifest.sha256      its digest, by which everything refers to it
-ROOT/NAME/3.withdrawn.json       a tombstone beside it, if it was withdrawn
-ROOT/.staging/                   where a version is written before one rename makes it visible
+ROOT/NAME/3/manifest.json        the artefact; its files are read-only
+ROOT/NAME/3/manifest.sha256      its digest, which all references use
+ROOT/NAME/3.withdrawn.json       its tombstone, if it was withdrawn
+ROOT/.staging/                   staging folders of versions that are not yet visible
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Tombstone(BaseModel):
 
 @dataclass(frozen=True)
 class Version:
-    """One version as listed. `flagged` holds the withdrawn artefacts (`name@version`) it descends from."""
+    """One version in a listing. `flagged` has the withdrawn artefacts (`name@version`) it descends from."""
 
     artefact: Artefact
     withdrawn: Tombstone | None
@@ -57,19 +57,19 @@ class Version:
 
 
 class Store:
-    """A folder of artefacts. Safe for many processes at once; the folder need not exist yet."""
+    """A folder of artefacts. Many processes can use it at once; the folder need not exist yet."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
-        # Versions never change, so a manifest read once stays read.
+        # Versions never change, so manifests are cached.
         self._known: dict[Path, Artefact] = {}
         self._sees: Callable[[str], bool] | None = None
 
     def visible_to(self, sees: Callable[[str], bool]) -> Store:
-        """This store, for reading, without the versions adapted to a hospital for which `sees` is false.
+        """Return a read-only view without the versions adapted to a hospital for which `sees` is false.
 
-        They are not listed, found or named, as if they had never been published. A version that cannot be
-        read is visible where a readable one of its name is.
+        Hidden versions are not listed, found or named, as if they had never been published. An unreadable
+        version is visible if a readable version of its name is.
         """
         view = copy.copy(self)
         view._sees = sees
@@ -80,13 +80,13 @@ class Store:
     def publish(
         self, manifest: AnyManifest, files: Mapping[str, bytes], admit: Callable[[], None] | None = None
     ) -> Artefact:
-        """Make `files` the next version of `manifest.name`; the manifest's own `files` are filled in here.
+        """Publish `files` as the next version of `manifest.name`. The manifest's `files` are filled in here.
 
-        Atomic and idempotent: nobody ever sees half a version, and content that is already a version of this
-        name is returned as that version.
+        Atomic and idempotent: a partial version is never visible, and if the content is already a version of
+        this name, that version is returned.
 
-        `admit` is asked last, when all is written and nobody else can publish under this name, right before
-        the version becomes visible: what it raises is raised, and nothing becomes visible.
+        `admit` is called last: all files are written, the name is locked against other publications, and the
+        version is not yet visible. If it raises, nothing is published and the error is raised.
 
         Raises:
             PublishRefused: the files do not fit the kind, a reference is not in the store or does not fit.
@@ -114,8 +114,9 @@ class Store:
     # ------------------------------------------------------------------ open
 
     def open(self, reference: str, *, verify: bool = True) -> Artefact:
-        """The artefact a reference stands for: `name` (its newest version not withdrawn), `name@3`,
-        `name@sha256:…`. With `verify`, every file is hashed first.
+        """Open an artefact by reference: `name`, `name@3` or `name@sha256:…`.
+
+        `name` alone is its newest version that is not withdrawn. With `verify`, every file is hashed first.
 
         Raises:
             ReferenceInvalid, ReferenceNotFound, ArtefactWithdrawn, ArtefactDamaged, UnknownKind.
@@ -148,7 +149,7 @@ class Store:
     @overload
     def by_digest(self, digest: str, kind: type[Expected]) -> Artefact[Expected]: ...
     def by_digest(self, digest: str, kind: type[Expected] | None = None) -> Artefact | Artefact[Expected]:
-        """The artefact with this digest, whatever its name; not verified. `kind` is its manifest's class.
+        """Find the artefact with this digest, unverified. `kind` is the expected class of its manifest.
 
         Raises:
             KindMismatch: it is of another kind.
@@ -163,13 +164,13 @@ class Store:
     # ------------------------------------------------------------------ list
 
     def names(self) -> list[str]:
-        """Names that have a version, sorted."""
+        """List the names that have a version, sorted."""
         if not self.root.is_dir():
             return []
         return sorted(p.name for p in self.root.iterdir() if NAME.fullmatch(p.name) and self.numbers(p.name))
 
     def numbers(self, name: str) -> list[int]:
-        """The version numbers of a name, damaged and withdrawn ones too; none for an unknown name."""
+        """List the version numbers of a name, also damaged and withdrawn ones; empty for an unknown name."""
         folder = self.root / name
         if not folder.is_dir():
             return []
@@ -177,9 +178,9 @@ class Store:
         return numbers if self._sees is None else self._visible(name, numbers, self._sees)
 
     def versions(self, name: str) -> list[Version]:
-        """Every readable version of a name, oldest first, withdrawn ones too.
+        """List every readable version of a name, oldest first, including withdrawn ones.
 
-        Raises ReferenceNotFound for an unknown name, and the first version's error when none can be read.
+        Raises ReferenceNotFound for an unknown name, and the first version's error if no version is readable.
         """
         if not self.numbers(name):
             raise ReferenceNotFound(
@@ -193,11 +194,11 @@ class Store:
         return [Version(a, self.tombstone(a.name, a.version), self._flags(a, known)) for a in artefacts]
 
     def flagged(self, artefact: Artefact) -> tuple[str, ...]:
-        """The withdrawn artefacts (`name@version`) that an artefact descends from."""
+        """List the withdrawn artefacts (`name@version`) that an artefact descends from."""
         return self._flags(artefact, self._by_digests())
 
     def unreadable(self, name: str) -> dict[int, StoreError]:
-        """Version numbers whose manifest or tombstone cannot be read, and why; left out of every listing."""
+        """Map each version with an unreadable manifest or tombstone to its error. Listings leave it out."""
         found: dict[int, StoreError] = {}
         for number in self.numbers(name):
             try:
@@ -208,7 +209,7 @@ class Store:
         return found
 
     def descendants(self, digest: str) -> list[Artefact]:
-        """Every artefact that is composed of, or was made from, the one with this digest, transitively."""
+        """List every artefact composed of or made from the one with this digest, transitively."""
         found: list[Artefact] = []
         reached = {digest}
         everything = list(self._all())
@@ -223,7 +224,10 @@ class Store:
         return found
 
     def tombstone(self, name: str, version: int) -> Tombstone | None:
-        """The tombstone of a version, if it was withdrawn. Raises ArtefactDamaged where it cannot be read."""
+        """Read the tombstone of a version; None if it was not withdrawn.
+
+        Raises ArtefactDamaged if the tombstone cannot be read.
+        """
         path = self._tombstone_path(name, version)
         try:
             return Tombstone.model_validate_json(path.read_bytes())
@@ -238,7 +242,7 @@ class Store:
     # ------------------------------------------------------------------ withdraw, prune
 
     def withdraw(self, reference: str, *, actor: str, reason: str) -> list[Artefact]:
-        """Put a tombstone on a version: it no longer opens. Returns the descendants that are now flagged."""
+        """Withdraw a version, which then no longer opens. Returns the descendants that are now flagged."""
         if not actor.strip() or not reason.strip():
             raise PublishRefused(f"withdrawing '{reference}' needs an actor and a reason, found an empty one")
         artefact = self.open(reference, verify=False)
@@ -250,8 +254,10 @@ class Store:
         return self.descendants(artefact.digest)
 
     def prune(self) -> list[Path]:
-        """Delete what nobody can open: abandoned staging, and the files of withdrawn versions (their manifest
-        and tombstone stay, so history keeps its answers). Returns what was deleted."""
+        """Delete orphaned staging folders, and the files of withdrawn versions. Returns the deleted paths.
+
+        Manifests and tombstones of withdrawn versions are kept, so their history stays readable.
+        """
         deleted = sweep(self.root / _STAGING)
         for artefact in filter(self._is_withdrawn, self._all()):
             for name in artefact.manifest.files:
@@ -285,13 +291,13 @@ class Store:
             yield from self._readable(name)
 
     def _readable(self, name: str) -> Iterator[Artefact]:
-        """One damaged manifest must not take the whole store with it."""
+        """Yield the readable versions: one damaged manifest must not make the whole store unusable."""
         for number in self.numbers(name):
             with suppress(ArtefactDamaged, UnknownKind):
                 yield self._artefact(name, number)
 
     def _flags(self, artefact: Artefact, known: Mapping[str, Artefact]) -> tuple[str, ...]:
-        """The withdrawn among all that the artefact descends from; the inverse of `descendants`."""
+        """List the withdrawn ancestors of an artefact, the inverse of `descendants`."""
         reached: set[str] = set()
         left = {*artefact.ancestors()}
         while left:
@@ -321,9 +327,9 @@ class Store:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[Path]:
-        """One writer per name at a time, over all processes."""
+        """Lock a name against other writers, in all processes."""
         if not NAME.fullmatch(name):
-            raise ReferenceInvalid(f"'{name}' cannot name an artefact: letters, digits, '_', '.', '-' only")
+            raise ReferenceInvalid(f"'{name}': expected a name of letters, digits, '_', '.' and '-'")
         folder = self.root / name
         folder.mkdir(parents=True, exist_ok=True)
         with (folder / ".lock").open("w") as lock:

@@ -1,7 +1,7 @@
-"""The task, said once: what is segmented or classified, in what kind of image, how it reaches the network.
+"""The task: the labels or classes, the kind of image, and the preprocessing for the network.
 
-A `task.yaml` lies at the root of a federation folder, travels in every manifest, and is carried out by
-`model_store.preprocessing` for training and serving alike.
+A task is read from `task.yaml` at the root of a federation folder and stored in every manifest.
+`model_store.preprocessing` applies it, in training and in serving.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from model_store.errors import TaskError
 TaskKind = Literal["segmentation", "classification"]
 Plane = Literal["axial", "coronal", "sagittal"]
 MaskValue = Annotated[int, Field(ge=0, le=65535)]
-# It is also a folder of the federation, and a key of an answer.
+# A class name is also a folder of the federation, and a key of a JSON response.
 ClassName = Annotated[str, Field(pattern=r"^[^\s./\\][^/\\]{0,63}$")]
 
-# Four poolings by two: a U-Net's input sides must be multiples of this.
+# A U-Net pools by two four times, so the sides of its input must be multiples of this.
 SIZE_MULTIPLE = 16
-# A classifier pools its last map whatever its sides; below this there is nothing left to pool.
+# A classifier pools its last map of any size; with a smaller input nothing would remain to pool.
 LEAST_SIDE: Final = 8
 _LARGEST_SIDE: Final = 1024
 
@@ -52,10 +52,10 @@ class TaskClass:
 
 
 class Normalisation(BaseModel):
-    """From raw intensities to the network's: clip to `window`, clip to `percentiles`, then `method`.
+    """Normalisation of raw intensities: clip to `window`, clip to `percentiles`, then apply `method`.
 
-    `scope` says over what the percentiles and the moments are taken: each image (slice), or the volume it
-    belongs to. A 2-D scan is its own volume.
+    `scope` selects the pixels for the percentiles and the moments: each image (slice), or its whole volume.
+    A 2-D scan is its own volume.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -74,11 +74,11 @@ class Normalisation(BaseModel):
 
 
 class Task(BaseModel):
-    """A task: segmentation (a label per pixel) or classification (a class per image).
+    """A task: segmentation (labels per pixel) or classification (one class per image).
 
-    A segmentation's `labels` maps a label's name to the mask values that belong to it. Labels may nest or
-    overlap (an optic disc is {1, 2}, its cup {2}); a mask value in neither `labels` nor `background` is
-    refused. A classification has `class_names` instead, in the order of the network's outputs.
+    For segmentation, `labels` maps a label's name to its mask values. Labels may nest or overlap (an optic
+    disc is {1, 2}, its cup {2}). A mask value in neither `labels` nor `background` is rejected. For
+    classification, `class_names` has the classes in the order of the network's outputs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -101,9 +101,9 @@ class Task(BaseModel):
     def _names_of_its_kind(cls, names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         classifies = info.data.get("kind") == "classification"
         if classifies and (len(names) < 2 or len({*names}) < len(names)):
-            raise ValueError(f"a classification has at least 2, each once; found {list(names)}")
+            raise ValueError(f"a classification needs at least 2 different ones; found {list(names)}")
         if not classifies and names:
-            raise ValueError("only a classification has them; for one class per image: kind: classification")
+            raise ValueError("only for classification; for one class per image: kind: classification")
         return names
 
     @field_validator("labels")
@@ -111,9 +111,9 @@ class Task(BaseModel):
     def _labels_of_its_kind(cls, labels: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         classifies = info.data.get("kind") == "classification"
         if classifies and labels:
-            raise ValueError("mask values belong to a segmentation; a classification has class_names")
+            raise ValueError("mask values are only for segmentation; a classification has class_names")
         if not classifies and not labels:
-            raise ValueError("a segmentation has at least 1; for one class per image: kind: classification")
+            raise ValueError("a segmentation needs at least 1; for one class per image: kind: classification")
         return labels
 
     @field_validator("size")
@@ -153,23 +153,23 @@ class Task(BaseModel):
 
     @model_serializer(mode="wrap")
     def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A segmentation is written as it was before there was another kind: the digests of old ones stay."""
+        """Omit fields of the other kind, so that artefacts from before kinds keep their digests."""
         content: dict[str, Any] = handler(self)
         unsaid = ("kind", "class_names") if self.kind == "segmentation" else ("labels", "background")
         return {name: value for name, value in content.items() if name not in unsaid}
 
     @property
     def in_channels(self) -> int:
-        """Channels of the network's input: the scan's, times the slice and its neighbours."""
+        """Number of input channels of the network: the scan's, times the slice and its neighbours."""
         return self.channels * (2 * self.neighbours + 1)
 
     @cached_property
     def classes(self) -> tuple[TaskClass, ...]:
-        """The softmax classes: background, then one per distinct set of labels a mask value can bear.
+        """The softmax classes: background, then one per distinct set of labels that a mask value has.
 
-        These atoms exclude each other, which labels need not: disc = {1, 2} and cup = {2} give the classes
-        background, {disc} and {disc, cup}. Ordered by the smallest mask value. A classification's classes are
-        its class names, in their order.
+        Classes exclude each other, while labels may overlap: disc = {1, 2} and cup = {2} give the classes
+        background, {disc} and {disc, cup}. They are ordered by their smallest mask value. For classification,
+        the classes are the class names, in their order.
         """
         if self.kind == "classification":
             return tuple(TaskClass(i, (name,), (i,)) for i, name in enumerate(self.class_names))
@@ -186,24 +186,24 @@ class Task(BaseModel):
         )
 
     def label_classes(self, label: str) -> tuple[int, ...]:
-        """Indices of the classes whose union is `label`."""
+        """Return the indices of the classes that together are `label`."""
         return tuple(c.index for c in self.classes if label in c.labels)
 
     def lookup(self) -> NDArray[np.int16]:
-        """[max value + 1] -> class index, -1 for a value outside the task."""
+        """Make a table [max value + 1] from mask value to class index, -1 for a value outside the task."""
         table = np.full(max(v for c in self.classes for v in c.values) + 1, -1, dtype=np.int16)
         for task_class in self.classes:
             table[list(task_class.values)] = task_class.index
         return table
 
     def patient_of(self, stem: str) -> str:
-        """The patient a file belongs to, by its name without suffix; the name itself without a pattern."""
+        """Find the patient in a file's name without suffix; without a pattern, return the name itself."""
         if self.patient is None:
             return stem
         found = re.search(self.patient, stem)
         if found is None or not found["patient"]:
             raise TaskError(
-                f"'{stem}': no patient in the name; task '{self.name}' reads it with {self.patient!r}. "
+                f"'{stem}': no patient in the name; task '{self.name}' expects {self.patient!r}. "
                 "Rename the file, or correct `patient` in task.yaml"
             )
         return found["patient"]

@@ -1,1 +1,1 @@
-"""The science in torch: networks, losses, metrics; pure functions over tensors."""
+"""Networks, losses, metrics and adaptation methods in torch: pure functions over tensors, without I/O."""

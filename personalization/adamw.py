@@ -1,4 +1,4 @@
-"""Steps of AdamW that can be left and taken up again: moments go in and come out by name."""
+"""Resumable AdamW training: moments are passed in and returned by parameter name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class Optimiser:
-    """What AdamW takes, and its moments after `taken` steps (none before the first)."""
+    """AdamW's setting, and its moments after `taken` steps (none before the first)."""
 
     weight_decay: float = 1e-5
     moments: State = field(default_factory=dict)
@@ -24,7 +24,7 @@ class Optimiser:
 
 
 def cosine(peak: float, least: float, total: int, steps: range) -> list[float]:
-    """The learning rates of `steps` out of `total`: from `peak` at step 0 towards `least` at step `total`."""
+    """Compute the learning rates of `steps`: a cosine from `peak` at step 0 to `least` at step `total`."""
     return [least + (peak - least) * (1 + math.cos(math.pi * step / total)) / 2 for step in steps]
 
 
@@ -35,20 +35,20 @@ def train_adamw(
     rates: Sequence[float],
     optimiser: Optimiser,
 ) -> tuple[float, Optimiser]:
-    """Train in place, one batch per rate; gives the mean loss and the optimiser after it.
+    """Train a network in place, one batch per rate. Returns the mean loss and the new optimiser state.
 
-    Parameters that require no gradient stay as they are.
+    Parameters that require no gradient are not changed.
 
-    `batches` gives (images [B, C, H, W], targets [B, H, W]) and may be endless; `loss` makes a scalar of
-    them. Moments belong to parameters by name, so a parameter whose value was replaced meanwhile keeps them.
-    Raises ValueError when there are fewer batches than rates.
+    `batches` yields (images [B, C, H, W], targets [B, H, W]) and may be infinite; `loss` computes a scalar
+    from them. Moments belong to parameters by name, so a parameter keeps them if its value is replaced
+    between calls. Raises ValueError if there are fewer batches than rates.
     """
     parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
     device = next(iter(parameters.values())).device
     adamw = torch.optim.AdamW(parameters.values(), weight_decay=optimiser.weight_decay)
     for name, parameter in parameters.items() if optimiser.taken else ():
         adamw.state[parameter] = {
-            # A copy, on the device: the step writes into it.
+            # A copy on the device, because the step writes into it.
             **{
                 moment: torch.empty_like(parameter).copy_(optimiser.moments[f"{moment}/{name}"])
                 for moment in _MOMENTS

@@ -1,4 +1,4 @@
-"""Random rotation and flips (IOP-FL Sec. IV: "random rotation and flip"), a whole batch in one resampling.
+"""Random rotation and flips (IOP-FL Sec. IV: "random rotation and flip"), resampled per batch in one call.
 
 Shape suffixes: B images of a batch, C channels, H rows, W columns.
 """
@@ -15,13 +15,13 @@ from torch.nn.functional import affine_grid, grid_sample
 
 @dataclass(frozen=True)
 class Augmentation:
-    """How far the images of a batch may be turned (degrees, either way), and whether they may be flipped."""
+    """Largest rotation of images (degrees, in both directions), and whether they may be flipped."""
 
     rotation: float = 15.0
     flip: bool = True
 
     def draw(self, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """For each image an angle (radians) [B] and a sign per axis (x, y) [B, 2], -1 being a flip."""
+        """Draw an angle (radians) [B] and a sign per axis (x, y) [B, 2] for each image; -1 is a flip."""
         uniform = torch.rand(count, 3, generator=generator)
         angles = (2 * uniform[:, 0] - 1) * math.radians(self.rotation)
         signs = torch.ones(count, 2)
@@ -33,7 +33,7 @@ class Augmentation:
 def transform(
     images_BCHW: Tensor, targets_BHW: Tensor, angles_B: Tensor, signs_B2: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Turn and flip each image about its centre, its target with it.
+    """Rotate and flip each image and its target about the centre.
 
     Images are sampled bilinearly and targets (class indices, uint8) at the nearest pixel, on the same grid.
     """
@@ -45,7 +45,7 @@ def transform(
 
 
 def transform_images(images_BCHW: Tensor, angles_B: Tensor, signs_B2: Tensor) -> Tensor:
-    """Turn and flip images that have no target to go with them."""
+    """Rotate and flip images without targets."""
     return _sampled(images_BCHW, _grid(images_BCHW, angles_B, signs_B2))
 
 
@@ -53,7 +53,7 @@ def _grid(images_BCHW: Tensor, angles_B: Tensor, signs_B2: Tensor) -> Tensor:
     height, width = images_BCHW.shape[-2:]
     cos, sin = torch.cos(angles_B), torch.sin(angles_B)
     flip_x, flip_y = signs_B2.unbind(1)
-    # The grid's coordinates run from -1 to 1 along both sides, so a turn in pixels needs the sides' ratio.
+    # The grid's coordinates run from -1 to 1 along both sides, so a rotation needs the ratio of the sides.
     theta = torch.zeros(len(images_BCHW), 2, 3)
     theta[:, 0, 0], theta[:, 0, 1] = flip_x * cos, -flip_x * sin * (height / width)
     theta[:, 1, 0], theta[:, 1, 1] = flip_y * sin * (width / height), flip_y * cos
@@ -61,6 +61,5 @@ def _grid(images_BCHW: Tensor, angles_B: Tensor, signs_B2: Tensor) -> Tensor:
 
 
 def _sampled(images_BCHW: Tensor, grid: Tensor) -> Tensor:
-    """What comes from outside repeats the border: a zero would be the mean of a normalised image, and hence
-    tissue."""
+    """Sample images. The border is repeated: zero would be the mean of a normalised image (tissue)."""
     return grid_sample(images_BCHW, grid, mode="bilinear", padding_mode="border", align_corners=False)

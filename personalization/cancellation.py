@@ -1,12 +1,12 @@
-"""How long computations are asked, between batches, whether to go on."""
+"""Cancellation callback, called between batches of long computations."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# It may raise: what was asked for has been called off.
+# It raises to cancel the computation.
 CancelCheck = Callable[[], None]
 
 
 def never_cancelled() -> None:
-    """For who has nobody to ask."""
+    """Never cancel: the default."""

@@ -1,4 +1,4 @@
-"""A checkpoint as bytes: one safetensors file, with everything that is no tensor as JSON in its header.
+"""Serialise checkpoints to one safetensors file: tensors, and other values as JSON in its header.
 
 Nothing is pickled.
 """
@@ -19,7 +19,7 @@ _LENGTH_BYTES = 8
 
 
 def to_bytes(parts: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]) -> bytes:
-    """Tensors by part and name, and facts that JSON can hold. Equal checkpoints give equal bytes."""
+    """Serialise tensors by part and name, and JSON facts. Equal checkpoints give equal bytes."""
     tensors = {
         f"{part}/{name}": tensor.detach().cpu().clone().contiguous()
         for part, state in parts.items()
@@ -29,9 +29,9 @@ def to_bytes(parts: Mapping[str, Mapping[str, Tensor]], facts: Mapping[str, Any]
 
 
 def from_bytes(data: bytes, parts: Collection[str], format: str) -> tuple[dict[str, State], dict[str, Any]]:
-    """What `to_bytes` was given; `format` is what the facts must have under that name.
+    """Read the tensors and facts that `to_bytes` wrote; `format` is the expected value of that fact.
 
-    Raises SafetensorError, ValueError, KeyError or TypeError for bytes that are no such checkpoint.
+    Raises SafetensorError, ValueError, KeyError or TypeError for bytes that are not such a checkpoint.
     """
     tensors = safetensors_torch.load(data)
     facts = _facts(data)
@@ -45,7 +45,7 @@ def from_bytes(data: bytes, parts: Collection[str], format: str) -> tuple[dict[s
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 over names, types, shapes and values, sorted by name: the same on any device."""
+    """Compute the sha256 over names, types, shapes and values, sorted by name; equal on all devices."""
     hashed = hashlib.sha256()
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -55,7 +55,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _facts(data: bytes) -> dict[str, Any]:
-    """The JSON in a safetensors header, which the package reads from files only."""
+    """Read the JSON in a safetensors header, which the package supports only for files."""
     length = int.from_bytes(data[:_LENGTH_BYTES], "little")
     header = json.loads(data[_LENGTH_BYTES : _LENGTH_BYTES + length])
     facts: dict[str, Any] = json.loads(header["__metadata__"]["facts"])

@@ -1,12 +1,12 @@
-"""What can go wrong in the science.
+"""The errors of the package `personalization`.
 
 PersonalizationError
-├── NetworkError   a network's name, arguments or input do not fit
+├── NetworkError   a network's name, arguments or input are invalid
 ├── StateError     states of different networks, a value that is not finite, a weight that is not positive
 ├── LabelError     a label value outside the classes, or shapes that do not match
-├── RoutingError   a network that cannot be routed, coefficients or images that do not fit it
+├── RoutingError   a network that cannot be routed, or coefficients or images that do not fit it
 ├── AdaptationError      an option out of its bounds, or images that cannot be adapted to
-│   └── CheckpointError  bytes that are no checkpoint, or the checkpoint of another adaptation
+│   └── CheckpointError  bytes that are not a checkpoint, or the checkpoint of another adaptation
 └── ExportError    a network that cannot become an onnx graph
 """
 
@@ -14,11 +14,11 @@ from __future__ import annotations
 
 
 class PersonalizationError(Exception):
-    """Base of every error raised by `personalization`."""
+    """Base of all errors that `personalization` raises on purpose."""
 
 
 class NetworkError(PersonalizationError):
-    """A network that cannot be built, or an input it cannot take."""
+    """A network that cannot be built, or an input that does not fit it."""
 
 
 class StateError(PersonalizationError):
@@ -26,7 +26,7 @@ class StateError(PersonalizationError):
 
 
 class LabelError(PersonalizationError):
-    """A prediction or a truth that is not a map of class indices."""
+    """A prediction or ground truth that does not consist of valid class indices."""
 
 
 class RoutingError(PersonalizationError):
@@ -38,7 +38,7 @@ class AdaptationError(PersonalizationError):
 
 
 class CheckpointError(AdaptationError):
-    """Bytes that are no checkpoint, or the checkpoint of another adaptation."""
+    """Bytes that are not a checkpoint, or the checkpoint of another adaptation."""
 
 
 class ExportError(PersonalizationError):

@@ -1,4 +1,4 @@
-"""From a network to the graph that is served."""
+"""Export a network as the onnx graph that is served."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ OPSET = 18
 
 
 def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int], *, any_batch: bool = True) -> bytes:
-    """The onnx graph of `network`, softmax appended, as one file's bytes.
+    """Export `network` with a softmax appended, as the bytes of an onnx file.
 
     Input "image" float32 [B, in_channels, H, W] with B free (1 without `any_batch`), output
     "probabilities" float32 [B, K, H, W].
-    A network with `extra_outputs` adds them under their names, from its `forward_with_extras`.
-    Batch norm is folded in (running statistics). The network is left as it was: mode, device, gradients.
-    Equal weights give equal bytes, in any process: an artefact's digest depends on it.
+    The `extra_outputs` of a network are added under their names, from its `forward_with_extras`.
+    Batch norm is folded in (running statistics). The network's mode, device and gradients are not changed.
+    Equal weights give equal bytes in every process, because an artefact's digest depends on them.
 
     Raises ExportError for weights that are not finite, NetworkError for a size that does not fit.
     """
@@ -37,18 +37,18 @@ def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int], *, any_
     outputs = [OUTPUT, *served.extra_outputs]
     buffer = io.BytesIO()
     with warnings.catch_warnings(), torch.no_grad():
-        # The TorchScript exporter, announced as deprecated, on purpose. The newer one takes 3-6 s per graph
-        # against 0.2 s (a routing space has K+1 of them) and logs about an absent torchvision. Both fold
-        # batch norm and agree to rounding.
+        # The deprecated TorchScript exporter is used on purpose. The newer one takes 3-6 s per graph instead
+        # of 0.2 s (a routing space has K+1 graphs) and logs about an absent torchvision. Both fold batch norm
+        # and agree to rounding.
         warnings.simplefilter("ignore", DeprecationWarning)
-        # Tracing warns that a network's checks of its input's shape become constants: the size is fixed here.
+        # Tracing warns that checks of the input's shape become constants, but the size is fixed here.
         warnings.filterwarnings("ignore", message="Converting a tensor to a Python")
-        # Instance norm takes an image's own statistics when evaluated too, and is exported so.
+        # Instance norm uses an image's own statistics in eval mode too, and is exported like that.
         warnings.filterwarnings("ignore", message=".*operator 'instance_norm' is set to train=True")
         torch.onnx.export(
             served,
             (example,),
-            buffer,  # type: ignore[arg-type]  # declared for paths only; a file object has always worked
+            buffer,  # type: ignore[arg-type]  # declared for paths only, but file objects work
             dynamo=False,
             input_names=[INPUT],
             output_names=outputs,
@@ -59,7 +59,7 @@ def to_onnx(network: nn.Module, in_channels: int, size: tuple[int, int], *, any_
 
 
 class _Served(nn.Module):
-    """Logits to probabilities, so that no reader of the graph has to know which they are."""
+    """Appends the softmax, so that every graph gives probabilities."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Losses of supervised segmentation.
+"""Loss of supervised segmentation: soft Dice.
 
 Legend: B batch, K classes, H and W height and width.
 """
@@ -15,13 +15,13 @@ SMOOTHING = 1e-5
 
 
 def soft_dice_loss(logits_BKHW: Tensor, target_BHW: Tensor) -> Tensor:
-    """Soft Dice over all classes, background included, summed over the whole batch (IOP-FL, 1.2).
+    """Compute soft Dice over all classes, background included, summed over the whole batch (IOP-FL, 1.2).
 
-    L = 1 - 1/K sum_c (2 sum(p_c g_c) + 1e-5) / (sum p_c + sum g_c + 1e-5), p = softmax(logits), g one-hot;
-    the inner sums run over batch and pixels at once, so an image without foreground does not make its own
-    term of 0/0. `target` holds class indices of any integer type; the result is a scalar of the logits' type.
+    L = 1 - 1/K sum_c (2 sum(p_c g_c) + 1e-5) / (sum p_c + sum g_c + 1e-5), p = softmax(logits), g one-hot.
+    The inner sums run over batch and pixels together, so that an image without foreground gives no term 0/0.
+    `target` has class indices of any integer type. The result is a scalar of the logits' type.
 
-    Raises LabelError when the shapes do not match or a target lies outside 0..K-1.
+    Raises LabelError if the shapes do not match or a target is outside 0..K-1.
     """
     classes = logits_BKHW.shape[1]
     expected = (logits_BKHW.shape[0], *logits_BKHW.shape[2:])

@@ -1,4 +1,4 @@
-"""Dice, said precisely: per class and sample, with the empty case decided by the caller; and accuracy.
+"""Dice per class and sample (the caller decides the empty case), Dice per patient, and accuracy.
 
 Legend: B batch (slices or volumes), K classes, ... any spatial axes.
 """
@@ -18,12 +18,12 @@ _EMPTY: dict[str, float] = {"nan": float("nan"), "one": 1.0, "zero": 0.0}
 
 
 def dice(pred: Tensor, gt: Tensor, classes: int, empty: Empty = "nan") -> Tensor:
-    """2|A∩B| / (|A|+|B|) of every sample and class, background (column 0) included: [B, K] float64.
+    """Compute 2|A∩B| / (|A|+|B|) for every sample and class, background (column 0) included: [B, K] float64.
 
-    `pred` and `gt` are class indices [B, ...] of any integer type. Where a class is in neither, the value
-    is `empty`: NaN by default, to be excluded and counted, since 1 would inflate and 0 deflate a mean.
+    `pred` and `gt` are class indices [B, ...] of any integer type. If a class is in neither, the value is
+    `empty`. The default NaN is to be excluded and counted, because 1 would inflate and 0 deflate a mean.
 
-    Raises LabelError when the shapes differ or a value lies outside 0..classes-1.
+    Raises LabelError if the shapes differ or a value is outside 0..classes-1.
     """
     overlap, size_pred, size_gt = _counts(pred, gt, classes)
     total = size_pred + size_gt
@@ -32,10 +32,10 @@ def dice(pred: Tensor, gt: Tensor, classes: int, empty: Empty = "nan") -> Tensor
 
 
 def dice_official(pred: Tensor, gt: Tensor, classes: int) -> float:
-    """`dice_coef` of IOP-FL's public code, for one batch of slices (1.2): for parity with its tables only.
+    """Compute `dice_coef` of IOP-FL's public code for one batch of slices (1.2), to compare with its tables.
 
     2|A∩B| / (|A|+|B|+1e-5), mean over samples, mean over classes **including background**; a class in
-    neither counts 0. With a background near 0.99 it lies far above the foreground Dice.
+    neither counts 0. With a background near 0.99 it is far above the foreground Dice.
     """
     overlap, size_pred, size_gt = _counts(pred, gt, classes)
     return float((2 * overlap / (size_pred + size_gt + 1e-5)).mean(dim=0).mean())
@@ -44,7 +44,7 @@ def dice_official(pred: Tensor, gt: Tensor, classes: int) -> float:
 def dice_by_patient(
     pred: Tensor, gt: Tensor, patients: Sequence[str], classes: int, empty: Empty = "nan"
 ) -> dict[str, Tensor]:
-    """Dice [K] of every patient, all of a patient's slices counted as one volume; in order of appearance.
+    """Compute Dice [K] of every patient, with all slices of a patient as one volume; in order of appearance.
 
     `pred` and `gt` are [N, H, W] class indices and `patients` the N patients the slices belong to.
     """
@@ -60,24 +60,24 @@ def dice_by_patient(
 def foreground_dice(
     pred: Tensor, gt: Tensor, patients: Sequence[str], classes: int, empty: Empty = "nan"
 ) -> dict[str, float]:
-    """Foreground Dice of every patient: the mean over classes 1..K-1 of `dice_by_patient`, NaN left out.
+    """Compute every patient's foreground Dice: the mean over classes 1..K-1 of `dice_by_patient` without NaN.
 
-    NaN for a patient in whom neither prediction nor truth has any foreground.
+    It is NaN for a patient without foreground in prediction and ground truth.
     """
     by_patient = dice_by_patient(pred, gt, patients, classes, empty)
     return {patient: float(values[1:].nanmean()) for patient, values in by_patient.items()}
 
 
 def accuracy(pred: Tensor, gt: Tensor, classes: int) -> float:
-    """Share of images [N] whose class is right; NaN of none. Raises LabelError as `dice` does."""
+    """Compute the share of images [N] with the right class; NaN of none. Raises LabelError as `dice`."""
     hits = _hits(pred, gt, classes)
     return float(hits.mean()) if len(hits) else float("nan")
 
 
 def balanced_accuracy(pred: Tensor, gt: Tensor, classes: int) -> float:
-    """Mean over the classes that `gt` [N] has of the share of their images that are right; NaN of none.
+    """Compute the mean over the classes in `gt` [N] of the share of images with the right class; NaN of none.
 
-    A class that is absent has no images to be right about: it is left out, not counted as 0 or 1.
+    A class without images is left out, not counted as 0 or 1.
     """
     hits, labels = _hits(pred, gt, classes), gt.long()
     images = torch.bincount(labels, minlength=classes).double()
@@ -86,7 +86,7 @@ def balanced_accuracy(pred: Tensor, gt: Tensor, classes: int) -> float:
 
 
 def _hits(pred: Tensor, gt: Tensor, classes: int) -> Tensor:
-    """[N] float64: 1 where the class is right."""
+    """Compute the hits [N] float64: 1 for the right class, else 0."""
     if pred.ndim != 1:
         raise LabelError(f"expected one class per image, [N], found shape {list(pred.shape)}")
     _check_labels(pred, gt, classes)
@@ -94,7 +94,7 @@ def _hits(pred: Tensor, gt: Tensor, classes: int) -> Tensor:
 
 
 def _counts(pred: Tensor, gt: Tensor, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """|A∩B|, |A| and |B|, each [B, K] float64."""
+    """Count |A∩B|, |A| and |B|, each [B, K] float64."""
     _check_labels(pred, gt, classes)
     if pred.ndim < 2:
         raise LabelError(f"expected class indices [B, ...], found shape {list(pred.shape)}")
@@ -109,7 +109,7 @@ def _counts(pred: Tensor, gt: Tensor, classes: int) -> tuple[Tensor, Tensor, Ten
 
 def _check_labels(pred: Tensor, gt: Tensor, classes: int) -> None:
     if pred.shape != gt.shape:
-        raise LabelError(f"prediction has shape {list(pred.shape)}, ground truth {list(gt.shape)}")
+        raise LabelError(f"prediction: expected shape {list(gt.shape)}, found {list(pred.shape)}")
     for name, labels in (("prediction", pred), ("ground truth", gt)):
         if labels.is_floating_point() or labels.is_complex():
             raise LabelError(f"{name}: expected integer class indices, found {labels.dtype}")

@@ -1,15 +1,15 @@
-"""Seeds that depend on what they are for, never on what was drawn before."""
+"""Derive seeds by purpose, independent of what was drawn before."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 
-_BITS = 63  # torch takes seeds up to 2**64 - 1, JSON readers are sure of 63 bits
+_BITS = 63  # torch accepts seeds up to 2**64 - 1, but JSON readers reliably support 63 bits
 
 
 def seed_of(seed: int, *parts: str | int) -> int:
-    """A seed from another one and what it is for: a phase, a round, a site, a purpose.
+    """Derive a seed from another seed and its use: a phase, a round, a site, a purpose.
 
     sha256 of the parts as JSON, so that ("a", "bc") and ("ab", "c") differ.
     """

@@ -1,7 +1,7 @@
-"""States of networks: named tensors, and the few things a federation does with them.
+"""States of networks (named tensors): compare, average and serialise them.
 
-Floating tensors are averaged in float64 and given back in their own type; integer and boolean buffers
-(batch norm's `num_batches_tracked`) are copied, never averaged.
+Floating tensors are averaged in float64 and returned in their own type. Integer and boolean buffers (batch
+norm's `num_batches_tracked`) are copied, never averaged.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ State = dict[str, Tensor]
 
 
 def clone(state: Mapping[str, Tensor]) -> State:
-    """A copy that shares no memory with `state` and carries no gradient."""
+    """Copy a state without shared memory and without gradients."""
     return {name: tensor.detach().clone() for name, tensor in state.items()}
 
 
 def check_compatible(states: Sequence[Mapping[str, Tensor]], labels: Sequence[str] | None = None) -> None:
-    """Raise StateError unless all states have the first one's names, shapes and types, naming the tensor.
+    """Raise StateError, naming the tensor, unless all states have the first one's names, shapes and types.
 
-    `labels` call the states by name in the message, one each; without them they are counted.
+    `labels` are names of the states for the message, one each; without them states are numbered.
     """
     for number, state in enumerate(states[1:], start=2):
         _check_pair(states[0], state, labels[number - 1] if labels else f"state {number}")
@@ -36,7 +36,7 @@ def check_compatible(states: Sequence[Mapping[str, Tensor]], labels: Sequence[st
 def check_finite(state: Mapping[str, Tensor], what: str = "state") -> None:
     """Raise StateError naming the first tensor with a NaN or an infinity."""
     for name, tensor in state.items():
-        # A finite sum has finite terms, at a fifteenth of the cost of looking at each; else look at each.
+        # If the sum is finite, so are all terms. This takes a fifteenth of the time of checking each.
         if not tensor.is_floating_point() or math.isfinite(tensor.sum().item()):
             continue
         bad = int((~torch.isfinite(tensor)).sum())
@@ -48,9 +48,9 @@ def check_finite(state: Mapping[str, Tensor], what: str = "state") -> None:
 
 
 def ema(previous: Mapping[str, Tensor], current: Mapping[str, Tensor], tau: float) -> State:
-    """P <- (1 - tau) P + tau w: IOP-FL's personal model (Eq. 4 with its base point restored).
+    """Compute P <- (1 - tau) P + tau w: IOP-FL's personal model (Eq. 4 with its base point restored).
 
-    A new state that shares no memory with either; integer buffers are `current`'s.
+    The result is a new state that shares no memory; its integer buffers are those of `current`.
     Raises StateError for incompatible states or tau outside [0, 1].
     """
     if not 0 <= tau <= 1:
@@ -68,9 +68,9 @@ def ema(previous: Mapping[str, Tensor], current: Mapping[str, Tensor], tau: floa
 
 
 class StreamingMean:
-    """The weighted mean of states that arrive one by one; memory is one float64 state, whatever their count.
+    """The weighted mean of states added one by one. It needs memory for one float64 state, for any count.
 
-    Addition is not associative: add in a fixed order (that of the sites) for bit-equal results.
+    Addition is not associative: add in a fixed order (that of the sites) for bit-identical results.
     """
 
     def __init__(self) -> None:
@@ -81,19 +81,19 @@ class StreamingMean:
 
     @property
     def count(self) -> int:
-        """How many states were added."""
+        """Number of states added."""
         return self._count
 
     @property
     def weight(self) -> float:
-        """The sum of their weights."""
+        """Sum of the weights."""
         return self._weight
 
     def add(self, state: Mapping[str, Tensor], weight: float, what: str = "state") -> None:
-        """Take in one state; `what` names it in errors (a site, a round).
+        """Add one state; `what` names it in errors (a site, a round).
 
-        Raises StateError, and leaves the mean as it was, for a weight that is not positive and finite, a
-        state unlike the first, or a value that is not finite.
+        Raises StateError, without changing the mean, for a weight that is not positive and finite, a state
+        that does not match the first, or a value that is not finite.
         """
         if not 0 < weight < float("inf"):
             raise StateError(f"{what}: expected a positive weight, found {weight}")
@@ -108,7 +108,7 @@ class StreamingMean:
         self._count += 1
 
     def result(self) -> State:
-        """The mean, each tensor in its own type. Raises StateError when nothing was added."""
+        """Return the mean, each tensor in its own type. Raises StateError if no state was added."""
         if not self._count:
             raise StateError("the mean of no states is undefined; at least one site must take part")
         return {
@@ -117,7 +117,7 @@ class StreamingMean:
         }
 
     def _keep_first(self, state: Mapping[str, Tensor]) -> None:
-        # Of floating tensors only name, shape and type are needed: an expanded scalar holds them.
+        # Floating tensors are kept as expanded scalars, because only their name, shape and type are needed.
         for name, tensor in state.items():
             if tensor.is_floating_point():
                 self._first[name] = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
@@ -127,8 +127,8 @@ class StreamingMean:
 
 
 def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
-    """The state as the bytes of a safetensors file: equal states give equal bytes."""
-    # Sorted, contiguous and unshared: safetensors keeps the order given and refuses shared storage.
+    """Serialise a state as a safetensors file. Equal states give equal bytes."""
+    # Sorted, contiguous and unshared, because safetensors keeps the given order and rejects shared storage.
     return safetensors_torch.save(
         {
             name: state[name].detach().cpu().clone(memory_format=torch.contiguous_format)
@@ -138,7 +138,7 @@ def to_safetensors(state: Mapping[str, Tensor]) -> bytes:
 
 
 def from_safetensors(data: bytes) -> State:
-    """The state in a safetensors file's bytes. Raises StateError when they are not one."""
+    """Read a state from the bytes of a safetensors file. Raises StateError if they are not one."""
     try:
         return dict(safetensors_torch.load(data))
     except (SafetensorError, ValueError) as error:

@@ -1,1 +1,1 @@
-"""Makes artefacts: federated algorithms, the engines that run them, and their data."""
+"""Train federated models and publish them as artefacts: methods, engines, data and reports."""

@@ -1,8 +1,8 @@
-"""What a federated method is, said without any engine.
+"""The interface of a federated method, independent of the engine that runs it.
 
 A method is an object with pure steps. It reads and writes no files, uses no global random state and chooses
-no device: whatever it needs is handed to it, whatever it makes it returns. An engine runs it: processes on
-one machine, or real hospitals over a network.
+no device: steps get their inputs as arguments and return their results. An engine runs the method: processes
+on one machine, or real hospitals over a network.
 
 The run follows the method's `plan`: phases (rounds at the sites, then one server step per round) and server
 stages (steps on the server alone), in order.
@@ -13,15 +13,15 @@ stages (steps on the server alone), in order.
     for each server stage, for each step:
         server:  server_stage(...)                                    -> the server's memory
 
-What travels is declared in groups. A group has a *kind*, by which a site's egress policy may refuse it, and a
-*reduction*, by which the engine combines what the sites sent:
+Tensors that sites and server exchange are declared in groups. A group has a *kind*, by which a site's egress
+policy may refuse it, and a *reduction*, by which the engine combines the sites' uploads:
 
     mean     weighted by each site's `ClientResult.weight`; integer tensors are copied from the first site
     sum      plain sum
     concat   along the first axis, in site order
     collect  kept apart, by site
 
-A toy that federates a mean, in full:
+A complete toy method that federates a mean:
 
     class Mean(Algorithm[list[float]]):
         def plan(self): return (Phase("sum", 1, (), (Group("total", "statistics", "sum"),)),)
@@ -76,12 +76,12 @@ Noise = Callable[[str], np.random.Generator]
 
 @dataclass(frozen=True)
 class Group:
-    """A named set of tensors that travels together.
+    """A named set of tensors that are sent together.
 
-    `essential` says whether a site that does not let this kind out can take part at all. When it is False,
-    such a site takes part without the group, and so does one that has no tensor to send. `bounded` says of
-    features that the method keeps the site's own bounds on them (`Context.bounds`); without it they do not
-    leave a site that has some.
+    A site that refuses the kind of an `essential` group cannot take part in the phase. Without `essential`, a
+    site that refuses the kind, or has no tensor to send, takes part without the group. `bounded` says that
+    the method applies the site's bounds on features (`StepContext.bounds`); features that are not bounded do
+    not leave a site with bounds.
     """
 
     name: str
@@ -95,8 +95,8 @@ class Group:
 class Phase:
     """Rounds of work at the sites.
 
-    `downloads` names the groups of `broadcast` (their reduction plays no part). A phase with `consent` runs
-    only at sites of hospitals that agreed to it. `everyone` takes all sites whatever the run's participation.
+    `downloads` names the groups of `broadcast` (their reduction is ignored). A phase with `consent` runs only
+    at sites that consented to it. `everyone` takes all sites, regardless of the run's participation.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class ServerStage:
-    """Work of the server alone, in steps that are checkpointed one by one."""
+    """Work of the server alone. A checkpoint is written after each step."""
 
     name: str
     steps: int
@@ -117,24 +117,24 @@ class ServerStage:
 
 @dataclass(frozen=True)
 class Memory:
-    """What the server, or one site, carries from round to round: tensors, and small JSON facts."""
+    """State that the server, or one site, keeps from round to round: tensors, and small JSON facts."""
 
     tensors: State = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 def _no_key(purpose: str) -> np.random.Generator:
-    raise TypeError(f"noise for '{purpose}': an engine gives it to the steps of a site, and to no other")
+    raise TypeError(f"noise for '{purpose}' is available only in the client steps that an engine runs")
 
 
 @dataclass(frozen=True)
 class StepContext:
-    """Where a step finds itself. `round` counts from 0 within its phase or stage.
+    """The context of a step. `round` counts from 0 within its phase or stage.
 
-    `generator(purpose)` gives a fresh CPU generator that depends on the run's seed, the phase, the round, the
-    site and the purpose, and on nothing else: the same call gives the same numbers again. `bounds` are the
-    site's own, on features that leave it. `noise(purpose)` draws what is to hide something in them: from a
-    key of the site's too, since the seed is published and would let a reader subtract the noise.
+    `generator(purpose)` creates a CPU generator that depends only on the run's seed, the phase, the round,
+    the site and the purpose: the same call gives the same numbers again. `bounds` are the site's bounds on
+    features that leave it. `noise(purpose)` creates a generator for privacy noise. It also depends on the
+    site's secret key, because the run's seed is published, and the noise could be subtracted with it.
     """
 
     phase: str
@@ -149,10 +149,10 @@ class StepContext:
 
 @dataclass(frozen=True)
 class ClientResult:
-    """What one site made of a round.
+    """The result of a round at one site.
 
-    Only `uploads`, `weight` and `metrics` leave the site; `memory` stays (None: leave it as it was). Metrics
-    are numbers for a person to watch; they count as statistics: a site that keeps those in keeps them too.
+    Only `uploads`, `weight` and `metrics` leave the site; `memory` stays (None keeps the old one). Metrics
+    are numbers for people to watch. They count as statistics: a site that refuses statistics withholds them.
     """
 
     uploads: Mapping[str, State]
@@ -163,9 +163,9 @@ class ClientResult:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What the server receives: groups reduced by mean, sum or concat, and groups collected by site.
+    """The reduced round for the server: groups reduced by mean, sum or concat, and groups collected by site.
 
-    `weights` has the sites that delivered, in site order. A group that no site let out is absent.
+    `weights` has the sites that delivered, in site order. A group that every site withheld is absent.
     """
 
     reduced: Mapping[str, State]
@@ -178,8 +178,8 @@ class RoundResult:
 class ModelDraft:
     """One trained network, ready to become an artefact. `site` is None for a model of the federation.
 
-    `cluster` names the hospitals that a cluster's model is for. `sources` names what the shares in the
-    graph's output "attention" are of, for a network that has one.
+    `cluster` names the cluster that the model is for. `sources` names the columns of the graph's output
+    "attention", for a network that has one.
     """
 
     role: str
@@ -193,11 +193,11 @@ class ModelDraft:
 
 @dataclass(frozen=True)
 class Publication:
-    """What a finished run offers: the artefact's kind, its models, and facts for the lineage.
+    """The content to publish from a finished run: the artefact's kind, its models, and facts for the lineage.
 
-    `statistics` is what the guard of a service should know of the scans the federation trained on, if the
-    sites let it out. `composite` has what a composite's manifest says beside its parts. `exhibits` is what a
-    report may show and no artefact holds, never a patient's.
+    `statistics` describes the training scans for the service's guard, if the sites allowed it. `composite`
+    has the fields of a composite's manifest beside its parts. `exhibits` is content for the report that no
+    artefact stores, and never a patient's.
     """
 
     kind: str
@@ -213,39 +213,39 @@ class Algorithm(ABC, Generic[Data]):
 
     @abstractmethod
     def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """Everything the run does, in order."""
+        """List the phases and server stages of the run, in order."""
 
     @abstractmethod
     def initial(self, context: StepContext) -> Memory:
-        """The server's memory before the first round."""
+        """Make the server's memory before the first round."""
 
     @abstractmethod
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
-        """The groups of `phase.downloads` for one site.
+        """Return the groups of `phase.downloads` for one site.
 
-        Return the *same* tensors for sites that get the same: the engine then writes them once.
+        Return the *same* tensor objects for sites with equal downloads: the engine then writes them once.
         """
 
     @abstractmethod
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: Data
     ) -> ClientResult:
-        """One round at one site. `received` and `memory` must not be changed in place."""
+        """Run one round at one site. `received` and `memory` must not be changed in place."""
 
     @abstractmethod
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """The server's memory after a round."""
+        """Compute the server's memory after a round."""
 
     def server_stage(self, context: StepContext, server: Memory) -> Memory:  # noqa: ARG002
-        """One step of a server stage; `context` names the stage and the step."""
+        """Run one step of a server stage; `context` names the stage and the step."""
         raise TypeError(
             f"{type(self).__name__} plans the server stage '{context.phase}' but does not define it"
         )
 
     def longest_part(self, sites: int) -> str:  # noqa: ARG002
-        """The longest name of a model that a run over so many sites may publish and that is no site's own."""
+        """Return the longest name that a run over `sites` sites may give a model that is not a site's own."""
         return "global"
 
     @abstractmethod
     def publication(self, server: Memory) -> Publication:
-        """What the server's memory is worth publishing after the last step of the plan."""
+        """Return the content to publish, from the server's memory after the last step of the plan."""

@@ -1,7 +1,7 @@
-"""Frozen backbones: which one a run stands on, and how every process of the run gets it.
+"""Frozen backbones: choose, import and load the model that a FedIns run adapts.
 
-A backbone is a model in the store. Every hospital has it before the run; it is read from the store and
-checked against its digest there, and never travels with the federation's messages.
+A backbone is a model in the store. Every hospital has it before the run. Each process reads it from the store
+and verifies its digest; the federation's messages never contain it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FrozenBackbone:
     reference: str
 
     def artefact(self) -> Artefact:
-        """Its artefact, not verified: `load` is. Raises ConfigurationError."""
+        """Open the artefact without verifying its files; `load` verifies them. Raises ConfigurationError."""
         try:
             return Store(self.root).open(self.reference, verify=False)
         except LocumStoreError as error:
@@ -58,11 +58,14 @@ class FrozenBackbone:
 
     @property
     def manifest(self) -> ModelManifest:
-        """Its manifest."""
+        """The manifest of the backbone."""
         return self.artefact().expect(ModelManifest).manifest
 
     def load(self, device: torch.device) -> Backbone:
-        """The network with its weights, evaluated and frozen; one per process, to be left as it is."""
+        """Load the network with its weights, in evaluation mode and frozen.
+
+        The network is cached per process and must not be changed.
+        """
         return _load(self, device)
 
 
@@ -75,14 +78,14 @@ def _load(frozen: FrozenBackbone, device: torch.device) -> Backbone:
 
 
 def find_backbone(store: Store, asked: str | None, task: Task, name: str) -> FrozenBackbone:
-    """The backbone for a task.
+    """Find the backbone for a task.
 
     Args:
-        asked: `name[@version]` of a model, or of an artefact that has a global one; an .npz or .safetensors
-            file with a ViT's published weights, which is published first, as a part of `name`; or None, for
-            the store's newest global model of the same task.
+        asked: `name[@version]` of a model, or of a routing space, which stands for its global model; an .npz
+            or .safetensors file with a ViT's published weights, which is first published as a part of `name`;
+            or None, for the store's newest global model of the same task.
 
-    Raises ConfigurationError saying what is there and what does not fit.
+    Raises ConfigurationError, which lists the candidates and why they do not fit.
     """
     if asked is None:
         artefact = _newest(store, task)
@@ -97,12 +100,14 @@ def find_backbone(store: Store, asked: str | None, task: Task, name: str) -> Fro
 
 
 def publish_weights(store: Store, path: Path, task: Task, name: str) -> Artefact:
-    """Published weights of a ViT as the part `NAME.backbone`. Raises ConfigurationError naming the file, or
-    the part."""
+    """Publish the downloaded weights of a ViT as the part `NAME.backbone`.
+
+    Raises ConfigurationError naming the file or the part.
+    """
     check_names(name, ("backbone",))
     if task.kind != "classification":
         raise ConfigurationError(
-            f"{path} cannot be the backbone", [f"a ViT classifies, and '{task.name}' is a {task.kind}"]
+            f"{path} cannot be the backbone", [f"a ViT is for classification, '{task.name}' is a {task.kind}"]
         )
     try:
         published = _read(path)
@@ -115,7 +120,7 @@ def publish_weights(store: Store, path: Path, task: Task, name: str) -> Artefact
 
 
 def publish_backbone(store: Store, name: str, task: Task, spec: NetworkSpec, state: State) -> Artefact:
-    """Weights that no federation of the store trained, as the part `NAME.backbone`."""
+    """Publish weights that were trained elsewhere as the part `NAME.backbone`."""
     network = build_backbone(spec.name, **spec.arguments)
     network.load_state_dict(state)
     manifest = ModelManifest(
@@ -132,7 +137,7 @@ def publish_backbone(store: Store, name: str, task: Task, spec: NetworkSpec, sta
 
 
 def has_head_for(manifest: ModelManifest, task: Task) -> bool:
-    """Whether the backbone's head answers this very task, and so is where the pool's heads may start."""
+    """Whether the backbone's head was trained for this task, so that the pool's heads can start from it."""
     known = manifest.task
     same = (known.labels, known.class_names) == (task.labels, task.class_names)
     return manifest.role != "backbone" and same
@@ -146,7 +151,7 @@ def _read(path: Path) -> dict[str, Tensor]:
 
 
 def _newest(store: Store, task: Task) -> Artefact:
-    """The newest global model of this task that can be one."""
+    """Find the newest global model of this task that can be the backbone."""
     known: list[Artefact] = []
     for name in store.names():
         try:
@@ -184,20 +189,20 @@ def _global_of(store: Store, reference: str) -> Artefact:
 
 
 def _problems(artefact: Artefact, task: Task, *, same_task: bool = False) -> list[str]:
-    """Why a model cannot be the backbone for a task."""
+    """List the reasons why a model cannot be the backbone for a task."""
     manifest = artefact.manifest
     if not isinstance(manifest, ModelManifest):
-        return [f"it is a {manifest.kind}, expected a model"]
+        return [f"expected a model, found a {manifest.kind}"]
     expected, arguments = _NETWORK[task.kind], manifest.network.arguments
     if manifest.network.name != expected:
         return [f"for a {task.kind} expected a {expected}, found a {manifest.network.name}"]
     problems = []
     if arguments["in_channels"] != task.in_channels:
         problems.append(
-            f"the task's images have {task.in_channels} channels, it takes {arguments['in_channels']}"
+            f"expected {task.in_channels} input channels as the task has, found {arguments['in_channels']}"
         )
     if expected == "vit" and manifest.task.size != task.size:
-        problems.append(f"the task's size is {list(task.size)}, its is {list(manifest.task.size)}")
+        problems.append(f"expected the task's size {list(task.size)}, found {list(manifest.task.size)}")
     if same_task and not has_head_for(manifest, task):
         problems.append(f"it was trained on another task, '{manifest.task.name}'")
     return problems

@@ -1,4 +1,4 @@
-"""What a hospital, or a federation, asks of features before they leave a site: features are of patients."""
+"""Privacy bounds on features before they leave a site: minimum counts, clipping and noise."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 class FeatureBounds(BaseModel):
-    """Bounds on a mean over a site's images; by default there are none.
+    """Bounds on the mean of features over a site's images. The defaults impose no bound.
 
-    The mean of fewer images, or of images of fewer patients, does not leave. `clip` bounds the norm of each
-    image's part, so that none weighs more than clip/images in the mean. `noise` is the standard deviation of
-    the Gaussian noise added to the mean, in that unit. Both are per image: a patient of many slices weighs
-    more than one of few.
+    The mean does not leave the site if it has fewer images or fewer patients than the minimum. `clip` bounds
+    the norm of each image's features, so that each contributes at most clip/images to the mean. `noise` is
+    the standard deviation of the Gaussian noise added to the mean, in that unit. Both are per image: a
+    patient with many slices contributes more than one with few.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -29,15 +29,15 @@ class FeatureBounds(BaseModel):
     @classmethod
     def _in_units_of_the_clip(cls, value: float, info: ValidationInfo) -> float:
         if value and info.data.get("clip") is None:
-            raise ValueError("noise is measured in clip / images: set clip too")
+            raise ValueError("noise is in units of clip / images: set clip too")
         return value
 
     def allow(self, patients: Sequence[str]) -> bool:
-        """Whether features may leave that are of one image of each of these, who may be there repeatedly."""
+        """Whether features may leave the site. `patients` has the patient of each image, with repetitions."""
         return len(patients) >= self.minimum_images and len({*patients}) >= self.minimum_patients
 
     def stricter(self, other: FeatureBounds) -> FeatureBounds:
-        """Of each bound the stricter one: the larger minimum, the smaller clip, the larger noise."""
+        """Combine the stricter of each bound: the larger minimum, the smaller clip, the larger noise."""
         clips = [clip for clip in (self.clip, other.clip) if clip is not None]
         return FeatureBounds(
             minimum_images=max(self.minimum_images, other.minimum_images),
@@ -51,7 +51,7 @@ NO_BOUNDS = FeatureBounds()
 
 
 def clipped(tokens_BND: Tensor, clip: float | None) -> Tensor:
-    """Each image's tokens, scaled down to norm `clip` where their norm over N and D is larger."""
+    """Scale each image's tokens down to norm `clip` if their norm over N and D is larger."""
     if clip is None:
         return tokens_BND
     norms: Tensor = tokens_BND.flatten(1).norm(dim=1).clamp(min=torch.finfo(tokens_BND.dtype).tiny)

@@ -1,4 +1,4 @@
-"""The configuration of a run: what a method takes, what every run takes, and reading both from a file.
+"""The configuration of a run: settings of the method, settings of the run, and reading both from a file.
 
 A file has two sections, both optional, with the fields of the method's configuration and of `RunConfig`:
 
@@ -25,29 +25,29 @@ Config = TypeVar("Config", bound="StrictConfig")
 
 
 class StrictConfig(BaseModel):
-    """Immutable, and without room for a misspelt field."""
+    """Base of configurations: immutable, and rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class MethodConfig(StrictConfig):
-    """What every method has: a number of rounds."""
+    """Configuration that every method has: the number of rounds."""
 
     rounds: int = Field(25, ge=1, description="rounds of local training")
 
     def prepared(self, store: Store, task: Task, name: str) -> Self:  # noqa: ARG002
-        """This configuration for a run that publishes to `store` as `name`.
+        """Return this configuration, ready for a run that publishes to `store` as `name`.
 
-        A method that stands on something in the store resolves it to a digest here. Raises
-        ConfigurationError for what is missing, and for what may not be published.
+        A method that needs an artefact of the store, such as a backbone, resolves it to a digest here. Raises
+        ConfigurationError if the artefact is missing or cannot be published.
         """
         return self
 
 
 class RunConfig(StrictConfig):
-    """What decides a run's result beside the method: another value here is another run.
+    """Settings that, with the method, determine the result of a run: a different value is a different run.
 
-    The number of worker processes is not among them, because it decides nothing.
+    The number of worker processes is not one of them, because the result does not depend on it.
     """
 
     seed: int = Field(0, ge=0)
@@ -61,15 +61,15 @@ class RunConfig(StrictConfig):
     consent: tuple[str, ...] | Literal["all"] = Field((), description="sites that agree to the export phase")
     egress: dict[str, tuple[GroupKind, ...]] = Field(
         {},
-        description="site -> kinds it lets out (weights, features, statistics, images); unnamed sites: all",
+        description="site -> kinds that may leave it (weights, features, statistics, images); others: all",
     )
     feature_bounds: dict[str, FeatureBounds] = Field(
-        {}, description="site -> its own bounds on features; the stricter of these and the method's hold"
+        {}, description="site -> its own bounds on features; the stricter of these and the method's apply"
     )
 
 
 def parse(config: type[Config], content: Mapping[str, Any], where: str) -> Config:
-    """A configuration from plain values; `where` names their source. Raises ConfigurationError."""
+    """Make a configuration from plain values; `where` names their source. Raises ConfigurationError."""
     try:
         return config.model_validate(dict(content))
     except ValidationError as error:
@@ -78,11 +78,11 @@ def parse(config: type[Config], content: Mapping[str, Any], where: str) -> Confi
             for found in error.errors()
         ]
         known = ", ".join(config.model_fields)
-        raise ConfigurationError(f"{where} (it takes: {known})", problems) from error
+        raise ConfigurationError(f"{where} (its fields: {known})", problems) from error
 
 
 def read_sections(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The sections `method` and `run` of a YAML file. Raises ConfigurationError."""
+    """Read the sections `method` and `run` of a YAML file. Raises ConfigurationError."""
     if path is None:
         return {}, {}
     try:

@@ -1,14 +1,14 @@
-"""What can go wrong while a federation trains.
+"""The errors of the package `training`.
 
     TrainingError
     ├── ProblemsFound            several problems at once, all listed in `.problems`
     │   ├── FederationError      the hospitals' folders: pairs, masks, channels, empty sites
     │   ├── ConfigurationError   a configuration file or an option
     │   └── RunMismatch          a run folder that belongs to another configuration
-    ├── AlgorithmError           a method broke its own declaration (groups, shapes, keys)
-    ├── EgressRefused            a site does not let out what the method cannot do without
+    ├── AlgorithmError           a method violated its own declaration (groups, shapes, keys)
+    ├── EgressRefused            a site's egress policy refuses an essential group of the method
     ├── SiteFailed               one site's step failed; the engine drops the site for that round
-    ├── RoundFailed              no site of a round delivered
+    ├── RoundFailed              every site of a round failed
     └── PublishError             the trained models could not be published
 
 A message names the thing (file, site, round, tensor), what was expected, what was found and what to do.
@@ -20,11 +20,11 @@ from collections.abc import Sequence
 
 
 class TrainingError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
 
 class ProblemsFound(TrainingError):
-    """Several problems found in one look, so that a person can mend them in one go."""
+    """Several problems, reported together so that they can be fixed together."""
 
     def __init__(self, heading: str, problems: Sequence[str]) -> None:
         self.heading = heading
@@ -32,16 +32,16 @@ class ProblemsFound(TrainingError):
         super().__init__("\n".join((heading, *(f"  - {problem}" for problem in self.problems))))
 
     def __reduce__(self) -> tuple[type[ProblemsFound], tuple[str, tuple[str, ...]]]:
-        """Two arguments, one message: without this the error would not survive a process boundary."""
+        """Pickle both arguments; by default only the message would be passed to the constructor."""
         return type(self), (self.heading, self.problems)
 
 
 class FederationError(ProblemsFound):
-    """The federation's folders are not what they should be."""
+    """The federation's folders or files are invalid."""
 
 
 class ConfigurationError(ProblemsFound):
-    """A configuration is not what the method or the engine accepts."""
+    """The method or the engine does not accept the configuration."""
 
 
 class RunMismatch(ProblemsFound):
@@ -49,19 +49,19 @@ class RunMismatch(ProblemsFound):
 
 
 class AlgorithmError(TrainingError):
-    """A method did something other than what it declared."""
+    """A method violated its own declaration."""
 
 
 class EgressRefused(TrainingError):
-    """A site's egress policy forbids an upload that the method cannot do without."""
+    """A site's egress policy refuses an upload that is essential to the method."""
 
 
 class SiteFailed(TrainingError):
-    """One site's step did not deliver; the others go on without it."""
+    """One site's step failed; the round continues without the site."""
 
 
 class RoundFailed(TrainingError):
-    """A round in which no site delivered."""
+    """Every site of a round failed."""
 
 
 class PublishError(TrainingError):

@@ -1,6 +1,6 @@
-"""The record of a run: what was run, what happened in each round and what was published, as one JSON file.
+"""The record of a run as one JSON file: its settings, the history of its rounds, and what was published.
 
-It has no weight, no image and no patient's name.
+It contains no weights, no images and no patients' names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SiteRecord(_Strict):
 
 
 class PublishedRecord(_Strict):
-    """An artefact that the run put into the store. `role` is the kind for one that is made of others."""
+    """An artefact that the run published. For a composite, `role` is its kind."""
 
     reference: str
     digest: str
@@ -48,7 +48,7 @@ class PublishedRecord(_Strict):
 
 
 class RunRecord(_Strict):
-    """A finished run. `details` is what the method has to say of it."""
+    """A finished run. `details` is set by the method."""
 
     schema_version: int = 1
     run: str
@@ -68,7 +68,7 @@ class RunRecord(_Strict):
 
     @classmethod
     def of(cls, result: Result, warnings: Sequence[str] = ()) -> RunRecord:
-        """What there is to say of a finished run; `warnings` are those that a person was shown."""
+        """Make the record of a finished run; `warnings` are those that were displayed."""
         run = result.run
         return cls(
             run=run.id,
@@ -101,11 +101,11 @@ class RunRecord(_Strict):
 
     @property
     def seconds(self) -> float:
-        """Time spent in rounds, over all the starts of a resumed run."""
+        """Time spent in rounds, over all starts of a resumed run."""
         return sum(entry.seconds for entry in self.rounds)
 
     def traffic(self) -> dict[str, dict[str, int]]:
-        """Bytes over the whole run by direction (`sent`, `received`, as the sites see it) and group."""
+        """Sum the bytes of the whole run by direction (`sent` and `received` by the sites) and group."""
         sent: Counter[str] = Counter()
         received: Counter[str] = Counter()
         for entry in self.rounds:
@@ -115,13 +115,13 @@ class RunRecord(_Strict):
         return {"sent": dict(sent), "received": dict(received)}
 
     def write(self, path: Path) -> Path:
-        """Write as JSON: the old file or the new one, never half of one."""
+        """Write the record as JSON, atomically."""
         write_durably(path, (self.model_dump_json(indent=1) + "\n").encode())
         return path
 
     @classmethod
     def read(cls, path: Path) -> RunRecord:
-        """The inverse of `write`. Raises TrainingError naming the file."""
+        """Read the file that `write` wrote. Raises TrainingError naming the file."""
         try:
             return cls.model_validate_json(path.read_bytes())
         except (OSError, ValidationError) as error:

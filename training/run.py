@@ -1,4 +1,4 @@
-"""A federation, a method and a configuration to a trained result: the one entry for people and benchmarks."""
+"""Run a federated method on a federation and publish the result, for the CLI and the benchmarks."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from training.publish import Origin, check_names, parts_of, publish
 
 @dataclass(frozen=True)
 class Run:
-    """What is to be run. `method` is a registered name, `config` of the class that the method takes.
+    """A run to execute. `method` is a registered name, `config` an instance of the method's config class.
 
-    The sites' splits are taken as they are where every case has one (a benchmark's folds), and drawn by
-    patient from the seed otherwise.
+    A site's splits are kept if every case has one (a benchmark's folds), and otherwise drawn by patient from
+    the seed.
     """
 
     federation: Federation[Any]
@@ -47,10 +47,10 @@ class Run:
     settings: RunConfig = field(default_factory=RunConfig)
 
     def identity(self) -> dict[str, Any]:
-        """Everything that decides the result, as JSON.
+        """Return everything that determines the result, as JSON.
 
-        Consent is not part of it: it decides what is exported of a result, and may come later. Bounds that no
-        site has are left out, so that a run without them keeps the id it had before there were any.
+        Consent is not included: it determines which models are exported, and may be given later. Empty
+        feature bounds are left out, so that ids of runs from before the field existed stay the same.
         """
         left_out = {"consent"} if self.settings.feature_bounds else {"consent", "feature_bounds"}
         splits = {site.name: {case.name: case.split for case in site.cases} for site in self.federation.sites}
@@ -64,13 +64,13 @@ class Run:
 
     @property
     def id(self) -> str:
-        """A short name that is the same for the same run, wherever and whenever it runs."""
+        """A short name that is equal for runs with equal identity."""
         return _digest(self.identity())[:16]
 
     def sites(self) -> tuple[Site[Any], ...]:
-        """The sites that take part, every case with its split.
+        """Return the participating sites, with a split for every case.
 
-        Raises ConfigurationError, and FederationError where a site has no patient to train on.
+        Raises ConfigurationError, and FederationError if a site has no patient to train on.
         """
         known = [site.name for site in self.federation.sites]
         named = {
@@ -94,7 +94,7 @@ class Run:
         return tuple(self._split(site) for site in kept)
 
     def specs(self) -> tuple[SiteSpec, ...]:
-        """The same sites, as an engine knows them. Raises as `sites`."""
+        """Return the participating sites as engine specs. Raises as `sites`."""
         settings = self.settings
         return tuple(
             SiteSpec(
@@ -116,21 +116,23 @@ class Run:
         return site
 
     def algorithm(self) -> Algorithm[Any]:
-        """The method, made for this federation's task. Raises ConfigurationError for an unknown one, or one
-        for another kind of task."""
+        """Build the method for this federation's task.
+
+        Raises ConfigurationError for an unknown method, or one for another kind of task.
+        """
         chosen, task = method(self.method), self.federation.task
         if task.kind not in chosen.kinds:
             fitting = ", ".join(name for name in methods() if task.kind in method(name).kinds)
             raise ConfigurationError(
                 f"method '{self.method}' does not fit the task",
-                [f"it is for {' and '.join(chosen.kinds)}, '{task.name}' is a {task.kind}: take {fitting}"],
+                [f"it is for {' and '.join(chosen.kinds)}, '{task.name}' is a {task.kind}: use {fitting}"],
             )
         return chosen.build(self.config, task)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run: what it offers, what happened, and what was published (the composite last)."""
+    """A finished run: its publication, its history, and the published artefacts (the composite last)."""
 
     run: Run
     publication: Publication
@@ -148,13 +150,13 @@ def execute(
     store: Store | None = None,
     name: str | None = None,
 ) -> Result:
-    """Run a federation to its end, and publish it when there is a store.
+    """Execute a run to its end, and publish the result if a store is given.
 
     Args:
-        folder: the run's folder; a killed run goes on from it with `resume`.
-        workers: worker processes, at most one per site; the number of cores by default, 0 for none. Decides
-            no result.
-        name: of the published artefact; the task's by default.
+        folder: the run's folder; with `resume`, a killed run continues from it.
+        workers: worker processes, at most one per site; the number of cores by default, 0 for none. The
+            result does not depend on it.
+        name: name of the published artefact; the task's by default.
 
     Raises:
         TrainingError: see `training.errors`; RunMismatch when the folder holds another run.
@@ -187,7 +189,7 @@ def execute(
 
 
 def loader(run: Run, site: Site[Any]) -> Callable[[], Any]:
-    """What reads a site's data, as its task needs it."""
+    """Return the function that loads a site's data, as the kind of task needs it."""
     task = run.federation.task
     if task.kind == "classification":
         return partial(LabelledData.load, site, task)

@@ -1,4 +1,4 @@
-"""Ready task.yaml templates: `python -m training.tasks` lists, shows and writes them."""
+"""Templates of task.yaml: `python -m training.tasks` lists, shows and writes them."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ def _folder() -> Traversable:
 
 
 def names() -> tuple[str, ...]:
-    """The templates' names, sorted."""
+    """Return the templates' names, sorted."""
     found = (entry.name for entry in _folder().iterdir())
     return tuple(sorted(name.removesuffix(".yaml") for name in found if name.endswith(".yaml")))
 
 
 def text(name: str) -> str:
-    """A template as it is written, comments included. Raises TaskError for an unknown name."""
+    """Return the text of a template, including comments. Raises TaskError for an unknown name."""
     if name not in names():
-        raise TaskError(f"no template '{name}'; there are {', '.join(names())}")
+        raise TaskError(f"no template '{name}'; expected one of {', '.join(names())}")
     return _folder().joinpath(f"{name}.yaml").read_text(encoding="utf-8")
 
 
 def template(name: str) -> Task:
-    """A template as a task. Raises TaskError for an unknown name."""
+    """Load a template as a task. Raises TaskError for an unknown name."""
     return Task.model_validate(yaml.safe_load(text(name)))
 
 
 def resolve(reference: str) -> Task:
-    """The task of a file, if there is one of that name, else of the template. Raises TaskError."""
+    """Load the task from the file of that name, otherwise from the template. Raises TaskError."""
     path = Path(reference)
     if path.is_file():
         return Task.load(path)
@@ -82,11 +82,11 @@ def show(name: str) -> None:
 
 @app.command()
 def write(name: str, folder: Path, force: Annotated[bool, typer.Option(help="Overwrite.")] = False) -> None:
-    """Write a template to FOLDER/task.yaml, to be changed there."""
+    """Write a template to FOLDER/task.yaml, where it can be edited."""
     target = folder / TASK_FILE
     content = _text_or_exit(name)
     if target.exists() and not force:
-        typer.echo(f"{target} is there already; --force overwrites it", err=True)
+        typer.echo(f"{target} exists already; --force overwrites it", err=True)
         raise typer.Exit(1)
     if not folder.is_dir():
         typer.echo(f"{folder} is not a folder", err=True)

@@ -1,14 +1,15 @@
-"""The one path from a scan to a network's input, and from its probabilities to a mask on the scan's own grid.
+"""Preprocess scans for the network, and map its probabilities to a mask on the scan's own grid.
 
-Training and serving both take it, so they cannot drift apart. NumPy, SciPy and Pillow only.
+Training and serving both use this package, so their preprocessing cannot differ. It needs NumPy, SciPy and
+Pillow only.
 
-    prepare        scan -> slices [S, C, H, W] float32 and the geometry that leads back
+    prepare        scan -> slices [S, C, H, W] float32 and the geometry for the way back
     prepare_mask   mask -> class indices [S, H, W] of the same slices
     class_map      mask -> class indices on its own grid
-    label_values   mask -> the values in it; check_values holds them against a task, check_grid its grid
+    label_values   mask -> its values; check_values compares them with a task, check_grid checks its grid
     restore        probabilities [S, K, H, W] -> class indices on the scan's own grid
-    Restorer       the same, batch by batch; check_restorable refuses what would be too much to keep
-    display_slices the slices as a person wants to see them, at the scan's own resolution
+    Restorer       the same, batch by batch; check_restorable rejects volumes that need too much memory
+    display_slices the slices for display, at the scan's own resolution
     to_slices      a mask on the scan's own grid -> the same slices
 """
 

@@ -1,4 +1,4 @@
-"""Slices for a person to look at: those of the network, at the scan's own resolution."""
+"""Render slices for display: the slices that the network gets, at the scan's own resolution."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from model_store.preprocessing.slices import NativeSlices, stacked, thinned
 from model_store.scans.types import Scan
 from model_store.task import Task
 
-# The darkest and brightest half percent are noise, metal and labels burnt into the image.
+# The darkest and brightest half percent are noise, metal and text burnt into the image.
 _PERCENTILES = (0.5, 99.5)
 _SAMPLES = 2**18
 
 
 class DisplaySlices(Sequence[NDArray[np.uint8]]):
-    """The slices as uint8 [R, C, 3], made when asked for.
+    """The slices as uint8 [R, C, 3], rendered on access.
 
-    `geometry.spacing` has the millimetres per row and column: pixels need not be square.
+    `geometry.spacing` has the millimetres per row and column, because pixels need not be square.
     """
 
     def __init__(self, scan: Scan, geometry: Geometry, window: tuple[float, float] | None) -> None:
@@ -50,12 +50,12 @@ class DisplaySlices(Sequence[NDArray[np.uint8]]):
 
 
 def display_slices(scan: Scan, task: Task) -> DisplaySlices:
-    """The scan's slices in the task's plane and window. An 8-bit image without a window is shown as it is."""
+    """Render a scan's slices in the task's plane and window. An 8-bit image without a window is unchanged."""
     return DisplaySlices(scan, geometry_of(scan, task), task.normalisation.window)
 
 
 def to_slices(labels: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
-    """A mask on the scan's own grid -> [S, R, C], one for each slice of `display_slices`."""
+    """Slice a mask on the scan's own grid into [S, R, C], one slice for each of `display_slices`."""
     if geometry.to_own is None:
         return labels[None]
     if not geometry.resampled:
@@ -64,6 +64,6 @@ def to_slices(labels: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8
 
 
 def _usual_range(voxels: NDArray[Any]) -> tuple[float, float]:
-    # Enough samples for a picture. Which voxels they are is all that depends on the stored order.
+    # Enough samples for display. Only the choice of sampled voxels depends on the stored axis order.
     low, high = np.percentile(thinned(voxels, _SAMPLES), _PERCENTILES)
     return float(low), float(high)

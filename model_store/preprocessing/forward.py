@@ -1,4 +1,4 @@
-"""From a scan to the network's input."""
+"""Prepare a scan as the network's input: slice, normalise, resize, stack neighbours."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from model_store.task import Task
 
 @dataclass(frozen=True)
 class Prepared:
-    """`slices` float32 [S, C, H, W], the network's input; C counts the neighbours: the channels of slice i-n
-    first, those of i+n last. Read-only, and with neighbours a view in which slices share memory.
+    """A network's input and its geometry.
+
+    `slices` is float32 [S, C, H, W]. C includes the neighbours: the channels of slice i-n come first, those
+    of i+n last. The array is read-only; with neighbours it is a view in which slices share memory.
     """
 
     slices: NDArray[np.float32]
@@ -28,14 +30,14 @@ class Prepared:
 
 
 def prepare(scan: Scan, task: Task) -> Prepared:
-    """Slice, normalise, resize (bilinear) and stack the neighbours.
+    """Slice, normalise, resize (bilinear) and stack the neighbours of a scan.
 
-    Intensities are normalised on the scan's own grid, before resizing: what a scanner stored has one
-    distribution, however large the network's input is.
+    Intensities are normalised on the scan's own grid, before resizing, so that their distribution does not
+    depend on the size of the network's input.
 
     Raises:
-        ScanMismatch: the scan's channels or slices are not those of the task.
-        ScanTooLarge: too many slices for the memory that one scan may have.
+        ScanMismatch: the scan's channels or slices do not fit the task.
+        ScanTooLarge: too many slices for the memory allowed for one scan.
     """
     geometry = geometry_of(scan, task)
     voxels = match_channels(scan, task)
@@ -49,14 +51,14 @@ def prepare(scan: Scan, task: Task) -> Prepared:
         plane = native[index]
         scale = common or _scale_of_slice(plane, native.inside(index), task)
         _resize(scale.apply(plane), padded[margin + index])
-    # Both ends repeat their slice: the first slice's lower neighbour is itself.
+    # The ends repeat: the lower neighbour of the first slice is the slice itself.
     padded[:margin] = padded[margin]
     padded[len(padded) - margin :] = padded[len(padded) - margin - 1]
     return Prepared(_with_neighbours(padded, margin), geometry)
 
 
 def _volume_parts(voxels: NDArray[Any], native: NativeSlices, geometry: Geometry) -> list[NDArray[Any]]:
-    """A resampled volume's intensities are those of its own grid: interpolation has none to add."""
+    """Return the voxels for a volume's statistics, without the interpolated ones of a resampled volume."""
     if geometry.resampled:
         return [voxels[:, :, index] for index in range(voxels.shape[2])]
     return list(native)
@@ -67,7 +69,7 @@ def _scale_of_slice(plane: NDArray[Any], inside: NDArray[np.bool_] | None, task:
 
 
 def _resize(plane: NDArray[np.float32], target: NDArray[np.float32]) -> None:
-    """[R, C, channels] into `target` [channels, H, W]."""
+    """Resize [R, C, channels] into `target` [channels, H, W]."""
     height, width = target.shape[1:]
     for channel in range(target.shape[0]):
         values = plane[..., channel]
@@ -79,7 +81,7 @@ def _resize(plane: NDArray[np.float32], target: NDArray[np.float32]) -> None:
 
 
 def _with_neighbours(padded: NDArray[np.float32], margin: int) -> NDArray[np.float32]:
-    """[S + 2n, C, H, W] -> [S, (2n + 1)·C, H, W] without a copy: slices lie one after the other in memory."""
+    """View [S + 2n, C, H, W] as [S, (2n + 1)·C, H, W] without a copy: slices are contiguous in memory."""
     count, channels, height, width = padded.shape
     stride = padded.strides[0]
     return as_strided(

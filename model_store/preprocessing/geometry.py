@@ -1,19 +1,19 @@
-"""How a scan's own grid and the slices that a network sees lie to each other.
+"""Geometry of slices: the mapping between a scan's own grid and the slices that a network gets.
 
-Slices are always seen the same way, whatever the order and direction in which the file stores its axes:
+Slices always have the same orientation, for every order and direction of the file's stored axes:
 
     plane      slices run to    rows run to     columns run to
     axial      superior         posterior       the patient's left
     coronal    posterior        inferior        the patient's left
     sagittal   left             inferior        posterior
 
-which is how radiologists look at them (the patient's right on the left of the picture).
+This is the radiological convention (the patient's right is on the left of the image).
 
 Acquisitions are tilted on purpose (along the AC-PC line, a vertebra, the heart's axis), and the networks were
-trained on slices as they were acquired. So a tilt of up to `OBLIQUE_DEGREES` keeps the stored planes, which
-needs no interpolation. Beyond that the nearest stored plane is no longer the plane of the task, and the
-volume is resampled onto a grid along the patient's axes that covers all of it. The mask comes back on the
-file's own grid in both cases.
+trained on slices as acquired. So a tilt of up to `OBLIQUE_DEGREES` keeps the stored planes, which needs no
+interpolation. With a larger tilt the nearest stored plane is not the plane of the task, so the volume is
+resampled onto a grid along the patient's axes that covers the whole volume. In both cases the mask is
+returned on the file's own grid.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ _DIRECTIONS: dict[Plane, tuple[str, str, str]] = {
     "sagittal": ("L", "I", "P"),
 }
 
-# 1 GiB of float32 for the network's input, and as much each for an oblique volume set upright and, where a
-# mask is made, for its probabilities: a header can announce a thin rod of a million slices, each of which
+# 1 GiB of float32 each for the network's input, for a resampled oblique volume and, when a mask is made, for
+# its probabilities. Without the limit, a header could declare a thin rod of a million slices, each of which
 # would be enlarged to the network's size.
 MOST_ELEMENTS = 2**28
 
-# nibabel carries no types.
+# nibabel has no type annotations.
 _orientations: Any = nib.orientations
 
 Matrix = tuple[tuple[float, ...], ...]
@@ -52,14 +52,14 @@ Matrix = tuple[tuple[float, ...], ...]
 
 @dataclass(frozen=True)
 class Geometry:
-    """The way from slices back to the scan's own grid.
+    """The mapping from slices back to the scan's own grid.
 
     Attributes:
         grid: the scan's own shape, [H, W] or [I, J, K].
         slices: (S, R, C), number, rows and columns of the slices at the scan's own resolution.
-        size: (H, W) that the network sees.
+        size: (H, W) of the network's input.
         to_own: [4, 4], slice index (s, r, c) -> index in the scan's own grid. None for an image.
-        resampled: whether the slices do not run along the stored axes.
+        resampled: whether the slices are resampled, not along the stored axes.
         spacing: (s, r, c) in mm, None for an image.
         tilt_degrees: largest angle between a stored axis and the patient's axis nearest to it.
         affine: the scan's own, None for an image.
@@ -76,16 +76,16 @@ class Geometry:
 
     @property
     def order(self) -> tuple[tuple[int, bool], ...]:
-        """For slices along stored axes: of (s, r, c) each, the stored axis and whether it runs backwards."""
+        """For slices along stored axes: the stored axis of each of (s, r, c), and whether it is reversed."""
         columns = np.array(self.to_own)[:3, :3].T
         axes = [int(np.abs(column).argmax()) for column in columns]
         return tuple((axis, bool(column[axis] < 0)) for axis, column in zip(axes, columns, strict=True))
 
 
 def geometry_of(scan: Scan, task: Task) -> Geometry:
-    """Where the slices of `scan` along the task's plane are.
+    """Compute the geometry of a scan's slices in the task's plane.
 
-    Raises ScanMismatch where a slice would be too thin to be one, ScanTooLarge where they are too many.
+    Raises ScanMismatch if the slices have too few rows or columns, ScanTooLarge if there are too many slices.
     """
     if scan.affine is None:
         rows, columns = scan.grid
@@ -119,7 +119,7 @@ def geometry_of(scan: Scan, task: Task) -> Geometry:
 
 
 def _tilt(affine: NDArray[np.float64], stored: NDArray[np.float64]) -> float:
-    """The largest angle, in degrees, between a stored axis and the patient's axis it is assigned to."""
+    """Compute the largest angle, in degrees, between a stored axis and its assigned patient axis."""
     directions = affine[:3, :3] / np.linalg.norm(affine[:3, :3], axis=0)
     cosines = [abs(directions[int(world), axis]) for axis, (world, _) in enumerate(stored)]
     return math.degrees(math.acos(min(1.0, *cosines)))
@@ -131,7 +131,7 @@ def _covering_grid(
     stored: NDArray[np.float64],
     wanted: NDArray[np.float64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(shape, to_own) of a grid along the patient's axes that covers the volume, at its own voxel sizes."""
+    """Make a grid along the patient's axes that covers the volume, at its voxel sizes: (shape, to_own)."""
     sizes = np.linalg.norm(affine[:3, :3], axis=0)
     along_world = np.empty(3)
     along_world[stored[:, 0].astype(int)] = sizes
@@ -155,8 +155,8 @@ def _check(geometry: Geometry, task: Task) -> None:
     count, rows, columns = geometry.slices
     if min(rows, columns) < MIN_SIDE:
         raise ScanMismatch(
-            f"task '{task.name}' is seen in {task.plane} slices, which in this scan have {rows} x {columns} "
-            f"voxels (expected at least {MIN_SIDE} a side); send a volume, or an image of that plane"
+            f"task '{task.name}' uses {task.plane} slices, which in this scan have {rows} x {columns} "
+            f"voxels (expected at least {MIN_SIDE} per side); send a volume, or an image of that plane"
         )
     height, width = geometry.size
     elements = (count + 2 * task.neighbours) * task.channels * height * width

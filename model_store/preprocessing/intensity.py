@@ -1,4 +1,4 @@
-"""Channels and intensities: from what a scanner stored to what the network was trained on."""
+"""Convert a scan's channels and intensities to those that the network was trained on."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from model_store.errors import ScanMismatch
 from model_store.scans.types import Scan
 from model_store.task import Normalisation, Task
 
-# ITU-R BT.601, as Pillow and most viewers turn colour into grey.
+# ITU-R BT.601, which Pillow and most viewers use to convert colour to grey.
 _LUMINANCE = np.array([0.299, 0.587, 0.114], np.float32)
 
-# A deviation that rounding alone can make of a constant image, relative to its level.
+# A standard deviation that rounding alone can give a constant image, relative to its level.
 _CONSTANT = 1e-6
 
 
 def is_grey(voxels: NDArray[Any]) -> bool:
-    """Whether voxels [..., C] have no colour: one channel, or three equal ones as programs save grey."""
+    """Whether voxels [..., C] are grey: one channel, or three equal ones (as some programs save grey)."""
     return voxels.shape[-1] == 1 or bool(
         np.array_equal(voxels[..., 0], voxels[..., 1]) and np.array_equal(voxels[..., 1], voxels[..., 2])
     )
 
 
 def match_channels(scan: Scan, task: Task) -> NDArray[Any]:
-    """The voxels with the task's channel count, by its `colour` policy.
+    """Convert the voxels to the task's number of channels, by its `colour` policy.
 
-    Grey saved as RGB (three equal channels) is grey, whatever the policy: nothing is lost or made up.
-    Raises ScanMismatch.
+    Grey saved as RGB (three equal channels) is converted to grey under every policy, because no information
+    is lost. Raises ScanMismatch.
     """
     voxels = scan.voxels
     found, expected = scan.channels, task.channels
@@ -54,7 +54,7 @@ def match_channels(scan: Scan, task: Task) -> NDArray[Any]:
 
 @dataclass(frozen=True)
 class Scale:
-    """Clip to [low, high], then (x - shift) * factor."""
+    """A normalisation: clip to [low, high], then (x - shift) * factor."""
 
     low: float
     high: float
@@ -62,13 +62,13 @@ class Scale:
     factor: float
 
     def apply(self, values: NDArray[Any]) -> NDArray[np.float32]:
-        """Values of any type and shape -> float32 of that shape."""
+        """Normalise values of any type and shape to float32 of the same shape."""
         scaled = values.astype(np.float32)
         if math.isfinite(self.low) or math.isfinite(self.high):
             np.clip(scaled, self.low, self.high, out=scaled)
         if self.shift:
-            # Twice, since float32 rounds the mean of a 16-bit scan on a high level by a visible part of its
-            # contrast.
+            # In two steps, because the float32 rounding of the mean of a 16-bit scan at a high level can be a
+            # visible part of its contrast.
             coarse = np.float32(self.shift)
             scaled -= coarse
             scaled -= np.float32(self.shift - float(coarse))
@@ -78,10 +78,10 @@ class Scale:
 
 
 def scale_of(parts: Iterable[NDArray[Any]], normalisation: Normalisation) -> Scale:
-    """The normalisation of all values in `parts`, taken together: an image, or a volume's slices in order.
+    """Compute the normalisation of all values in `parts` together: an image, or a volume's slices in order.
 
-    Moments are merged part by part in float64 (Chan, Golub and LeVeque, 1979), so that a volume needs no copy
-    and gives the same result in whatever order the file stored it.
+    Moments are merged part by part in float64 (Chan, Golub and LeVeque, 1979). So a volume is not copied, and
+    the result does not depend on the file's stored axis order.
     """
     parts = [part for part in parts if part.size]
     low, high = normalisation.window or (-math.inf, math.inf)
@@ -110,11 +110,11 @@ def _moments(parts: list[NDArray[Any]], low: float, high: float) -> tuple[float,
             np.clip(values, low, high, out=values)
         own = float(values.mean(dtype=np.float64))
         values -= np.float32(own)
-        # The subtraction above rounds its shift; what is left of the mean is taken out of the squares.
+        # The subtraction above rounds the mean; subtract the remaining mean from the squares.
         rest = float(values.mean(dtype=np.float64))
         flat = values.ravel().astype(np.float64)
-        # Not a dot product: BLAS would share it among threads, whose number must not change the result, and
-        # which cost more than they save.
+        # Not a dot product, because BLAS would use several threads: their number could change the result, and
+        # they cost more time than they save.
         own_squares = float(np.square(flat, out=flat).sum()) - rest * rest * flat.size
         delta = own - mean
         total = count + flat.size
@@ -127,7 +127,7 @@ def _moments(parts: list[NDArray[Any]], low: float, high: float) -> tuple[float,
 def _percentiles(
     parts: list[NDArray[Any]], low: float, high: float, wanted: tuple[float, float]
 ) -> tuple[float, float]:
-    """As np.percentile (linear) of the clipped values; narrow integers are counted rather than sorted."""
+    """Compute np.percentile (linear) of the clipped values. 8 and 16 bit integers are counted, not sorted."""
     dtype = parts[0].dtype
     if dtype.kind in "iu" and dtype.itemsize <= 2:
         least = min(int(part.min()) for part in parts)

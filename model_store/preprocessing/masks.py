@@ -1,4 +1,4 @@
-"""From a mask as it was drawn to class indices."""
+"""Convert masks to class indices, and check their values and grid."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WHOLE = 1e-3
 
 
 def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
-    """Class indices on the mask's own grid, [H, W] or [I, J, K].
+    """Map a mask to class indices on its own grid, [H, W] or [I, J, K].
 
     Raises TaskError naming the values that are not in the task, MaskMismatch for a mask in colour.
     """
@@ -36,9 +36,9 @@ def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
 
 
 def label_values(mask: Scan, most: int = 256) -> list[int]:
-    """The label values that occur in a mask, ascending.
+    """List the label values in a mask, ascending.
 
-    Raises MaskMismatch for what is no mask, colours or more than `most` values, and TaskError for fractions.
+    Raises MaskMismatch for colours or more than `most` values, and TaskError for fractions.
     """
     found = np.unique(_label_voxels(mask))
     if len(found) > most:
@@ -49,7 +49,7 @@ def label_values(mask: Scan, most: int = 256) -> list[int]:
 
 
 def check_values(values: Iterable[int], task: Task) -> None:
-    """Raise TaskError naming those of a mask's values that the task does not."""
+    """Raise TaskError naming the values of a mask that are not in the task."""
     allowed = sorted(value for task_class in task.classes for value in task_class.values)
     outside = [value for value in values if value not in allowed]
     if outside:
@@ -62,7 +62,7 @@ def check_values(values: Iterable[int], task: Task) -> None:
 
 
 def prepare_mask(mask: Scan, task: Task, geometry: Geometry) -> NDArray[np.uint8]:
-    """Class indices [S, H, W] of the slices that `prepare` made of the scan, by nearest neighbour.
+    """Map a mask to class indices [S, H, W] of the slices that `prepare` makes, by nearest neighbour.
 
     `geometry` is the scan's. Raises MaskMismatch if the mask is not on the scan's grid, and TaskError as
     `class_map` does.
@@ -80,7 +80,7 @@ def prepare_mask(mask: Scan, task: Task, geometry: Geometry) -> NDArray[np.uint8
 def resample_nearest(
     classes: NDArray[np.uint8], to_own: NDArray[np.float64], shape: tuple[int, int, int]
 ) -> NDArray[np.uint8]:
-    """Classes on a grid of `shape` that `to_own` maps into the grid of `classes`; background outside."""
+    """Resample classes onto a grid of `shape`, which `to_own` maps to their grid. Background outside."""
     sampled = np.empty(shape, np.uint8)
     sample(classes, to_own, sampled, order=0, outside="zero")
     return sampled
@@ -97,7 +97,7 @@ def _resized(stack: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
 
 
 def check_grid(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> None:
-    """Raise MaskMismatch unless the mask lies on this grid, its scan's."""
+    """Raise MaskMismatch unless the mask is on this grid, that of its scan."""
     if mask.grid != grid:
         raise MaskMismatch(
             f"the mask has {' x '.join(map(str, mask.grid))} voxels, its scan "
@@ -108,19 +108,19 @@ def check_grid(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> N
     own = np.array(affine)
     corners = np.array(np.meshgrid(*[(0.0, side - 1.0) for side in mask.grid], [1.0])).reshape(4, -1)
     shift = float(np.linalg.norm(((mask.affine - own) @ corners)[:3], axis=0).max())
-    # Programs round affines on the way; half a voxel is where a label would belong to the neighbour.
+    # Programs round affines when they save; from half a voxel on, a label would belong to the neighbour.
     if shift > 0.5 * float(np.linalg.norm(own[:3, :3], axis=0).min()):
         raise MaskMismatch(
-            f"the mask lies up to {shift:.3g} mm beside its scan (their affines differ); "
+            f"the mask is up to {shift:.3g} mm away from its scan (their affines differ); "
             "resample the mask onto the scan's grid"
         )
 
 
 def _label_voxels(mask: Scan) -> NDArray[Any]:
-    """Its one channel as whole numbers. Scaled masks (scl_slope) come as floats next to them."""
+    """Return the mask's channel as integers. Scaled masks (scl_slope) have floats close to integers."""
     if not is_grey(mask.voxels):
         raise MaskMismatch(
-            "expected a mask of one channel of label values, found colours; save the label values "
+            "expected a mask with one channel of label values, found colours; save the label values "
             "themselves as grey"
         )
     values = mask.voxels[..., 0]

@@ -1,4 +1,4 @@
-"""Values of a volume at the points of a grid that does not run along its axes."""
+"""Sample a volume at the points of a grid that is oblique to its axes."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def sample(
         output: [S, R, C], the part of the grid that begins at `start`.
         start: grid index of the output's first point, so that a grid can be filled part by part.
         order: 0 for the nearest value (labels), 1 for trilinear interpolation.
-        outside: what lies beyond the volume: its nearest value, or zero.
+        outside: the value outside the volume: its nearest value, or zero.
     """
-    # Half a second to import, and only tilted volumes need it: a service should not start with it.
+    # The import takes half a second and only tilted volumes need it, so it is not done at start-up.
     from scipy import ndimage
 
     ndimage.affine_transform(

@@ -1,7 +1,7 @@
-"""From the network's probabilities to a mask on the scan's own grid: upsampled first, decided then.
+"""Restore a mask on the scan's own grid from the network's probabilities, which are upsampled first.
 
-Deciding first and enlarging the labels would make stairs of every border; enlarged probabilities put it where
-the network was undecided.
+Taking the argmax first and enlarging the labels would give jagged borders. With upsampled probabilities, the
+border is where the network was undecided.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from model_store.preprocessing.resample import sample
 from model_store.preprocessing.slices import network_to_slices, unstacked
 from model_store.task import Task
 
-# Closer than this, rounding could decide between two classes, and both are looked at (see `_two_classes`).
+# With a smaller difference, rounding could decide between two classes (see `_two_classes`).
 _UNDECIDED = 2e-6
 
 
 def check_restorable(geometry: Geometry, task: Task) -> None:
-    """Raise ScanTooLarge for an oblique volume of which a `Restorer` would have to keep too much."""
+    """Raise ScanTooLarge for an oblique volume if a `Restorer` would need too much memory."""
     count, (height, width), classes = geometry.slices[0], geometry.size, len(task.classes)
     if geometry.resampled and count * classes * height * width > MOST_ELEMENTS:
         raise ScanTooLarge(
             f"the volume is tilted by {geometry.tilt_degrees:.0f} degrees, and {classes} classes in {count} "
-            f"{task.plane} slices are too many to put back at once for task '{task.name}'; send a part of "
+            f"{task.plane} slices are too many to restore at once for task '{task.name}'; send a part of "
             "the volume, or resample it upright"
         )
 
 
 def restore(probabilities: NDArray[np.float32], geometry: Geometry) -> NDArray[np.uint8]:
-    """Class indices on the scan's own grid, [H, W] or [I, J, K].
+    """Compute class indices on the scan's own grid, [H, W] or [I, J, K].
 
     Args:
         probabilities: [S, K, H, W] of the slices that `prepare` made.
-        geometry: what `prepare` returned with them.
+        geometry: the geometry that `prepare` returned with them.
 
-    The class with the highest probability wins, the lowest index among equals. Raises ValueError for
-    probabilities of another shape, or that are not finite.
+    The class with the highest probability wins; among equals, the lowest index. Raises ValueError if
+    probabilities have another shape or are not finite.
     """
     restorer = Restorer(geometry)
     restorer.add(probabilities)
@@ -47,19 +47,19 @@ def restore(probabilities: NDArray[np.float32], geometry: Geometry) -> NDArray[n
 
 
 class Restorer:
-    """`restore` batch by batch, so that the probabilities of a whole volume need not be held at once."""
+    """Restores batch by batch: the probabilities of a whole volume need not be in memory at once."""
 
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
         self._filled = 0
-        # Across slices, oblique volumes need their neighbours' probabilities: decided only in `finish`.
+        # Oblique volumes interpolate across slices, so they keep all probabilities until `finish`.
         self._kept: NDArray[np.float32] | None = None
         self._labels = np.empty((0, 0, 0), np.uint8)
         if not geometry.resampled:
             self._labels = np.empty(geometry.slices, np.uint8)
 
     def add(self, probabilities: NDArray[np.float32]) -> None:
-        """Take the next slices' probabilities [s, K, H, W]."""
+        """Add the next slices' probabilities [s, K, H, W]."""
         expected = self._geometry.size
         if probabilities.ndim != 4 or probabilities.shape[2:] != expected:
             raise ValueError(
@@ -71,7 +71,7 @@ class Restorer:
                 f"probabilities: expected {self._geometry.slices[0]} slices, "
                 f"found {self._filled + len(probabilities)}"
             )
-        # They are in [0, 1], so their sum is finite exactly if all of them are.
+        # Probabilities are in [0, 1], so their sum is finite if and only if all of them are.
         if not np.isfinite(probabilities.sum()):
             raise ValueError("probabilities: expected finite numbers, found NaN or infinity: a broken graph")
         if self._geometry.resampled:
@@ -82,7 +82,7 @@ class Restorer:
         self._filled += len(probabilities)
 
     def finish(self) -> NDArray[np.uint8]:
-        """The mask, once every slice has been added."""
+        """Return the mask. Every slice must have been added."""
         if self._filled != self._geometry.slices[0]:
             raise ValueError(
                 f"probabilities: expected {self._geometry.slices[0]} slices, found {self._filled}"
@@ -96,7 +96,7 @@ class Restorer:
         return own
 
     def _keep(self, probabilities: NDArray[np.float32]) -> None:
-        """Into one [S, K, H, W], made for the first: joining batches at the end would hold them all twice."""
+        """Copy into one array [S, K, H, W]; joining batches at the end would need twice the memory."""
         if self._kept is None:
             self._kept = np.empty((self._geometry.slices[0], *probabilities.shape[1:]), np.float32)
         classes = self._kept.shape[1]
@@ -109,7 +109,7 @@ class Restorer:
 
 
 def decide(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDArray[np.uint8]) -> None:
-    """Probabilities [K, H, W] -> class indices [R, C], written into `labels`."""
+    """Write the class indices [R, C] of probabilities [K, H, W] into `labels`."""
     if stack.shape[1:] == shape:
         _argmax(stack, labels)
     elif len(stack) == 2:
@@ -119,7 +119,7 @@ def decide(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDArray[n
 
 
 def _two_classes(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDArray[np.uint8]) -> None:
-    """Resizing is linear, so the difference is resized in place of both; near a tie both are, after all."""
+    """Resize the difference of two classes (resizing is linear), or both classes if it is near a tie."""
     difference = _resized(stack[1] - stack[0], shape)
     if float(np.abs(difference).min()) > _UNDECIDED:
         np.greater(difference, 0, out=labels)
@@ -128,7 +128,7 @@ def _two_classes(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDA
 
 
 def _argmax(stack: NDArray[np.float32], labels: NDArray[np.uint8]) -> None:
-    """np.argmax over the first axis; class by class, which is several times faster for few classes."""
+    """Compute np.argmax over the first axis class by class, several times faster for few classes."""
     if len(stack) == 2:
         np.greater(stack[1], stack[0], out=labels)
         return
@@ -145,7 +145,7 @@ def _resized(plane: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.f
 
 
 def _onto_own_grid(probabilities: NDArray[np.float32], geometry: Geometry) -> NDArray[np.uint8]:
-    """Trilinear, from the network's pixels straight to an oblique volume's voxels, slab by slab."""
+    """Interpolate (trilinear) from the network's pixels to an oblique volume's voxels, slab by slab."""
     to_own = np.array(geometry.to_own) @ network_to_slices(geometry)
     to_network = np.asarray(np.linalg.inv(to_own), np.float64)
     i, j, k = geometry.grid

@@ -1,4 +1,4 @@
-"""A scan's slices at its own resolution, one at a time, in the order and direction of `geometry`."""
+"""Extract a scan's slices at its own resolution, one at a time, in the order and direction of `geometry`."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from model_store.preprocessing.resample import sample
 
 
 class NativeSlices(Sequence[NDArray[Any]]):
-    """The slices [R, C, channels] of `voxels`, contiguous, in the stored type (float32 where resampled).
+    """The slices [R, C, channels] of `voxels`, contiguous, in the stored type (float32 if resampled).
 
-    Contiguous always: sums over them come out the same to the last bit whatever the stored order was.
+    Slices are always contiguous, so that sums over them are bit-identical for every stored axis order.
     """
 
     def __init__(self, voxels: NDArray[Any], geometry: Geometry) -> None:
@@ -46,9 +46,9 @@ class NativeSlices(Sequence[NDArray[Any]]):
         return np.ascontiguousarray(self._stack[index])
 
     def inside(self, index: int) -> NDArray[np.bool_] | None:
-        """[R, C]: where the slice lies within the volume; None if everywhere.
+        """Mask [R, C] of the pixels inside the volume; None if all are.
 
-        What was never acquired says nothing about intensities, and stays out of their statistics.
+        Pixels outside were never acquired, so they are excluded from intensity statistics.
         """
         if not self._geometry.resampled:
             return None
@@ -76,7 +76,7 @@ class NativeSlices(Sequence[NDArray[Any]]):
 
 
 def stacked(volume: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
-    """A view [S, R, C, …] of a volume [I, J, K, …] whose slices run along stored axes."""
+    """View a volume [I, J, K, …] as slices [S, R, C, …] along its stored axes."""
     order = geometry.order
     rest = range(len(order), volume.ndim)
     turned = volume.transpose(*(axis for axis, _ in order), *rest)
@@ -84,7 +84,7 @@ def stacked(volume: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
 
 
 def unstacked(stack: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
-    """The inverse view of `stacked`: [S, R, C, …] -> [I, J, K, …]."""
+    """View slices [S, R, C, …] as the volume [I, J, K, …], the inverse of `stacked`."""
     order = geometry.order
     turned = stack[tuple(slice(None, None, -1 if backwards else None) for _, backwards in order)]
     axes = [axis for axis, _ in order]
@@ -93,15 +93,15 @@ def unstacked(stack: NDArray[Any], geometry: Geometry) -> NDArray[Any]:
 
 
 def thinned(voxels: NDArray[Any], samples: int) -> NDArray[Any]:
-    """A view of about `samples` voxels, evenly spaced along every axis; never a copy of a large volume."""
+    """View about `samples` voxels, evenly spaced along every axis, without a copy."""
     step = max(1, math.ceil((voxels.size / samples) ** (1 / (voxels.ndim - 1))))
     return voxels[(slice(None, None, step),) * (voxels.ndim - 1)]
 
 
 def network_to_slices(geometry: Geometry) -> NDArray[np.float64]:
-    """[4, 4]: index (s, y, x) of a network's pixel -> index (s, r, c) of a slice's.
+    """Return the matrix [4, 4] from the network's index (s, y, x) to a slice's index (s, r, c).
 
-    Resizing maps areas onto each other, not centres: the half pixels at both ends are why there is an offset.
+    Resizing maps areas, not pixel centres, onto each other. The half pixels at both ends give the offset.
     """
     _, rows, columns = geometry.slices
     scales = np.array([1.0, rows / geometry.size[0], columns / geometry.size[1]])

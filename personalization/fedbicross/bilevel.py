@@ -1,11 +1,11 @@
-"""Stage 2c: how much every cluster's knowledge counts for a student, w, learned through one step of it.
+"""Stage 2c: learn w, the weights of the clusters in a student's distillation, through one student step.
 
 Inner step (plain SGD):   G^t = G^(t-1) - eta_G sum_j w_j g_j,   g_j = grad_G L_KD(G^(t-1); x_j^train)
 Outer step:               w <- Proj_simplex(w - eta_w dL_val(G^t)/dw)
 
-G^t is linear in w, so by the chain rule dL_val/dw_j = -eta_G <grad L_val(G^t), g_j>: exact for one step of
-plain SGD with batch norm in one mode, and without second derivatives. The g_j are needed for the inner step
-anyway. Of several inner steps it is the derivative through the last one.
+G^t is linear in w, so by the chain rule dL_val/dw_j = -eta_G <grad L_val(G^t), g_j>. This is exact for one
+step of plain SGD with batch norm in one mode, and needs no second derivatives. The inner step needs the g_j
+anyway. With several inner steps it is the derivative through the last one.
 
 Legend: J sources (clusters).
 """
@@ -24,7 +24,7 @@ OuterScaling = Literal["normalised", "plain"]
 
 
 def project_onto_simplex(point_J: Tensor) -> Tensor:
-    """The nearest point with entries >= 0 that sum to 1 (Duchi et al., 2008; sorting, O(J log J))."""
+    """Find the nearest point with entries >= 0 that sum to 1 (Duchi et al., 2008; sorting, O(J log J))."""
     descending = point_J.sort(descending=True).values
     excess = descending.cumsum(0) - 1
     counts = torch.arange(1, len(point_J) + 1, dtype=point_J.dtype, device=point_J.device)
@@ -33,7 +33,7 @@ def project_onto_simplex(point_J: Tensor) -> Tensor:
 
 
 def gradient_of(loss: Tensor, network: nn.Module) -> Gradient:
-    """d loss / d parameters, a tensor each; zeros where the loss does not depend on one."""
+    """Compute d loss / d parameters, one tensor each; zeros if the loss does not depend on a parameter."""
     parameters = list(network.parameters())
     found = torch.autograd.grad(loss, parameters, allow_unused=True)
     return [
@@ -44,14 +44,14 @@ def gradient_of(loss: Tensor, network: nn.Module) -> Gradient:
 
 @torch.no_grad()
 def inner_step(network: nn.Module, gradients: Sequence[Gradient], mixing_J: Tensor, rate: float) -> None:
-    """G <- G - eta_G sum_j w_j g_j, in place."""
+    """Apply G <- G - eta_G sum_j w_j g_j, in place."""
     for gradient, weight in zip(gradients, mixing_J.tolist(), strict=True):
         for parameter, direction in zip(network.parameters(), gradient, strict=True):
             parameter.sub_(direction, alpha=rate * weight)
 
 
 def outer_gradient(validation: Gradient, gradients: Sequence[Gradient], rate: float) -> Tensor:
-    """dL_val/dw [J] float64: -eta_G <v, g_j>, v being the gradient of the validation loss at G^t."""
+    """Compute dL_val/dw [J] float64: -eta_G <v, g_j>, with v the gradient of the validation loss at G^t."""
     products = [
         torch.stack(
             [(a.double() * b.double()).sum() for a, b in zip(validation, gradient, strict=True)]
@@ -64,17 +64,17 @@ def outer_gradient(validation: Gradient, gradients: Sequence[Gradient], rate: fl
 def outer_step(
     mixing_J: Tensor, gradient_J: Tensor, rate: float, scaling: OuterScaling = "normalised"
 ) -> Tensor:
-    """The new w [J] float64.
+    """Compute the new w [J] float64.
 
-    `normalised` takes the common part out of the gradient, which the projection ignores anyway, and scales
-    the rest to a largest entry of 1: the gradient carries eta_G, and with it w would never leave 1/J. `plain`
-    is the paper as printed.
+    `normalised` subtracts the mean of the gradient, which the projection ignores anyway, and scales the rest
+    to a largest entry of 1: the gradient has the small factor eta_G, with which w would stay near 1/J.
+    `plain` is the paper as printed.
     """
     direction = gradient_J
     if scaling == "normalised":
         direction = gradient_J - gradient_J.mean()
         largest = float(direction.abs().max())
-        # What rounding leaves of equal gradients is no direction.
+        # Equal gradients leave only rounding errors, which give no direction.
         if largest <= 1e-12 * float(gradient_J.abs().max()) or largest == 0:
             return mixing_J
         direction = direction / largest
@@ -82,9 +82,9 @@ def outer_step(
 
 
 def stratified_steps(steps: int, strata: int, generator: torch.Generator) -> frozenset[int]:
-    """One step, 1..T, drawn evenly from each of S equal stretches of the trajectory; S <= T.
+    """Draw one step, 1..T, uniformly from each of S equal strata of the trajectory; S <= T.
 
-    Stretch s holds the steps floor(s T / S) + 1 … floor((s + 1) T / S).
+    Stratum s has the steps floor(s T / S) + 1 … floor((s + 1) T / S).
     """
     if not 1 <= strata <= steps:
         raise ValueError(f"expected 1 to {steps} strata of {steps} steps, found {strata}")

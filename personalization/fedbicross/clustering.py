@@ -1,4 +1,4 @@
-"""Stage 1: models that answer noise alike are put together (FedBiCross, Alg. 1, lines 1-5; Eq. 1).
+"""Stage 1: cluster models by their outputs on noise (FedBiCross, Alg. 1, lines 1-5; Eq. 1).
 
 Legend: N models, M probes, C input channels, K classes (clusters where it says so), H and W height and width.
 """
@@ -19,7 +19,7 @@ _SEEDS = 2**32
 
 @dataclass(frozen=True)
 class Clustering:
-    """The cluster of each model, numbered from 0 by first appearance, and what was tried.
+    """The cluster of each model, numbered from 0 by first appearance, and the silhouettes.
 
     `silhouettes` has the mean silhouette of every number of clusters that could be formed.
     """
@@ -29,11 +29,11 @@ class Clustering:
 
     @property
     def count(self) -> int:
-        """How many clusters there are."""
+        """Number of clusters."""
         return max(self.assignment) + 1
 
     def members(self, cluster: int) -> tuple[int, ...]:
-        """The models of a cluster, in order."""
+        """Return the models of a cluster, in order."""
         return tuple(index for index, found in enumerate(self.assignment) if found == cluster)
 
 
@@ -41,9 +41,9 @@ class Clustering:
 def answers_to_noise(
     networks: Sequence[nn.Module], probes_MCHW: Tensor, output: ProbeOutput = "softmax", batch_size: int = 64
 ) -> Tensor:
-    """What every network says to the same noise, flattened: [N, M·K] float64 on the CPU.
+    """Compute every network's outputs on the same noise, flattened: [N, M·K] float64 on the CPU.
 
-    Softmax is the default: logits of differently long trainings differ in scale, not in opinion.
+    Softmax is the default, because logits of models trained for different times differ in scale.
     """
     answers = []
     for network in networks:
@@ -58,13 +58,13 @@ def answers_to_noise(
 def cluster(
     answers: Tensor, generator: torch.Generator, *, least_silhouette: float = 0.05, count: int | None = None
 ) -> Clustering:
-    """K-means over the answers [N, D] with the number of clusters of the highest mean silhouette.
+    """Cluster the answers [N, D] by k-means, with the number of clusters of the highest mean silhouette.
 
-    Tried are 2..N-1 clusters; among equals the fewest. One cluster where the best silhouette is below
-    `least_silhouette`, and where nothing can be tried: one model, two (a silhouette needs a pair and a
-    neighbour), or models that all say the same. A model alone in its cluster has the silhouette 0, and so has
-    one at no distance from anybody. With `count`, that many clusters are made, or as many as there are
-    different answers.
+    2..N-1 clusters are tried; among equal silhouettes, the fewest clusters win. The result is one cluster if
+    the best silhouette is below `least_silhouette`, or no number can be tried: one model, two models (a
+    silhouette needs a pair and a neighbour), or models with equal answers. A model alone in its cluster has
+    silhouette 0, and so has one at distance 0 from all others. With `count`, that many clusters are made, or
+    as many as there are different answers.
     """
     models = len(answers)
     seed = int(torch.randint(_SEEDS, (1,), generator=generator))
@@ -72,7 +72,7 @@ def cluster(
     silhouettes = {
         tried: _silhouette(answers, found)
         for tried, found in labels.items()
-        # Fewer different answers than clusters: this many cannot be formed.
+        # Skip numbers of clusters above the number of different answers.
         if len({*found}) == tried
     }
     if count is not None:
@@ -85,12 +85,12 @@ def cluster(
 
 
 def _kmeans(answers: Tensor, count: int, seed: int) -> list[int]:
-    # More than a second to import, and nothing else here needs it.
+    # The import takes more than a second, and only this function needs it.
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning
 
     with warnings.catch_warnings():
-        # Equal answers are no mishap here; the caller counts the clusters.
+        # Equal answers are not an error here; the caller counts the clusters.
         warnings.simplefilter("ignore", ConvergenceWarning)
         found = KMeans(count, n_init=10, random_state=seed).fit_predict(answers.numpy())
     return [int(label) for label in found]
@@ -103,6 +103,6 @@ def _silhouette(answers: Tensor, labels: Sequence[int]) -> float:
 
 
 def _in_order(labels: Sequence[int]) -> tuple[int, ...]:
-    """K-means numbers its clusters as it likes; a person wants the first hospital's to be the first."""
+    """Renumber clusters by first appearance, because k-means numbers them arbitrarily."""
     order = {label: number for number, label in enumerate(dict.fromkeys(labels))}
     return tuple(order[label] for label in labels)

@@ -1,4 +1,4 @@
-"""Stage 2c: what a student learns from a teacher and its noise-adapted twin (FedBiCross, L_KD).
+"""Stage 2c: the loss by which a student learns from a teacher and its noise-adapted copy (FedBiCross, L_KD).
 
 Legend: B batch, K classes.
 """
@@ -12,9 +12,9 @@ TEMPERATURE = 20.0
 
 
 def divergence(student_BK: Tensor, teacher_BK: Tensor, temperature: float = 1.0) -> Tensor:
-    """T^2 KL(softmax(teacher / T) || softmax(student / T)), the mean over the batch.
+    """Compute T^2 KL(softmax(teacher / T) || softmax(student / T)), the mean over the batch.
 
-    With T^2 the gradient keeps its size when the temperature changes (Hinton, 2015).
+    The factor T^2 keeps the gradient's scale when the temperature changes (Hinton, 2015).
     """
     log_student = functional.log_softmax(student_BK / temperature, dim=1)
     log_teacher = functional.log_softmax(teacher_BK / temperature, dim=1)
@@ -29,6 +29,6 @@ def distillation_loss(
     share: float,
     temperature: float = TEMPERATURE,
 ) -> Tensor:
-    """L_KD = share KL(F~ || G) + (1 - share) KL(F || G); the share of F~ falls as 1 - t/T."""
+    """Compute L_KD = share KL(F~ || G) + (1 - share) KL(F || G); the share of F~ falls as 1 - t/T."""
     adapted = share * divergence(student_BK, adapted_BK, temperature)
     return adapted + (1 - share) * divergence(student_BK, teacher_BK, temperature)

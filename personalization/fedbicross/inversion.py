@@ -1,4 +1,4 @@
-"""Stage 2a: the losses by which noise becomes images that a cluster's models know (DeepInversion).
+"""Stage 2a: the losses that turn noise into images which a cluster's models recognise (DeepInversion).
 
 Yin et al., Dreaming to Distill, 2020, as FedISCA and FedBiCross (Eq. 2) use it: cross-entropy to a chosen
 class, total variation, and the distance of each batch norm's input from its running statistics.
@@ -22,9 +22,9 @@ LARGEST_JITTER = 2
 
 
 def total_variation(images_BCHW: Tensor) -> Tensor:
-    """Sum of the L2 norms (not squared) of the differences to four neighbours, each over the whole batch.
+    """Sum the L2 norms (not squared) of the differences to four neighbours, each over the whole batch.
 
-    Horizontal, vertical and both diagonals, as DeepInversion's code has it.
+    The neighbours are horizontal, vertical and on both diagonals, as in DeepInversion's code.
     """
     x = images_BCHW
     differences = (
@@ -38,12 +38,12 @@ def total_variation(images_BCHW: Tensor) -> Tensor:
 
 @dataclass
 class NormDistance:
-    """Collects, over forward passes, how far batch-norm inputs are from the running statistics."""
+    """Collects the distances of batch-norm inputs from the running statistics, over forward passes."""
 
     terms: list[Tensor] = field(default_factory=list)
 
     def total(self) -> Tensor:
-        """Sum over the layers of ||var - running var||_2 + ||mean - running mean||_2; 0 without any."""
+        """Sum ||var - running var||_2 + ||mean - running mean||_2 over the layers; 0 without layers."""
         return torch.stack(self.terms).sum() if self.terms else torch.zeros(())
 
     def _hook(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
@@ -51,7 +51,7 @@ class NormDistance:
         assert module.running_mean is not None
         assert module.running_var is not None
         found = to_float32(inputs[0])
-        # torch's var_mean takes three times as long on a CPU.
+        # Not torch.var_mean, which takes three times as long on a CPU.
         mean = found.mean(dim=(0, 2, 3), keepdim=True)
         variance = (found - mean).square().mean(dim=(0, 2, 3))
         self.terms.append(
@@ -62,7 +62,7 @@ class NormDistance:
 
 @contextmanager
 def norm_distance(networks: Sequence[nn.Module]) -> Iterator[NormDistance]:
-    """Within, every forward pass of the networks adds its batch norms' terms."""
+    """Within the context, collect the batch-norm terms of every forward pass of the networks."""
     distance = NormDistance()
     handles = [
         module.register_forward_pre_hook(distance._hook)
@@ -79,8 +79,10 @@ def norm_distance(networks: Sequence[nn.Module]) -> Iterator[NormDistance]:
 
 @dataclass(frozen=True)
 class InversionWeights:
-    """Weights of the terms; `per_member` divides the batch-norm term by the number of the teacher's models,
-    with which it grows otherwise."""
+    """Weights of the terms.
+
+    `per_member` divides the batch-norm term by the number of the teacher's models, because it grows with it.
+    """
 
     total_variation: float = 2.5e-5
     batch_norm: float = 10.0
@@ -89,7 +91,7 @@ class InversionWeights:
 
 @dataclass(frozen=True)
 class InversionLoss:
-    """The terms of Eq. 2, not weighted, and their weighted sum."""
+    """The unweighted terms of Eq. 2, and their weighted sum."""
 
     total: Tensor
     cross_entropy: Tensor
@@ -100,7 +102,7 @@ class InversionLoss:
 def inversion_loss(
     members: Sequence[nn.Module], images_BCHW: Tensor, labels_B: Tensor, weights: InversionWeights
 ) -> InversionLoss:
-    """CE(F(x), y) + a TV(x) + b BN(x), F being the mean of the members' logits, all in evaluation mode."""
+    """Compute CE(F(x), y) + a TV(x) + b BN(x), with F the mean of the members' logits, in evaluation mode."""
     for member in members:
         member.eval()
     with norm_distance(members) as distance:
@@ -115,11 +117,11 @@ def inversion_loss(
 
 
 def jitter(images_BCHW: Tensor, generator: torch.Generator) -> Tensor:
-    """The whole batch rolled by up to 2 pixels along each side, so that no pixel is a place of its own."""
+    """Roll the whole batch by up to 2 pixels along each side, so that no pixel position is special."""
     offsets = torch.randint(-LARGEST_JITTER, LARGEST_JITTER + 1, (2,), generator=generator).tolist()
     return torch.roll(images_BCHW, offsets, dims=(2, 3))
 
 
 def balanced_labels(count: int, classes: int) -> Tensor:
-    """0, 1, …, K-1, 0, 1, …: [count] int64."""
+    """Return the labels 0, 1, …, K-1, 0, 1, …: [count] int64."""
     return torch.arange(count) % classes

@@ -1,4 +1,4 @@
-"""Stage 3: a hospital's own model, from its cluster's, its first one and its private data.
+"""Stage 3: the loss of a hospital's own model, from its cluster's model, its first model and private data.
 
 Legend: B batch, K classes.
 """
@@ -21,10 +21,10 @@ def personal_loss(
     own_weight: float = 0.3,
     temperature: float = 1.0,
 ) -> Tensor:
-    """L = CE(f, y) + 0.5 KL(G_k || f) + 0.3 KL(f_i || f).
+    """Compute L = CE(f, y) + 0.5 KL(G_k || f) + 0.3 KL(f_i || f).
 
-    The paper names no temperature. At 1 the three terms are of one size; at Stage 2's, T^2 would let the
-    distillation terms drown the labels.
+    The paper gives no temperature. At 1 the three terms have similar magnitude. At Stage 2's temperature, the
+    factor T^2 would make the distillation terms dominate the labels.
     """
     loss = functional.cross_entropy(logits_BK, labels_B)
     loss = loss + cluster_weight * divergence(logits_BK, cluster_BK, temperature)

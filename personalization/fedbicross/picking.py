@@ -1,19 +1,21 @@
-"""Which cluster's model suits a hospital that was in no cluster, judged by its images alone.
+"""Pick a cluster's model for a hospital outside the federation, from its unlabelled images.
 
-FedBiCross gives every hospital of the federation its cluster's model; the paper has no hospital from outside.
-No label is there to choose by, so a criterion says how badly a model seems to suit the images, and the least
-cost is picked:
+FedBiCross gives every member hospital its cluster's model; the paper has no outside hospitals. Without labels
+to choose by, a criterion estimates the cost of each model on the images, and the model with the least cost is
+picked:
 
-    information   entropy of each answer less that of the mean answer (-1..0): a model that suits is decided,
-                  and not for one class whatever it sees; the default, as it came out best on the phantom
-    statistics    how far each batch norm's input is from what the model expects of it (Hellinger, 0..1)
+    information   mean entropy of the answers minus the entropy of the mean answer (-1..0): a suitable model
+                  is certain, but not always of the same class; the default, because it was the best on the
+                  phantom
+    statistics    distance of each batch norm's input from its running statistics (Hellinger, 0..1)
     combined      the sum of these two
-    entropy       how undecided the model is (0..1)
-    consistency   how much the answers change with a little noise on the images (0..1)
-    consensus     how far the answers are from the mean of all clusters' answers (0..1)
+    entropy       uncertainty of the answers (0..1)
+    consistency   change of the answers when a little noise is added to the images (0..1)
+    consensus     distance of the answers from the mean of all clusters' answers (0..1)
 
-A model that always answers the same is the best of all by `entropy` and `consistency`. Of two clusters both
-cost the same by `consensus`. A hospital whose images are all of one class misleads `information`.
+By `entropy` and `consistency`, a model that always gives the same answer has the least cost. With two
+clusters, both have the same cost by `consensus`. If all images of a hospital are of one class, `information`
+is misleading.
 
 Legend: N images, C channels, H and W height and width, K classes, D draws of images, S scans.
 """
@@ -32,20 +34,22 @@ from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.gate.statistics import squared_hellinger
 from personalization.options.picking import Criterion
 
-# In standard deviations of each image, as `consistency` adds it.
+# Noise that `consistency` adds, in standard deviations of each image.
 NOISE = 0.2
-# Images per forward, and at most so many pixels: bounds the memory, and changes no result but the noise.
+# Images per forward pass, and the largest number of pixels. They bound the memory; only the noise depends on
+# them.
 _BATCH, _PIXELS = 64, 2**19
 
 
 @dataclass(frozen=True)
 class Observed:
-    """What a model makes of images, image by image, so that any part of them can be judged by itself.
+    """A model's outputs and statistics for each image, so that any subset of images can be evaluated.
 
     `answers` and `noisy` [N, K] are class probabilities, the latter for the images with noise. `moments`
-    [N, 2, C] has mean and mean square over each image of what each channel of the batch norms sees, the
-    layers one after another, `expected` [2, C] their running means and variances, and `shares` [C] what each
-    counts: every layer the same, and its channels alike. All float64, on the CPU.
+    [N, 2, C] has the mean and the mean square over each image of every input channel of the batch norms, the
+    layers one after another. `expected` [2, C] has their running means and variances, and `shares` [C] the
+    weight of each channel: layers are weighted equally, and so are the channels of a layer. All are float64,
+    on the CPU.
     """
 
     answers: Tensor
@@ -59,11 +63,13 @@ class Observed:
 def observe(
     network: nn.Module, images_NCHW: Tensor, seed: int = 0, check_cancelled: CancelCheck = never_cancelled
 ) -> Observed:
-    """Ask the model, in evaluation mode as it is served, on its own device. `seed` draws the noise, the same
-    for every model; `check_cancelled` is called before every batch, and may raise. Raises ValueError for no
-    images."""
+    """Run the model on images in evaluation mode, as when served, on its own device.
+
+    `seed` draws the noise, which is the same for every model. `check_cancelled` is called before every batch,
+    and may raise. Raises ValueError for no images.
+    """
     if not len(images_NCHW):
-        raise ValueError("there is no image to pick a cluster by")
+        raise ValueError("expected at least one image to pick a cluster by, found none")
     network.eval()
     device = next(network.parameters()).device
     draw = torch.Generator().manual_seed(seed)
@@ -91,14 +97,14 @@ def observe(
 
 
 def batch_norms(network: nn.Module) -> list[nn.BatchNorm2d]:
-    """Those that keep running statistics, in the order of the modules."""
+    """List the batch norms that keep running statistics, in module order."""
     found = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     return [norm for norm in found if norm.running_mean is not None]
 
 
 @contextmanager
 def _watched(network: nn.Module) -> Iterator[list[list[Tensor]]]:
-    """Within, every forward pass adds the moments of each batch norm's input, [B, 2, C]."""
+    """Within the context, collect the moments of each batch norm's input, [B, 2, C], per forward pass."""
     norms = batch_norms(network)
     moments: list[list[Tensor]] = [[] for _ in norms]
 
@@ -119,14 +125,16 @@ def _watched(network: nn.Module) -> Iterator[list[list[Tensor]]]:
 
 
 def entropies(answers: Tensor) -> Tensor:
-    """-sum_k p log p of each answer [..., K], over log K."""
+    """Compute -sum_k p log p of each answer [..., K], divided by log K."""
     normalised: Tensor = torch.special.entr(answers).sum(dim=-1) / math.log(answers.shape[-1])
     return normalised
 
 
 def statistics_cost(observed: Observed, weights_DN: Tensor) -> Tensor:
-    """Mean squared Hellinger distance of what the batch norms see from what they expect, each channel taken
-    as a normal distribution: 0 where nothing differs, 1 where nothing is shared (or is no number)."""
+    """Compute the mean squared Hellinger distance of batch-norm inputs from the running statistics.
+
+    Each channel is treated as a normal distribution: 0 for equal, 1 for disjoint distributions (or NaN).
+    """
     mean_DC, square_DC = torch.einsum("dn,nmc->mdc", weights_DN, observed.moments)
     variance_DC = (square_DC - mean_DC.square()).clamp(min=0)
     expected_mean, expected_variance = observed.expected
@@ -134,18 +142,21 @@ def statistics_cost(observed: Observed, weights_DN: Tensor) -> Tensor:
 
 
 def information_cost(observed: Observed, weights_DN: Tensor) -> Tensor:
-    """Mean entropy less the entropy of the mean answer: minus the mutual information of image and class, over
-    log K. 0 for answers that are always the same, -1 for sure ones that are all classes in equal parts."""
+    """Compute the mean entropy minus the entropy of the mean answer.
+
+    This is minus the mutual information of image and class, divided by log K: 0 for answers that are always
+    the same, -1 for certain answers with all classes in equal parts.
+    """
     return weights_DN @ entropies(observed.answers) - entropies(weights_DN @ observed.answers)
 
 
 def variation(first_NK: Tensor, second_NK: Tensor) -> Tensor:
-    """[N]: total variation distance between two answers to each image, within 0..1."""
+    """Compute the total variation distance [N] between two answers to each image, within 0..1."""
     return (first_NK - second_NK).abs().sum(dim=1) / 2
 
 
 def costs(criterion: Criterion, observed: Mapping[str, Observed]) -> dict[str, float]:
-    """What every cluster's model costs by a criterion, over all images."""
+    """Compute the cost of every cluster's model by a criterion, over all images."""
     count = len(next(iter(observed.values())).answers)
     even = torch.full((1, count), 1 / count, dtype=torch.float64)
     return {name: float(found) for name, found in _weighted(criterion, observed, even).items()}
@@ -154,7 +165,7 @@ def costs(criterion: Criterion, observed: Mapping[str, Observed]) -> dict[str, f
 def _weighted(
     criterion: Criterion, observed: Mapping[str, Observed], weights_DN: Tensor
 ) -> dict[str, Tensor]:
-    """The same [D] for each way to weight the images; each row of `weights_DN` adds up to 1."""
+    """Compute the costs [D] for D weightings of the images; each row of `weights_DN` sums to 1."""
     if criterion == "consensus":
         mean = torch.stack([own.answers for own in observed.values()]).mean(dim=0)
         return {name: weights_DN @ variation(own.answers, mean) for name, own in observed.items()}
@@ -171,9 +182,9 @@ _COSTS: Mapping[Criterion, Callable[[Observed, Tensor], Tensor]] = {
 
 
 def cheapest(found: Mapping[str, float]) -> str:
-    """The cluster of the least cost; of equals the first. One that is no number is never it.
+    """Find the cluster with the least cost, the first of equals. Costs that are not finite are ignored.
 
-    Raises ValueError where none is a number.
+    Raises ValueError if no cost is finite.
     """
     numbers = {name: cost for name, cost in found.items() if math.isfinite(cost)}
     if not numbers:
@@ -188,10 +199,9 @@ def stability(
     generator: torch.Generator,
     draws: int = 100,
 ) -> float:
-    """Share of bootstrap draws of the scans that pick what all scans together pick.
+    """Compute the share of bootstrap draws of the scans that pick the same cluster as all scans together.
 
-    `scan_of_image` [N] says from which scan, 0, 1, …, each image is; where patients can be told, from which
-    patient.
+    `scan_of_image` [N] has the scan, 0, 1, …, of each image, or the patient if patients are known.
     """
     chosen = cheapest(costs(criterion, observed))
     scans = int(scan_of_image.max()) + 1

@@ -1,6 +1,6 @@
-"""Stage 2, online: images are dreamt up, answered by the teachers, learned from and forgotten, step by step.
+"""Stage 2, online: synthesise images, distil the teachers' answers into the students, and discard the images.
 
-Nothing of a step is kept but the images' own state: memory is O(K B), however long the trajectory.
+Only the images' current state is kept between steps, so memory is O(K B) for a trajectory of any length.
 
 Legend: K clusters, B batch, C channels, H and W height and width. Steps t count from 1 to T.
 """
@@ -34,7 +34,10 @@ Labels = Literal["balanced", "uniform"]
 
 @dataclass(frozen=True)
 class SynthesisConfig:
-    """How a trajectory runs. What the paper leaves open is an option; `every_step` False is its reading."""
+    """Settings of a trajectory. Choices that the paper leaves open are options.
+
+    `every_step` False distils only at outer steps, as the paper reads.
+    """
 
     steps: int = 50
     batch_size: int = 64
@@ -56,22 +59,22 @@ class SynthesisConfig:
 
 @dataclass(frozen=True)
 class Lesson:
-    """Images [B, C, H, W] of a cluster and what its teacher says to them, plain and adapted, [B, classes]."""
+    """Images [B, C, H, W] of a cluster and its teacher's logits for them, plain and adapted, [B, classes]."""
 
     images: Tensor
     teacher: Tensor
     adapted: Tensor
 
     def part(self, index: Tensor) -> Lesson:
-        """The same for some of the images."""
+        """Select some of the images with their logits."""
         return Lesson(self.images[index], self.teacher[index], self.adapted[index])
 
 
 class Trajectory:
-    """One pass from noise to images, of all clusters side by side.
+    """One pass from noise to images, for all clusters in parallel.
 
-    `students` and `mixing` [K, K] float64 (row k: w of cluster k) are changed by `step`; a new trajectory
-    goes on with them. `seed` decides everything random.
+    `step` changes `students` and `mixing` [K, K] float64 (row k: w of cluster k); a new trajectory continues
+    with them. All random numbers depend on `seed`.
     """
 
     def __init__(
@@ -92,7 +95,7 @@ class Trajectory:
         self._seed = seed
         draw = self._generator(0)
         count = config.batch_size
-        # Whatever the share, each part keeps two images: batch norm cannot normalise one by itself.
+        # Each part has at least two images for any share, because batch norm cannot normalise one.
         split = min(max(2, math.floor(config.train_share * count + 0.5)), count - 2)
         self._images: list[Tensor] = []
         self._labels: list[Tensor] = []
@@ -109,25 +112,25 @@ class Trajectory:
         self.outer = stratified_steps(config.steps, config.outer_steps, draw)
 
     def _generator(self, step: int) -> torch.Generator:
-        """Of one step, whatever came before: a trajectory that is taken up again draws the same."""
+        """Create the generator of one step, independent of earlier steps: a resumed run draws the same."""
         base = torch.Generator().manual_seed(self._seed)
         seeds = torch.randint(2**62, (self.config.steps + 1,), generator=base)
         return torch.Generator().manual_seed(int(seeds[step]))
 
     def images(self) -> list[Tensor]:
-        """Every cluster's images as they are now, [B, C, H, W]."""
+        """Return every cluster's current images, [B, C, H, W]."""
         return [image.detach() for image in self._images]
 
     def step(self, step: int) -> dict[str, float]:
-        """Step t: better images, the teachers' answers to them, and what the students learn.
+        """Run step t: improve the images, compute the teachers' answers, and train the students.
 
-        Gives the losses, means over the clusters; `validation` only where w was looked at.
+        Returns the losses, means over the clusters; `validation` only in outer steps, which update w.
         """
         notes = self._dream(self._generator(step))
         outer = self.config.bilevel and len(self.students) > 1 and step in self.outer
         if self.config.every_step or step in self.outer:
             share = 1 - step / self.config.steps
-            # All answers before anyone learns: the order of the clusters is of no account.
+            # All answers are computed before any student learns, so the order of clusters does not matter.
             with self._products():
                 lessons = [
                     Lesson(image, *teacher.logits(image))
@@ -137,7 +140,7 @@ class Trajectory:
         return notes
 
     def _dream(self, draw: torch.Generator) -> dict[str, float]:
-        """Eq. 2: one Adam step on the images, and the adapted teachers follow."""
+        """Take one Adam step on the images (Eq. 2), and update the adapted teachers."""
         sums = torch.zeros(3, dtype=torch.float64)
         for image, labels, optimiser, teacher in zip(
             self._images, self._labels, self._optimisers, self._teachers, strict=True
@@ -156,7 +159,7 @@ class Trajectory:
         return dict(zip(("cross_entropy", "total_variation", "batch_norm"), means, strict=True))
 
     def _learn(self, lessons: Sequence[Lesson], share: float, outer: bool) -> dict[str, float]:
-        """The inner step of every student and, where `outer`, the outer step of its w."""
+        """Take the inner step of every student and, with `outer`, the outer step of its w."""
         training = [lesson.part(part) for lesson, (part, _) in zip(lessons, self._parts, strict=True)]
         learned, checked = 0.0, 0.0
         for index, student in enumerate(self.students):
@@ -164,7 +167,7 @@ class Trajectory:
             row = self.mixing[index]
             for number in range(self.config.inner_steps):
                 last = number == self.config.inner_steps - 1
-                # A source without weight teaches nothing; only w asks what it would have taught.
+                # A source with weight 0 does not change the student; only the outer step needs its gradient.
                 asked = [j for j in range(len(training)) if row[j] > 0 or (outer and last)]
                 losses = [self._loss(student, training[j], share) for j in asked]
                 gradients = [gradient_of(loss, student) for loss in losses]
@@ -182,7 +185,7 @@ class Trajectory:
         return {"distillation": learned / count} | ({"validation": checked / count} if outer else {})
 
     def _loss(self, student: nn.Module, lesson: Lesson, share: float) -> Tensor:
-        """L_KD on one source's images, whose batch norm is their own: sources are never mixed in a batch."""
+        """Compute L_KD on one source's images. A batch never mixes sources, which batch norm would see."""
         with self._products():
             logits = student(lesson.images)
         return distillation_loss(
@@ -193,7 +196,7 @@ class Trajectory:
         return mixed_precision(self.config.precision, self._device)
 
     def tensors(self) -> State:
-        """Everything that a trajectory taken up again needs beside its arguments, on the CPU."""
+        """Return the state that a resumed trajectory needs beside its arguments, on the CPU."""
         state: State = {"mixing": self.mixing.clone()}
         for index, student in enumerate(self.students):
             for name, tensor in student.state_dict().items():
@@ -208,7 +211,7 @@ class Trajectory:
         return state
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Take up where `tensors` was called."""
+        """Restore the state that `tensors` returned."""
         self.mixing = state["mixing"].clone()
         for index, student in enumerate(self.students):
             student.load_state_dict(_under(state, f"student/{index}/"))
@@ -233,10 +236,9 @@ def _under(state: Mapping[str, Tensor], prefix: str) -> State:
 def recalibrate(network: nn.Module, sources: Sequence[Tensor], mixing_J: Tensor) -> None:
     """Replace the running batch-norm statistics by those of the sources' images, weighted by w.
 
-    A student saw one source at a time, each normalised by its own statistics; what it will be used with is
-    the mean of them. How far the sources' means lie apart is left out of the variance: no layer was ever
-    normalised over several sources, so its weights never met that spread. Leaves the network in evaluation
-    mode.
+    A student was trained on one source at a time, each normalised by its own statistics; it is used with
+    their weighted mean. The variance does not include the distance between the sources' means, because no
+    layer was trained on inputs normalised over several sources. Leaves the network in evaluation mode.
     """
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
     means = [torch.zeros_like(norm.bias, dtype=torch.float64) for norm in norms]
@@ -247,7 +249,7 @@ def recalibrate(network: nn.Module, sources: Sequence[Tensor], mixing_J: Tensor)
         if weight == 0:
             continue
         for norm in norms:
-            norm.momentum = 1.0  # the running statistics are then those of the batch
+            norm.momentum = 1.0  # makes the running statistics those of the batch
         network(images)
         for norm, mean, variance in zip(norms, means, variances, strict=True):
             assert norm.running_mean is not None

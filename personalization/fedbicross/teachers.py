@@ -1,4 +1,4 @@
-"""Stage 2b: a cluster's models as one teacher, F, and the same adapted to the images' noise, F~.
+"""Stage 2b: a cluster's models as one teacher, F, and a copy adapted to the images' noise, F~.
 
 Legend: B batch, C channels, K classes, H and W height and width.
 """
@@ -18,10 +18,11 @@ MOMENTUM = 0.1
 
 
 class Teacher:
-    """F, the mean of the members' logits, and F~: the same weights with running statistics of their own.
+    """F, the mean of the members' logits, and F~, the same weights with separate running statistics.
 
-    F~ follows the images (mu <- 0.9 mu + 0.1 mu(x), the variance likewise). FedISCA's code adapts them too,
-    but then answers with the batch's statistics, so that the running ones play no part; the paper wants them.
+    The statistics of F~ follow the images (mu <- 0.9 mu + 0.1 mu(x), the variance likewise). FedISCA's code
+    adapts them too, but answers with the batch's statistics, so that the running ones have no effect; the
+    paper uses the running ones.
     """
 
     def __init__(self, members: Sequence[nn.Module]) -> None:
@@ -32,7 +33,7 @@ class Teacher:
 
     @torch.no_grad()
     def adapt(self, images_BCHW: Tensor) -> None:
-        """Let F~'s running statistics follow the images: a pass in training mode."""
+        """Update F~'s running statistics with the images, by a pass in training mode."""
         for network in self.adapted:
             network.train()
             network(images_BCHW)
@@ -40,25 +41,25 @@ class Teacher:
 
     @torch.no_grad()
     def logits(self, images_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """What F and F~ say, [B, K] each, with running statistics."""
+        """Compute the logits of F and F~, [B, K] each, with running statistics."""
         return _mean_logits(self.members, images_BCHW), _mean_logits(self.adapted, images_BCHW)
 
     def buffers(self) -> list[State]:
-        """Copies of the statistics of F~, a state per member: all there is to remember of it."""
+        """Copy the statistics of F~, one state per member. A checkpoint of F~ needs nothing else."""
         return [
             {name: buffer.detach().cpu().clone() for name, buffer in network.named_buffers()}
             for network in self.adapted
         ]
 
     def restore(self, buffers: Sequence[State]) -> None:
-        """Take up statistics that `buffers` gave."""
+        """Restore the statistics that `buffers` returned."""
         for network, state in zip(self.adapted, buffers, strict=True):
             for name, buffer in network.named_buffers():
                 buffer.copy_(state[name])
 
 
 def _with_own_buffers(network: nn.Module) -> nn.Module:
-    """A copy that shares its parameters: only running statistics take memory again."""
+    """Copy a network but share its parameters, so that only the running statistics need more memory."""
     shared = {id(parameter): parameter for parameter in network.parameters()}
     twin: nn.Module = copy.deepcopy(network, shared)
     for module in twin.modules():

@@ -1,4 +1,4 @@
-"""Instance-adaptive inference from a pool of scales and shifts: Feng et al., FedIns, ICCV 2023."""
+"""FedIns: instance-adaptive inference with a pool of scales and shifts (Feng et al., ICCV 2023)."""
 
 from __future__ import annotations
 

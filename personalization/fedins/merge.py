@@ -1,6 +1,6 @@
-"""One scale and shift, put into the weights for good: a plain network without any cost of adapting.
+"""Merge a scale and shift into the weights, which gives a plain network without the cost of adapting.
 
-Only worth it for a delta that many images share. For one image it would cost more than it spares.
+This is only worth it for a delta that many images share. For one image, merging costs more than it saves.
 """
 
 from __future__ import annotations
@@ -18,15 +18,13 @@ from personalization.networks import Backbone
 
 @torch.no_grad()
 def merge_single(network: InstanceAdaptive, delta: Delta) -> Backbone:
-    """A copy of the backbone with `delta`, of a batch of one, in its weights and its head.
+    """Copy the backbone and merge `delta`, of a batch of one, into its weights and its head.
 
-    Its logits are those of `network.apply_delta` with this delta. Raises NetworkError for more than one
-    delta, or where the pool's classes are not the backbone's.
+    The copy's logits are those of `network.apply_delta` with this delta. Raises NetworkError for more than
+    one delta, or if the pool's classes are not the backbone's.
     """
     if delta.scale_BD.shape[0] != 1:
-        raise NetworkError(
-            f"expected one delta, found {delta.scale_BD.shape[0]}: each needs weights of its own"
-        )
+        raise NetworkError(f"expected one delta, found {delta.scale_BD.shape[0]}: each needs its own weights")
     merged = copy.deepcopy(network.backbone)
     sizes = [point.channels for point in network.points]
     for point, scale, shift in zip(
@@ -47,7 +45,7 @@ def merge_single(network: InstanceAdaptive, delta: Delta) -> Backbone:
 
 
 def _merge(path: str, module: nn.Module, scale: Tensor, shift: Tensor) -> None:
-    """scale (W x + b) + shift = (scale W) x + (scale b + shift), along the axis of the output's channels."""
+    """Replace W, b by scale W, scale b + shift along the axis of the output's channels, in place."""
     weight, bias = module.get_parameter("weight"), module.get_parameter("bias")
     if weight is None or bias is None:
         raise NetworkError(f"{path}: expected a weight and a bias to merge into")

@@ -1,4 +1,4 @@
-"""Where a frozen network is scaled and shifted (SSF, Lian et al., 2022), for each image of a batch by itself.
+"""Insertion points of scale and shift (SSF, Lian et al., 2022) in a frozen network, per image of a batch.
 
 Legend: B batch, C channels, D all channels of all insertion points, T tokens.
 """
@@ -21,14 +21,14 @@ from personalization.networks import Backbone
 
 @dataclass(frozen=True)
 class Point:
-    """A module, by its path, and how many channels its output has."""
+    """An insertion point: the path of a module, and the number of its output channels."""
 
     path: str
     channels: int
 
 
 def points_of(backbone: Backbone) -> tuple[Point, ...]:
-    """The insertion points of a network, in the order they run."""
+    """List the insertion points of a network, in execution order."""
     return tuple(Point(path, _channels(backbone.get_submodule(path))) for path in backbone.ssf_paths)
 
 
@@ -36,10 +36,10 @@ def points_of(backbone: Backbone) -> tuple[Point, ...]:
 def adapted(
     backbone: Backbone, points: Sequence[Point], scale_BD: Tensor, shift_BD: Tensor
 ) -> Iterator[Backbone]:
-    """Within the block, the output x of every point is `x * scale + shift`, along its channels.
+    """Within the context, replace the output x of every point by `x * scale + shift`, along its channels.
 
-    Each image has its own: [B, 1, C] on tokens, [B, C, 1, 1] on maps. B may be 1: the same for all images.
-    Gradients flow into scale and shift. Not for two threads at once on one network.
+    Each image has its own scale and shift: [B, 1, C] on tokens, [B, C, 1, 1] on maps. With B = 1 all images
+    share them. Gradients flow into scale and shift. Two threads must not use one network at once.
     """
     sizes = [point.channels for point in points]
     handles = [
@@ -61,13 +61,13 @@ def _scale_and_shift(
     module: nn.Module, inputs: Any, output: Tensor, scale_BC: Tensor, shift_BC: Tensor
 ) -> Tensor:
     if isinstance(module, nn.Linear) and torch.onnx.is_in_onnx_export():
-        # A served graph adds to all tokens once less: (W x + b) * scale + shift, its bias taken together.
+        # Saves one addition over all tokens in the graph: (W x + b) * scale + shift with one merged bias.
         output, shift_BC = linear(inputs[0], module.weight), module.bias * scale_BC + shift_BC
     if output.ndim == 4:
         scale, shift = scale_BC[:, :, None, None], shift_BC[:, :, None, None]
     else:
         scale, shift = scale_BC[:, None], shift_BC[:, None]
-    # Not addcmul, which exports as two products. In the output's type, which autocast may have lowered.
+    # Not addcmul, which exports as two products. Cast to the output's type, which autocast may have lowered.
     return output * scale.to(output.dtype) + shift.to(output.dtype)
 
 
@@ -80,4 +80,4 @@ def _channels(module: nn.Module) -> int:
         return module.num_features
     if isinstance(module, nn.LayerNorm):
         return module.normalized_shape[-1]
-    raise NetworkError(f"nothing is known of scaling and shifting what a {type(module).__name__} gives")
+    raise NetworkError(f"a {type(module).__name__} cannot be scaled and shifted: its channels are unknown")

@@ -1,6 +1,6 @@
-"""The pool: M entries of scale and shift for every insertion point, each with a key and a head of its own.
+"""The SSF pool: M entries of scale and shift for every insertion point, each with its own key and head.
 
-Legend: M entries, C picked of them, B batch, D all channels of all insertion points, Q width of a query,
+Legend: M entries, C selected entries, B batch, D all channels of all insertion points, Q width of a query,
 K classes, F width of the features.
 """
 
@@ -21,7 +21,7 @@ _KEY_STD = 0.02
 
 @dataclass(frozen=True)
 class Delta:
-    """What each image is adapted by; B is 1 where all images share it."""
+    """Scale, shift and head for each image; B is 1 if all images share them."""
 
     scale_BD: Tensor
     shift_BD: Tensor
@@ -32,7 +32,7 @@ class Delta:
 class SsfPool(nn.Module):
     """The parameters that a federation trains and exchanges, and `centre`, its mean query (a buffer).
 
-    As made, it is all zeros: `draw` it, or load a state.
+    A new pool is all zeros: call `draw`, or load a state.
     """
 
     centre: Tensor
@@ -52,11 +52,11 @@ class SsfPool(nn.Module):
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator, head: nn.Module | None = None) -> SsfPool:
-        """Draw every entry by itself, so that no two are alike: scale ~ N(1, 0.02), shift ~ N(0, 0.02), keys
-        from a truncated normal (0.02). In place; gives the pool back.
+        """Draw every entry separately, so that entries differ, in place. Returns the pool.
 
-        With `head`, a linear layer or 1x1 convolution, every entry starts from it. Without one the heads are
-        drawn by He's normal rule over F; over K F, as in the public code, would be smaller than is meant.
+        scale ~ N(1, 0.02), shift ~ N(0, 0.02), keys from a truncated normal (0.02). With `head`, a linear
+        layer or 1x1 convolution, every entry's head starts from it. Otherwise heads are drawn by He's normal
+        rule with fan-in F; the public code uses K F, which gives smaller weights than the rule intends.
         """
         self.scale.normal_(1.0, _SSF_STD, generator=generator)
         self.shift.normal_(0.0, _SSF_STD, generator=generator)
@@ -71,7 +71,7 @@ class SsfPool(nn.Module):
         return self
 
     def delta(self, picked: PoolLookup) -> Delta:
-        """The mean of the picked entries, each image's own:
+        """Average the selected entries of each image:
 
         delta(x) = (1/C) sum_c SSF_c   (Eq. 9)
         """
@@ -84,7 +84,7 @@ class SsfPool(nn.Module):
 
 
 def head_of(head: nn.Module) -> tuple[Tensor, Tensor]:
-    """Weight [K, F] and bias [K] of a linear layer or a 1x1 convolution."""
+    """Return the weight [K, F] and the bias [K] of a linear layer or a 1x1 convolution."""
     if isinstance(head, nn.Conv2d) and head.kernel_size == (1, 1) and head.bias is not None:
         return head.weight.flatten(1), head.bias
     if isinstance(head, nn.Linear) and head.bias is not None:

@@ -1,6 +1,6 @@
-"""How a pool is used: whether images spread over its keys or crowd on a few.
+"""Measure the use of a pool's keys: counts, entropy and dead keys.
 
-Legend: M entries, N images, C picked entries.
+Legend: M entries, N images, C selected entries.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ from torch import Tensor
 
 
 def usage_of(entries_NC: Tensor, count: int) -> Tensor:
-    """How often each of `count` entries was picked, int64 [M]."""
+    """Count how often each of `count` entries was selected, int64 [M]."""
     return torch.bincount(entries_NC.flatten().cpu(), minlength=count)
 
 
 def key_entropy(usage_M: Tensor) -> float:
-    """Entropy of the shares, over its greatest value ln M: 1 when all entries are picked alike, 0 when one
-    takes all, or where there is one entry or no pick."""
+    """Compute the entropy of the shares, divided by its maximum ln M.
+
+    1 if all entries are used equally; 0 if all images select one entry, or there is only one entry or no use.
+    """
     total = float(usage_M.sum())
     if len(usage_M) < 2 or not total:
         return 0.0
@@ -27,5 +29,5 @@ def key_entropy(usage_M: Tensor) -> float:
 
 
 def unused(usage_M: Tensor) -> int:
-    """How many entries nobody picked: dead keys."""
+    """Count the dead keys: entries that no image selected."""
     return int((usage_M == 0).sum())

@@ -1,1 +1,1 @@
-"""FedOAP: losses, personal parts, and joining with masks."""
+"""FedOAP: losses, personal parts, and joining a federation with a few masks."""

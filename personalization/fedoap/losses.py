@@ -17,10 +17,10 @@ SMOOTHING = 1.0
 
 
 def binary_loss(logits_B1HW: Tensor, target_BHW: Tensor) -> Tensor:
-    """L_s = 0.5 BCE + Dice, of each sample, then the mean over samples.
+    """Compute L_s = 0.5 BCE + Dice for each sample, then the mean over samples.
 
-    Dice = 1 - (2 sum(p g) + 1) / (sum p + sum g + 1), p = sigmoid(z): a sample without tumour costs nothing
-    where nothing is found. Raises LabelError for shapes that do not match, or another value than 0 and 1.
+    Dice = 1 - (2 sum(p g) + 1) / (sum p + sum g + 1), p = sigmoid(z). For a sample without tumour it is 0 if
+    none is predicted. Raises LabelError for shapes that do not match, or values other than 0 and 1.
     """
     truth = _truth(logits_B1HW, target_BHW)
     entropy = functional.binary_cross_entropy_with_logits(logits_B1HW, truth, reduction="none")
@@ -39,12 +39,12 @@ def perturbed_boundary_loss(
     threshold: float = 0.75,
     trade_off: float = 0.1,
 ) -> Tensor:
-    """(1 - lambda) L_s(z, y) + lambda L_s(z + delta * eps, y): FedOAP's perturbed boundary loss.
+    """Compute FedOAP's perturbed boundary loss (1 - lambda) L_s(z, y) + lambda L_s(z + delta * eps, y).
 
-    delta = 1[|y - sigmoid(z)| > threshold], detached, marks pixels that are confidently wrong (nothing in it
-    selects a boundary); eps is `noise`, of the paper's variance 0.1. The noise is added to logits: added to
-    probabilities it would leave [0, 1]. One forward pass serves both terms. Raises LabelError as
-    `binary_loss`.
+    delta = 1[|y - sigmoid(z)| > threshold], detached, marks pixels that are confidently wrong (it does not
+    select a boundary). eps is `noise`, with variance 0.1 in the paper. The noise is added to logits, because
+    probabilities with noise would leave [0, 1]. One forward pass is enough for both terms. Raises LabelError
+    as `binary_loss`.
     """
     truth = _truth(logits_B1HW, target_BHW)
     with torch.no_grad():
@@ -65,9 +65,9 @@ def second_stage_loss(
     threshold: float = 0.75,
     trade_off: float = 0.1,
 ) -> Tensor:
-    """FedOAP's loss of fine-tuning: the perturbed boundary loss with noise of `variance`, or its control.
+    """Compute FedOAP's fine-tuning loss: the perturbed boundary loss with this noise variance, or a control.
 
-    The control is L_s, and draws nothing. The noise comes from `generator`, a CPU's, whatever the device.
+    The control, L_s, draws no noise. The noise comes from `generator`, a CPU generator on every device.
     Raises LabelError as `binary_loss`.
     """
     if not perturbed:

@@ -1,7 +1,7 @@
-"""What of a FedOAP network is personal, what is shared, and the bank beside both.
+"""Split a FedOAP network's state into the personal part, the shared part and the token bank.
 
 rho_k, personal: the query stage, W_q and the spatial adapter. gamma, shared: everything else. The bank is
-neither: it is made of the sites' mean tokens. All three are taken by name from one state.
+separate: it has the sites' mean tokens. Tensors are assigned to the three by name.
 
 Legend: S sites, N tokens, D features.
 """
@@ -21,12 +21,12 @@ QUERY = ("query_stage.", "to_query.")
 ADAPTER = ("adapter.",)
 KEY_VALUE = ("keyvalue_stage.", "to_key.", "to_value.")
 
-# What a personal tensor may start from: the shared one of the same shape and place.
+# A personal tensor can start from the shared tensor of the same shape and role.
 _TWINS = {"query_stage.": "keyvalue_stage.", "to_query.": "to_key."}
 
 
 def split(state: Mapping[str, Tensor], *, own_keys: bool = False) -> tuple[State, State]:
-    """(shared, personal) tensors of a network's state, the bank left out; the tensors are the same objects.
+    """Split a state without the bank into (shared, personal) tensors, which are not copied.
 
     With `own_keys` the key/value stage, W_k and W_v are personal too: plain self-attention at each site.
     """
@@ -37,16 +37,17 @@ def split(state: Mapping[str, Tensor], *, own_keys: bool = False) -> tuple[State
 
 
 def start_personal(shared: Mapping[str, Tensor], drawn: Mapping[str, Tensor]) -> State:
-    """A personal part to begin with: query stage and W_q from the shared key/value stage and W_k.
+    """Make an initial personal part: query stage and W_q from the shared key/value stage and W_k.
 
-    An untrained query stage would send random features through the residual into a trained decoder. What has
-    no shared twin is taken from `drawn`, the personal part of a freshly drawn network. Copies.
+    An untrained query stage would pass random features through the residual to a trained decoder. Tensors
+    without a shared counterpart come from `drawn`, the personal part of a newly initialised network. All
+    tensors are copies.
     """
     return {name: _twin(name, shared, drawn, tensor).clone() for name, tensor in identity(drawn).items()}
 
 
 def identity(personal: Mapping[str, Tensor]) -> State:
-    """The personal part with an adapter that changes nothing (its last convolution zero)."""
+    """Copy a personal part, with the adapter set to the identity (its last convolution is zero)."""
     return {
         name: torch.zeros_like(tensor) if name.startswith("adapter.outer.") else tensor.detach().clone()
         for name, tensor in personal.items()
@@ -54,10 +55,10 @@ def identity(personal: Mapping[str, Tensor]) -> State:
 
 
 def bank_state(entries: Mapping[str, State], features: int, absent: Collection[str] = ()) -> State:
-    """The bank's buffers of a network: entries by site, sorted, each {"key": [N, D], "value": [N, D]}.
+    """Make a network's bank buffers from entries by site, sorted, each {"key": [N, D], "value": [N, D]}.
 
-    `features` is D, the only thing that an empty bank still has. `absent` sites have a place and are not
-    attended to, such as the site that the network is for. Raises StateError for entries that do not fit.
+    `features` is D, needed for an empty bank. `absent` sites keep their place but are not attended to, such
+    as the site that the network is for. Raises StateError for entries that do not fit each other.
     """
     names = sorted(entries)
     try:

@@ -1,1 +1,1 @@
-"""IOP-FL's outside personalization: one network, routed layer by layer over a federation's models."""
+"""Outside personalization of IOP-FL: a network with layers mixed (routed) from a federation's models."""

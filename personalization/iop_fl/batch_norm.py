@@ -1,6 +1,6 @@
-"""Batch norm's statistics, measured once on a hospital's images and kept.
+"""Recalibrate batch-norm statistics on a hospital's images (AdaBN).
 
-With them a scan's prediction depends on no other scan, and an onnx graph needs no batch to be right.
+With fixed statistics, a scan's prediction does not depend on other scans, and an onnx graph needs no batch.
 
 Legend: N images, C channels.
 """
@@ -17,7 +17,7 @@ from personalization.errors import RoutingError
 from personalization.iop_fl.network import batches, routed_layers, share_copy
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 
-# How many images the federation's statistics count as, beside a hospital's own
+# Weight of the federation's statistics, as a number of images of the hospital
 PRIOR_IMAGES = 4.0
 
 
@@ -29,17 +29,17 @@ def bake_statistics(
     prior_images: float = 0.0,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> nn.Module:
-    """Set the running statistics of every batch norm to those of its input over all images; in place.
+    """Set the running statistics of every batch norm to those of its input over all images, in place.
 
-    Layer by layer: each layer is measured on a network whose earlier layers are already baked (1.7). The
-    variance is the total one, within images and between them, as batch norm would use on one batch of all;
-    so `batch_size` bounds the memory and changes nothing else. With `prior` (a state with running
-    statistics of the same names) both move towards it with weight prior_images / (N + prior_images), as if
-    it were worth that many images: few images make poor statistics (Schneider et al., NeurIPS 2020, 2).
+    Layers are measured one after the other, with the earlier layers already recalibrated (1.7). The variance
+    is the total variance within and between images, as batch norm would use on one batch of all images; so
+    `batch_size` only bounds the memory. With `prior` (a state with running statistics of the same names) mean
+    and variance move towards it with weight prior_images / (N + prior_images), as if it were that many
+    images, because few images give poor statistics (Schneider et al., NeurIPS 2020, 2).
 
-    Costs one forward pass when the images fit into one batch, else about half a pass per batch norm. Leaves
-    the network in eval mode and returns it. `check_cancelled` is called before every batch of a pass, and
-    may raise. Raises RoutingError for no images, or a `prior_images` below 0 or without a prior.
+    Takes one forward pass if the images fit into one batch, otherwise about half a pass per batch norm.
+    Leaves the network in eval mode and returns it. `check_cancelled` is called before every batch of a pass,
+    and may raise. Raises RoutingError for no images, or a `prior_images` below 0 or without a prior.
     """
     if prior_images < 0 or (prior_images and prior is None):
         raise RoutingError(f"prior images: expected 0 or more, and a prior, found {prior_images}")
@@ -90,10 +90,10 @@ def recalibrate_statistics(
     prior_images: float = PRIOR_IMAGES,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> nn.Module:
-    """A copy of a routed network, coefficients still per image, with batch norm's statistics baked.
+    """Copy a routed network with recalibrated batch-norm statistics. Its coefficients stay per image.
 
-    As `bake_statistics` with the global model's running statistics as the prior. The experts are shared.
-    `check_cancelled` is called before every batch of a pass, and may raise.
+    Works as `bake_statistics`, with the global model's running statistics as the prior. The experts are
+    shared. `check_cancelled` is called before every batch of a pass, and may raise.
     """
     if not routed_layers(network):
         raise RoutingError(f"expected a routed network (see `route`), found a plain {type(network).__name__}")
@@ -109,7 +109,7 @@ def recalibrate_statistics(
 
 
 class _StopAtLayer(Exception):
-    """Unwinds a forward pass at the layer whose input was wanted: the rest need not be computed."""
+    """Stops a forward pass at a layer and carries its input, so that later layers are not computed."""
 
     def __init__(self, features: Tensor) -> None:
         super().__init__()
@@ -133,6 +133,6 @@ def _input_of(layer: nn.Module, network: nn.Module, images: Tensor) -> Tensor:
 
 
 def _moments(features_NCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance [N, C] of each image and channel, in float64."""
+    """Compute the mean and the variance [N, C] of each image and channel, in float64."""
     variance, mean = torch.var_mean(features_NCHW, dim=(2, 3), correction=0)
     return mean.double(), variance.double()

@@ -1,4 +1,4 @@
-"""The routed network as an onnx graph, its routers inside."""
+"""Export a routed network with its routers as an onnx graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from personalization.iop_fl.network import routed_layers
 from personalization.iop_fl.routers import PooledRouter
 from personalization.iop_fl.space import RoutingSpace
 
-# An onnx file is one protobuf message, which cannot hold 2 GiB; some room is left for the graph
+# An onnx file is one protobuf message of less than 2 GiB; 16 MiB are reserved for the graph
 LARGEST_BYTES = 2**31 - 2**24
 
 
@@ -25,19 +25,20 @@ def to_dynamic_onnx(
     prior_images: float = PRIOR_IMAGES,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> bytes:
-    """The graph of a routed network with batch norm baked on these images, of which it takes the size.
+    """Export a routed network, with batch norm recalibrated on these images. The graph takes their size.
 
-    Interface as of `personalization.export.to_onnx`, but a graph with pooled routers takes one image at a
-    time (B = 1): each image has weights of its own, and onnx fixes the number of groups of a convolution.
-    All experts are inside: the file is E times a plain network's. `check_cancelled` is called before every
-    batch of a pass, and may raise.
+    The interface is that of `personalization.export.to_onnx`, but a graph with pooled routers takes one image
+    at a time (B = 1): each image has its own weights, and onnx fixes the number of groups of a convolution.
+    The file contains all experts, so it is E times as large as a plain network's. `check_cancelled` is called
+    before every batch of a pass, and may raise.
 
-    Raises ExportError when they do not fit into one onnx file, or a weight is not finite.
+    Raises ExportError if the experts do not fit into one onnx file, or a weight is not finite.
     """
     size = sum(layer.experts.numel() * 4 for layer in routed_layers(network).values())
     if size > LARGEST_BYTES:
         raise ExportError(
-            f"the {len(space.names)} experts take {size} bytes, one onnx file holds {LARGEST_BYTES}: "
+            f"expected at most {LARGEST_BYTES} bytes for one onnx file, found {size} of the "
+            f"{len(space.names)} experts: "
             "serve the merged network, or route over fewer models"
         )
     baked = recalibrate_statistics(

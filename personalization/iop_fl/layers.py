@@ -1,4 +1,4 @@
-"""Convolutions whose weights are mixed from those of several experts.
+"""Routed convolutions, with weights mixed from several experts, and batch norm with batch statistics.
 
 Legend: B batch, C and O channels in and out, H and W height and width, E experts, P weights of one expert.
 """
@@ -15,11 +15,11 @@ from personalization.errors import RoutingError
 
 
 class _RoutedConvolution(nn.Module, ABC):
-    """What both convolutions share: the experts, the mixing, and one or several mixtures per batch.
+    """Base of both routed convolutions: the experts, and the mixing for a batch or for each image.
 
-    The experts are buffers outside the state dict: a checkpoint of a routed network holds what is learned
-    and nothing else. Gradients reach the router alone: autograd takes the gradient of the mixed weight and
-    multiplies it with the experts, which therefore cost one matrix-vector product each way.
+    The experts are buffers outside the state dict, so that a checkpoint of a routed network has only learned
+    parameters. Gradients reach only the router: autograd multiplies the gradient of the mixed weight with the
+    experts, one matrix-vector product in each direction.
     """
 
     experts: Tensor
@@ -34,7 +34,7 @@ class _RoutedConvolution(nn.Module, ABC):
         self.register_buffer("experts", experts, persistent=False)
         self.register_buffer("biases", biases, persistent=False)
         self.router = router
-        # Whether batch norm follows, which makes the scale of the coefficients vanish
+        # Whether batch norm follows, which cancels the scale of the coefficients
         self.normalised = False
         self.in_channels = plain.in_channels
         self.stride = plain.stride
@@ -42,9 +42,9 @@ class _RoutedConvolution(nn.Module, ABC):
         self.groups = plain.groups
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
-        """The convolution with W = sum_k r_k W_k and b = sum_k r_k b_k, r from the router.
+        """Convolve with W = sum_k r_k W_k and b = sum_k r_k b_k, where r are the router's coefficients.
 
-        Coefficients [E] make one weight for the whole batch; coefficients [B, E] one for each image.
+        Coefficients [E] give one weight for the whole batch, coefficients [B, E] one for each image.
         """
         coefficients = self.router(features_BCHW)
         if coefficients.shape[0] == 1:
@@ -52,9 +52,9 @@ class _RoutedConvolution(nn.Module, ABC):
             coefficients = coefficients.reshape(-1)
         if coefficients.ndim == 1:
             return self._convolve(features_BCHW, *self.mixed(coefficients))
-        # Image by image: on a CPU a fifth faster than mixing for the whole batch at once, and no slower than
-        # a grouped convolution, which needs the channels outermost. split and unbind, whose gradients are one
-        # concatenation each: that of an index would fill a tensor of the whole batch for every image.
+        # Image by image: on a CPU this is a fifth faster than mixing for the whole batch at once, and not
+        # slower than a grouped convolution, which needs the channels outermost. split and unbind, because
+        # their gradient is one concatenation; that of an index fills a tensor of the batch for every image.
         return torch.cat(
             [
                 self._convolve(image, *self.mixed(own))
@@ -63,16 +63,16 @@ class _RoutedConvolution(nn.Module, ABC):
         )
 
     def mixed(self, coefficients_E: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias of these coefficients."""
-        # Channels innermost, as the experts are kept: flattening is then a view, and so is the result
+        """Mix the experts' weights and biases by these coefficients."""
+        # Channels innermost, as the experts are stored: then flattening is a view, and so is the result
         inner = self.experts.movedim(2, -1)
         weight = (coefficients_E @ inner.flatten(1)).reshape(inner.shape[1:])
-        # Axes counted from the front: the onnx exporter writes a negative one into the graph as it is
+        # Positive axes, because the onnx exporter writes negative ones into the graph unchanged
         return weight.movedim(3, 1), None if self.biases is None else coefficients_E @ self.biases
 
     @abstractmethod
     def _convolve(self, features: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The plain operation with this weight and bias."""
+        """Apply the plain operation with this weight and bias."""
 
 
 class RoutedConv2d(_RoutedConvolution):
@@ -106,7 +106,7 @@ class RoutedConvTranspose2d(_RoutedConvolution):
 
 
 class BatchStatisticsNorm2d(nn.BatchNorm2d):
-    """Batch norm by the statistics of the batch at hand, in train and in eval mode (1.4, item 5)."""
+    """Batch norm by the statistics of the current batch, in train and in eval mode (1.4, item 5)."""
 
     def __init__(self, plain: nn.BatchNorm2d) -> None:
         super().__init__(plain.num_features, plain.eps, affine=False, track_running_stats=False)
@@ -116,17 +116,17 @@ class BatchStatisticsNorm2d(nn.BatchNorm2d):
             self.bias = nn.Parameter(plain.bias.detach().clone())
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
-        """Raises RoutingError where the batch has one value per channel, which has no variance."""
+        """Normalise. Raises RoutingError if the batch has one value per channel, which has no variance."""
         if features_BCHW.numel() == self.num_features:
             raise RoutingError(
-                f"batch norm over {self.num_features} channels met one value per channel: a single image "
-                "this small has no statistics; give larger images or several at once"
+                f"batch norm over {self.num_features} channels: found one value per channel, which has no "
+                "statistics; expected larger images or several at once"
             )
         return super().forward(features_BCHW)
 
 
 def use_batch_statistics(network: nn.Module) -> None:
-    """Have every batch norm of a network use the statistics of the batch at hand, in place."""
+    """Make every batch norm of a network use the statistics of the current batch, in place."""
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.BatchNorm2d) and not isinstance(module, BatchStatisticsNorm2d):
             network.set_submodule(name, BatchStatisticsNorm2d(module))

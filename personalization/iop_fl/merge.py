@@ -1,4 +1,4 @@
-"""From a routed network to one plain network, which costs what any plain network costs, whatever K is.
+"""Merge a routed network into one plain network, with inference cost independent of the number of experts.
 
 Legend: N images, L routed layers, E experts.
 """
@@ -23,17 +23,16 @@ def merge(
     prior_images: float = PRIOR_IMAGES,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> nn.Module:
-    """The plain network of a routed one, for the hospital whose images these are (1.7); in eval mode.
+    """Merge a routed network into a plain network in eval mode, for the hospital of these images (1.7).
 
-    Each layer's coefficients are averaged over the images and its experts mixed by them, once. Where batch
-    norm follows, the coefficients are first divided by their sum: batch norm would take out the scale
-    anyway, and the weights keep the size of a model's, which the prior's statistics belong to. Elsewhere
-    (up-convolutions, head) the scale matters and stays. Batch norm gets the adapted affine parameters and
-    statistics baked on the merged network, drawn towards the global model's as if those were worth
-    `prior_images` images; 0 switches that off.
+    Each layer's experts are mixed once, by its coefficients averaged over the images. If batch norm follows,
+    the coefficients are first divided by their sum: batch norm would cancel the scale anyway, and the weights
+    keep the scale of a model, to which the prior's statistics belong. Elsewhere (up-convolutions, head) the
+    scale matters and is kept. Batch norm gets the adapted affine parameters and statistics recalibrated on
+    the merged network. The global model's statistics count as `prior_images` images; 0 disables them.
 
-    With direct coefficients, one batch of all images and no prior it equals the routed network. With
-    per-image coefficients it is an approximation. The routed network is left as it was. `check_cancelled` is
+    With direct coefficients, one batch of all images and no prior, the result equals the routed network. With
+    per-image coefficients it is an approximation. The routed network is not changed. `check_cancelled` is
     called before every batch, and may raise.
     """
     merged = space.plain().to(images_NCHW.device)
@@ -60,7 +59,7 @@ def mean_coefficients(
     batch_size: int = 16,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> Tensor:
-    """The coefficients [L, E] of `merge`: means over the images, with sum 1 where batch norm follows."""
+    """Compute the coefficients [L, E] of `merge`: means over the images, with sum 1 if batch norm follows."""
     mean_LE = coefficients(network, images_NCHW, batch_size, check_cancelled).mean(dim=0)
     follows = [layer.normalised for layer in routed_layers(network).values()]
     scale = torch.where(torch.tensor(follows, device=mean_LE.device), mean_LE.sum(dim=1), 1.0)

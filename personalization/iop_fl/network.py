@@ -1,4 +1,4 @@
-"""A network routed over a federation's models.
+"""Build a routed network from a federation's models, and read or replace its coefficients.
 
 Legend: N images, B batch, L routed layers, E experts (K inside models and the global one).
 """
@@ -31,15 +31,15 @@ def route(
     dropout: float = 0.0,
     generator: torch.Generator | None = None,
 ) -> nn.Module:
-    """The space's network with every convolution mixed from all experts, layer by layer (1.4).
+    """Build the space's network with every convolution mixed from all experts, layer by layer (1.4).
 
-    Learned are the routers and batch norm's affine parameters, which start at the global model's; all else
-    is frozen. Batch norm uses the statistics of the current batch, always. With `init="uniform"` step 0
-    mixes every layer at 1/E each. `init`, `dropout` and `generator` concern the pooled router (the
-    generator draws its weights, and its dropout masks at each forward; by default one seeded with 0);
-    with K = 0 there is nothing to route over and both routers are the direct one.
+    Only the routers and batch norm's affine parameters are learned; the latter start at the global model's.
+    Batch norm always uses the statistics of the current batch. With `init="uniform"`, step 0 mixes every
+    layer with 1/E each. `init`, `dropout` and `generator` apply to the pooled router. The generator draws its
+    weights, and its dropout masks at each forward pass; the default is seeded with 0. With K = 0 there is
+    only one expert, and the router is always the direct one.
 
-    The state dict holds the routers and batch norm's affine parameters only. The experts are the space's own
+    The state dict has only the routers and batch norm's affine parameters. The experts are the space's own
     tensors, not copies.
     """
     if router not in ("direct", "pooled"):
@@ -49,7 +49,7 @@ def route(
     if not 0 <= dropout < 1:
         raise RoutingError(f"dropout: expected 0 <= dropout < 1, found {dropout}")
     if router == "direct" and (init != "uniform" or dropout):
-        raise RoutingError("init='official' and dropout belong to the pooled router, not to direct ones")
+        raise RoutingError("init='official' and dropout need the pooled router, found router='direct'")
     generator = generator or torch.Generator().manual_seed(0)
     network = space.plain().requires_grad_(False)
     followed = _followed_by_norm(network)
@@ -74,7 +74,7 @@ def route(
 
 
 def routed_layers(network: nn.Module) -> dict[str, RoutedLayer]:
-    """The routed layers by name, in the order in which the network registers them (for a U-Net: of use)."""
+    """Return the routed layers by name, in registration order (for a U-Net, execution order)."""
     return {
         name: module
         for name, module in network.named_modules()
@@ -83,7 +83,7 @@ def routed_layers(network: nn.Module) -> dict[str, RoutedLayer]:
 
 
 def parameter_groups(network: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """What is learned: the parameters of the routers ("routing") and batch norm's affine ones ("bn")."""
+    """Return the learned parameters: those of the routers ("routing") and batch norm's affine ones ("bn")."""
     norms = (module for module in network.modules() if isinstance(module, nn.BatchNorm2d))
     return {
         "routing": [
@@ -99,11 +99,11 @@ def coefficients(
     batch_size: int = 16,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> Tensor:
-    """The coefficients [N, L, E] of each image and layer, without dropout.
+    """Compute the coefficients [N, L, E] of each image and layer, without dropout.
 
-    Those of a pooled router depend on an image's batch-mates (batch norm): batches are made as even as can
-    be, so that no image is left to itself. Direct ones are the same for every image, and free.
-    Raises RoutingError when there are no images, or the network is not a routed one.
+    Those of a pooled router depend on the other images of the batch (batch norm), so batches are as even as
+    possible, which avoids a batch of one image. Direct coefficients are the same for every image, and need no
+    forward pass. Raises RoutingError if there are no images, or the network is not a routed one.
     """
     layers = _layers_of(network)
     with torch.no_grad(), _evaluating(network):
@@ -130,9 +130,9 @@ def coefficients(
 
 
 def with_coefficients(network: nn.Module, coefficients_LE: Tensor) -> nn.Module:
-    """A copy of a routed network whose coefficients are these, for every image; the experts are shared.
+    """Copy a routed network with these coefficients for every image; the experts are shared.
 
-    Raises RoutingError when the coefficients do not fit.
+    Raises RoutingError if the coefficients have the wrong shape.
     """
     result = share_copy(network)
     layers = _layers_of(result)
@@ -147,7 +147,7 @@ def with_coefficients(network: nn.Module, coefficients_LE: Tensor) -> nn.Module:
 
 
 def share_copy(network: nn.Module) -> nn.Module:
-    """A copy of a routed network with parameters of its own, sharing the experts, which never change."""
+    """Copy a routed network with its own parameters; the experts, which never change, are shared."""
     memo: dict[int, object] = {}
     for layer in routed_layers(network).values():
         memo[id(layer.experts)] = layer.experts
@@ -156,9 +156,9 @@ def share_copy(network: nn.Module) -> nn.Module:
 
 
 def batches(images_NCHW: Tensor, batch_size: int) -> tuple[Tensor, ...]:
-    """The images in the fewest batches of at most `batch_size`, as even as can be: 17 by 16 are 9 and 8.
+    """Split images into the fewest batches of at most `batch_size`, of even size: 17 by 16 gives 9 and 8.
 
-    Raises RoutingError when there are no images or they are no [N, C, H, W].
+    Raises RoutingError if there are no images or their shape is not [N, C, H, W].
     """
     if images_NCHW.ndim != 4 or not len(images_NCHW):
         raise RoutingError(f"expected at least one image [N, C, H, W], found {list(images_NCHW.shape)}")
@@ -168,10 +168,10 @@ def batches(images_NCHW: Tensor, batch_size: int) -> tuple[Tensor, ...]:
 
 
 def mixed_batches(images_NCHW: Tensor, batch_size: int) -> tuple[Tensor, ...]:
-    """As many batches as `batches` makes, each with images from all over: of 4 by 2, the first has 0 and 2.
+    """Split images into as many batches as `batches`, interleaved: of 4 by 2, the first has 0 and 2.
 
-    Where batch norm uses a batch's own statistics they are to be the hospital's, and neighbours belong to one
-    scan. Raises RoutingError as `batches`.
+    If batch norm uses the batch's own statistics, they should represent the hospital, and neighbouring images
+    belong to the same scan. Raises RoutingError as `batches`.
     """
     count = len(batches(images_NCHW, batch_size))
     return tuple(images_NCHW[first::count] for first in range(count))
@@ -185,7 +185,7 @@ def _layers_of(network: nn.Module) -> list[RoutedLayer]:
 
 
 def _followed_by_norm(network: nn.Module) -> set[str]:
-    """The names of the convolutions whose output goes into batch norm: neighbours in an nn.Sequential."""
+    """Find the convolutions that are directly followed by batch norm in an nn.Sequential."""
     found = set()
     for path, module in network.named_modules():
         if isinstance(module, nn.Sequential):

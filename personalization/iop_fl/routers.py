@@ -1,4 +1,4 @@
-"""Where a layer's coefficients come from.
+"""Routers, which give the coefficients of a routed layer: direct, fixed or pooled.
 
 Legend: B batch, C channels of the layer's input, E experts (K inside models and the global one).
 """
@@ -18,14 +18,14 @@ from personalization.options.adaptation import Router
 
 Init = Literal["uniform", "official"]
 
-# Few numbers per layer behind a softmax bear, and need, a high rate; a router of two linear layers does not.
+# Learning rates. A few logits per layer need a high rate; a router of two linear layers a low one.
 ROUTING_RATES: Mapping[Router, float] = MappingProxyType({"direct": 0.1, "pooled": 1e-3})
 
 
 class DirectCoefficients(nn.Module):
-    """One logit per expert, shared by all images: r = softmax(logits), at first 1/E each (1.7).
+    """One logit per expert, shared by all images: r = softmax(logits), initially 1/E each (1.7).
 
-    4 numbers a layer for K = 3, where the pooled router has thousands: the choice for few images.
+    For K = 3 it has 4 numbers per layer, the pooled router thousands. It is the choice for few images.
     """
 
     def __init__(self, experts: int, dtype: torch.dtype = torch.float32) -> None:
@@ -33,12 +33,12 @@ class DirectCoefficients(nn.Module):
         self.logits = nn.Parameter(torch.zeros(experts, dtype=dtype))
 
     def forward(self, features_BCHW: Tensor) -> Tensor:  # noqa: ARG002
-        """Coefficients [E] that sum to 1, whatever the features."""
+        """Return the coefficients [E], which sum to 1 and do not depend on the features."""
         return torch.softmax(self.logits, dim=0)
 
 
 class FixedCoefficients(nn.Module):
-    """Coefficients [E] that are given, not learned."""
+    """Fixed coefficients [E], which are not learned."""
 
     coefficients: Tensor
 
@@ -47,17 +47,17 @@ class FixedCoefficients(nn.Module):
         self.register_buffer("coefficients", coefficients_E.detach().clone())
 
     def forward(self, features_BCHW: Tensor) -> Tensor:  # noqa: ARG002
-        """The given coefficients [E], whatever the features."""
+        """Return the fixed coefficients [E], independent of the features."""
         return self.coefficients
 
 
 class PooledRouter(nn.Module):
-    """r = sigmoid(theta(psi(h))) (IOP-FL, Eq. 6): psi the mean over pixels, theta two linear layers.
+    """Router of IOP-FL, Eq. 6: r = sigmoid(theta(psi(h))), psi the mean over pixels, theta two linear layers.
 
-    Linear(C, 2C), dropout, Linear(2C, E), as in the authors' code: no non-linearity in between, and E
-    independent sigmoids that need not sum to 1. `init="uniform"` starts at r = 1/E exactly for every input
-    (second layer's weight 0, bias -ln K); "official" at PyTorch's defaults, r near 0.5. Both draw from
-    `generator`, which also draws the masks of dropout, in train mode: reseed it to repeat them.
+    Linear(C, 2C), dropout, Linear(2C, E), as in the authors' code: without a non-linearity in between, and
+    with E independent sigmoids that need not sum to 1. `init="uniform"` starts at exactly r = 1/E for every
+    input (second layer's weight 0, bias -ln K), "official" at PyTorch's defaults, r near 0.5. Both draw from
+    `generator`, which also draws the dropout masks in train mode; reseed it to repeat them.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class PooledRouter(nn.Module):
         self.generator = generator
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
-        """Coefficients [B, E] in (0, 1) of each image."""
+        """Compute the coefficients [B, E] of each image, in (0, 1)."""
         hidden = self.first(features_BCHW.mean(dim=(2, 3)))
         if self.training and self.dropout:
             # functional.dropout draws from the global generator only

@@ -1,4 +1,4 @@
-"""The models that a hospital from outside is routed over.
+"""The routing space: the federation's models (experts) that an outside hospital's network is mixed from.
 
 Legend: K inside models (one per member hospital), E = K + 1 experts (the inside models and the global one).
 """
@@ -21,11 +21,11 @@ GLOBAL = "global"
 
 @dataclass(frozen=True)
 class RoutingSpace:
-    """The experts of one architecture, each tensor kept once for all of them; make one with `of`.
+    """The experts of one architecture, with each tensor stacked over the experts. Use `of` to make one.
 
-    `stacks` holds every tensor of the state as [E, *shape], in the order of `names`: the sites sorted, the
-    global model last. Routed layers read these very tensors, so that E models are in memory once. Of the
-    convolutions' weights the channels lie innermost, where convolutions take less time on a CPU.
+    `stacks` has every tensor of the state as [E, *shape], in the order of `names`: the sites sorted, the
+    global model last. Routed layers use these tensors without copies, so that E models are in memory once.
+    Weights of convolutions are stored with the channels innermost, which is faster on a CPU.
     """
 
     network: str
@@ -41,19 +41,19 @@ class RoutingSpace:
         inside: Mapping[str, Mapping[str, Tensor]],
         global_model: Mapping[str, Tensor],
     ) -> RoutingSpace:
-        """The space over `inside`, states by site (none is allowed: K = 0), and the global model's state.
+        """Make the space of `inside`, states by site (may be empty: K = 0), and the global model's state.
 
-        The states are copied, each asked for once and let go before the next: a mapping that reads a model
-        only when asked for it never holds two. Raises StateError, naming the site and the tensor, for a state
-        that is not one of `network`, differs from the others in names, shapes or types, or is not finite;
-        NetworkError for a network that cannot be built.
+        The states are copied. Each is read once and released before the next, so that a lazy mapping never
+        has two models in memory. Raises StateError, naming the site and the tensor, for a state that does not
+        fit `network`, differs from the others in names, shapes or types, or is not finite; NetworkError for a
+        network that cannot be built.
         """
         if GLOBAL in inside:
-            raise StateError(f"a site cannot be called '{GLOBAL}': that is the global model's name")
+            raise StateError(f"'{GLOBAL}' is reserved for the global model; rename the site")
         names = (*sorted(inside), GLOBAL)
         with torch.device("meta"):
             plain = build(network, **arguments).state_dict()
-        # The architecture's own types are not asked for: a network in float64 is as good
+        # The models' types are used, not the architecture's, so that a network in float64 is accepted
         expected = {
             name: tensor.to(global_model[name].dtype) if name in global_model else tensor
             for name, tensor in plain.items()
@@ -73,20 +73,20 @@ class RoutingSpace:
 
     @property
     def experts(self) -> dict[str, State]:
-        """The state of every expert, by name in order; views, not copies."""
+        """The state of every expert by name, in order; views, not copies."""
         return {
             expert: {name: stack[index] for name, stack in self.stacks.items()}
             for index, expert in enumerate(self.names)
         }
 
     def alone(self) -> RoutingSpace:
-        """The global model with no other beside it (K = 0): the same tensors, not copies."""
+        """Return the space of the global model alone (K = 0), with the same tensors, not copies."""
         return replace(
             self, names=(GLOBAL,), stacks={name: stack[-1:] for name, stack in self.stacks.items()}
         )
 
     def plain(self) -> nn.Module:
-        """The global model as a network of its own."""
+        """Build the global model as a plain network."""
         with torch.device("meta"):
             network = build(self.network, **self.arguments)
         network.load_state_dict(

@@ -1,4 +1,4 @@
-"""The networks, built by name and arguments: `build("unet", in_channels=1, classes=2)`."""
+"""Build networks by name and arguments: `build("unet", in_channels=1, classes=2)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decoupled cross-attention of FedOAP: own queries over own tokens and the other sites' (Eq. 3).
+"""Decoupled cross-attention of FedOAP: own queries attend to own tokens and to other sites' tokens (Eq. 3).
 
 Legend: B batch, N own tokens of an image, S other sites, M tokens of one of them, D features, h heads.
 """
@@ -21,15 +21,15 @@ def cross_attention(
     bank_value_SMD: Tensor,
     heads: int,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q K^T / sqrt(D/h)) V with K = cat(own key, bank key), V = cat(own value, bank value), per head.
+    """Compute softmax(q K^T / sqrt(D/h)) V per head, with own and bank entries concatenated in K and V.
 
     The bank is the same for every image and detached: no gradient reaches another site's tokens. S may be 0.
-    A site that is absent is one that is not in the bank, which is what masking its tokens comes to.
+    To mask a site, leave it out of the bank, which is equivalent.
 
     Returns the attended values [B, N, D], and the share of the attention on each source [B, 1 + S] (own
-    tokens, then the sites in the bank's order; mean over heads and queries, detached, rows add up to 1).
+    tokens, then the sites in the bank's order; mean over heads and queries, detached, rows sum to 1).
 
-    Memory grows with B h N (N + S M): the weights are kept, because what they add up to is shown to people.
+    Memory grows with B h N (N + S M): the weights are kept, because their sums are reported to users.
     Raises NetworkError when heads do not divide D.
     """
     features = query_BND.shape[-1]
@@ -43,7 +43,7 @@ def cross_attention(
     if not sites:
         weights = torch.softmax(scores, dim=-1)
         return _together(weights @ value), torch.ones_like(weights[0, :, 0, :1])
-    # One product per head over all images: the bank is not copied for each of them.
+    # One product per head over all images, so that the bank is not copied for each image.
     bank_key, bank_value = (
         x.detach().reshape(sites * entries, heads, -1).transpose(0, 1) for x in (bank_key_SMD, bank_value_SMD)
     )
@@ -60,12 +60,12 @@ def cross_attention(
 
 
 def _by_head(x_BND: Tensor, heads: int) -> Tensor:
-    """[B, N, D] -> [h, B, N, D/h]."""
+    """Split the features by head: [B, N, D] -> [h, B, N, D/h]."""
     _, tokens, features = x_BND.shape
     return x_BND.reshape(-1, tokens, heads, features // heads).permute(2, 0, 1, 3)
 
 
 def _together(x_hBNd: Tensor) -> Tensor:
-    """[h, B, N, D/h] -> [B, N, D]."""
+    """Join the heads' features: [h, B, N, D/h] -> [B, N, D]."""
     heads, _, tokens, width = x_hBNd.shape
     return x_hBNd.permute(1, 2, 0, 3).reshape(-1, tokens, heads * width)

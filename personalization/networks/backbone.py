@@ -1,4 +1,4 @@
-"""What a network offers that can be frozen and adapted from outside, by scale and shift (FedIns).
+"""Interface of a frozen backbone that FedIns adapts by scaling and shifting its activations (SSF).
 
 Legend: B batch, C channels, H and W height and width, Q width of a query, F width of the features.
 """
@@ -15,7 +15,7 @@ from personalization.networks.registry import build
 
 
 class Backbone(nn.Module, ABC):
-    """A network as `head(features(image))`, with places where its activations may be scaled and shifted."""
+    """A network `head(features(image))` with activations that can be scaled and shifted."""
 
     in_channels: int
     head_path: str
@@ -23,24 +23,24 @@ class Backbone(nn.Module, ABC):
     @property
     @abstractmethod
     def ssf_paths(self) -> tuple[str, ...]:
-        """The modules whose outputs may be scaled and shifted channel by channel, in the order they run."""
+        """Modules with outputs that can be scaled and shifted per channel, in execution order."""
 
     @property
     @abstractmethod
     def query_width(self) -> int:
-        """Q."""
+        """Width Q of a query."""
 
     @abstractmethod
     def query(self, image_BCHW: Tensor) -> Tensor:
-        """[B, Q]: what an image is looked up by."""
+        """Compute the queries [B, Q] that select entries of the pool for images."""
 
     @abstractmethod
     def features(self, image_BCHW: Tensor) -> Tensor:
-        """[B, F], or [B, F, H, W]: what the head turns into logits."""
+        """Compute the input of the head: [B, F] or [B, F, H, W]."""
 
 
 def build_backbone(name: str, /, **arguments: Any) -> Backbone:
-    """`build`, for a network that is a backbone. Raises NetworkError for another one."""
+    """Build a network that is a backbone. Raises NetworkError for any other network."""
     network = build(name, **arguments)
     if not isinstance(network, Backbone):
         raise NetworkError(f"'{name}' cannot be adapted by scale and shift: expected a unet or a vit")

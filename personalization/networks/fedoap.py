@@ -1,11 +1,11 @@
 """The U-Net of FedOAP (Tashdeed et al., 2025) with decoupled cross-attention and a spatial adapter.
 
-A binary segmentation network. At its bottleneck two stages work on the same features: the *query* stage,
+A binary segmentation network. At its bottleneck two stages process the same features: the *query* stage,
 which is personal, and the *key/value* stage, which is shared. Own queries attend to own tokens and to a bank
-of the other sites' mean tokens. The plain backbone (`attention=False, adapter=False`) is the paper's appendix
-E: 31,030,593 parameters at width 64.
+of the other sites' mean tokens. The plain backbone (`attention=False, adapter=False`) is that of the paper's
+appendix E: 31,030,593 parameters at width 64.
 
-What the paper leaves open is an argument; its default is what Locum recommends.
+Choices that the paper leaves open are arguments; the defaults are Locum's recommendation.
 
 Legend: B batch, C channels, H and W height and width (multiples of 16, at least 32), S sites in the bank,
 N = (H/16)(W/16) tokens, D = 16 width features.
@@ -24,7 +24,7 @@ from personalization.networks.registry import register
 
 DEPTH = 4
 SIZE_MULTIPLE = 2**DEPTH
-# Instance norm has nothing to normalise on a bottleneck of one pixel.
+# Instance norm cannot normalise a bottleneck of one pixel.
 LEAST_SIDE = 2 * SIZE_MULTIPLE
 ATTENTION = "attention"
 BANK = ("bank_key", "bank_value", "bank_present")
@@ -32,18 +32,18 @@ BANK = ("bank_key", "bank_value", "bank_present")
 
 @register("fedoap")
 class FedOapUNet(nn.Module):
-    """U-Net with instance normalisation; its logits are those of two classes, background's being 0.
+    """U-Net with instance normalisation and logits of two classes; the background's logit is 0.
 
     Args:
-        width: channels at full resolution; the paper's is 64.
-        attention: False leaves the plain bottleneck.
+        width: number of channels at full resolution; 64 in the paper.
+        attention: False gives the plain bottleneck.
         adapter: False leaves out the personal spatial adapter.
-        heads: of the attention (Eq. 3 reads as one, appendix E says several).
-        groups: of the group norm after the attention.
-        residual: add the query features to what was attended.
-        norm: normalise the `sum` of the two, or the attended `output` alone.
-        convolutions: in the query stage and in the key/value stage, 2 or 1.
-        sites, tokens: size of the bank, S and N; 0 sites is attention to own tokens alone.
+        heads: number of attention heads (Eq. 3 suggests one, appendix E says several).
+        groups: number of groups of the group norm after the attention.
+        residual: whether to add the query features to the attended values.
+        norm: normalise the `sum` of both, or the attended `output` alone.
+        convolutions: number of convolutions in the query stage and in the key/value stage, 2 or 1.
+        sites, tokens: size of the bank, S and N; with 0 sites, attention is to own tokens alone.
     """
 
     bank_key: Tensor
@@ -96,19 +96,19 @@ class FedOapUNet(nn.Module):
         self.head = nn.Conv2d(width, 1, kernel_size=1)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Logits [B, 2, H, W] of background (0) and tumour (z), so that their softmax is 1 - p and p.
+        """Compute logits [B, 2, H, W] of background (0) and tumour (z), so that their softmax is 1 - p and p.
 
-        Raises NetworkError for another channel count or sides that do not fit.
+        Raises NetworkError for a wrong channel count or size.
         """
         return two_classes(self.segment(image_BCHW)[0])
 
     def forward_with_extras(self, image_BCHW: Tensor) -> tuple[Tensor, ...]:
-        """`forward`, and what `extra_outputs` names: the attention [B, 1 + S]."""
+        """Compute `forward`, and the attention [B, 1 + S] if `extra_outputs` names it."""
         logits, mass = self.segment(image_BCHW)
         return (two_classes(logits), mass)[: 1 + len(self.extra_outputs)]
 
     def segment(self, image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits z [B, 1, H, W] of tumour, and the attention's share on each source [B, 1 + S].
+        """Compute logits z [B, 1, H, W] of tumour, and the attention's share on each source [B, 1 + S].
 
         The sources are the image's own tokens, then the bank's sites. Absent sites have share 0; without
         attention the share is [B, 1], all own. Raises as `forward`.
@@ -124,7 +124,7 @@ class FedOapUNet(nn.Module):
         return self.head(features), mass
 
     def keys_and_values(self, image_BCHW: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values [B, N, D] of images: what a site's entry in the bank is the mean of."""
+        """Compute keys and values [B, N, D] of images. A site's entry in the bank is their mean."""
         if not self.extra_outputs:
             raise NetworkError("fedoap: a network without attention has no keys and values")
         return self._keys_and_values(self._encode(image_BCHW)[1])
@@ -144,7 +144,7 @@ class FedOapUNet(nn.Module):
         return _tokens(self.to_key(shared)), _tokens(self.to_value(shared))
 
     def _bottleneck(self, pooled: Tensor) -> tuple[Tensor, Tensor]:
-        """GroupNorm(z_q + W_o attention(W_q z_q, cat(own, bank)))."""
+        """Compute GroupNorm(z_q + W_o attention(W_q z_q, cat(own, bank))), and the attention's shares."""
         if not self.extra_outputs:
             features = self.bottleneck(pooled)
             return features, torch.ones_like(features[:, :1, 0, 0])
@@ -160,7 +160,7 @@ class FedOapUNet(nn.Module):
         return mixed, _spread(mass, present, self.bank_present.shape[0])
 
     def _entries(self, present: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """The bank's entries that are there; all of them without a copy."""
+        """Select the bank's entries of the present sites; without a copy if all are present."""
         if len(present) == self.bank_present.shape[0]:
             return self.bank_key, self.bank_value
         return self.bank_key[present], self.bank_value[present]
@@ -187,18 +187,18 @@ class SpatialAdapter(nn.Module):
         self.outer = nn.Conv2d(width, width, kernel_size=3, padding=1)
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
-        """Features of the same shape."""
+        """Compute features of the same shape."""
         adapted: Tensor = features_BCHW + self.outer(self.inner(features_BCHW))
         return adapted
 
 
 def two_classes(logits_B1HW: Tensor) -> Tensor:
-    """Logits of one foreground as logits of two classes: softmax(0, z) = (1 - sigmoid(z), sigmoid(z))."""
+    """Extend foreground logits to two classes: softmax(0, z) = (1 - sigmoid(z), sigmoid(z))."""
     return torch.cat((torch.zeros_like(logits_B1HW), logits_B1HW), dim=1)
 
 
 def _convolutions(channels: int, features: int, count: int) -> nn.Sequential:
-    """(3x3 convolution, instance norm without affine part, ReLU), `count` times."""
+    """Build (3x3 convolution, instance norm without affine part, ReLU), `count` times."""
     layers: list[nn.Module] = []
     for source in (channels, features)[:count]:
         convolution = nn.Conv2d(source, features, kernel_size=3, padding=1)
@@ -207,12 +207,12 @@ def _convolutions(channels: int, features: int, count: int) -> nn.Sequential:
 
 
 def _tokens(features_BCHW: Tensor) -> Tensor:
-    """[B, D, h, w] -> [B, N, D], row by row."""
+    """Flatten [B, D, h, w] to tokens [B, N, D], row by row."""
     return features_BCHW.flatten(2).transpose(1, 2)
 
 
 def _spread(mass: Tensor, present: Sequence[int], sites: int) -> Tensor:
-    """Shares of own tokens and of the sites that are there -> of all sites, 0 for absent ones."""
+    """Extend the shares of own tokens and present sites to all sites, with 0 for absent ones."""
     own, *shares = torch.split(mass, 1, dim=1)
     column = dict(zip(present, shares, strict=True))
     return torch.cat((own, *(column.get(site, torch.zeros_like(own)) for site in range(sites))), dim=1)

@@ -1,4 +1,4 @@
-"""Networks by name and arguments, as a manifest records them."""
+"""Registry of networks: build one by the name and arguments that a manifest records, and initialise it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _NETWORKS: dict[str, type[nn.Module]] = {}
 
 @runtime_checkable
 class DrawsItself(Protocol):
-    """A module with parameters of its own that knows how they are drawn."""
+    """A module that initialises its own parameters."""
 
     def draw(self, generator: torch.Generator) -> None:
-        """Redraw them, in place."""
+        """Redraw the module's own parameters, in place."""
 
 
 def register(name: str) -> Callable[[NetworkType], NetworkType]:
-    """Class decorator: make a network buildable under `name`. Names are forever: manifests hold them."""
+    """Register a network class under `name` (a decorator). Names must not change: manifests store them."""
 
     def enter(network: NetworkType) -> NetworkType:
         if name in _NETWORKS:
@@ -38,12 +38,12 @@ def register(name: str) -> Callable[[NetworkType], NetworkType]:
 
 
 def names() -> tuple[str, ...]:
-    """The registered names, sorted."""
+    """Return the registered names, sorted."""
     return tuple(sorted(_NETWORKS))
 
 
 def build(name: str, /, **arguments: Any) -> nn.Module:
-    """The network `name` with PyTorch's default weights; `initialise` redraws them from a generator.
+    """Build the network `name` with PyTorch's default weights; `initialise` redraws them from a generator.
 
     Raises NetworkError for an unknown name (listing the known ones) or arguments that do not fit.
     """
@@ -54,12 +54,12 @@ def build(name: str, /, **arguments: Any) -> nn.Module:
     try:
         signature.bind(**arguments)
     except TypeError as error:
-        raise NetworkError(f"network '{name}': {error}; it takes {signature}, found {arguments}") from error
+        raise NetworkError(f"network '{name}': {error}; expected {signature}, found {arguments}") from error
     return network(**arguments)
 
 
 def check_arguments(network: str, in_channels: int, classes: int, width: int) -> None:
-    """What every network asks of its arguments. Raises NetworkError naming the network and the argument."""
+    """Check the arguments common to all networks. Raises NetworkError with the network and the argument."""
     for name, value, least in (("in_channels", in_channels, 1), ("classes", classes, 2), ("width", width, 1)):
         if value < least:
             raise NetworkError(f"{network}: {name} must be at least {least}, found {value}")
@@ -68,17 +68,17 @@ def check_arguments(network: str, in_channels: int, classes: int, width: int) ->
 def initialise(network: nn.Module, generator: torch.Generator) -> nn.Module:
     """Redraw every weight with PyTorch's default scheme, from `generator` instead of the global one.
 
-    In place, in module order, so that one seed gives one network whatever ran before. Returns the network.
-    Raises NetworkError for a layer whose default scheme is not known here.
+    Weights are redrawn in place and in module order, so that a seed always gives the same network. Returns
+    the network. Raises NetworkError for a layer with no known default scheme.
     """
     for path, module in network.named_modules():
         if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
-            # Drawn aside: a draw in place would follow the order of the weight's memory (channels last)
+            # Not drawn in place, because that would follow the weight's memory format (channels last)
             weight = torch.empty(module.weight.shape, dtype=module.weight.dtype)
             nn.init.kaiming_uniform_(weight, a=math.sqrt(5), generator=generator)
             _put(module.weight, weight)
             if module.bias is not None:
-                # kaiming's fan-in is taken over dimension 1 of the weight, for transposed convolutions too
+                # kaiming's fan-in is over dimension 1 of the weight, also for transposed convolutions
                 bound = 1 / math.sqrt(weight[0].numel())
                 bias = torch.empty(module.bias.shape, dtype=module.bias.dtype)
                 _put(module.bias, nn.init.uniform_(bias, -bound, bound, generator=generator))

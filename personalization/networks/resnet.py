@@ -1,7 +1,7 @@
-"""The ResNet-18 of FedISCA and FedBiCross: for small images, so with a 3x3 stem and without its pooling.
+"""The ResNet-18 of FedISCA and FedBiCross, for small images: a 3x3 stem without pooling.
 
-He et al., Deep Residual Learning for Image Recognition, 2016, in the variant for CIFAR: at 28 x 28 the last
-map is 4 x 4. It is pooled whole, so that images of any size fit.
+He et al., Deep Residual Learning for Image Recognition, 2016, in the variant for CIFAR. For 28 x 28 images
+the last map is 4 x 4. Pooling is global, so images of any size fit.
 
 Legend: B batch, C channels, K classes, H and W height and width.
 """
@@ -16,10 +16,10 @@ from personalization.errors import NetworkError
 from personalization.networks.registry import check_arguments, register
 
 BLOCKS = (2, 2, 2, 2)
-# Below this the three halvings leave nothing to pool.
+# With a smaller side, nothing remains to pool after three halvings.
 LEAST_SIDE = 8
-# Below it oneDNN's gradient of a 1x1 convolution with a stride writes past its memory on processors that have
-# AVX2 and no AVX-512 (github.com/uxlfoundation/oneDNN/issues/6035).
+# With fewer channels, oneDNN's gradient of a strided 1x1 convolution writes out of bounds on processors with
+# AVX2 but without AVX-512 (github.com/uxlfoundation/oneDNN/issues/6035).
 _SAFE_CHANNELS = 8
 
 
@@ -49,15 +49,15 @@ class ResNet18(nn.Module):
         self.linear = nn.Linear(previous, classes)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Logits [B, K] of images [B, C, H, W].
+        """Compute logits [B, K] of images [B, C, H, W].
 
-        Raises NetworkError for another channel count or a side below 8.
+        Raises NetworkError for a wrong channel count or a side below 8.
         """
         shape = tuple(image_BCHW.shape)
         if len(shape) != 4 or shape[1] != self.in_channels or min(shape[2:]) < LEAST_SIDE:
             raise NetworkError(
-                f"resnet18: expected images [B, {self.in_channels}, H, W] of at least {LEAST_SIDE} pixels a "
-                f"side, found {list(shape)}"
+                f"resnet18: expected images [B, {self.in_channels}, H, W] of at least {LEAST_SIDE} pixels "
+                f"per side, found {list(shape)}"
             )
         features = torch.relu(self.bn1(self.conv1(image_BCHW)))
         for level in range(len(BLOCKS)):
@@ -67,7 +67,7 @@ class ResNet18(nn.Module):
 
 
 class _Every(nn.Conv2d):
-    """A 1x1 convolution that takes every `stride`-th pixel first, and then all it has: the same answer."""
+    """A strided 1x1 convolution that first selects every `stride`-th pixel, with the same result."""
 
     def forward(self, features_BCHW: Tensor) -> Tensor:
         rows, columns = self.stride
@@ -75,7 +75,7 @@ class _Every(nn.Conv2d):
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions with batch norm beside a shortcut."""
+    """Two 3x3 convolutions with batch norm, and a shortcut."""
 
     def __init__(self, channels: int, features: int, stride: int) -> None:
         super().__init__()

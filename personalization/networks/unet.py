@@ -1,7 +1,7 @@
-"""The U-Net of IOP-FL (Jiang et al., TMI 2023), plain.
+"""The plain U-Net of IOP-FL (Jiang et al., TMI 2023).
 
-Parameter names are those of the authors' public checkpoints, so that their weights load; their unused
-self-supervision head (`bn`, `fc`: 3,076 parameters) is dropped.
+Parameter names are those of the authors' public checkpoints, so that their weights can be loaded. Their
+unused self-supervision head (`bn`, `fc`: 3,076 parameters) is left out.
 
 Legend: B batch, C channels, K classes, H and W height and width (multiples of 16).
 """
@@ -51,15 +51,15 @@ class UNet(Backbone):
         self.conv = nn.Conv2d(width, classes, kernel_size=1)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Logits [B, K, H, W] of images [B, C, H, W].
+        """Compute logits [B, K, H, W] of images [B, C, H, W].
 
-        Raises NetworkError for another channel count or sides that are not multiples of 16.
+        Raises NetworkError for a wrong channel count or sides that are not multiples of 16.
         """
         logits: Tensor = self.conv(self.features(image_BCHW))
         return logits
 
     def features(self, image_BCHW: Tensor) -> Tensor:
-        """[B, width, H, W]: what the last convolution sees. Raises as `forward`."""
+        """Compute the input [B, width, H, W] of the last convolution. Raises as `forward`."""
         skips, features = self._encode(image_BCHW)
         for level in range(DEPTH, 0, -1):
             features = self.get_submodule(f"upconv{level}")(features)
@@ -68,17 +68,17 @@ class UNet(Backbone):
         return features
 
     def query(self, image_BCHW: Tensor) -> Tensor:
-        """[B, 16 width]: the bottleneck's features, averaged over the image. Raises as `forward`."""
+        """Compute the bottleneck's features averaged over the image, [B, 16 width]. Raises as `forward`."""
         return self._encode(image_BCHW)[1].mean(dim=(2, 3))
 
     @property
     def query_width(self) -> int:
-        """16 width."""
+        """Width of a query: 16 width."""
         return int(self.width * 2**DEPTH)
 
     @property
     def ssf_paths(self) -> tuple[str, ...]:
-        """Batch norms and up-convolutions. Before a batch norm, its statistics would cancel them."""
+        """Batch norms and up-convolutions. Scales and shifts before a batch norm would be normalised away."""
         return tuple(
             path
             for path, module in self.named_modules()
@@ -86,7 +86,7 @@ class UNet(Backbone):
         )
 
     def _encode(self, image: Tensor) -> tuple[list[Tensor], Tensor]:
-        """The skips, and the bottleneck's features."""
+        """Compute the skip connections and the bottleneck's features."""
         self._check(image)
         skips: list[Tensor] = []
         features = image
@@ -108,7 +108,7 @@ class UNet(Backbone):
 
 
 def _block(channels: int, features: int, name: str) -> nn.Sequential:
-    """(3x3 convolution without bias, batch norm, ReLU) twice."""
+    """Build (3x3 convolution without bias, batch norm, ReLU) twice."""
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     for number, source in ((1, channels), (2, features)):
         layers[f"{name}_conv{number}"] = nn.Conv2d(source, features, kernel_size=3, padding=1, bias=False)

@@ -1,8 +1,8 @@
-"""The Vision Transformer: Dosovitskiy et al., An Image is Worth 16x16 Words, 2021; classification.
+"""The Vision Transformer for classification: Dosovitskiy et al., An Image is Worth 16x16 Words, 2021.
 
-Pre-norm blocks, a class token that has a position of its own, biases in the query, key and value projections,
-LayerNorm with eps 1e-6, and a head without a hidden layer. Parameter names are those under which its weights
-are commonly published as safetensors.
+Pre-norm blocks, a class token with a position of its own, biases in the query, key and value projections,
+LayerNorm with eps 1e-6, and a head without a hidden layer. Parameter names are those commonly used for
+published safetensors weights.
 
 Legend: B batch, C channels, K classes, H and W height and width, N patches, D width, J heads.
 """
@@ -24,11 +24,11 @@ _DRAWN_STD = 0.02
 
 @register("vit")
 class ViT(Backbone):
-    """A ViT; the defaults are ViT-B/16's, of 85,798,656 parameters without its head.
+    """A ViT; the defaults are those of ViT-B/16, with 85,798,656 parameters without the head.
 
     Args:
-        size: height and width of its images, multiples of `patch`: its positions belong to them.
-        heads: None is one per 64 of `width`, as in every published size.
+        size: height and width of the images, multiples of `patch`; the position embedding depends on them.
+        heads: None gives one head per 64 of `width`, as in every published size.
     """
 
     head_path = "head"
@@ -59,17 +59,17 @@ class ViT(Backbone):
         self.head = nn.Linear(width, classes)
 
     def draw(self, generator: torch.Generator) -> None:
-        """Redraw the class token and the positions: for `initialise`."""
+        """Redraw the class token and the positions, for `initialise`."""
         for parameter in (self.cls_token, self.pos_embed):
             nn.init.trunc_normal_(parameter, std=_DRAWN_STD, generator=generator)
 
     def forward(self, image_BCHW: Tensor) -> Tensor:
-        """Logits [B, K]. Raises NetworkError for images of another size or channel count."""
+        """Compute logits [B, K]. Raises NetworkError for images with a wrong size or channel count."""
         logits: Tensor = self.head(self.features(image_BCHW))
         return logits
 
     def features(self, image_BCHW: Tensor) -> Tensor:
-        """[B, D]: the class token after the last norm. Raises as `forward`."""
+        """Compute the class token after the last norm, [B, D]. Raises as `forward`."""
         tokens_BTD = self._embed(image_BCHW)
         for block in self.blocks:
             tokens_BTD = block(tokens_BTD)
@@ -77,9 +77,9 @@ class ViT(Backbone):
         return normed[:, 0]
 
     def query(self, image_BCHW: Tensor) -> Tensor:
-        """[B, D]: FedIns asks with the class token, as `features` has it.
+        """Compute the query of FedIns, [B, D]: the class token, as in `features`.
 
-        Of the last block, what updates the other tokens is left out: nobody asks for them.
+        The last block does not update the other tokens, because they are not used.
         """
         *others, last = self.blocks
         tokens_BTD = self._embed(image_BCHW)
@@ -90,18 +90,18 @@ class ViT(Backbone):
 
     @property
     def query_width(self) -> int:
-        """D."""
+        """Width D of a query."""
         return self.width
 
     @property
     def ssf_paths(self) -> tuple[str, ...]:
-        """Patch embedding; both norms and all four projections of every block; the last norm."""
+        """The patch embedding, both norms and all four projections of every block, and the last norm."""
         inner = ("norm1", "attn.qkv", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
         blocks = [f"blocks.{index}.{name}" for index in range(len(self.blocks)) for name in inner]
         return ("patch_embed.proj", *blocks, "norm")
 
     def _embed(self, image_BCHW: Tensor) -> Tensor:
-        """[B, 1 + N, D]: the class token and the patches', each with its position."""
+        """Embed images as [B, 1 + N, D]: the class token and the patch tokens, with their positions."""
         if tuple(image_BCHW.shape[1:]) != (self.in_channels, *self.size):
             raise NetworkError(
                 f"vit: expected images [B, {self.in_channels}, {self.size[0]}, {self.size[1]}], found "
@@ -113,7 +113,7 @@ class ViT(Backbone):
 
 
 class _PatchEmbedding(nn.Module):
-    """Each patch to a token, row by row."""
+    """Embeds each patch as a token, row by row."""
 
     def __init__(self, channels: int, patch: int, width: int) -> None:
         super().__init__()
@@ -134,7 +134,7 @@ class _Attention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, tokens_BTD: Tensor, first: int | None = None) -> Tensor:
-        """What all tokens tell each token, or each of the `first` ones."""
+        """Let each token, or each of the `first` tokens, attend to all tokens."""
         width = tokens_BTD.shape[2]
         part = width // self.heads
         query, key, value = (
@@ -163,7 +163,7 @@ class _Mlp(nn.Module):
 
 
 class _Block(nn.Module):
-    """Attention and a perceptron, each with a norm before it and a shortcut beside it."""
+    """Attention and a perceptron, each preceded by a norm, with a shortcut."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -173,7 +173,7 @@ class _Block(nn.Module):
         self.mlp = _Mlp(width, hidden)
 
     def forward(self, tokens_BTD: Tensor, first: int | None = None) -> Tensor:
-        """The tokens updated, or the `first` ones alone."""
+        """Update all tokens, or only the `first` ones."""
         kept_BTD = tokens_BTD if first is None else tokens_BTD[:, :first]
         updated_BTD = kept_BTD + self.attn(self.norm1(tokens_BTD), first)
         out: Tensor = updated_BTD + self.mlp(self.norm2(updated_BTD))

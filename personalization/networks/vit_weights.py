@@ -1,7 +1,7 @@
-"""Published weights of a Vision Transformer, read into Locum's.
+"""Convert published weights of a Vision Transformer to Locum's `ViT`.
 
-Two layouts are known: that of the original JAX release (an .npz, kernels as [in, out]), and the safetensors
-of the PyTorch world, whose names `ViT` shares. What size a ViT has is read off its tensors.
+Two layouts are supported: that of the original JAX release (an .npz, kernels as [in, out]), and safetensors
+with the names common in PyTorch, which `ViT` uses too. The size of the ViT is inferred from the tensors.
 
 Legend: D width, J heads, T tokens.
 """
@@ -27,14 +27,14 @@ _RGB = 3
 def vit_from_published(
     published: Mapping[str, Tensor], in_channels: int, classes: int, size: tuple[int, int], where: str
 ) -> tuple[dict[str, Any], State]:
-    """The arguments of a `ViT` for a task, and its state, from published weights.
+    """Make the arguments and the state of a `ViT` for a task from published weights.
 
-    The head is new, and zero: a published one knows other classes. Positions are resampled (bicubic) to the
-    grid of `size`. For images of one channel the colours' kernels are added up, which is the same as showing
-    it the channel three times.
+    The head is new and zero, because a published head has other classes. Positions are resampled (bicubic) to
+    the grid of `size`. For images of one channel the kernels of the colours are summed, which is equivalent
+    to repeating the channel three times.
 
     Args:
-        where: names the weights in errors.
+        where: name of the weights in errors.
 
     Raises NetworkError naming the first tensor that is missing or does not fit.
     """
@@ -57,7 +57,7 @@ def vit_from_published(
     if kernel.shape[1] != in_channels:
         if kernel.shape[1] != _RGB or in_channels != 1:
             raise NetworkError(
-                f"{where}: it takes images of {kernel.shape[1]} channels, the task's have {in_channels}"
+                f"{where}: expected {in_channels} input channels as the task has, found {kernel.shape[1]}"
             )
         state["patch_embed.proj.weight"] = kernel.sum(1, keepdim=True)
     state["pos_embed"] = resample_positions(state["pos_embed"], (size[0] // patch, size[1] // patch))
@@ -76,7 +76,7 @@ def vit_from_published(
 
 
 def resample_positions(positions_1TD: Tensor, grid: tuple[int, int]) -> Tensor:
-    """Positions of a square grid, the class token's first, for another grid; the same one is left alone."""
+    """Resample positions of a square grid (the class token's first) to another grid, if it differs."""
     token, patches = positions_1TD[:, :1], positions_1TD[:, 1:]
     side = math.isqrt(patches.shape[1])
     if side**2 != patches.shape[1]:
@@ -94,11 +94,11 @@ def _heads(published: Mapping[str, Tensor], width: int) -> int:
 
 
 def _from_jax(published: Mapping[str, Tensor], where: str) -> State:
-    """The names and orientations of `ViT`. A pre-logits layer is not part of the backbone and left out."""
+    """Convert to the names and orientations of `ViT`. A pre-logits layer is left out."""
 
     def take(name: str) -> Tensor:
         if name not in published:
-            raise NetworkError(f"{where}: it looks like the weights of a ViT, but has no '{name}'")
+            raise NetworkError(f"{where}: expected a tensor '{name}' in the weights of a ViT, found none")
         return published[name]
 
     def norm(target: str, source: str) -> State:

@@ -1,1 +1,1 @@
-"""The hospitals' data: folders, checks, splits, slices and batches."""
+"""Read, check and split the hospitals' data, and make batches of it."""

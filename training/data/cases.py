@@ -1,4 +1,4 @@
-"""What a federation is made of: sites, and a site's cases."""
+"""Data classes of a federation: its sites, and the cases of a site."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPLITS: tuple[Split, ...] = ("train", "val", "test")
 
 @dataclass(frozen=True)
 class Case:
-    """One image and its mask. `split` is None until cases.csv or `split_by_patient` says it."""
+    """One image and its mask. `split` is None until cases.csv or `split_by_patient` sets it."""
 
     image: Path
     mask: Path
@@ -32,9 +32,9 @@ class Case:
 
 @dataclass(frozen=True)
 class LabelledCase:
-    """One image or volume of one class. `label` is the class's index, `name` unique within the site.
+    """One image or volume with a class label. `label` is the class index; `name` is unique within the site.
 
-    An image of an .npz is `row` (the array's name and the index in it) of the file `image`.
+    For an image in an .npz, `image` is the file and `row` the name of the array and the index in it.
     """
 
     name: str
@@ -50,22 +50,22 @@ AnyCase = TypeVar("AnyCase", Case, LabelledCase, default=Case)
 
 @dataclass(frozen=True)
 class Site(Generic[AnyCase]):
-    """One hospital: its name (the folder's) and its cases, ordered by file name."""
+    """One hospital: its name (that of the folder) and its cases, ordered by file name."""
 
     name: str
     cases: tuple[AnyCase, ...]
 
     @property
     def patients(self) -> tuple[str, ...]:
-        """Every patient once, sorted."""
+        """The patients, sorted and without duplicates."""
         return tuple(sorted({case.patient for case in self.cases}))
 
     def of_split(self, split: Split) -> tuple[AnyCase, ...]:
-        """The cases of one split."""
+        """Return the cases of one split."""
         return tuple(case for case in self.cases if case.split == split)
 
     def assigned(self, splits: dict[str, Split]) -> Site[AnyCase]:
-        """The same site with the split of every case taken from its patient's."""
+        """Return the site with every case in the split of its patient."""
         return replace(self, cases=tuple(replace(case, split=splits[case.patient]) for case in self.cases))
 
 
@@ -73,9 +73,10 @@ class Site(Generic[AnyCase]):
 class Federation(Generic[AnyCase]):
     """The sites of one task.
 
-    `inferred` says that no task was given and this one was read off the data. `digest` is a sha256 over the
-    task, the names, the patients and the bytes of all files: two federations with one digest train alike.
-    `repeated` names images (`SITE/images/FILE`), each group being the same bytes at more than one patient.
+    `inferred` says that no task was given and `task` was inferred from the data. `digest` is a sha256 over
+    the task, the names, the patients and the bytes of all files: two federations with equal digests train
+    identically. Each group in `repeated` names images (`SITE/images/FILE`) with identical bytes that belong
+    to different patients.
     """
 
     root: Path
@@ -91,13 +92,13 @@ class Federation(Generic[AnyCase]):
         return tuple(site.name for site in self.sites)
 
     def site(self, name: str) -> Site[AnyCase]:
-        """The site of that name. Raises KeyError."""
+        """Return the site of that name. Raises KeyError."""
         for site in self.sites:
             if site.name == name:
                 return site
-        raise KeyError(f"no site '{name}' in {self.root}; there are {', '.join(self.names)}")
+        raise KeyError(f"no site '{name}' in {self.root}; expected one of {', '.join(self.names)}")
 
     def only(self, names: Iterable[str]) -> Federation[AnyCase]:
-        """The same federation with some of its sites (the digest stays that of the whole folder)."""
+        """Return the federation with the named sites only. The digest stays that of the whole folder."""
         kept = set(names)
         return replace(self, sites=tuple(site for site in self.sites if site.name in kept))

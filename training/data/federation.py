@@ -1,4 +1,4 @@
-"""A folder to a federation, checked up front: whatever is wrong is found in one look and listed together."""
+"""Load a federation from a folder or an .npz, and report all problems of the data in one error."""
 
 from __future__ import annotations
 
@@ -24,18 +24,19 @@ TASK_FILE = "task.yaml"
 def load_federation(
     root: Path, task: Task | None = None, partition: Partition | None = None
 ) -> Federation[Any]:
-    """Read and check the federation folder `root`: see `training.data.segmentation.layout` for segmentation,
-    and `training.data.classification` for classification, which may also be an .npz, shared out by
-    `partition`.
+    """Read and check the federation folder `root`.
 
-    The task is the one given, else `root/task.yaml`, else inferred (`Federation.inferred`). Raises
-    FederationError whose `.problems` lists everything that is wrong, each with its file.
+    For the layout see `training.data.segmentation.layout` and `training.data.classification`. `root` may also
+    be an .npz for classification, which `partition` divides among clients.
+
+    The task is `task` if given, otherwise `root/task.yaml`, otherwise inferred (`Federation.inferred`).
+    Raises FederationError; its `.problems` lists all problems, each with its file.
     """
     if root.is_file():
         return load_npz(root, task, partition or Partition())
     problems: list[str] = []
     if partition is not None:
-        raise _refused(root, ["clients and their shares are for an .npz; a folder has its sites already"])
+        raise _refused(root, ["clients and their shares are for an .npz; the sites of a folder are given"])
     if task is None and (root / TASK_FILE).is_file():
         try:
             task = Task.load(root / TASK_FILE)
@@ -63,7 +64,7 @@ def _refused(root: Path, problems: Sequence[str]) -> FederationError:
 
 
 def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:
-    """Images that more than one patient has, byte for byte: a split by patient may have one on both sides."""
+    """Find identical images of different patients: a split by patient may put them on both sides."""
     same: dict[str, list[Look]] = {}
     for look in looks:
         same.setdefault(look.image, []).append(look)
@@ -78,7 +79,7 @@ def _digest(task: Task, looks: Sequence[Look]) -> str:
     hasher = hashlib.sha256(task.model_dump_json().encode())
     for look in looks:
         case = look.case
-        # A separator that no file name can contain keeps neighbouring fields apart.
+        # A separator that no file name can contain makes the fields unambiguous.
         fields = (look.site, case.name, case.patient, case.split or "", look.digest)
         hasher.update("\0".join(fields).encode() + b"\0")
     return f"sha256:{hasher.hexdigest()}"

@@ -1,6 +1,6 @@
-"""Scans on disk: a file, or a folder of files where a registered format is stored as several.
+"""Find and read scans on disk: a file, or a folder of files for formats that are stored as several.
 
-Which formats these are is said in `model_store.scans.formats`.
+The formats are listed in `model_store.scans.formats`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _HEAD_BYTES = 4096
 
 
 def scans_in(folder: Path) -> dict[str, Path]:
-    """The visible scans in a folder by name; none if there is no such folder.
+    """List the visible scans in a folder by name; empty if there is no such folder.
 
-    Every file counts: whether it can be decoded is checked later. A folder counts if a format recognises one
-    of its files.
+    Every file counts, because decoding is checked later. A folder counts if a format recognises one of its
+    files.
     """
     if not folder.is_dir():
         return {}
@@ -27,7 +27,7 @@ def scans_in(folder: Path) -> dict[str, Path]:
 
 
 def stem_of(path: Path) -> str:
-    """A scan's name without its suffix (`.nii.gz` is one suffix); the whole name of a folder."""
+    """Return a scan's name without its suffix (`.nii.gz` is one suffix); for a folder, its whole name."""
     if path.is_dir():
         return path.name
     stripped = strip_suffix(path.name)
@@ -35,7 +35,7 @@ def stem_of(path: Path) -> str:
 
 
 def read_content(path: Path) -> bytes | Parts:
-    """The bytes of a scan's file, or those of the visible files of its folder, for `decode`."""
+    """Read a scan's file, or the visible files of its folder, as input for `decode`."""
     if path.is_dir():
         return {file.name: file.read_bytes() for file in _files(path)}
     return path.read_bytes()
@@ -47,10 +47,10 @@ def read_scan(path: Path) -> Scan:
 
 
 def content_digest(content: bytes | Parts) -> str:
-    """sha256 in hexadecimal digits: of a file's bytes; of several files over their names and digests."""
+    """Return the sha256 in hexadecimal of a file's bytes; of several files, over their names and digests."""
     if isinstance(content, bytes):
         return hashlib.sha256(content).hexdigest()
-    # A separator that no file name can contain keeps names and digests apart.
+    # A separator that no file name can contain makes the lines unambiguous.
     lines = (f"{name}\0{content_digest(content[name])}\0" for name in sorted(content))
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Train, validation and test by patient, the same for the same seed whatever else the federation holds."""
+"""Split a site into train, validation and test by patient. A split depends on the seed and the site alone."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from training.errors import FederationError
 def split_by_patient(site: Site[AnyCase], seed: int, test: float = 0.2, val: float = 0.2) -> Site[AnyCase]:
     """Put every patient of a site into one split.
 
-    `test` is a share of the site's patients, `val` a share of those that then remain. A split that cases.csv
-    names is complete as it stands: the patients it leaves open are shared among the splits it does not name.
+    `test` is a share of the site's patients, `val` a share of the patients that then remain. A split named in
+    cases.csv is complete: patients without a split are divided among the splits that cases.csv does not name.
 
-    Few patients: training comes first, validation second, testing last. One patient trains (and `SiteData`
-    validates on it too, having no other); two give one to training and one to validation; from three on,
-    every split has one.
+    With few patients, training comes first, validation second, testing last. One patient is used for training
+    (and `SiteData` also validates on it); two give one to training and one to validation; with three or more,
+    every split has at least one.
 
-    Raises FederationError if cases.csv leaves nobody to train on.
+    Raises FederationError if cases.csv leaves no patient to train on.
     """
     splits: dict[str, Split] = {c.patient: c.split for c in site.cases if c.split is not None}
     open_ = _shuffled([p for p in site.patients if p not in splits], site.name, seed)
     shares = {"train": 1.0, "val": val, "test": test}
     free = [s for s in SPLITS if s not in splits.values() and shares[s] > 0] or ["train"]
-    # Test is drawn first, so that changing `val` does not move anybody into it; the first takes who is left.
+    # Test is drawn first, so that changing `val` moves no patient into it. The first split gets the rest.
     for before, split in reversed(list(enumerate(free))):
         count = _share(shares[split], len(open_), keep=before) if before else len(open_)
         splits |= dict.fromkeys(open_[:count], split)
@@ -37,10 +37,10 @@ def split_by_patient(site: Site[AnyCase], seed: int, test: float = 0.2, val: flo
 
 
 def check_trains(site: Site[AnyCase]) -> None:
-    """Raise FederationError where none of a site's patients is in the split 'train'."""
+    """Raise FederationError if no patient of a site is in the split 'train'."""
     if not site.of_split("train"):
         raise FederationError(
-            f"site '{site.name}' has nobody to train on:",
+            f"site '{site.name}' has no patient to train on:",
             [
                 f"{site.name}: none of its {len(site.patients)} patients is in the split 'train'; "
                 "change its cases.csv"
@@ -49,15 +49,15 @@ def check_trains(site: Site[AnyCase]) -> None:
 
 
 def all_for_testing(site: Site[AnyCase]) -> Site[AnyCase]:
-    """Every patient in the test split: a hospital outside the federation."""
+    """Put every patient in the test split, as for a hospital outside the federation."""
     return site.assigned(dict.fromkeys(site.patients, "test"))
 
 
 def folds(site: Site[AnyCase], k: int, seed: int, val: float = 0.2) -> tuple[Site[AnyCase], ...]:
-    """`k` versions of the site in which every patient is tested exactly once; cases.csv plays no part.
+    """Make `k` versions of the site for cross-validation: every patient is in the test split of exactly one.
 
-    In each, `val` is a share of the patients that are not tested. Raises ValueError unless
-    2 <= k <= patients.
+    The splits in cases.csv are ignored. In each version `val` is a share of the patients that are not tested.
+    Raises ValueError unless 2 <= k <= patients.
     """
     patients = _shuffled(list(site.patients), site.name, seed)
     if not 2 <= k <= len(patients):
@@ -78,7 +78,7 @@ def folds(site: Site[AnyCase], k: int, seed: int, val: float = 0.2) -> tuple[Sit
 
 
 def _share(fraction: float, of: int, keep: int) -> int:
-    """A rounded share, at least one, but leaving `keep`."""
+    """Round a share to at least one, but leave `keep` of the total."""
     return max(0, min(max(1, round(fraction * of)), of - keep))
 
 

@@ -1,1 +1,1 @@
-"""Engines: what runs a federated method. Here, processes on one machine."""
+"""Engines run a federated method. The in-process engine runs it in worker processes on one machine."""

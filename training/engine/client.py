@@ -1,4 +1,4 @@
-"""One step at one site: what every engine does around a method's `client_step`."""
+"""Run one client step of a method at one site. Every engine calls `client_step` through this module."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from training.engine.seeds import generator, keyed
 
 @dataclass(frozen=True)
 class RunEnvironment:
-    """What a run gives every step: its seed, its device, and threads per site (never per machine)."""
+    """Settings of a run that every step gets: seed, device, and threads per site (never per machine)."""
 
     seed: int
     device: str = "cpu"
     threads: int = 1
 
     def context(self, phase: str, round_: int, rounds: int, site: str | None = None) -> StepContext:
-        """The context of one step; the server's has no site."""
+        """Build the context of one step. The context of a server step has no site."""
 
         def draw(purpose: str) -> torch.Generator:
             return generator(self.seed, phase, round_, site or "", purpose)
@@ -41,8 +41,11 @@ def run_step(
     data: Any,
     key: Callable[[], bytes],
 ) -> tuple[Outgoing, Memory | None]:
-    """One client step within the site's own bounds, and its egress policy over what it sends. Raises as they
-    do. `key` gives the site's own, if there is noise to draw from it."""
+    """Run one client step with the site's feature bounds, then apply its egress policy to the uploads.
+
+    `key` returns the site's secret key and is called only if the step draws noise.
+    Raises what `client_step` and `let_out` raise.
+    """
 
     def noise(purpose: str) -> np.random.Generator:
         return keyed(key(), phase.name, context.round, site.name, purpose)

@@ -1,4 +1,4 @@
-"""What a site lets out: the hospital's word, kept at the hospital."""
+"""Egress policy: which groups of tensors may leave a hospital. It is applied at the hospital."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ ALL_KINDS: frozenset[GroupKind] = frozenset(get_args(GroupKind))
 class SiteSpec:
     """One member hospital, as an engine knows it.
 
-    `load` reads its data and is called only where the site's steps run; it must be picklable. `allows` are
-    the kinds the hospital lets out, `consents` whether it agreed to the phases that ask for consent. `size`
-    is anything that grows with the work (its number of cases), for spreading sites over workers. `bounds` are
-    the hospital's own on features, which the method keeps at the site.
+    `load` reads the site's data. It is called only in the process that runs the site's steps and must be
+    picklable. `allows` lists the kinds that may leave the hospital. `consents` says whether the hospital
+    agreed to the phases that require consent. `size` is a measure of the work (the number of cases), used to
+    spread sites over workers. `bounds` are the hospital's limits on features, which the method applies at
+    the site.
     """
 
     name: str
@@ -32,18 +33,18 @@ class SiteSpec:
     bounds: FeatureBounds = NO_BOUNDS
 
     def refusal(self, group: Group) -> str | None:
-        """Why a group does not leave the site; None if it may."""
+        """Return why a group must not leave the site, or None if it may."""
         if group.kind not in self.allows:
             return f"its egress policy refuses (it allows {', '.join(sorted(self.allows)) or 'nothing'})"
         if group.kind == "features" and self.bounds != NO_BOUNDS and not group.bounded:
-            return "the method does not keep within the site's bounds on features"
+            return "the method does not apply the site's bounds on features"
         return None
 
 
 def check_plan(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -> None:
-    """Refuse a run, before it starts, in which a site would keep in what the method cannot do without.
+    """Check before a run starts that every site's policy allows the essential uploads.
 
-    Raises EgressRefused naming every such site, group and kind.
+    Raises EgressRefused, which names every refused site, group and kind.
     """
     refusals = [
         f"site {site.name}: phase '{phase.name}' uploads '{group.name}', of kind {group.kind}, "
@@ -61,7 +62,7 @@ def check_plan(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -
 
 
 def may_take_part(phase: Phase, site: SiteSpec) -> bool:
-    """Whether a site runs this phase at all: consent where it is asked, and nothing essential refused."""
+    """Whether a site runs this phase: it gave the required consent and refuses no essential group."""
     if phase.consent and not site.consents:
         return False
     return not any(site.refusal(group) for group in phase.uploads if group.essential)
@@ -69,7 +70,7 @@ def may_take_part(phase: Phase, site: SiteSpec) -> bool:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What is left of a client result after the site's policy; `withheld` names what was kept in."""
+    """A client result after the site's policy was applied. `withheld` names the groups that stay."""
 
     uploads: Mapping[str, State]
     weight: float
@@ -78,10 +79,10 @@ class Outgoing:
 
 
 def let_out(phase: Phase, site: SiteSpec, result: ClientResult) -> Outgoing:
-    """Apply a site's policy to what a step wants to send.
+    """Apply a site's egress policy to the uploads of a step.
 
-    Raises AlgorithmError when the method uploads other groups than it declared, EgressRefused when the site
-    should not have been asked at all (an engine that asked `may_take_part` never sees it).
+    Raises AlgorithmError when the method uploads other groups than it declared, and EgressRefused when the
+    site must not run the phase at all (never in an engine that checks `may_take_part` first).
     """
     declared = {group.name: group for group in phase.uploads}
     if result.uploads.keys() != declared.keys():
@@ -96,7 +97,7 @@ def let_out(phase: Phase, site: SiteSpec, result: ClientResult) -> Outgoing:
             f"site {site.name} does not take part in phase '{phase.name}' ({essential or 'consent'})"
         )
     withheld = [group.name for group in refused]
-    # A record is JSON, which knows no NaN: what was not measured is left out.
+    # Records are JSON, which has no NaN: metrics that were not measured are left out.
     metrics = {name: value for name, value in result.metrics.items() if math.isfinite(value)}
     if "statistics" not in site.allows and metrics:
         metrics = {}

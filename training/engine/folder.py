@@ -1,17 +1,17 @@
-"""A run's folder: enough to go on after a kill at any instant, with the same result.
+"""The folder of a run: checkpoints from which a run killed at any instant resumes with the same result.
 
-RUN/run.json                 what the run is: method, configuration, data, seed
+RUN/run.json                 identity of the run: method, configuration, data, seed
 RUN/checkpoint.json          the last committed round; points at the server's slot and at each site's
-RUN/history.jsonl            one line per committed round; what lies beyond the checkpoint's length is not
+RUN/history.jsonl            one line per committed round; bytes beyond the checkpoint's length are ignored
 RUN/server-{a,b}.safetensors the server's memory
 RUN/sites/SITE/memory-{a,b}.safetensors   the site's own memory; stays at the site
-RUN/sites/SITE/failures.log  why steps of the site failed, in full; stays at the site
-RUN/sites/SITE/key           what its noise is drawn from, where it adds some; stays at the site
-RUN/exchange/                tensors on their way between processes; emptied when the run ends, or is ended
+RUN/sites/SITE/failures.log  tracebacks of failed steps of the site; stays at the site
+RUN/sites/SITE/key           secret from which the site's noise is drawn, if it adds any; stays at the site
+RUN/exchange/                tensors in transit between processes; emptied when the run ends or is stopped
 
-Memories alternate between two slots: a step writes the slot that the last committed round does *not* point
-at, so whatever is half-written when the power goes is not referred to. Replacing checkpoint.json, by one
-rename, is what commits a round.
+Memories alternate between two slots. A step writes the slot that the last committed round does *not* point
+at, so a file left half-written by a crash is never read. A round is committed by replacing checkpoint.json in
+one rename.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ FAILURES = "failures.log"
 
 
 def other(slot: Slot | None) -> Slot:
-    """The slot that may be written while `slot` must stay."""
+    """Return the slot that may be overwritten while `slot` must be kept."""
     return "b" if slot == "a" else "a"
 
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """Where a run stands: `step` indexes the plan, `round` is the next one to do within it."""
+    """Progress of a run: `step` indexes the plan, `round` is the next round within that step."""
 
     step: int
     round: int
@@ -52,21 +52,21 @@ class RunCheckpoint:
 
 
 class SiteFolder:
-    """One site's own memory. Only processes that work for the site touch it."""
+    """The private folder of one site. Only processes that run the site's steps access it."""
 
     def __init__(self, root: Path, site: str) -> None:
         self._path = root / "sites" / site
 
     def save(self, slot: Slot, memory: Memory) -> None:
-        """Write a slot that no committed round refers to."""
+        """Write the memory to a slot, which no committed round may refer to."""
         write_tensors(self._file(slot), memory.tensors, memory.facts, durable=True)
 
     def load(self, slot: Slot | None) -> Memory:
-        """The memory in a slot; an empty one when the site never had any."""
+        """Read the memory in a slot. Without a slot (a new site) it is empty."""
         return Memory() if slot is None else Memory(*read_tensors(self._file(slot)))
 
     def key(self) -> bytes:
-        """The site's own, which nobody else can guess; made when it is first asked for."""
+        """Return the site's secret random key, which is created on the first call."""
         path = self._path / "key"
         if not path.exists():
             self._path.mkdir(parents=True, exist_ok=True)
@@ -74,12 +74,12 @@ class SiteFolder:
         return path.read_bytes()
 
     def note_failure(self, text: str) -> None:
-        """Add to the site's own account of what went wrong; where that cannot be written, it is lost."""
+        """Append to the site's failure log. If it cannot be written, the text is lost."""
         with suppress(OSError):
             self._path.mkdir(parents=True, exist_ok=True)
             path = self._path / FAILURES
             path.touch(mode=0o600)
-            # A file name need not be text.
+            # A file name in the text need not be valid UTF-8.
             with path.open("a", encoding="utf-8", errors="backslashreplace") as log:
                 log.write(f"{text}\n")
 
@@ -88,7 +88,7 @@ class SiteFolder:
 
 
 class RunFolder:
-    """The server's side of a run's folder."""
+    """The server's part of a run's folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(root)
@@ -96,9 +96,9 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other processes out of the folder. Raises TrainingError when one is in it.
+        """Lock the folder against other processes. Raises TrainingError when another process holds the lock.
 
-        The lock goes with the process that holds it, so a kill leaves none behind.
+        The operating system releases the lock when the process ends, so a kill leaves no stale lock.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("w") as lock:
@@ -106,15 +106,15 @@ class RunFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise TrainingError(
-                    f"{self.root} is in use by another process; wait for it, or take another folder"
+                    f"{self.root} is in use by another process; wait for it, or use another folder"
                 ) from error
             yield
 
     def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:
-        """Make the folder this run's.
+        """Record the run's identity in the folder, or compare it with the identity recorded there.
 
-        Raises RunMismatch when it holds another run (naming the fields that differ), or the same one without
-        `resume`.
+        Raises RunMismatch when the folder holds another run (naming the fields that differ), or holds the
+        same run and `resume` is false.
         """
         path = self.root / "run.json"
         if not path.exists():
@@ -129,32 +129,32 @@ class RunFolder:
         ]
         if differences:
             raise RunMismatch(
-                f"{self.root} holds another run; take another folder, or resume what it was started with",
+                f"{self.root} holds another run; use another folder, or resume with the original settings",
                 differences,
             )
         if not resume and self.checkpoint() is not None:
             raise RunMismatch(
-                f"{self.root} holds this run already", ["resume it, or delete the folder to start anew"]
+                f"{self.root} holds this run already", ["resume it, or delete the folder to start again"]
             )
 
     def checkpoint(self) -> RunCheckpoint | None:
-        """The last committed round; None before the first."""
+        """Read the checkpoint of the last committed round, or return None before the first."""
         path = self.root / "checkpoint.json"
         return RunCheckpoint(**json.loads(path.read_text())) if path.exists() else None
 
     def server(self, slot: Slot) -> Memory:
-        """The server's memory in a slot."""
+        """Read the server's memory in a slot."""
         return Memory(*read_tensors(self._server_file(slot)))
 
     def history(self, checkpoint: RunCheckpoint) -> list[dict[str, Any]]:
-        """What was noted of each committed round."""
+        """Read the notes of the committed rounds."""
         content = (self.root / "history.jsonl").read_bytes()[: checkpoint.history_bytes]
         return [json.loads(line) for line in content.splitlines()]
 
     def commit(self, checkpoint: RunCheckpoint, server: Memory, note: Mapping[str, Any]) -> RunCheckpoint:
-        """Make a round part of the run: all of it or, after a kill, nothing of it.
+        """Commit a round and return the new checkpoint. Atomic: a kill leaves the whole round or none of it.
 
-        `checkpoint.history_bytes` is the length before this round; `note` is added. Returns the checkpoint.
+        `checkpoint.history_bytes` is the length of the history before this round; `note` is appended to it.
         """
         write_tensors(self._server_file(checkpoint.server_slot), server.tensors, server.facts, durable=True)
         line = json.dumps(note).encode() + b"\n"
@@ -173,14 +173,15 @@ class RunFolder:
         return committed
 
     def empty_exchange(self) -> None:
-        """Remove what travelled: nothing of a site lies about for longer than its run."""
+        """Delete the exchanged tensors, so that no site's data is kept for longer than its run."""
         for path in self.exchange.glob("*"):
             path.unlink()
 
     def take_back(self, checkpoint: RunCheckpoint, step: int) -> RunCheckpoint:
-        """Undo the last committed round, which was all of plan step `step` and changed no site's memory.
+        """Undo the last committed round, and return the checkpoint before it.
 
-        The server's memory before it is still in its other slot.
+        The round must be the only one of plan step `step` and must have changed no site's memory. The
+        server's previous memory is still in its other slot.
         """
         path = self.root / "history.jsonl"
         lines = path.read_bytes()[: checkpoint.history_bytes].splitlines(keepends=True)

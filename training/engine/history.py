@@ -1,4 +1,4 @@
-"""What happened in each round, as a person and a report want to read it."""
+"""Run history: one entry per round and site, and the observer interface that receives the entries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class SiteEntry:
-    """One site's part of a round. Bytes are those of the tensors, by group; `sent` counts metrics too."""
+    """One site's part of a round. `sent` and `received` are bytes of tensors by group.
+
+    `sent` also has the bytes of the metrics.
+    """
 
     weight: float
     metrics: Mapping[str, float]
@@ -23,7 +26,8 @@ class SiteEntry:
 class RoundEntry:
     """One round of a phase, or one step of a server stage (which has no sites).
 
-    `dropped` says why a site that was asked did not deliver; `absent` why a site was not asked.
+    `dropped` gives the reason for each participating site that failed; `absent` for each site that did not
+    participate.
     """
 
     phase: str
@@ -35,12 +39,12 @@ class RoundEntry:
     absent: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As checkpoints and records hold it."""
+        """Return the entry as JSON, as stored in checkpoints and records."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RoundEntry:
-        """The inverse of `to_json`."""
+        """Build an entry from the result of `to_json`."""
         sites = {
             name: SiteEntry(**{**entry, "withheld": tuple(entry["withheld"])})
             for name, entry in content["sites"].items()
@@ -49,32 +53,32 @@ class RoundEntry:
 
 
 class Observer(Protocol):
-    """Who watches a run. Nothing it does changes the run."""
+    """Receives the events of a run. An observer cannot change the run."""
 
     def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
-        """A round begins; `round` counts from 0 within its phase."""
+        """Handle the start of a round; `round` counts from 0 within its phase."""
 
     def site_finished(self, phase: str, round: int, site: str, entry: SiteEntry) -> None:
-        """A site delivered."""
+        """Handle a site's delivery."""
 
     def round_finished(self, entry: RoundEntry) -> None:
-        """A round is over and safe on disk."""
+        """Handle the end of a round, after it was committed to disk."""
 
     def warning(self, message: str) -> None:
-        """Something a person should know."""
+        """Handle a warning for the operator."""
 
 
 class Silent:
-    """An observer that looks away."""
+    """An observer that ignores all events."""
 
     def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def site_finished(self, phase: str, round: int, site: str, entry: SiteEntry) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def round_finished(self, entry: RoundEntry) -> None:
-        """Say nothing."""
+        """Do nothing."""
 
     def warning(self, message: str) -> None:
-        """Say nothing."""
+        """Do nothing."""

@@ -1,7 +1,8 @@
-"""The in-process engine: a federation on one machine, its sites in worker processes.
+"""The in-process engine: run a federation on one machine, with the sites in worker processes.
 
-The result depends on the algorithm, the sites and the seed, and on the sites' keys where they add noise; not
-on the number of workers, on which site is done first, or on how often the run was killed and resumed.
+The result depends on the algorithm, the sites and the seed, and on the sites' keys if they add noise. It does
+not depend on the number of workers, the order in which sites finish, or how often the run was killed and
+resumed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from training.errors import FederationError
 
 @dataclass(frozen=True)
 class RunOutcome:
-    """A finished run: the server's memory, and what happened."""
+    """A finished run: the server's memory and the history of the rounds."""
 
     server: Memory
     history: tuple[RoundEntry, ...]
@@ -35,7 +36,7 @@ class RunOutcome:
 
 @dataclass(frozen=True)
 class _Standing:
-    """Where a run stands: the last checkpoint (None before the first) and what it points at."""
+    """Current state of a run: the last checkpoint (None before the first) and the data it points at."""
 
     checkpoint: RunCheckpoint | None
     server: Memory
@@ -44,7 +45,7 @@ class _Standing:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """As many threads as a site's step has: a sum's order, and so the result, may depend on their number."""
+    """Use as many threads as a site's step, since the order of a sum, and so the result, may depend on it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -54,10 +55,10 @@ def _threads(count: int) -> Iterator[None]:
 
 
 class InProcessEngine:
-    """Runs an algorithm over sites.
+    """Run an algorithm over sites.
 
-    `workers` processes do the sites' steps, at most one per site; with 0 this process does them.
-    `participation` is the share of the sites that is drawn for a round, at least one.
+    `workers` is the number of processes that run the sites' steps, at most one per site; with 0 this process
+    runs them. `participation` is the share of the sites that is drawn for a round (at least one site).
     """
 
     def __init__(
@@ -83,8 +84,9 @@ class InProcessEngine:
     def run(self) -> RunOutcome:
         """Run the plan from the last committed round (or the beginning) to its end.
 
-        Raises EgressRefused before anything starts, FederationError when a site's data cannot be read,
-        RoundFailed when no site of a round delivered, AlgorithmError when the method broke its declaration.
+        Raises EgressRefused before the first step, FederationError when a site's data cannot be read,
+        RoundFailed when every site of a round failed, AlgorithmError when the method violates its
+        declaration.
         """
         check_plan(self._plan, self._sites)
         standing = self._standing()
@@ -104,7 +106,7 @@ class InProcessEngine:
                     while not self._done(standing):
                         standing = self._advance(standing, rounds)
         finally:
-            # Not after every round: writing over files that are there is several times as fast.
+            # Not after every round: overwriting existing files is several times as fast.
             self._folder.empty_exchange()
         return RunOutcome(standing.server, standing.history)
 
@@ -122,8 +124,10 @@ class InProcessEngine:
         return _Standing(found, self._folder.server(found.server_slot), history)
 
     def _asks_again(self, found: RunCheckpoint, history: Sequence[RoundEntry]) -> bool:
-        """Whether hospitals changed their minds after the run, or one of them failed in its last phase: then
-        only that is run again."""
+        """Whether only the last phase of a finished run must be repeated.
+
+        It must when a hospital's consent changed after the run, or a site failed in that phase.
+        """
         last = self._plan[-1]
         if found.step < len(self._plan) or not isinstance(last, Phase) or not last.consent or last.rounds > 1:
             return False
@@ -136,7 +140,7 @@ class InProcessEngine:
         return WorkerPool(*arguments, min(self._workers, len(self._sites)))
 
     def _load(self, pool: Pool) -> None:
-        """Have every site read its data, so that what cannot be read is known before the first round."""
+        """Load every site's data, so that unreadable data is reported before the first round."""
         answers = list(pool.run([Task(site.name) for site in self._sites]))
         failures = [
             f"site {answer.site}: {answer.reason}" for answer in answers if isinstance(answer, Failure)
@@ -145,7 +149,7 @@ class InProcessEngine:
             raise FederationError("the sites' data cannot be read", failures)
 
     def _advance(self, standing: _Standing, rounds: Rounds) -> _Standing:
-        """One round of a phase or one step of a server stage, committed."""
+        """Run and commit one round of a phase or one step of a server stage."""
         checkpoint = standing.checkpoint
         index, round_ = (checkpoint.step, checkpoint.round) if checkpoint else (0, 0)
         slots = dict(checkpoint.site_slots) if checkpoint else {}

@@ -1,6 +1,6 @@
-"""N worker processes, each with its own sites, and a stream of their answers in a fixed order.
+"""A pool of worker processes that run the sites' tasks and return the results in task order.
 
-`Inline` is the same without processes, for a debugger and for steps too small to be worth one.
+`Inline` does the same in this process, for debugging and for steps too small for a process of their own.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _GOODBYE_S = 5.0
 
 
 class Pool(Protocol):
-    """Does tasks; `window` bounds how many uploads are on disk at once."""
+    """Runs tasks. `window` bounds how many uploads are on disk at once."""
 
     window: int
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
-        """Do the tasks; answers come in their order."""
+        """Run the tasks and yield their results in task order."""
 
 
 class Inline:
-    """Does the sites' steps in this process, one after the other."""
+    """Runs the sites' steps in this process, one after the other."""
 
     def __init__(
         self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: RunEnvironment, root: Path
@@ -44,7 +44,7 @@ class Inline:
         self._threads = surroundings.threads
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
-        """Do the tasks in their order."""
+        """Run the tasks in order."""
         for task in tasks:
             before = torch.get_num_threads()
             torch.set_num_threads(self._threads)
@@ -56,9 +56,9 @@ class Inline:
 
 
 class WorkerPool:
-    """Persistent worker processes. A site always goes to the same one, so its data is in memory once.
+    """Persistent worker processes. A site always runs in the same process, so its data is in memory once.
 
-    `window` bounds how far the fastest worker may run ahead of the first answer still missing.
+    `window` bounds how far the fastest worker may run ahead of the first result still missing.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class WorkerPool:
         self._arguments = (algorithm, tuple(sites), surroundings, root)
         self._worker_of = spread(sites, workers)
         self.window = 2 * workers + 1
-        # spawn: a forked child would inherit torch's thread pools in an undefined state
+        # spawn, because a forked child would inherit torch's thread pools in an undefined state
         self._spawn = multiprocessing.get_context("spawn")
         self._processes = [self._start() for _ in range(workers)]
 
@@ -85,7 +85,7 @@ class WorkerPool:
         for _, connection in self._processes:
             connection.close()
         for process, _ in self._processes:
-            # After an error nobody waits for a step that may take minutes.
+            # After an error, do not wait for a step that may take minutes.
             process.join(_GOODBYE_S if error is None else 0)
             if process.is_alive():
                 process.kill()
@@ -93,10 +93,10 @@ class WorkerPool:
             process.close()
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
-        """Do the tasks; answers come in the order of the tasks, whichever is done first.
+        """Run the tasks and yield their results in task order, independent of which finishes first.
 
-        A worker that dies costs its site this task, no more: it is replaced. Task `i` is begun only when all
-        answers up to `i - window` were taken.
+        A worker that dies fails only its current task, and is replaced. Task `i` starts only after all
+        results up to `i - window` were consumed.
         """
         queues: dict[int, deque[int]] = {worker: deque() for worker in range(len(self._processes))}
         for index, task in enumerate(tasks):
@@ -117,7 +117,7 @@ class WorkerPool:
                 for worker in [worker for worker in busy if self._processes[worker][1] in ready]:
                     index = busy.pop(worker)
                     done[index] = self._receive(worker, tasks[index])
-                # Before the answer is taken: whoever takes it has work of its own to do with it.
+                # Before the yield, so that workers are busy while the caller processes the result.
                 keep_busy()
             yield done.pop(due)
 
@@ -125,7 +125,7 @@ class WorkerPool:
         try:
             self._processes[worker][1].send(task)
         except (BrokenPipeError, ConnectionResetError):
-            # It died idle, which is nobody's fault: the task goes to its successor.
+            # The worker died while idle, so no task failed: its replacement gets the task.
             self._replace(worker)
             self._processes[worker][1].send(task)
 
@@ -155,13 +155,13 @@ class WorkerPool:
         here, there = self._spawn.Pipe()
         process = self._spawn.Process(target=serve, args=(there, *self._arguments), daemon=True)
         process.start()
-        # Only the child may hold its end: then the child's death closes it, and ours closes the child.
+        # Only the child may hold its end: then its death closes the pipe, and our death ends the child.
         there.close()
         return process, here
 
 
 def spread(sites: Sequence[SiteSpec], workers: int) -> dict[str, int]:
-    """Site -> worker, the largest sites first and each to the worker with the least to do."""
+    """Assign sites to workers, the largest first, each to the worker with the smallest load so far."""
     load = [0] * workers
     placed: dict[str, int] = {}
     for site in sorted(sites, key=lambda site: (-site.size, site.name)):

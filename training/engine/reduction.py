@@ -1,10 +1,10 @@
-"""Combining what the sites of a round sent, site by site as it arrives.
+"""Reduce the uploads of a round (mean, sum, concat, collect), one site at a time.
 
-Floating-point addition is not associative, so sites are added in their fixed order, whichever finishes first.
-`mean` and `sum` hold one running total whatever the number of sites; `concat` and `collect` keep them all.
+Floating-point addition is not associative, so sites are added in a fixed order, not as they finish. `mean`
+and `sum` hold one running total for any number of sites; `concat` and `collect` keep all uploads.
 
-The first site that is taken in sets names, shapes and types for the others, collected weights included; what
-else is collected is each site's own affair.
+The first accepted site sets names, shapes and types for the others, also for collected weights. Other
+collected groups may differ from site to site.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ class Reducer:
     def add(
         self, site: str, uploads: Mapping[str, State], weight: float, metrics: Mapping[str, float]
     ) -> None:
-        """Take in one site's round. A site that cannot be taken in changes nothing.
+        """Add one site's uploads. A rejected site changes nothing.
 
-        Without tensors, a group that is not essential counts as one that was not let out.
-        Raises SiteFailed for tensors unlike the other sites', values that are not finite, or a weight that is
-        not positive.
+        A group that is not essential and has no tensors counts as withheld.
+        Raises SiteFailed for tensors that do not match the other sites', values that are not finite, or a
+        weight that is not positive.
         """
         uploads = {name: state for name, state in uploads.items() if state or self._groups[name].essential}
         try:
             if not 0 < weight < float("inf"):
                 raise SiteFailed(f"site {site}: expected a positive weight, found {weight}")
-            # A mean checks what it adds. The first one goes first: when it refuses, nothing was taken in yet.
+            # A mean checks what it adds. The first mean is added first: if it raises, nothing was added yet.
             means = [name for name in uploads if self._groups[name].reduction == "mean"]
             others = [name for name in uploads if name not in means[:1]]
             likes = {name: self._check(self._groups[name], uploads[name]) for name in others}
@@ -57,7 +57,7 @@ class Reducer:
         self._metrics[site] = dict(metrics)
 
     def result(self) -> RoundResult:
-        """The round, reduced. Groups that no site let out are absent."""
+        """Return the reduced round. Groups that every site withheld are absent."""
         reduced = {name: mean.result() for name, mean in self._means.items()} | self._sums
         collected: dict[str, Mapping[str, State]] = {}
         for name, by_site in self._lists.items():
@@ -68,13 +68,13 @@ class Reducer:
         return RoundResult(reduced, collected, self._weights, self._metrics)
 
     def _check(self, group: Group, state: State) -> State:
-        """Names, shapes and types, as far as the sites' must agree in them."""
+        """Return the names, shapes and types in which the sites must agree, after checking them."""
         check_finite(state, f"group '{group.name}'")
-        # The server makes networks of collected weights, and one that does not fit would end the run.
+        # The server builds networks from collected weights; one that does not fit would end the run.
         if group.reduction == "collect" and group.kind != "weights":
             return {}
-        # An expanded scalar has a tensor's shape and type and none of its memory.
-        # What is concatenated may differ in its first axis.
+        # An expanded scalar has a tensor's shape and type but not its memory.
+        # Concatenated tensors may differ in their first axis.
         axes = slice(1, None) if group.reduction == "concat" else slice(None)
         like = {name: torch.empty((), dtype=t.dtype).expand(t.shape[axes]) for name, t in state.items()}
         first = self._likes.get(group.name, like)

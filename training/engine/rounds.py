@@ -1,4 +1,4 @@
-"""One round of a phase: who takes part, what they are sent, and what their answers come to."""
+"""Run one round of a phase: choose the sites, send the downloads, reduce the uploads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ METRIC_BYTES = 8  # a metric travels as one float64
 
 
 class Rounds:
-    """Runs rounds over a pool of workers; knows nothing of checkpoints."""
+    """Runs rounds over a pool of workers. Checkpoints are written by the engine."""
 
     def __init__(
         self,
@@ -51,9 +51,9 @@ class Rounds:
     def run(
         self, step: int, phase: Phase, round_: int, server: Memory, slots: Mapping[str, Slot]
     ) -> tuple[Memory, RoundEntry, dict[str, Slot]]:
-        """One round: the server's new memory, what happened, and the slots of the sites' memories.
+        """Run one round. Returns the server's new memory, the history entry, and the sites' memory slots.
 
-        Raises RoundFailed when no site delivered, AlgorithmError when the method broke its declaration.
+        Raises RoundFailed when every site failed, AlgorithmError when the method violates its declaration.
         """
         started = time.perf_counter()
         new_slots = dict(slots)
@@ -81,7 +81,7 @@ class Rounds:
                 reasons = "; ".join(f"{site}: {reason}" for site, reason in dropped.items())
                 raise RoundFailed(
                     f"phase '{phase.name}', round {round_ + 1}: no site delivered ({reasons}). "
-                    "Mend the cause and resume"
+                    "Fix the cause and resume"
                 )
             context = self._surroundings.context(phase.name, round_, phase.rounds)
             server = self._algorithm.server_step(context, server, reducer.result())
@@ -92,7 +92,7 @@ class Rounds:
         return server, entry, new_slots
 
     def _participants(self, phase: Phase, round_: int) -> tuple[tuple[SiteSpec, ...], dict[str, str]]:
-        """The sites of a round in their fixed order, and why the others are not asked."""
+        """Choose the sites of a round, in their fixed order, with the reason for each absent site."""
         absent: dict[str, str] = {}
         for site in self._sites:
             if phase.consent and not site.consents:
@@ -117,9 +117,9 @@ class Rounds:
         slots: Mapping[str, Slot],
         sites: Sequence[SiteSpec],
     ) -> tuple[list[Task], dict[str, dict[str, int]]]:
-        """The sites' tasks with their downloads written out, and the bytes each site downloads by group."""
+        """Write the downloads and build the sites' tasks, with the bytes each site downloads by group."""
         files: dict[_Key, Path] = {}
-        kept: list[State] = []  # keeps the tensors alive, so that an id stands for one of them only
+        kept: list[State] = []  # keeps the tensors alive, so that an id is never reused
         tasks: list[Task] = []
         received: dict[str, dict[str, int]] = {}
         declared = sorted(group.name for group in phase.downloads)
@@ -138,22 +138,22 @@ class Rounds:
                     write_tensors(files[key], state)
                 downloads[name] = files[key]
             received[site.name] = {name: size_of(state) for name, state in states.items()}
-            # The pool runs at most its window ahead, so this many upload files are enough.
+            # The pool runs at most `window` tasks ahead, so this many upload files are enough.
             upload = self._exchange / f"up-{index % self._pool.window}"
             tasks.append(Task(site.name, step, round_, downloads, slots.get(site.name), upload))
         return tasks, received
 
 
 def _key(state: State) -> _Key:
-    """What two states that hold the same tensors under the same names have in common."""
+    """Return a key that is equal for states that hold the same tensor objects under the same names."""
     return tuple((name, id(tensor)) for name, tensor in state.items())
 
 
 def _take(phase: Phase, answer: Delivery | Failure, reducer: Reducer) -> Delivery:
-    """Add a delivery to the round. Raises SiteFailed when it cannot be, AlgorithmError if it never can."""
+    """Add a delivery to the round. Raises SiteFailed, or AlgorithmError when the method is at fault."""
     if isinstance(answer, Failure):
         raise AlgorithmError(answer.reason) if answer.fatal else SiteFailed(answer.reason)
-    # Totals are made from views; what is kept must outlive the file's next use.
+    # Totals are computed from views; kept tensors must outlive the next overwrite of the file.
     kept = {group.name for group in phase.uploads if group.reduction in ("collect", "concat")}
     uploads = {name: read_tensors(path, copy=name in kept)[0] for name, path in answer.files.items()}
     reducer.add(answer.site, uploads, answer.weight, answer.metrics)

@@ -1,9 +1,9 @@
-"""Tensors between processes and in checkpoints: safetensors files, rewritten in place.
+"""Read and write safetensors files in place, for checkpoints and for tensors between processes.
 
-Every round writes the same files again. Writing over a file's existing pages costs a memory copy; a new file
-(as the safetensors package writes it: first all the bytes in memory, then fresh pages) costs five times that,
-which a round with little training would feel. Reading tensor by tensor has its price too. The format is the
-package's own.
+Every round writes the same files again. Overwriting a file's existing pages costs one memory copy. A new
+file, as the safetensors package writes it (all bytes in memory first, then fresh pages), costs five times
+that, which is noticeable in a round with little training. Reading tensor by tensor is also slow. The file
+format is that of the safetensors package.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _TYPES = {
 _NAMES = {name: dtype for dtype, name in _TYPES.items()}
 _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8  # views of a buffer need their type's alignment
-# Where it exists, the cheaper call: overwritten pages need no new metadata.
+# fdatasync is cheaper where it exists: overwritten pages need no new metadata.
 _sync = getattr(os, "fdatasync", os.fsync)
-_MOST_BUFFERS = 512  # POSIX promises writev at least 16, Linux and macOS take 1024
+_MOST_BUFFERS = 512  # POSIX guarantees at least 16 for writev; Linux and macOS accept 1024
 
 
 def size_of(state: Mapping[str, torch.Tensor]) -> int:
-    """Bytes of the tensors alone, which is what a method is charged for."""
+    """Count the bytes of the tensors without the file header, as reported for a method's traffic."""
     return sum(tensor.numel() * tensor.element_size() for tensor in state.values())
 
 
@@ -58,9 +58,9 @@ def write_tensors(
     *,
     durable: bool = False,
 ) -> None:
-    """Write tensors (and small JSON facts) over what `path` held: not atomic, so never over the only copy.
+    """Overwrite `path` with tensors and small JSON facts. Not atomic: never overwrite the only copy.
 
-    `durable` waits until the disk has it. Raises TrainingError for a tensor type the format cannot hold.
+    `durable` waits until the data is on disk. Raises TrainingError for a tensor type the format cannot hold.
     """
     for name, tensor in state.items():
         if tensor.dtype not in _TYPES:
@@ -80,7 +80,7 @@ def write_tensors(
 
 @lru_cache(maxsize=32)  # the same few kinds of state are written every round
 def _layout(tensors: tuple[tuple[str, torch.dtype, torch.Size], ...]) -> tuple[tuple[str, ...], str]:
-    """The names in the order of their bytes; the header without facts, in the state's own order."""
+    """Return the names in byte order, and the header without facts in the state's own order."""
     offset = 0
     entries: dict[str, dict[str, Any]] = {}
     # The widest types first, so that each tensor is aligned.
@@ -97,15 +97,15 @@ def _bytes_of(tensor: torch.Tensor) -> memoryview:
     plain = tensor.detach()
     if plain.device.type != "cpu" or not plain.is_contiguous():
         plain = plain.cpu().contiguous()
-    if plain.dtype is torch.bfloat16:  # the one type that numpy does not know
+    if plain.dtype is torch.bfloat16:  # the one type that numpy does not have
         plain = plain.view(torch.int16)
     return plain.numpy().data
 
 
 def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any]]:
-    """Tensors and facts of a file. Without `copy` the tensors are views of it: they change when it does.
+    """Read the tensors and facts of a file. Without `copy` the tensors are views that change with the file.
 
-    Raises TrainingError for a file that is cut short.
+    Raises TrainingError for a damaged or truncated file.
     """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
@@ -113,19 +113,19 @@ def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any
             start = _LENGTH.size + _LENGTH.unpack(file.read(_LENGTH.size))[0]
             header = _parsed(file.read(start - _LENGTH.size))
         except (struct.error, ValueError) as error:
-            raise TrainingError(f"{path} is damaged; restore the run's folder, or start anew") from error
+            raise TrainingError(f"{path} is damaged; restore the run's folder, or start again") from error
         if size != start + header.size:
-            raise TrainingError(f"{path} is cut short; restore the run's folder, or start anew")
+            raise TrainingError(f"{path} is cut short; restore the run's folder, or start again")
         if copy:
             buffer = torch.empty(size - start, dtype=torch.uint8)
             file.readinto(buffer.numpy().data)
         else:
-            # A private mapping is writable, as torch wants it, and never written to.
+            # A private mapping is writable, as torch requires; nothing writes to it.
             mapped = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE)
             buffer = torch.frombuffer(mapped, dtype=torch.uint8)[start:]
     views: State = {}
     for run in header.runs:
-        # One type, end to end: split in one call, since three per tensor add up.
+        # Tensors of one type are contiguous: one split per run is faster than three calls per tensor.
         parts = torch.split(buffer[run.begin : run.end].view(run.dtype), list(run.lengths))
         views |= {
             name: part.view(shape) for name, part, shape in zip(run.names, parts, run.shapes, strict=True)
@@ -135,7 +135,7 @@ def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any
 
 @dataclass(frozen=True)
 class _Run:
-    """Tensors of one type whose bytes lie end to end, from `begin` to `end`."""
+    """Contiguous tensors of one type, from byte `begin` to byte `end`."""
 
     dtype: torch.dtype
     begin: int
@@ -147,7 +147,7 @@ class _Run:
 
 @dataclass(frozen=True)
 class _Header:
-    """The tensors' names in the state's own order, where they lie, and the facts as JSON."""
+    """A parsed header: tensor names in the state's own order, their byte ranges, and the facts as JSON."""
 
     names: tuple[str, ...]
     runs: tuple[_Run, ...]
@@ -157,7 +157,7 @@ class _Header:
 
 @lru_cache(maxsize=32)
 def _parsed(content: bytes) -> _Header:
-    """Raises ValueError for what is no header of this module's."""
+    """Parse a header. Raises ValueError if this module did not write it."""
     entries: dict[str, Any] = json.loads(content)
     facts = entries.pop("__metadata__", {}).get("facts", "{}")
     placed = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
@@ -169,7 +169,7 @@ def _parsed(content: bytes) -> _Header:
         shapes = tuple(tuple(entry["shape"]) for _, entry in members)
         lengths = tuple(math.prod(shape) for shape in shapes)
         if sum(lengths) * _NAMES[dtype].itemsize != end - begin:
-            raise ValueError("tensors do not lie end to end")
+            raise ValueError("tensors are not contiguous")
         runs.append(_Run(_NAMES[dtype], begin, end, tuple(name for name, _ in members), lengths, shapes))
     return _Header(tuple(entries), tuple(runs), facts, end)
 
@@ -194,6 +194,6 @@ def _write_over(path: Path, buffers: list[memoryview], durable: bool) -> None:
     finally:
         os.close(descriptor)
     if new:
-        # A file's bytes are on the disk before its name is, and the name of a folder that was made for it.
+        # Syncing a file does not sync its name, nor the name of a folder created for it.
         sync_folder(path.parent)
         sync_folder(path.parent.parent)

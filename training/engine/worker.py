@@ -1,7 +1,7 @@
-"""A worker process: does the steps of the sites it is given, and keeps their data and memories.
+"""A worker process: run the steps of its sites, and hold their data and memories.
 
-Commands and answers are small and go over a pipe; tensors lie in files of the exchange folder. A site's
-memory and data never leave this side of the pipe.
+Tasks and results are small and go over a pipe; tensors are stored in files of the exchange folder. A site's
+memory and data never leave the worker.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _KEPT_BYTES = 2**30
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep up to a gigabyte of freed memory, where the C library can be told to.
+    """Keep up to a gigabyte of freed memory in this process, if the C library supports it (glibc does).
 
-    By default what is freed soon goes back to the system, and every page of it that is asked for again is
-    cleared again: of a small network's training that is a tenth. Results do not depend on it.
+    By default freed memory soon returns to the system, which clears every page when it is allocated again.
+    For a small network that is a tenth of the training time. Results do not depend on it.
     """
     library = ctypes.CDLL(None)
     if hasattr(library, "mallopt"):
@@ -48,10 +48,10 @@ def keep_freed_memory() -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """One site's part of a round; with `step` None, only loading its data.
+    """One site's part of a round. With `step` None, the task only loads the site's data.
 
-    `slot` is where the site's last accepted memory lies. Uploads are written to `upload` with the group's
-    name added.
+    `slot` holds the site's last accepted memory. Each group is uploaded to the path `upload` with the
+    group's name appended.
     """
 
     site: str
@@ -64,7 +64,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Delivery:
-    """What a site sent, as files, and where its new memory lies."""
+    """The uploads of a site as files, and the slot of its new memory."""
 
     site: str
     files: Mapping[str, Path]
@@ -78,9 +78,9 @@ class Delivery:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a site did not deliver. It crosses, so it names no patient, but where data could not be read.
+    """The reason why a site failed. It names no patient, since the server gets it, except if loading fails.
 
-    `fatal`: the method is at fault, and no other round would go better.
+    `fatal`: the method is at fault, so repeating the round cannot help.
     """
 
     site: str
@@ -95,8 +95,8 @@ def serve(
     surroundings: RunEnvironment,
     root: Path,
 ) -> None:
-    """The worker's main loop; returns when the other end of the pipe closes."""
-    # Ctrl-C goes to the whole process group; the engine decides what it means.
+    """Run the worker's main loop. Returns when the other end of the pipe closes."""
+    # Ctrl-C reaches the whole process group; only the engine handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     keep_freed_memory()
@@ -112,7 +112,7 @@ def serve(
 
 
 def _die_with_parent() -> None:
-    """A step may take minutes; an engine that was killed and resumed must not find it still running."""
+    """Exit when the parent does: a step may take minutes and must not still run when the run is resumed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         wait([parent.sentinel])
@@ -131,16 +131,16 @@ class Worker:
         self._surroundings = surroundings
         self._root = root
         self._data: dict[str, Any] = {}
-        # The slot last written or read, and what is in it: what spares reading it again.
+        # The slot last written or read, with its memory, to avoid reading it again.
         self._memories: dict[str, tuple[Slot, Memory]] = {}
         # The last download of each group, which the next site of the round may share.
         self._downloads: dict[str, tuple[tuple[int, int, Path], State]] = {}
 
     def answer(self, task: Task) -> Delivery | Failure:
-        """Do a task; whatever goes wrong becomes a Failure.
+        """Run a task. Every error becomes a Failure.
 
-        A round's failures are kept and shown: only words that were written to cross do. Any other error's may
-        name a patient's file, and stay in the site's own folder.
+        Failures of a round reach the server and the report, so only the package's own messages are passed on.
+        The text of any other error may name a patient's file, and stays in the site's own folder.
         """
         try:
             return self._do(task)
@@ -152,7 +152,7 @@ class Worker:
             where = traceback.extract_tb(error.__traceback__)[-1]
             place = f"{Path(where.filename).name}:{where.lineno}"
             if task.step is None:
-                # Data that cannot be read, before the first round: who started the run is told which.
+                # Unreadable data, before the first round: the operator must know which file it is.
                 own = isinstance(error, TrainingError)
                 return Failure(task.site, str(error) if own else f"{type(error).__name__}: {error} ({place})")
             head = f"phase '{self._plan[task.step].name}', round {task.round + 1}"
@@ -199,7 +199,7 @@ class Worker:
 
     def _download(self, task: Task, group: str, path: Path) -> State:
         assert task.step is not None
-        # Every round writes over the files of the one before.
+        # Every round overwrites the files of the previous one.
         wanted = (task.step, task.round, path)
         if group not in self._downloads or self._downloads[group][0] != wanted:
             self._downloads[group] = (wanted, read_tensors(path)[0])
@@ -208,7 +208,7 @@ class Worker:
     def _recall(self, task: Task) -> Memory:
         slot, memory = self._memories.get(task.site, (None, Memory()))
         if slot != task.slot:
-            # What this process wrote last was not accepted, or another process wrote it.
+            # The last memory of this process was not accepted, or another process wrote a newer one.
             memory = SiteFolder(self._root, task.site).load(task.slot)
             if task.slot is not None:
                 self._memories[task.site] = (task.slot, memory)

@@ -1,7 +1,7 @@
-"""Synthetic federations made by code: no patient is in them.
+"""Synthetic federations for tests, demos and tutorials, without any patient's data.
 
-One has volumes of a known anatomy, seen by four scanners, to segment; the other pictures of shapes, in
-unequal shares and from three cameras, to classify.
+One is for segmentation: volumes of a known anatomy from four simulated scanners. The other is for
+classification: pictures of shapes from three simulated cameras, with unequal class shares.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Phantom:
-    """A phantom federation: its folder's name, what writes it, and what trains on it well."""
+    """A phantom federation: its folder's name, the function that writes it, and good training settings."""
 
     name: str
     write: Callable[[Path], Path]
@@ -49,5 +49,5 @@ _PHANTOMS: Mapping[TaskKind, Phantom] = {
 
 
 def phantom_of(kind: TaskKind) -> Phantom:
-    """The phantom for tasks of that kind."""
+    """Return the phantom for tasks of that kind."""
     return _PHANTOMS[kind]

@@ -1,4 +1,4 @@
-"""The phantom federation as a folder on disk, byte for byte the same each time it is written."""
+"""Write the segmentation phantom to a folder. The bytes are the same every time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ TASK = Task(
     size=(48, 48),
 )
 
-# nibabel carries no types.
+# nibabel has no type annotations.
 _Image: Any = nib.Nifti1Image
 
-# What trains a U-Net on it to a Dice above 0.9 in about a minute on two cores. Few slices make few steps, so
-# the rate is higher than for real scans, and decays for the running statistics of batch norm to settle.
+# Trains a U-Net to a Dice above 0.9 in about a minute on two cores. Few slices mean few steps, so the rate is
+# higher than for real scans. It decays so that the running statistics of batch norm settle.
 TRAINING: dict[str, Any] = {
     "rounds": 12,
     "width": 8,
@@ -38,7 +38,7 @@ TRAINING: dict[str, Any] = {
 
 
 def patient_seed(seed: int, site: str, index: int) -> int:
-    """The anatomy's seed of patient `index` at a site of the federation written with `seed`."""
+    """Derive the anatomy's seed of patient `index` at a site of the federation written with `seed`."""
     material = hashlib.sha256(f"phantom\0{seed}\0{site}\0{index}".encode()).digest()
     return int.from_bytes(material[:6], "big")
 
@@ -50,10 +50,10 @@ def write_federation(
     size: int = 48,
     seed: int = 0,
 ) -> Path:
-    """Write task.yaml and, per site, images/, masks/ and cases.csv under `root`; gives `root` back.
+    """Write task.yaml and, per site, images/, masks/ and cases.csv under `root`. Returns `root`.
 
-    `sites` are names of SCANNERS. `size` is the network's input and about the volumes' in-plane matrix; a
-    multiple of 16. A volume holds 12 to 14 slices.
+    `sites` are names of SCANNERS. `size` is the network's input size, a multiple of 16, and about the
+    in-plane matrix of the volumes. A volume has 12 to 14 slices.
     """
     root.mkdir(parents=True, exist_ok=True)
     TASK.model_copy(update={"size": (size, size)}).dump(root / "task.yaml")
@@ -76,7 +76,7 @@ def write_federation(
 
 
 def nifti_bytes(voxels: NDArray[np.int16] | NDArray[np.uint8], affine: NDArray[np.float64]) -> bytes:
-    """A .nii.gz whose bytes depend on nothing but the arguments."""
+    """Encode a .nii.gz. Its bytes depend only on the arguments."""
     image = _Image(voxels, affine)
     image.header.set_xyzt_units("mm")
     image.set_qform(affine, code=1)

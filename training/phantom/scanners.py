@@ -1,4 +1,4 @@
-"""Four scanners that see the same anatomy differently, as hospitals' do."""
+"""Four simulated scanners that image the same anatomy with different grids, contrast and noise."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WORLD_AXIS = {"R": (0, 1), "L": (0, -1), "A": (1, 1), "P": (1, -1), "S": (2, 1)
 
 @dataclass(frozen=True)
 class Tissues:
-    """Brightness within [0, 1] of what there is, before the scanner's response."""
+    """Brightness of each tissue within [0, 1], before the scanner's response."""
 
     body: float = 0.40
     fat: float = 0.58
@@ -25,11 +25,11 @@ class Tissues:
 
 @dataclass(frozen=True)
 class Scanner:
-    """A scanner: grid (matrix against the federation's, slices, stored axes, tilt) and response.
+    """A scanner: grid (matrix relative to the federation's, slices, stored axes, tilt) and response.
 
-    `response` is the exponent of its brightness curve, `noise` a standard deviation and `bias` the amplitude
-    of slow shading (both as shares of full brightness), `blur` the width of an edge in mm, `gain` and
-    `offset` its raw intensities.
+    `response` is the exponent of the brightness curve. `noise` is a standard deviation and `bias` the
+    amplitude of smooth shading, both as shares of full brightness. `blur` is the width of an edge in mm.
+    `gain` and `offset` map brightness to raw intensities.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Scanner:
     tissues: Tissues = Tissues()
 
     def grid(self, size: int) -> tuple[NDArray[np.float64], tuple[int, int, int]]:
-        """Affine (voxel -> RAS mm) and shape in which this scanner stores a volume."""
+        """Return the affine (voxel -> RAS mm) and the shape in which this scanner stores a volume."""
         side = round(size * self.matrix)
         voxel = (FIELD_XY / side, FIELD_XY / side, FIELD_Z / self.slices)
         counts = (side, side, self.slices)
@@ -59,13 +59,13 @@ class Scanner:
         tilt = np.deg2rad(self.tilt)
         about_x = np.array([[1, 0, 0], [0, np.cos(tilt), -np.sin(tilt)], [0, np.sin(tilt), np.cos(tilt)]])
         affine[:3, :3] = about_x @ affine[:3, :3]
-        # The middle of the box is the world's origin, whichever way the axes run.
+        # The centre of the box is the world's origin, for every orientation of the axes.
         affine[:3, 3] = -affine[:3, :3] @ ((np.array(shape) - 1) / 2)
         affine[3, 3] = 1.0
         return affine, (shape[0], shape[1], shape[2])
 
 
-# Dune is the hospital from outside: stronger shading, more noise and a lower contrast than the others.
+# Dune serves as the hospital outside the federation: stronger shading, more noise and lower contrast.
 SCANNERS: dict[str, Scanner] = {
     scanner.name: scanner
     for scanner in (
@@ -97,10 +97,10 @@ SCANNERS: dict[str, Scanner] = {
 def make_volume(
     scanner: Scanner, seed: int, affine: NDArray[np.float64], shape: tuple[int, int, int]
 ) -> tuple[NDArray[np.int16], NDArray[np.uint8]]:
-    """What `scanner` sees of patient `seed` on any grid: voxels [I, J, K] and the true organ mask [I, J, K].
+    """Image patient `seed` with `scanner` on any grid: voxels [I, J, K] and the true organ mask [I, J, K].
 
     `affine` maps voxel indices to RAS mm and may be oblique. Everything but the noise is a function of the
-    world point, so two grids show one patient; the mask says which voxel centres lie in the organ.
+    world point, so two grids show the same patient. The mask marks the voxels with their centre in the organ.
     """
     anatomy = Anatomy.of(seed)
     indices = np.stack(np.meshgrid(*(np.arange(n) for n in shape), indexing="ij"), axis=-1)

@@ -1,7 +1,7 @@
-"""A phantom to classify: bright shapes on noise, seen by three cameras, the classes in unequal shares.
+"""Write the classification phantom: shapes on noise, from three simulated cameras, in unequal class shares.
 
-Two pairs of sites see alike and hold like shares, one site is alone: a federation with clusters to find.
-Everything is a function of the seed, the site and the image's number.
+Two pairs of sites have the same camera and similar class shares, and one site differs, so the federation has
+clusters to find. Every image is a function of the seed, the site and the image's number.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLASSES = ("disc", "ring", "cross")
 
 @dataclass(frozen=True)
 class Camera:
-    """How a site sees: contrast and level of the picture (of 255), noise, a slope of brightness, inverted."""
+    """A site's camera: contrast, brightness level and noise (of 255), brightness gradient, inversion."""
 
     contrast: float
     level: float
@@ -34,7 +34,7 @@ class Camera:
 
 @dataclass(frozen=True)
 class PhantomHospital:
-    """A site's camera and how its images are shared among the classes (not all need be there)."""
+    """A site's camera, and the shares of its images among the classes. A share may be 0."""
 
     camera: Camera
     shares: tuple[float, float, float]
@@ -54,7 +54,7 @@ HOSPITALS: dict[str, PhantomHospital] = {
 
 TASK = Task(name="shapes", kind="classification", class_names=CLASSES, size=(28, 28))
 
-# Enough to tell the shapes apart in a minute or two on two cores. Few images make few steps: small batches.
+# Enough to learn the shapes in a minute or two on two cores. Few images need small batches for enough steps.
 TRAINING: Mapping[str, Any] = {
     "width": 4,
     "local_epochs": 20,
@@ -76,7 +76,7 @@ def write_shapes(
     size: int = 28,
     seed: int = 0,
 ) -> Path:
-    """Write task.yaml and a folder per site and class under `root`; gives `root` back.
+    """Write task.yaml and a folder per site and class under `root`. Returns `root`.
 
     `sites` are names of HOSPITALS. The images are 8-bit grey PNGs of `size` x `size`.
     """
@@ -96,13 +96,13 @@ def write_shapes(
 
 
 def image_seed(seed: int, site: str, index: int) -> int:
-    """The seed of image `index` at a site of the federation written with `seed`."""
+    """Derive the seed of image `index` at a site of the federation written with `seed`."""
     material = hashlib.sha256(f"shapes\0{seed}\0{site}\0{index}".encode()).digest()
     return int.from_bytes(material[:6], "big")
 
 
 def make_shape(camera: Camera, label: int, size: int, seed: int) -> NDArray[np.uint8]:
-    """What a camera sees of a shape: [size, size]. Place, size and noise come from the seed."""
+    """Draw a shape as a camera shows it: [size, size]. Position, radius and noise depend on the seed."""
     draw = np.random.default_rng(seed)
     rows, columns = np.mgrid[:size, :size] / size
     y, x = draw.uniform(0.35, 0.65, 2)

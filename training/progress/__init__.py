@@ -1,6 +1,6 @@
-"""Watching a run: a live table at a terminal, plain lines anywhere else.
+"""Show the progress of a run: a live table in a terminal, plain lines elsewhere.
 
-A display is an engine's `Observer` with a beginning and an end:
+A display is an engine's `Observer` that is also a context manager:
 
     with open_progress() as progress:
         progress.run_started("iop-fl on brain-lgg-flair", algorithm.plan(), sites)

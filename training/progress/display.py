@@ -1,4 +1,4 @@
-"""The two displays, and the choice between them."""
+"""The two progress displays (live table, plain lines), and the choice between them."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from training.progress.state import RunState, bytes_of, heading
 
 Plan = Sequence[Phase | ServerStage]
 
-# A line that names more sites than these is no line any more.
+# With more sites than this, a line gives the range of values instead of each site's.
 _NAMED_SITES = 5
 
 _MARKS = {
     "waiting": Text("·", style="dim"),
     "working": Text("working", style="cyan"),
     "dropped": Text("dropped", style="bold red"),
-    "absent": Text("not asked", style="dim"),
+    "absent": Text("absent", style="dim"),
 }
 
 
 class Progress(Observer, Protocol):
-    """What a command tells its display, beside what the engine does."""
+    """The interface of a display: the engine's events, and those of the command."""
 
     def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
-        """A run begins, or goes on."""
+        """Handle the start or the resumption of a run."""
 
     def published(self, reference: str, digest: str) -> None:
-        """An artefact is in the store."""
+        """Handle the publication of an artefact."""
 
     def __enter__(self) -> Self:
-        """Begin to show."""
+        """Start the display."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop, and leave the last state to be read."""
+        """Stop the display and leave the last state visible."""
 
 
 class _Display:
-    """What both displays do: keep the state, and say what has no place in a table."""
+    """Base of both displays: keeps the state, and prints warnings and publications."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -59,33 +59,33 @@ class _Display:
 
     @property
     def state(self) -> RunState:
-        """Where the run stands. Raises RuntimeError before `run_started`."""
+        """State of the run. Raises RuntimeError before `run_started`."""
         if self._state is None:
-            raise RuntimeError("run_started comes first")
+            raise RuntimeError("no run to display; call run_started first")
         return self._state
 
     def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
-        """A run begins, or goes on."""
+        """Handle the start or the resumption of a run."""
         self._state = RunState(title, plan, sites)
 
     def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
-        """A round begins."""
+        """Handle the start of a round."""
         self.state.round_started(phase, round, rounds, sites)
 
     def site_finished(self, phase: str, round: int, site: str, entry: SiteEntry) -> None:  # noqa: ARG002
-        """A site delivered."""
+        """Handle a site's delivery."""
         self.state.site_finished(site, entry)
 
     def round_finished(self, entry: RoundEntry) -> None:
-        """A round is over."""
+        """Handle the end of a round."""
         self.state.round_finished(entry)
 
     def warning(self, message: str) -> None:
-        """Something a person should know."""
+        """Print a warning."""
         self._console.print(f"[bold yellow]warning[/] {escape(message)}", highlight=False, soft_wrap=True)
 
     def published(self, reference: str, digest: str) -> None:
-        """An artefact is in the store."""
+        """Print an artefact's reference and digest."""
         line = f"[bold green]published[/] [bold]{escape(reference)}[/]  [dim]{escape(digest)}[/]"
         self._console.print(line, highlight=False, soft_wrap=True)
 
@@ -95,20 +95,20 @@ class _Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Nothing to close."""
+        """Do nothing."""
 
 
 class PlainProgress(_Display):
-    """A line per round, for logs and pipes."""
+    """Prints one line per round, for logs and pipes."""
 
     def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
-        """Say what is run, and how many rounds of every phase."""
+        """Print the title, the sites and the number of rounds of every phase."""
         super().run_started(title, plan, sites)
         lengths = ", ".join(f"{name} {length}" for name, length in self.state.lengths.items())
         self._line(f"{title}: {len(sites)} sites ({', '.join(sites)}); rounds: {lengths}")
 
     def round_finished(self, entry: RoundEntry) -> None:
-        """One line: the sites' means, each site's Dice, bytes, time."""
+        """Print one line: each metric with its mean and range, bytes, time."""
         super().round_finished(entry)
         state, parts = self.state, [f"{entry.phase} {entry.round + 1}/{entry.rounds}"]
         for metric in state.metrics:
@@ -126,7 +126,7 @@ class PlainProgress(_Display):
 
 
 class RichProgress(_Display):
-    """A live table of the sites under a bar of rounds."""
+    """Shows a live table of the sites below a progress bar of the rounds."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)
@@ -143,7 +143,7 @@ class RichProgress(_Display):
         self._live.stop()
 
     def render(self) -> Group | Text:
-        """The display as it is now."""
+        """Render the current state."""
         if self._state is None:
             return Text("")
         return Group(Text(""), self._head(self._state), Text(""), self._sites(self._state))
@@ -190,7 +190,7 @@ class RichProgress(_Display):
 
 
 def _summary(name: str, values: Mapping[str, float]) -> list[str]:
-    """One metric of a round: its mean and who has what, or between what, of many sites."""
+    """Format one metric of a round: its mean, and each site's value or, with many sites, the range."""
     if not values:
         return []
     if len(values) <= _NAMED_SITES:
@@ -201,6 +201,6 @@ def _summary(name: str, values: Mapping[str, float]) -> list[str]:
 
 
 def open_progress(console: Console | None = None) -> PlainProgress | RichProgress:
-    """The display for where the output goes; use it as a context manager."""
+    """Choose the display for the console. Use it as a context manager."""
     console = console or Console()
     return RichProgress(console) if console.is_terminal else PlainProgress(console)

@@ -1,4 +1,4 @@
-"""Numbers as a person reads them."""
+"""Format bytes, durations, metrics and sparklines for people."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _BARS = "▁▂▃▄▅▆▇█"
 
 
 def size(count: float) -> str:
-    """Bytes in decimal units: 12.3 MB."""
+    """Format bytes in decimal units: 12.3 MB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
@@ -18,19 +18,19 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """0:07, 12:45, 3:04:05."""
+    """Format seconds as 0:07, 12:45 or 3:04:05."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def number(value: float | None) -> str:
-    """Three decimals; a dash for nothing to say."""
+    """Format a number with three decimals, and None or NaN as a dash."""
     return "–" if value is None or math.isnan(value) else f"{value:.3f}"
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:
-    """The last values within [0, 1] as small bars; a blank where there is none."""
+    """Format the last `width` values within [0, 1] as small bars, and NaN as a blank."""
     shown = values[-width:]
     return "".join(
         " " if math.isnan(v) else _BARS[min(max(int(v * len(_BARS)), 0), len(_BARS) - 1)] for v in shown

@@ -1,4 +1,4 @@
-"""Where a run stands, gathered from what the engine tells; what displays show."""
+"""State of a run for the displays, built from the engine's events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from training.algorithm import Phase, ServerStage
 from training.engine.history import RoundEntry, SiteEntry
 
-# The known metrics in the order and by the names a person reads them; others follow under their own.
+# Display names of the known metrics, in display order. Other metrics follow under their own names.
 METRICS = {
     "loss": "loss",
     "val_dice": "Dice",
@@ -27,13 +27,13 @@ METRICS = {
 
 
 def heading(metric: str) -> str:
-    """A metric as a column is headed."""
+    """Return the column heading of a metric."""
     return METRICS.get(metric, metric.replace("_", " "))
 
 
 @dataclass
 class SiteState:
-    """One site's line: its metrics round by round, the bytes both ways, and what it does."""
+    """One site's row: its status, metrics by round, and bytes in both directions."""
 
     state: Literal["waiting", "working", "done", "dropped", "absent"] = "waiting"
     metrics: dict[str, list[float]] = field(default_factory=dict)
@@ -41,18 +41,18 @@ class SiteState:
     seconds: float | None = None
 
     def last(self, metric: str) -> float | None:
-        """The newest value of a metric."""
+        """Return the newest value of a metric."""
         values = self.metrics.get(metric)
         return values[-1] if values else None
 
 
 def bytes_of(entry: SiteEntry) -> int:
-    """Everything that travelled for a site in a round, both ways."""
+    """Sum the bytes that a site sent and received in a round."""
     return sum(entry.sent.values()) + sum(entry.received.values())
 
 
 class RunState:
-    """Follows a run. `clock` gives seconds and need not start anywhere."""
+    """Tracks a run. `clock` returns seconds from any starting point."""
 
     def __init__(
         self,
@@ -75,12 +75,12 @@ class RunState:
 
     @property
     def total(self) -> int:
-        """Rounds and steps of the whole plan."""
+        """Number of rounds and steps of the whole plan."""
         return sum(self.lengths.values())
 
     @property
     def done(self) -> int:
-        """Rounds and steps that are over, those of a run that was resumed included."""
+        """Number of finished rounds and steps, including those before a resumption."""
         before = 0
         for name, length in self.lengths.items():
             if name == self.phase:
@@ -90,15 +90,15 @@ class RunState:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the display began."""
+        """Seconds since the display started."""
         return self._clock() - self._started
 
     @property
     def left(self) -> float | None:
-        """About how many seconds are left; None before a round of the longest phase is over.
+        """Estimated seconds left; None before the first round of the longest phase is finished.
 
-        A phase takes its own median time per round. One that was not seen yet counts for nothing: what comes
-        before and after training is short beside it.
+        The estimate uses each phase's median time per round. Phases that have not started count as 0, because
+        those before and after training are short.
         """
         longest = max(self.lengths, key=self.lengths.__getitem__, default="")
         if longest not in self._durations:
@@ -115,17 +115,17 @@ class RunState:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics seen so far, in the order of their columns."""
+        """The metrics received so far, in column order."""
         seen = {name for site in self.sites.values() for name in site.metrics}
         return [*(name for name in METRICS if name in seen), *sorted(seen - METRICS.keys())]
 
     def mean(self, metric: str) -> float | None:
-        """Mean over the sites of a metric's newest values."""
+        """Average a metric's newest values over the sites."""
         values = [v for site in self.sites.values() if (v := site.last(metric)) is not None]
         return statistics.fmean(values) if values else None
 
     def round_started(self, phase: str, round: int, rounds: int, sites: Sequence[str]) -> None:
-        """As the engine tells it."""
+        """Handle the start of a round."""
         self.phase, self.round, self.rounds, self._finished = phase, round, rounds, False
         self.lengths.setdefault(phase, rounds)
         self._round_started = self._clock()
@@ -134,14 +134,14 @@ class RunState:
             site.seconds = None
 
     def site_finished(self, site: str, entry: SiteEntry) -> None:
-        """As the engine tells it."""
+        """Handle a site's delivery."""
         line = self.sites.setdefault(site, SiteState())
         line.state, line.seconds = "done", entry.seconds
         line.bytes += bytes_of(entry)
         _append(line.metrics, entry.metrics)
 
     def round_finished(self, entry: RoundEntry) -> None:
-        """As the engine tells it."""
+        """Handle the end of a round."""
         self._finished = True
         self._durations.setdefault(entry.phase, []).append(entry.seconds)
         for site in entry.dropped:

@@ -1,4 +1,4 @@
-"""A finished run as pages to read: the report for everyone, and overlays for the site they belong to."""
+"""HTML pages of a finished run: a report without patients' data, and overlay pages for each site itself."""
 
 from __future__ import annotations
 

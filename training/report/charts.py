@@ -1,4 +1,4 @@
-"""Curves as inline SVG: small, sharp at any size, and the same bytes for the same numbers."""
+"""Draw line charts as inline SVG. Equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from training.progress.format import size
 
-# Told apart by people who see colours differently, and on paper by their lightness.
+# Distinguishable with colour vision deficiency and, by lightness, in print.
 PALETTE = ("#1f6f8b", "#d1603d", "#6a994e", "#7b5ea7", "#b8860b", "#4a4e69", "#c04d79", "#3a8f85")
 _INK, _FAINT = "#3c4043", "#d9dce0"
 _STYLE: Any = {
@@ -30,14 +30,14 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Line:
-    """One curve: its points, by round, and its colour."""
+    """One curve: its points (x, y), with x usually the round, and its colour."""
 
     points: Sequence[tuple[float, float]]
     colour: str
 
 
 def colour_of(index: int) -> str:
-    """The colour of the site at that place; they come again after eight."""
+    """Return the colour of the site at that index. Colours repeat after eight."""
     return PALETTE[index % len(PALETTE)]
 
 
@@ -50,9 +50,9 @@ def line_chart(
     best: bool = False,
     along: str = "round",
 ) -> str:
-    """Curves over rounds (or what else they run `along`), as an <svg> element.
+    """Draw curves over rounds (or over `along`), as an <svg> element.
 
-    `share` fixes the axis to [0, 1], `zero` lets it begin at 0, `unit` "B" writes bytes, `best` marks maxima.
+    `share` fixes the y axis to [0, 1], `zero` starts it at 0, `unit` "B" formats bytes, `best` marks maxima.
     """
     with mpl.rc_context({**_STYLE, "svg.hashsalt": ",".join(lines) + unit + str(share)}):
         figure = Figure(figsize=(4.6, 2.5), layout="constrained")

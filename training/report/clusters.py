@@ -1,4 +1,4 @@
-"""What a report shows of clusters: who is in which, w as a heat map, the losses, and synthetic images."""
+"""The report's section on clusters: members, mixing weights w as a heat map, losses, synthetic images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from training.algorithm import Publication
 from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 
-# The loss of a step, as a person would call it.
+# Chart titles of the losses.
 _LOSSES = {
     "distillation": "Distillation loss",
     "validation": "Validation loss at outer steps",
@@ -28,7 +28,7 @@ _GAP = 1
 
 
 def content(record: RunRecord, publication: Publication | None) -> dict[str, Any] | None:
-    """Everything `clusters.html` needs, of a publication of kind `clusters`; None without a publication."""
+    """Collect the variables of `clusters.html` from a publication of kind `clusters`; None without one."""
     if publication is None:
         return None
     colours = record.task.channels
@@ -55,7 +55,7 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
 
 
 def _cells(row: Mapping[str, float]) -> list[dict[str, float]]:
-    # At full strength the figures on it could not be read.
+    # At full strength the numbers in the cell would be unreadable.
     return [{"value": value, "shade": round(0.75 * value, 3)} for value in row.values()]
 
 
@@ -71,9 +71,9 @@ def _charts(log: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _sheet(images_NCHW: Tensor, colours: int) -> str:
-    """Images side by side, each from its darkest to its brightest value, as a data URL."""
+    """Tile images, each scaled from its minimum to its maximum, as a data URL."""
     images = images_NCHW.double().numpy()
-    # Of neighbouring slices the middle one.
+    # The middle one of the neighbouring slices.
     first = (images.shape[1] - colours) // 2
     shown = images[:, first : first + colours].transpose(0, 2, 3, 1)
     count, height, width, _ = shown.shape

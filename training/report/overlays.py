@@ -1,7 +1,7 @@
-"""Pictures of a site's validation patients with true and predicted outlines: for that site alone.
+"""Write a site's overlay page: its validation patients with true and predicted outlines, for that site alone.
 
-The page is made from the site's own data, in the process that works for the site, and lies in the site's own
-folder. Nothing of it goes into the report, the record or an artefact.
+The page is made from the site's own data, in the site's own process, and is stored in the site's own folder.
+No part of it goes into the report, the record or an artefact.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ def write_overlays(
     predictions: Mapping[str, NDArray[np.uint8]],
     attention: Mapping[str, Mapping[str, float]] | None = None,
 ) -> Path:
-    """Write `folder`/overlays.html: for every patient the slice with most to see, once per model.
+    """Write `folder`/overlays.html: for every patient the slice with the most foreground, once per model.
 
-    `predictions` maps a model's name to class indices [N, H, W] of `slices`, and `attention` to the share
-    of its attention on each source, where it has some. Gives the page's path back.
+    `predictions` maps a model's name to class indices [N, H, W] of `slices`. `attention` maps the name of a
+    model with attention to its share on each source. Returns the page's path.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
@@ -79,15 +79,15 @@ def write_overlays(
 
 
 def _dice(predicted: NDArray[np.uint8], truth: NDArray[np.uint8]) -> float | None:
-    """Of everything that is not background, the patient's slices together; None where there is none."""
+    """Compute Dice of the whole foreground over a patient's slices; None if neither has foreground."""
     a, b = predicted > 0, truth > 0
     total = int(a.sum()) + int(b.sum())
     return 2 * int((a & b).sum()) / total if total else None
 
 
 def _overlay(slices: SliceSet, task: Task, index: int, predicted: NDArray[np.uint8]) -> str:
-    """A slice as a data URL, with the outlines of every class."""
-    # The slice itself, without its neighbours.
+    """Draw a slice with the outlines of every class, as a data URL."""
+    # The slice itself, without its neighbouring slices.
     middle = slices.images[index][task.channels * task.neighbours :][: task.channels]
     low, high = np.percentile(middle, (1, 99))
     scaled = np.clip((middle - low) / max(float(high - low), 1e-6), 0, 1) * 255
@@ -104,7 +104,7 @@ def _overlay(slices: SliceSet, task: Task, index: int, predicted: NDArray[np.uin
 
 
 def _outline(classes: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Foreground pixels [H, W] with a neighbour of another class."""
+    """Find the foreground pixels [H, W] with a neighbour of another class."""
     padded = np.pad(classes, 1, mode="edge")
     around = (padded[:-2, 1:-1], padded[2:, 1:-1], padded[1:-1, :-2], padded[1:-1, 2:])
     differs = np.logical_or.reduce([neighbour != classes for neighbour in around])

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that needs nothing else, without anything of a patient."""
+"""Write the report of a run: one self-contained HTML file without patients' data."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from training.record import RunRecord
 from training.report.charts import Line, colour_of, line_chart
 from training.report.transmission import mebibytes
 
-# What a curve of a metric shows; others speak for themselves.
+# Captions of charts, by metric.
 _CAPTIONS = {
     "loss": "Training loss, mean over a round's batches.",
     "val_dice": "Validation Dice of the global model as each site receives it. A dot marks the best round.",
-    "joined_val_dice": "Validation Dice of shared weights joined to own ones. A dot marks the best round.",
+    "joined_val_dice": "Validation Dice of shared weights with each site's own. A dot marks the best round.",
     "val_accuracy": "Validation accuracy of the global model as each site receives it.",
-    "key_entropy": "Entropy of the keys that a site's images pick, 1 being all alike.",
+    "key_entropy": "Entropy of the keys that a site's images pick; 1 means that all are used equally.",
     "dead_keys": "Keys that no image of a site picks.",
     "personal_val_dice": "Validation Dice of each site's own model. A dot marks the best round.",
 }
 
-# Scores of what one round gives all sites.
+# Scores of a model that all sites share.
 _FOR_ALL = ("val_dice", "joined_val_dice", "val_accuracy")
 
 
 def environment() -> jinja2.Environment:
-    """Templates of this package; everything is escaped unless it is marked as made here."""
+    """Create the template environment of this package. Values are escaped unless they are `Markup`."""
     found = jinja2.Environment(
         loader=jinja2.PackageLoader("training.report"),
         autoescape=True,
@@ -53,7 +53,7 @@ def environment() -> jinja2.Environment:
 
 
 def write_report(record: RunRecord, path: Path, publication: Publication | None = None) -> Path:
-    """Write the report of a finished run; gives the path back. `publication` adds what its method shows."""
+    """Write the report of a finished run and return its path. `publication` adds its method's panels."""
     templates = environment()
     page = templates.get_template("report.html").render(
         record=record,
@@ -74,12 +74,12 @@ def write_report(record: RunRecord, path: Path, publication: Publication | None 
 def _panels(
     record: RunRecord, publication: Publication | None, templates: jinja2.Environment
 ) -> dict[str, list[Markup]]:
-    """The method's own sections, by the section that they come after."""
+    """Render the method's own sections, by the section that they follow."""
     shown: dict[str, list[Markup]] = {"rounds": [], "traffic": []}
     for panel in method(record.method).panels:
         content = import_module(f"training.report.{panel.name}").content(record, publication)
         if content is not None:
-            # The template has escaped everything that was not made here.
+            # The template has escaped all values except Markup.
             section = templates.get_template(f"{panel.name}.html").render({panel.name: content})
             shown[panel.after].append(Markup(section))
     return shown
@@ -91,7 +91,7 @@ def _as_yaml(task: Task) -> str:
 
 
 def _main_phase(record: RunRecord) -> list[RoundEntry]:
-    """The rounds of the longest phase with sites in it: the one worth a curve."""
+    """Return the rounds of the longest phase with sites, which the charts show."""
     counts = Counter(entry.phase for entry in record.rounds if entry.sites)
     longest = max(counts, key=lambda name: counts[name], default=None)
     return [entry for entry in record.rounds if entry.phase == longest]
@@ -136,10 +136,11 @@ def _best(rounds: Sequence[RoundEntry], site: str, metric: str) -> float | None:
 
 
 def _best_mean(record: RunRecord, metric: str) -> float | None:
-    """Mean over the sites: in the best round of what all of them have alike, else of each site's own best.
+    """Average a score over the sites: in the best round for a shared model, otherwise each site's own best.
 
-    A round in which fewer sites took part is of other patients, and is no better for that. One that was there
-    and has no score has no patient with a tumour, nor one in whom something was found: that is no worse.
+    Only rounds with the most participating sites count, because fewer sites mean other patients. A
+    participating site without a score does not disqualify a round: no patient of it has a target or a
+    prediction.
     """
     if metric not in _FOR_ALL:
         own = [b for site in record.sites if (b := _best(record.rounds, site.name, metric)) is not None]
@@ -166,7 +167,7 @@ def _charts(record: RunRecord) -> list[dict[str, Any]]:
             svg = line_chart(lines, share=score, best=score)
             charts.append(_chart(heading(metric), _CAPTIONS.get(metric, ""), svg))
     phase = f" in the phase '{rounds[0].phase}'" if rounds else ""
-    caption = f"All that a site sent and received{phase}, added up."
+    caption = f"Cumulative bytes that a site sent and received{phase}."
     charts.append(_chart("traffic", caption, _traffic_chart(record, rounds)))
     seconds = {
         site.name: Line(
@@ -216,7 +217,7 @@ def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
 
 
 def _events(rounds: Sequence[RoundEntry]) -> list[str]:
-    """Who dropped out and when, who was not asked and why, what was kept in."""
+    """Describe the sites that dropped out, the absent sites, and the withheld groups."""
     events = [
         f"{entry.phase}, round {entry.round + 1}: {site} dropped out: {reason}"
         for entry in rounds
@@ -224,14 +225,13 @@ def _events(rounds: Sequence[RoundEntry]) -> list[str]:
     ]
     absent = Counter((e.phase, site, reason) for e in rounds for site, reason in e.absent.items())
     events += [
-        f"{phase}: {site} not asked in {_times(n)}: {reason}" for (phase, site, reason), n in absent.items()
+        f"{phase}: {site} absent in {_times(n)}: {reason}" for (phase, site, reason), n in absent.items()
     ]
     withheld = Counter(
         (e.phase, site, group) for e in rounds for site, entry in e.sites.items() for group in entry.withheld
     )
     events += [
-        f"{phase}: {site} kept '{group}' to itself in {_times(n)}"
-        for (phase, site, group), n in withheld.items()
+        f"{phase}: {site} withheld '{group}' in {_times(n)}" for (phase, site, group), n in withheld.items()
     ]
     return events
 

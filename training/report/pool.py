@@ -1,4 +1,4 @@
-"""What a report shows of a pool: how its keys were used, round by round, and what it spared on the wire."""
+"""The report's section on an SSF pool: use of the keys by round, and the traffic it saves."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from training.report.charts import Line, colour_of, line_chart
 
 
 def content(record: RunRecord, publication: Publication | None) -> dict[str, Any] | None:  # noqa: ARG001
-    """Everything `pool.html` needs, of a publication of kind `ssf-pool`; None without a publication."""
+    """Collect the variables of `pool.html` from a publication of kind `ssf-pool`; None without one."""
     if publication is None:
         return None
     facts, composite = publication.exhibits.facts, publication.composite
@@ -21,7 +21,7 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
     images = sum(picks) / composite["top"] if picks else 0
     shares = [count / images for count in picks] if images else []
     charts = {
-        "Entropy of the keys' use, 1 being all alike": ("entropy", True),
+        "Entropy of the keys' use; 1 means that all are used equally": ("entropy", True),
         "Keys that no image picks": ("dead", False),
     }
     return {

@@ -1,7 +1,7 @@
-"""After a run, each site's page of overlays, made from nothing but the site's own data and its models.
+"""Write each site's overlay page after a run, from the site's own data and its models only.
 
-The work is done in processes of their own, as a site's steps are: pictures never pass through the process
-that speaks for the server.
+Each page is made in a process of its own, like a site's steps: pictures never pass through the process of the
+server.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from training.methods.registry import method
 from training.report.overlays import write_overlays
 from training.run import Result
 
-# Makes a trained network in the process that draws: what travels there is bytes.
+# Builds a trained network in the process that draws the page. Only bytes are sent to that process.
 Made = Callable[[], nn.Module]
 
 
 def write_site_pages(result: Result, folder: Path, workers: int = 1) -> dict[str, Path]:
-    """Write `folder`/sites/SITE/overlays.html for every site of a finished run; gives the pages by site.
+    """Write `folder`/sites/SITE/overlays.html for every site of a finished run. Returns the pages by site.
 
     A page shows the site's validation patients (its training patients, if it has no others) with the global
-    model and, where it was exported, the site's own. A classification has no outlines to show, and no page.
+    model and, if it was exported, the site's own. Classification has no outlines, so no page is written.
     """
     if result.run.federation.task.kind != "segmentation":
         return {}
     sites = result.run.sites()
     models = {site.name: _models_of(site.name, result) for site in sites}
     attention = method(result.run.method).attention
-    # The same for every model of a publication.
+    # All models of a publication have the same sources.
     sources = next((draft.sources for draft in result.publication.models if draft.sources), None)
     task = result.run.federation.task
     with ProcessPoolExecutor(max(1, workers), mp_context=get_context("spawn")) as pool:
@@ -57,7 +57,7 @@ def write_site_pages(result: Result, folder: Path, workers: int = 1) -> dict[str
 
 
 def _models_of(site: str, result: Result) -> dict[str, Made]:
-    """What a site may be shown: models of the whole federation, and its own."""
+    """Return the models that a site may see: those of the whole federation, and its own."""
     run = result.run
     build = partial(_build, method(run.method).network, run.config, run.federation.task)
     return {
@@ -87,7 +87,7 @@ def _page(
     sources: tuple[str, ...] | None,
     attend: Callable[[Any, Tensor], Tensor] | None,
 ) -> Path:
-    """One site's page; runs in a process of the site."""
+    """Write one site's page. Runs in a process of the site."""
     torch.set_num_threads(1)
     shown = Site(site.name, site.of_split("val") or site.of_split("train"))
     slices = SiteData.load(all_for_testing(shown), task).test

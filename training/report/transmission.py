@@ -1,4 +1,4 @@
-"""What a report of FedOAP shows of its bytes: per round and site, beside the paper's transmission table."""
+"""The report's section on FedOAP traffic: bytes per round and site, beside the paper's transmission table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from training.algorithm import Publication
 from training.record import RunRecord
 
-# Table 4, per round between a client and the server. It says MB, and its figures are MiB: 118.37 are the
-# 31,030,593 float32 of its U-Net.
+# Table 4, per round between a client and the server. The table says MB, but its figures are MiB: 118.37 MiB
+# are the 31,030,593 float32 parameters of the paper's U-Net.
 PAPER: Mapping[str, float] = {
     "FedAvg": 118.37,
     "FedPer and FedRep": 71.88,
@@ -19,10 +19,10 @@ PAPER_WIDTH = 64
 
 
 def content(record: RunRecord, publication: Publication | None) -> dict[str, Any] | None:  # noqa: ARG001
-    """Everything `transmission.html` needs; None without a round of stage 1.
+    """Collect the variables of `transmission.html`; None without a round of stage 1.
 
-    By group, the most that one site sent and received in a round: sites whose tokens did not leave send
-    fewer, and the bank is empty in the first round.
+    Each group has the most bytes that one site sent and received in a round: sites that withhold their tokens
+    send less, and the bank is empty in the first round.
     """
     rounds = [entry for entry in record.rounds if entry.phase == "train" and entry.sites]
     if not rounds:
@@ -44,7 +44,7 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
 
 
 def mebibytes(count: int | None) -> str:
-    """In the paper's unit; a dash for what did not travel."""
+    """Format bytes in MiB, the paper's unit, and None as a dash."""
     return "–" if count is None else f"{count / 2**20:.2f}"
 
 

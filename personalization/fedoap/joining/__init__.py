@@ -1,9 +1,9 @@
-"""Joining FedOAP's federation: a hospital's own query stage and spatial adapter, from a few of its masks.
+"""Join a FedOAP federation: fine-tune an outside hospital's personal part on a few of its masks.
 
     joined = join(network, train, validation, JoiningConfig())
 
-The network comes with the shared part, the whole bank and a personal part to begin with (zero-shot). What it
-learns stays in it; what is left in it is the best epoch on the validation patients, step 0 among them.
+The network comes with the shared part, the whole bank and an initial personal part (zero-shot). It is trained
+in place, and left with the weights of the best epoch on the validation patients; step 0 counts as an epoch.
 """
 
 from personalization.fedoap.joining.checkpoint import JoiningCheckpoint, JoiningEpoch

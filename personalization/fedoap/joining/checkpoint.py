@@ -1,4 +1,4 @@
-"""Where joining stands after an epoch: all that a later process needs to go on bit for bit."""
+"""Checkpoint of a joining after an epoch: all state for a bit-identical resume in another process."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _PARTS = ("state", "best", "moments")
 
 @dataclass(frozen=True)
 class JoiningEpoch:
-    """One epoch as measured after it, on the validation patients.
+    """One epoch, measured on the validation patients after it.
 
-    `loss` is the mean of the training batches, None for step 0 and where it is not finite; `dice` the mean
-    over patients with a tumour, all slices of one as a volume; `false_positives` the share of slices without
-    a tumour in which more than specks is found, None without such slices. An epoch that is not `safe` has its
-    `reason`.
+    `loss` is the mean over the training batches, None for step 0 or if it is not finite. `dice` is the mean
+    over patients with a tumour, with all slices of a patient as one volume. `false_positives` is the share of
+    slices without a tumour in which the prediction is larger than a speck, None without such slices. An epoch
+    that is not `safe` has a `reason`.
     """
 
     epoch: int
@@ -40,8 +40,8 @@ class JoiningEpoch:
 class JoiningCheckpoint:
     """Joining after `history[-1].epoch` epochs.
 
-    `about` says which joining it is of. `state` and `best` hold what is trained, by name: now, and at
-    `best_epoch`.
+    `about` identifies the joining. `state` and `best` have the trained tensors by name: the current ones, and
+    those of `best_epoch`.
     """
 
     about: Mapping[str, Any]
@@ -52,7 +52,7 @@ class JoiningCheckpoint:
     history: tuple[JoiningEpoch, ...]
 
     def to_bytes(self) -> bytes:
-        """One safetensors file. Equal checkpoints give equal bytes."""
+        """Serialise to one safetensors file. Equal checkpoints give equal bytes."""
         parts = dict(zip(_PARTS, (self.state, self.best, self.optimiser.moments), strict=True))
         facts = {
             "format": FORMAT,
@@ -66,7 +66,7 @@ class JoiningCheckpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> JoiningCheckpoint:
-        """The checkpoint in these bytes. Raises CheckpointError when they are not one."""
+        """Read a checkpoint from bytes. Raises CheckpointError if they are not one."""
         try:
             parts, facts = from_bytes(data, _PARTS, FORMAT)
             return cls(
@@ -79,20 +79,20 @@ class JoiningCheckpoint:
             )
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"not the checkpoint of a joining ({len(data)} bytes): {error!r}; start anew"
+                f"not the checkpoint of a joining ({len(data)} bytes): {error!r}; start again"
             ) from error
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Raise CheckpointError unless this is the checkpoint of that joining, saying what differs."""
+        """Raise CheckpointError, naming what differs, unless this is a checkpoint of that joining."""
         for name in sorted({*about, *self.about}):
             if about.get(name) != self.about.get(name):
                 raise CheckpointError(
                     f"checkpoint of another joining: {name}: expected {about.get(name)!r}, found "
-                    f"{self.about.get(name)!r}; start anew"
+                    f"{self.about.get(name)!r}; start again"
                 )
 
 
 def about(config: Mapping[str, Any], began: State, **examples: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What a joining is: its configuration, and digests of where it began and of its examples."""
+    """Identify a joining by its configuration, and digests of its initial weights and of its examples."""
     digests = {name: digest(tensors) for name, tensors in examples.items()}
     return {**config, "weights": digest(began), **digests}

@@ -1,6 +1,6 @@
-"""Slices with masks, and whose they are.
+"""Slices with masks and patients, as the examples of a joining.
 
-Legend: N slices, B of a batch, C channels, H rows, W columns.
+Legend: N slices, B slices of a batch, C channels, H rows, W columns.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class JoiningExamples:
 
     @property
     def ill(self) -> frozenset[str]:
-        """The patients in whom a tumour is drawn."""
+        """The patients with a tumour in their masks."""
         drawn = self.targets.flatten(1).any(dim=1).tolist()
         return frozenset(patient for patient, there in zip(self.patients, drawn, strict=True) if there)
 
     def batches(self, size: int, seed: int, augment: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch: every slice once, shuffled, turned and flipped as `seed` says."""
+        """Yield one epoch, shuffled and, with `augment`, rotated and flipped. `seed` determines all of it."""
         draw = torch.Generator().manual_seed(seed)
         recipe = Augmentation() if augment else None
         for chosen in torch.split(torch.randperm(len(self), generator=draw), size):

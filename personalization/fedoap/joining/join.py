@@ -1,4 +1,4 @@
-"""The second stage of FedOAP for a hospital from outside: fine-tune, validate, keep the best.
+"""The second stage of FedOAP for an outside hospital: fine-tune, validate, keep the best epoch.
 
 Legend: N slices, C channels, H rows, W columns, S sites in the bank.
 """
@@ -26,14 +26,14 @@ from personalization.networks import FedOapUNet
 from personalization.seeds import seed_of
 from personalization.state import State
 
-# Images per forward where nothing is learned: bounds the memory, and changes no result.
+# Images per forward pass in validation. It bounds the memory and does not change the result.
 _BATCH = 16
 _CLASSES = 2
 
 
 @dataclass(frozen=True)
 class Joining:
-    """How it went: step 0, then every epoch; `best_epoch` was kept, and `stopped` says why it broke off."""
+    """The result of a joining: step 0, then every epoch. `stopped` is the reason if it ended early."""
 
     history: tuple[JoiningEpoch, ...]
     best_epoch: int
@@ -41,7 +41,7 @@ class Joining:
 
     @property
     def start(self) -> JoiningEpoch:
-        """Step 0, which is zero-shot."""
+        """Step 0, the zero-shot network."""
         return self.history[0]
 
     @property
@@ -60,22 +60,22 @@ def join(
     after_epoch: Callable[[JoiningCheckpoint], None] = lambda _: None,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> Joining:
-    """Fine-tune in place on `train`; deterministic, and bit for bit the same after a resume.
+    """Fine-tune a network in place on `train`. The result is deterministic, also after a resume.
 
     Args:
-        network: with the shared part, the bank and a personal part to begin with.
+        network: has the shared part, the bank and an initial personal part.
         train: the hospital's slices with masks.
-        validation: those of other patients; the best epoch is the one with the highest Dice on them, the
+        validation: slices of other patients; the best epoch is the one with the highest Dice on them, the
             earliest of equals.
-        config: see there.
-        resume: of an earlier process; everything else must be as it was then.
-        after_epoch: called with a checkpoint after step 0 and after every epoch; on a resume with that one
-            again, since whoever was killed may not have told of it.
+        config: the settings.
+        resume: checkpoint of an earlier process; all other arguments must be the same as then.
+        after_epoch: called with a checkpoint after step 0 and after every epoch. A resume calls it with the
+            resumed checkpoint again, because a killed process may not have reported it.
         check_cancelled: called before every step; it may raise, to stop.
 
     Raises:
-        AdaptationError: a patient on both sides, or a side without a tumour.
-        CheckpointError: `resume` is of another joining.
+        AdaptationError: a patient is in both sets, or a set has no tumour.
+        CheckpointError: `resume` belongs to another joining.
     """
     run = _Run(network, train, validation, config, check_cancelled)
     run.begin(resume)
@@ -91,14 +91,14 @@ def join(
 def predict(
     network: FedOapUNet, images_NCHW: Tensor, check_cancelled: CancelCheck = never_cancelled
 ) -> tuple[Tensor, Tensor]:
-    """Class indices uint8 [N, H, W] and attention [N, 1 + S], as its graph gives them; on the CPU."""
+    """Predict class indices uint8 [N, H, W] and attention [N, 1 + S] as the graph does, on the CPU."""
     network.eval()
     device = next(network.parameters()).device
     classes, attention = [], []
     for batch in torch.split(images_NCHW, _BATCH):
         check_cancelled()
         logits, mass = network.segment(batch.to(device))
-        # Where both classes are equal the first one is taken, as argmax does.
+        # Of equal classes the first is taken, as argmax does.
         classes.append((logits[:, 0] > 0).to(torch.uint8).cpu())
         attention.append(mass.cpu())
     return torch.cat(classes), torch.cat(attention)
@@ -130,11 +130,11 @@ class _Run:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do: all epochs done, or the last one not safe."""
+        """Whether the joining has ended: all epochs are done, or the last one is not safe."""
         return not self.history[-1].safe or self.history[-1].epoch == self._config.epochs
 
     def begin(self, checkpoint: JoiningCheckpoint | None) -> None:
-        """Measure step 0, or go to where the checkpoint left off."""
+        """Measure step 0, or restore a checkpoint."""
         if checkpoint is None:
             self.history = [self._measured(0, None)]
             return
@@ -144,7 +144,7 @@ class _Run:
         self.best_epoch, self.history = checkpoint.best_epoch, list(checkpoint.history)
 
     def epoch(self) -> None:
-        """Learn from every training slice once, then validate."""
+        """Train on every slice once, then validate."""
         config, number = self._config, len(self.history)
         steps = math.ceil(len(self._train) / config.batch_size)
         rates = cosine(
@@ -168,7 +168,7 @@ class _Run:
         self.history.append(record)
 
     def checkpoint(self) -> JoiningCheckpoint:
-        """All that is needed to go on from here."""
+        """Make a checkpoint of the current state."""
         return JoiningCheckpoint(
             self._about,
             _clone(self._learned),
@@ -179,13 +179,13 @@ class _Run:
         )
 
     def leave(self) -> None:
-        """Put the best epoch into the network."""
+        """Load the weights of the best epoch into the network."""
         self._load(self._best)
         self._network.requires_grad_(True).zero_grad(set_to_none=True)
         self._network.eval()
 
     def _loss(self, epoch: int) -> Callable[[Tensor, Tensor], Tensor]:
-        """One forward pass for both terms of the perturbed boundary loss; noise of the epoch's own seed."""
+        """Make the loss of an epoch: one forward pass for both terms, and noise from the epoch's own seed."""
         config = self._config
         draw = torch.Generator().manual_seed(seed_of(config.seed, "perturbation", epoch))
 
@@ -219,7 +219,7 @@ class _Run:
 
 
 def _learned(network: FedOapUNet, config: JoiningConfig) -> dict[str, nn.Parameter]:
-    """What is trained, by name; the rest is made to stay as it is."""
+    """Return the trained parameters by name, and freeze all others."""
     parameters = dict(network.named_parameters())
     if config.trains == "personal":
         _, personal = split(parameters)
@@ -237,12 +237,13 @@ def _check(train: JoiningExamples, validation: JoiningExamples) -> None:
     both = sorted({*train.patients} & {*validation.patients})
     if both:
         raise AdaptationError(
-            f"joining: {len(both)} patients are both trained and validated on, first '{both[0]}'"
+            f"joining: expected different patients for training and validation, found {len(both)} in both, "
+            f"first '{both[0]}'"
         )
     if not train.ill:
-        raise AdaptationError("joining: no training slice shows a tumour, so there is none to learn from")
+        raise AdaptationError("joining: no training slice shows a tumour, so nothing can be learned")
     if not validation.ill:
-        raise AdaptationError("joining: no validation slice shows a tumour, so that no epoch can be chosen")
+        raise AdaptationError("joining: no validation slice shows a tumour, so no epoch can be chosen")
 
 
 def _clone(state: State | dict[str, nn.Parameter]) -> State:

@@ -189,7 +189,7 @@ def test_options_that_do_not_fit_are_told_in_words(data, config, tmp_path, argum
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("method: {wdith: 2, batch_size: 0}", ["wdith", "batch_size", "it takes: rounds, width"]),
+        ("method: {wdith: 2, batch_size: 0}", ["wdith", "batch_size", "its fields: rounds, width"]),
         ("rounds: 3", ["'rounds'", "expected a section 'method' or 'run'"]),
         ("method: [", ["cannot be read"]),
         ("run: {egress: {aster: [weights]}, participation: 2}", ["participation"]),

@@ -278,7 +278,7 @@ def test_prune_deletes_only_what_nobody_can_open(store: Store) -> None:
 
 def test_sources_of_attention_are_told_apart() -> None:
     assert model(sources=("own", "A")).sources == ("own", "A")
-    with pytest.raises(ValidationError, match="sources: expected names that differ, found own, A, own"):
+    with pytest.raises(ValidationError, match="sources: expected unique names, found own, A, own"):
         model(sources=("own", "A", "own"))
 
 

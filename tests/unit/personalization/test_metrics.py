@@ -80,7 +80,7 @@ def test_values_outside_the_classes_are_refused(where: str, value: int) -> None:
 
 
 def test_shapes_types_and_names_are_checked() -> None:
-    with pytest.raises(LabelError, match=r"prediction has shape \[2, 5\], ground truth \[1, 5\]"):
+    with pytest.raises(LabelError, match=r"prediction: expected shape \[1, 5\], found \[2, 5\]"):
         dice(PRED, TRUE[:1], 2)
     with pytest.raises(LabelError, match=r"expected integer class indices, found torch\.float32"):
         dice(PRED.float(), TRUE, 2)

@@ -60,7 +60,7 @@ def test_what_is_missing_or_does_not_fit_is_said(tmp_path):
         find_backbone(store, "absent", TASK, "pool")
     other = PICTURES.model_copy(update={"size": (24, 24), "channels": 3, "colour": "replicate"})
     publish(store.root, PICTURES, vit(PICTURES), "vit")
-    with pytest.raises(ConfigurationError, match=r"have 3 channels, it takes 1\n.*size is \[24, 24\], its"):
+    with pytest.raises(ConfigurationError, match=r"expected 3 input .* found 1\n.*size \[24, 24\], found"):
         find_backbone(store, "vit", other, "pool")
 
 
@@ -94,7 +94,7 @@ def test_files_that_are_no_vit_are_named(tmp_path):
     ):
         with pytest.raises(ConfigurationError, match=message):
             find_backbone(store, str(tmp_path / name), PICTURES, "pool")
-    with pytest.raises(ConfigurationError, match="a ViT classifies, and 'discs' is a segmentation"):
+    with pytest.raises(ConfigurationError, match="a ViT is for classification, 'discs' is a segmentation"):
         find_backbone(store, str(tmp_path / "other.npz"), TASK, "pool")
     # What the store would refuse later.
     with pytest.raises(ConfigurationError, match=r"'p{120}\.backbone', of 129"):
@@ -110,7 +110,7 @@ def _pool(backbone, spec, **fields):
 def test_a_pool_is_refused_with_any_other_backbone(tmp_path):
     store, files = Store(tmp_path), {WEIGHTS: b"w", GRAPH: b"g"}
     right, wrong = (publish(tmp_path, TASK, unet(TASK, width=w), f"w{w}") for w in (2, 3))
-    with pytest.raises(PublishRefused, match="fits no backbone but the one it was trained on"):
+    with pytest.raises(PublishRefused, match="fits only the backbone that it was trained on"):
         store.publish(_pool(wrong.digest, unet(TASK)), files)
     with pytest.raises(PublishRefused, match="its part 'backbone' cannot be used"):
         store.publish(_pool(f"sha256:{'0' * 64}", unet(TASK)), files)
@@ -124,5 +124,5 @@ def test_a_pool_is_refused_with_any_other_backbone(tmp_path):
 
 @pytest.mark.parametrize("fields", [{"usage": (1, 2)}, {"part_of": "other"}])
 def test_a_pool_that_contradicts_itself(fields):
-    with pytest.raises(ValueError, match=r"count for each|no part of another"):
+    with pytest.raises(ValueError, match=r"count for each|cannot be a part of another"):
         _pool(f"sha256:{'0' * 64}", unet(TASK), **fields)

@@ -124,7 +124,7 @@ def test_a_file_goes_before_a_template(tmp_path: Path) -> None:
     tasks.template("wbc_cells").model_copy(update={"name": "mine"}).dump(path)
     assert tasks.resolve(str(path)).name == "mine"
     assert tasks.resolve("wbc_cells").name == "wbc-cells"
-    with pytest.raises(TaskError, match="no template 'wbc'; there are bladder_mri, brain_lgg_flair"):
+    with pytest.raises(TaskError, match="no template 'wbc'; expected one of bladder_mri, brain_lgg_flair"):
         tasks.resolve("wbc")
     with pytest.raises(TaskError, match="no such file"):
         tasks.resolve(str(tmp_path / "absent.yaml"))

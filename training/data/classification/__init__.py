@@ -1,4 +1,4 @@
-"""Federations of classified images: folders by class, or an .npz shared out among clients."""
+"""Classification data: folders by class, or an .npz divided among clients."""
 
 from __future__ import annotations
 

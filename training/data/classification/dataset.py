@@ -1,4 +1,4 @@
-"""A site's images in memory, ready for the network, by the same preprocessing that serving uses.
+"""Load a site's classification images into memory, with the preprocessing that serving uses.
 
 Shape suffixes: N images (a volume's slices count one by one), C channels, H rows, W columns.
 """
@@ -30,7 +30,7 @@ from training.errors import FederationError
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Images [N, C, H, W] float32 and class indices [N] int64, with whose and from where each is.
+    """Images [N, C, H, W] float32 and class indices [N] int64, with the patient and the origin of each.
 
     `cases` has the names of the cases, `positions` the index of the slice within its volume (0 for an image).
     """
@@ -47,7 +47,7 @@ class ImageSet:
 
 @dataclass(frozen=True)
 class LabelledData:
-    """One hospital's images by split, and what its training scans look like.
+    """One hospital's images by split, and the intensity statistics of its training scans.
 
     A site without validation images validates on its training images. `test` may be empty, and any class may
     be absent.
@@ -61,7 +61,7 @@ class LabelledData:
 
     @classmethod
     def load(cls, site: Site[LabelledCase], task: Task) -> LabelledData:
-        """Decode and prepare a site whose cases have their split.
+        """Decode and prepare a site. Every case must have a split.
 
         Raises FederationError naming the image that cannot be prepared.
         """
@@ -77,10 +77,10 @@ class LabelledData:
 def labelled_batches(
     images: ImageSet, batch_size: int, generator: torch.Generator, augment: bool
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """One epoch: every image once, shuffled, as (images [B, C, H, W] float32, labels [B], indices [B]) int64.
+    """Yield one epoch, shuffled: images [B, C, H, W] float32, labels [B] int64, indices [B] int64.
 
-    The order and every augmentation come from `generator` alone. The last batch may be smaller, but is left
-    out where it would be a single image after larger batches: batch norm has nothing to normalise it by.
+    The order and every augmentation depend on `generator` alone. The last batch may be smaller. A last batch
+    of a single image is left out after larger batches, because batch norm cannot normalise one image.
     """
     order = torch.randperm(len(images), generator=generator)
     pixels, labels = torch.from_numpy(images.images), torch.from_numpy(images.labels)
@@ -95,7 +95,7 @@ def labelled_batches(
 
 
 class _Source:
-    """Where the scans come from; an .npz is read once, however many images a site has of it."""
+    """Reads the scans of cases. An .npz is read only once."""
 
     def __init__(self) -> None:
         self._arrays: dict[Path, dict[str, NDArray[Any]]] = {}
@@ -107,7 +107,7 @@ class _Source:
             self._arrays[case.image] = read_arrays(case.image)
         name, index = case.row
         voxels = self._arrays[case.image][name][index]
-        # What a PNG of these pixels would be decoded to.
+        # The same scan as a PNG of these pixels.
         return Scan(voxels[..., None] if voxels.ndim == 2 else voxels, None, "png")
 
 
@@ -118,7 +118,7 @@ def _prepared(
     source: _Source,
     statistics: list[ReferenceStatistics] | None = None,
 ) -> ImageSet:
-    """The images of `cases`, in order; each scan's statistics are added to `statistics`."""
+    """Prepare the images of `cases`, in order, and append each scan's statistics to `statistics`."""
     images: list[NDArray[np.float32]] = [np.empty((0, task.in_channels, *task.size), np.float32)]
     labels: list[int] = []
     patients: list[str] = []

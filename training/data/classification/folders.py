@@ -1,4 +1,4 @@
-"""Folders by class to sites: every image lies in the folder of the class it belongs to.
+"""Load a classification federation from folders: one folder per site, and in it one per class.
 
 root/
   task.yaml (optional)      kind: classification, with class_names
@@ -36,12 +36,12 @@ from training.data.segmentation.layout import (
 )
 from training.errors import FederationError
 
-# Where nothing is said, a size that a laptop trains in reasonable time.
+# Largest inferred side, in pixels: a laptop trains this in reasonable time.
 _LARGEST_SIDE = 224
 
 
 def holds_classes(root: Path) -> bool:
-    """Whether a folder without task.yaml is one of classification: sites with folders, and none of images."""
+    """Whether a folder without task.yaml is for classification: sites with folders, none called images."""
     if not root.is_dir() or (root / IMAGES).is_dir():
         return False
     sites = _folders(root)
@@ -49,9 +49,9 @@ def holds_classes(root: Path) -> bool:
 
 
 def load_folders(root: Path, task: Task | None) -> Federation[LabelledCase]:
-    """Read and check a federation of folders by class; the task is inferred where none is given.
+    """Read and check a federation of folders by class. Without `task`, the task is inferred.
 
-    Raises FederationError whose `.problems` lists everything that is wrong, each with its file.
+    Raises FederationError; its `.problems` lists all problems, each with its file.
     """
     problems: list[str] = []
     folders = find_sites(root, problems)
@@ -76,11 +76,11 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def _read_site(folder: Path, task: Task, problems: list[str]) -> Site[LabelledCase]:
-    """The site in `folder`, its cases ordered by class and file name."""
+    """Read the site in `folder`, its cases ordered by class and file name."""
     site = folder.name
     known = {name: index for index, name in enumerate(task.class_names)}
     problems += [
-        f"{site}/{found.name}: no class of task '{task.name}' ({', '.join(known)}); rename or move the folder"
+        f"{site}/{found.name}: not a class of task '{task.name}' ({', '.join(known)}); rename or move it"
         for found in _folders(folder)
         if found.name not in known
     ]
@@ -93,7 +93,7 @@ def _read_site(folder: Path, task: Task, problems: list[str]) -> Site[LabelledCa
         problems.append(f"site '{site}': empty; expected images in a folder per class ({', '.join(known)})")
     rows = read_rows(folder / CASES, site, problems)
     problems += [
-        f"{site}/{CASES}: '{name}' is not a file of it" for name in sorted(rows.keys() - files.keys())
+        f"{site}/{CASES}: '{name}' is not a file of the site" for name in sorted(rows.keys() - files.keys())
     ]
     cases = []
     for name, (label, path) in files.items():
@@ -113,7 +113,7 @@ def _read_site(folder: Path, task: Task, problems: list[str]) -> Site[LabelledCa
 
 @dataclass(frozen=True)
 class _Look:
-    """What was seen of one case, and a sha256 of its file's bytes."""
+    """The result of checking one case, and the sha256 of its file."""
 
     site: str
     case: LabelledCase
@@ -141,18 +141,21 @@ def _look(site: str, case: LabelledCase, task: Task) -> _Look:
 
 
 def _inferred(root: Path, folders: Sequence[Path]) -> Task:
-    """The folders' names are the classes; channels and size from the images. Raises ValueError."""
+    """Infer the task: classes from the folders' names, channels and size from the images.
+
+    Raises ValueError.
+    """
     names = sorted({found.name for folder in folders for found in _folders(folder)})
     channels: set[int] = set()
     sides: list[tuple[int, int]] = []
-    # Only where its slices lie is asked of this one; the size it will have is not yet known.
+    # Used only to find the slices; the size of the inferred task is not yet known.
     axial = Task(name="any", labels={"any": (1,)}, size=(16, 16))
     for path in (path for folder in folders for name in names for path in scans_in(folder / name).values()):
         try:
             scan = read_scan(path)
             _, rows, columns = geometry_of(scan, axial).slices
         except LocumStoreError:
-            continue  # told about when every file is looked at
+            continue  # reported when every file is checked
         channels.add(scan.channels)
         sides.append((rows, columns))
     height, width = np.median(np.array(sides or [(LEAST_SIDE, LEAST_SIDE)]), axis=0)

@@ -1,9 +1,9 @@
-"""An .npz in MedMNIST's layout to a federation: train, val and test images with labels, shared out.
+"""Load a classification federation from an .npz in MedMNIST's layout, divided among clients.
 
     {train,val,test}_images   [N, H, W] or [N, H, W, 3], 8 or 16 bit
     {train,val,test}_labels   [N] or [N, 1], class indices
 
-The file is checked before an array is read: a header may announce anything, and nothing in it is unpickled.
+The headers are checked before any array is read, because they are untrusted. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from training.data.cases import SPLITS, Federation, LabelledCase, Site
 from training.data.classification.partition import Partition, share_out
 from training.errors import FederationError
 
-# Of all arrays together, in memory; the largest of MedMNIST at 224 x 224 needs more patience than a laptop's.
+# All arrays together, in memory. The largest data sets of MedMNIST at 224 x 224 do not fit.
 MAX_BYTES = 8 * 2**30
 _MAX_HEADER = 10_000
 _MOST_CLASSES = 1000
@@ -33,10 +33,10 @@ _IMAGE_TYPES = (np.dtype(np.uint8), np.dtype(np.uint16))
 
 
 def load_npz(path: Path, task: Task | None, partition: Partition) -> Federation[LabelledCase]:
-    """Read and check an .npz and share its images out among the clients of `partition`.
+    """Read and check an .npz, and divide its images among the clients of `partition`.
 
-    The task is the one given, else STEM.yaml beside the file, else inferred. Raises FederationError whose
-    `.problems` lists everything that is wrong.
+    The task is `task` if given, otherwise STEM.yaml beside the file, otherwise inferred. Raises
+    FederationError; its `.problems` lists all problems.
     """
     beside = path.with_suffix(".yaml")
     if task is None and beside.is_file():
@@ -76,12 +76,12 @@ def load_npz(path: Path, task: Task | None, partition: Partition) -> Federation[
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The six arrays. Raises FederationError naming every one that is absent, too large or no array."""
+    """Read the six arrays. Raises FederationError naming every array that is absent, too large or invalid."""
     names = [f"{split}_{what}" for split in SPLITS for what in ("images", "labels")]
     try:
         with zipfile.ZipFile(path) as archive:
             entries = {entry.filename: entry for entry in archive.infolist()}
-            problems = [f"'{name}' is not in it" for name in names if f"{name}.npy" not in entries]
+            problems = [f"array '{name}' is missing" for name in names if f"{name}.npy" not in entries]
             if not problems:
                 size = sum(entries[f"{name}.npy"].file_size for name in names)
                 if size > MAX_BYTES:
@@ -94,11 +94,11 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
-    """One array; its header is compared with the size of the file before anything is allocated."""
+    """Read one array. Its header is compared with the file's size before memory is allocated."""
     with archive.open(entry) as stream:
         version = np.lib.format.read_magic(stream)
         if version not in ((1, 0), (2, 0)):
-            raise ValueError(f"{entry.filename}: version {version} of the format")
+            raise ValueError(f"{entry.filename}: expected .npy version 1.0 or 2.0, found {version}")
         read_header = (
             np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         )
@@ -107,7 +107,9 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> NDArray[Any]:
         for side in shape:
             count *= side
         if dtype.hasobject or count * dtype.itemsize > entry.file_size:
-            raise ValueError(f"{entry.filename}: shape {shape} of {dtype} in {entry.file_size} bytes")
+            raise ValueError(
+                f"{entry.filename}: shape {shape} of {dtype} in the header, found {entry.file_size} bytes"
+            )
     with archive.open(entry) as stream:
         array: NDArray[Any] = np.lib.format.read_array(
             stream, allow_pickle=False, max_header_size=_MAX_HEADER
@@ -123,8 +125,8 @@ def _problems(arrays: dict[str, NDArray[Any]], task: Task) -> list[str]:
         images, labels = arrays[f"{split}_images"], arrays[f"{split}_labels"]
         if images.ndim not in (3, 4) or images.shape[3:] not in ((), (1,), (3,)):
             problems.append(
-                f"{split}_images: expected [N, H, W] or [N, H, W, 3], found {list(images.shape)}; a volume "
-                "per image is not read from an .npz"
+                f"{split}_images: expected [N, H, W] or [N, H, W, 3], found {list(images.shape)}; volumes "
+                "cannot be read from an .npz"
             )
         elif len(images) and min(images.shape[1:3]) < MIN_SIDE:
             problems.append(
@@ -141,7 +143,7 @@ def _problems(arrays: dict[str, NDArray[Any]], task: Task) -> list[str]:
         if labels.shape not in ((len(images),), (len(images), 1)) or labels.dtype.kind not in "iu":
             problems.append(
                 f"{split}_labels: expected one integer per image ({len(images)}), found "
-                f"{list(labels.shape)} {labels.dtype}; several labels per image are another task"
+                f"{list(labels.shape)} {labels.dtype}; several labels per image are not supported"
             )
         elif labels.size and not 0 <= int(labels.min()) <= int(labels.max()) < len(task.classes):
             problems.append(
@@ -152,7 +154,7 @@ def _problems(arrays: dict[str, NDArray[Any]], task: Task) -> list[str]:
 
 
 def _inferred(path: Path, arrays: dict[str, NDArray[Any]]) -> Task:
-    """Classes by number; channels and size from the images."""
+    """Infer the task: classes numbered as in the labels, channels and size from the images."""
     labels = [arrays[f"{split}_labels"] for split in SPLITS]
     images = arrays["train_images"]
     try:

@@ -1,4 +1,4 @@
-"""A site's slices in memory, ready for the network, by the same preprocessing that serving uses.
+"""Load a site's segmentation slices into memory, with the preprocessing that serving uses.
 
 Shape suffixes: N slices, C channels (a slice and its neighbours), H rows, W columns.
 """
@@ -26,7 +26,7 @@ from training.errors import FederationError
 
 @dataclass(frozen=True)
 class SliceSet:
-    """Slices [N, C, H, W] float32 and class indices [N, H, W] uint8, with whose and from where each is.
+    """Slices [N, C, H, W] float32 and class indices [N, H, W] uint8, with the patient and the origin of each.
 
     `cases` has file names, `positions` the index of the slice within its volume (0 for a 2-D image).
     """
@@ -41,7 +41,7 @@ class SliceSet:
         return len(self.images)
 
     def with_foreground(self) -> SliceSet:
-        """Only the slices that show anything but background."""
+        """Return only the slices that have foreground."""
         kept = [index for index, target in enumerate(self.targets) if target.any()]
         return SliceSet(
             self.images[kept],
@@ -54,7 +54,7 @@ class SliceSet:
 
 @dataclass(frozen=True)
 class SiteData:
-    """One hospital's slices by split, and what its training scans look like.
+    """One hospital's slices by split, and the intensity statistics of its training scans.
 
     A site with one patient has no validation split of its own: `val` is then `train`. `test` may be empty.
     """
@@ -67,11 +67,11 @@ class SiteData:
 
     @classmethod
     def load(cls, site: Site, task: Task, *, keep_empty: bool = True) -> SiteData:
-        """Decode and prepare a site whose cases have their split.
+        """Decode and prepare a site. Every case must have a split.
 
         `keep_empty=False` drops slices without foreground from training (not from validation and testing),
-        unless nothing would be left. Statistics are taken over the training scans alone, or None if there is
-        none. Raises FederationError naming the file that cannot be prepared.
+        unless no slice would remain. Statistics are computed over the training scans only, and are None
+        without any. Raises FederationError naming the file that cannot be prepared.
         """
         statistics: list[ReferenceStatistics] = []
         train = _prepared(site, site.of_split("train"), task, statistics)
@@ -90,9 +90,9 @@ def batches(
     augment: bool,
     augmentation: Augmentation | None = None,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """One epoch: every slice once, shuffled, as (images [B, C, H, W] float32, targets [B, H, W] uint8).
+    """Yield one epoch, shuffled: images [B, C, H, W] float32, targets [B, H, W] uint8.
 
-    The order and every augmentation come from `generator` alone. The last batch may be smaller.
+    The order and every augmentation depend on `generator` alone. The last batch may be smaller.
     """
     order = torch.randperm(len(slices), generator=generator)
     images, targets = torch.from_numpy(slices.images), torch.from_numpy(slices.targets)
@@ -106,7 +106,7 @@ def batches(
 def _prepared(
     site: Site, cases: Sequence[Case], task: Task, statistics: list[ReferenceStatistics] | None = None
 ) -> SliceSet:
-    """The slices of `cases`, in order; each scan's statistics are added to `statistics`."""
+    """Prepare the slices of `cases`, in order, and append each scan's statistics to `statistics`."""
     height, width = task.size
     images: list[NDArray[np.float32]] = [np.empty((0, task.in_channels, height, width), np.float32)]
     targets: list[NDArray[np.uint8]] = [np.empty((0, height, width), np.uint8)]

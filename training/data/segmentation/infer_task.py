@@ -1,4 +1,4 @@
-"""A task read off the data, for a federation without task.yaml."""
+"""Infer the segmentation task of a federation without task.yaml from its data."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from model_store.task import SIZE_MULTIPLE, Task
 from training.data.cases import Site
 from training.data.scan_files import read_scan
 
-# Where nothing is said, a size that a laptop trains in reasonable time.
+# Largest inferred side, in pixels: a laptop trains this in reasonable time.
 _LARGEST_SIDE = 256
 _MAX_VALUE = 65535
 
 
 def infer_task(root: Path, sites: Iterable[Site]) -> Task:
-    """One binary label of all non-zero values; channels and size from the images; one file, one patient.
+    """Infer a task with one binary label of all non-zero values, and channels and size from the images.
 
-    Files that cannot be decoded are passed over: checking them is another's work. Raises TaskError if no mask
-    has anything in it.
+    Every file is a patient of its own. Files that cannot be decoded are skipped; `look_at` reports them.
+    Raises TaskError if no mask has a non-zero value.
     """
     values: set[int] = set()
     channels: set[int] = set()
     sides: list[tuple[int, int]] = []
-    # Only where its slices lie is asked of this one; the size it will have is not yet known.
+    # Used only to find the slices; the size of the inferred task is not yet known.
     axial = Task(name="any", labels={"foreground": (1,)}, size=(SIZE_MULTIPLE, SIZE_MULTIPLE))
     for case in (case for site in sites for case in site.cases):
         try:

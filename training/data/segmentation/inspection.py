@@ -1,7 +1,7 @@
-"""One look at every file of a federation: does it decode, do mask and image agree, do they fit the task?
+"""Check every file of a federation: it decodes, mask and image agree, and both fit the task.
 
-The rules are those of `model_store.preprocessing`, carried out in advance: what passes here is not refused
-while training runs.
+The checks are those of `model_store.preprocessing`, made in advance, so that a file that passes cannot fail
+during training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Look:
-    """What was seen of one case; a sha256 over the bytes of both files, and that of the image's."""
+    """The result of checking one case. `digest` is a sha256 over both files, `image` that of the image."""
 
     site: str
     case: Case

@@ -1,4 +1,4 @@
-"""Folders to sites: which image goes with which mask, whose it is, and in which split.
+"""Read the folders of a segmentation federation: pair images with masks, and find patients and splits.
 
 root/                        or   root/
   task.yaml (optional)              images/  masks/     (one site, named after the folder)
@@ -21,14 +21,14 @@ from training.data.cases import SPLITS, AnyCase, Case, Site, Split
 from training.data.scan_files import scans_in, stem_of
 
 IMAGES = "images"
-# The Medical Segmentation Decathlon and many others call them labels.
+# The Medical Segmentation Decathlon and many others call masks labels.
 MASKS = ("masks", "labels")
 CASES = "cases.csv"
 
-# A site's name becomes a folder, a part of a URL and of an artefact's lineage.
+# A site's name is used as a folder, in URLs and in the lineage of artefacts.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-# Stand where sites' names do in what is published: the model of all, a scan's own tokens, models of clusters
-# and of hospitals from outside.
+# Used in place of a site's name in artefacts: the global model, a scan's own tokens, models of clusters, and
+# models of hospitals outside the federation.
 _RESERVED = re.compile(r"global|own|(cluster|at)-.*")
 
 
@@ -41,7 +41,7 @@ class Row:
 
 
 def find_sites(root: Path, problems: list[str]) -> list[Path]:
-    """The sites' folders, by name. What is wrong is added to `problems`."""
+    """Find the sites' folders, sorted by name. Problems are appended to `problems`."""
     if not root.is_dir():
         problems.append(f"{root}: expected a folder with one folder per site, found none")
         return []
@@ -60,14 +60,15 @@ def find_sites(root: Path, problems: list[str]) -> list[Path]:
                 "letters, digits, '.', '_' and '-', beginning with a letter or digit"
             )
         elif _RESERVED.fullmatch(folder.name):
-            problems.append(f"site {folder.name!r}: the name has a meaning of its own; rename the folder")
+            problems.append(f"site {folder.name!r}: the name is reserved; rename the folder")
     return folders
 
 
 def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
-    """The site in `folder`, its cases ordered by file name. What is wrong is added to `problems`.
+    """Read the site in `folder`, its cases ordered by file name. Problems are appended to `problems`.
 
-    A patient comes from cases.csv, else from the task's `patient` expression, else from the file's own name.
+    The patient comes from cases.csv, otherwise from the task's `patient` expression, otherwise from the
+    file's name.
     """
     site = folder.name
     images = scans_in(folder / IMAGES)
@@ -103,7 +104,7 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
 
 
 def _masks_of(images: Mapping[str, Path], masks: Mapping[str, Path]) -> dict[str, Path]:
-    """Masks by the names of their images: the same name, or NAME.nii.gz for an image folder NAME."""
+    """Map image names to masks: a mask has its image's name, or is NAME.nii.gz for an image folder NAME."""
     by_stem: dict[str, list[str]] = {}
     for name in masks.keys() - images.keys():
         by_stem.setdefault(stem_of(masks[name]), []).append(name)
@@ -113,7 +114,7 @@ def _masks_of(images: Mapping[str, Path], masks: Mapping[str, Path]) -> dict[str
 
 
 def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
-    """cases.csv by file name; none without one. What is wrong is added to `problems`."""
+    """Read cases.csv by file name; empty without the file. Problems are appended to `problems`."""
     if not path.is_file():
         return {}
     try:
@@ -139,7 +140,7 @@ def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
         return {}
     rows: dict[str, Row] = {}
     for number, line in lines:
-        # None is where DictReader puts what no column is for.
+        # DictReader stores fields without a column under the key None.
         if any(field.strip() for field in line.get(None) or ()):
             problems.append(
                 f"{site}/{CASES} line {number}: expected {len(columns)} fields, found more; "
@@ -160,7 +161,7 @@ def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:
 
 
 def whole_patients(site: str, cases: list[AnyCase], problems: list[str]) -> tuple[AnyCase, ...]:
-    """Give all cases of a patient the split that any of them has; two splits are a problem."""
+    """Give all cases of a patient the split that any of them has. Two different splits are a problem."""
     declared: dict[str, set[Split]] = {}
     for case in cases:
         if case.split is not None:

@@ -154,7 +154,7 @@ def test_the_first_of_equals_is_picked_and_never_what_is_no_number() -> None:
     assert cheapest({"1": math.nan, "2": 5.0, "3": -math.inf}) == "2"
     with pytest.raises(ValueError, match="no cluster"):
         cheapest({"1": math.nan})
-    with pytest.raises(ValueError, match="no image"):
+    with pytest.raises(ValueError, match="at least one image"):
         observe(Tiny(), torch.zeros(0, 2, 8, 8))
 
 

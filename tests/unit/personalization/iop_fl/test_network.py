@@ -229,7 +229,7 @@ def test_dropout_keeps_the_mean() -> None:
         (lambda space: route(space, "dense"), "'direct' or 'pooled', found 'dense'"),
         (lambda space: route(space, "pooled", init="zero"), "found 'zero'"),
         (lambda space: route(space, "pooled", dropout=1.0), "dropout: expected"),
-        (lambda space: route(space, init="official"), "belong to the pooled router"),
+        (lambda space: route(space, init="official"), "need the pooled router"),
         (lambda space: coefficients(space.plain(), images(1)), "expected a routed network"),
         (lambda space: coefficients(route(space, "pooled"), images(0)), "at least one image"),
         (lambda space: batches(images(1)[0], 4), r"\[N, C, H, W\]"),

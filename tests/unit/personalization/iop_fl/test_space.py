@@ -85,7 +85,7 @@ def test_states_that_do_not_fit_are_refused_by_site_and_tensor() -> None:
 
 
 def test_a_site_called_global_and_an_unknown_network_are_refused() -> None:
-    with pytest.raises(StateError, match="a site cannot be called 'global'"):
+    with pytest.raises(StateError, match="'global' is reserved for the global model"):
         RoutingSpace.of("unet", ARGUMENTS, {"global": state(1)}, state(0))
     with pytest.raises(NetworkError, match="unknown network 'u-net'"):
         RoutingSpace.of("u-net", ARGUMENTS, {}, state(0))

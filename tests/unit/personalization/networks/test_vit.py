@@ -169,8 +169,8 @@ def test_positions_are_resampled_to_another_grid() -> None:
     ("published", "channels", "message"),
     [
         ({"conv1.weight": torch.zeros(1)}, 3, r"w\.pt: expected the weights of a ViT.*found conv1\.weight"),
-        ({"embedding/kernel": torch.zeros(1)}, 3, "has no 'cls'"),
-        (None, 2, "takes images of 3 channels, the task's have 2"),
+        ({"embedding/kernel": torch.zeros(1)}, 3, "expected a tensor 'cls'"),
+        (None, 2, "expected 2 input channels as the task has, found 3"),
     ],
 )
 def test_other_weights_are_refused_by_name(

@@ -81,7 +81,7 @@ class TestFolders:
         for words in (
             "elm/disc/torn.png",
             "elm/ring/red.png: task 'shapes' expects a grey scan",
-            "larch/square: no class of task 'shapes' (disc, ring, cross)",
+            "larch/square: not a class of task 'shapes' (disc, ring, cross)",
             "larch/cases.csv: 'ring/no.png'",
             "site 'empty': empty",
         ):
@@ -151,9 +151,9 @@ class TestArrays:
     @pytest.mark.parametrize(
         ("changed", "says"),
         [
-            ({"val_labels": None}, "'val_labels' is not in it"),
+            ({"val_labels": None}, "array 'val_labels' is missing"),
             ({"train_images": np.zeros((60, 12, 14), np.float32)}, "expected 8 or 16 bit"),
-            ({"train_images": np.zeros((60, 12, 12, 12), np.uint8)}, "a volume"),
+            ({"train_images": np.zeros((60, 12, 12, 12), np.uint8)}, "volumes cannot"),
             ({"train_images": np.zeros((60, 12, 12, 3), np.uint8)}, "in colour"),
             ({"train_images": np.zeros((60, 4, 12), np.uint8)}, "at least 8 pixels"),
             ({"train_labels": np.zeros((60, 14), np.uint8)}, "several labels"),
@@ -213,7 +213,7 @@ class TestShares:
     @pytest.mark.parametrize(
         ("count", "partition", "says"),
         [
-            (49, Partition(5), "49 training images cannot be shared out among 5 clients with at least 10"),
+            (49, Partition(5), "49 training images cannot be divided among 5 clients with at least 10"),
             (50, Partition(5, 0.01), "in 1000 draws"),
             (50, Partition(0), "expected clients >= 1"),
             (50, Partition(2, -1.0), r"alpha .* > 0"),

@@ -182,7 +182,7 @@ def test_a_site_name_that_is_unsafe_in_a_path(root: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["global", "own", "cluster-1", "at-dune"])
 def test_a_site_name_that_stands_for_something_else(root: Path, name: str) -> None:
     (root / "north").rename(root / name)
-    assert [*problems(root)] == [f"site {name!r}: the name has a meaning of its own; rename the folder"]
+    assert [*problems(root)] == [f"site {name!r}: the name is reserved; rename the folder"]
 
 
 def test_nothing_there(tmp_path: Path) -> None:
@@ -227,7 +227,7 @@ def test_colour_may_be_converted_when_the_task_says_so(root: Path) -> None:
 
 def test_a_coloured_mask_is_refused(root: Path) -> None:
     save(root / "north" / "masks" / "p1_0.png", np.stack([blob(), blob() * 0, blob()], axis=-1))
-    assert "expected a mask of one channel" in problems(root)[0]
+    assert "expected a mask with one channel" in problems(root)[0]
 
 
 class TestVolumes:
@@ -262,7 +262,7 @@ class TestVolumes:
         path = volumes / "hospital" / "masks" / "b.nii.gz"
         path.write_bytes(nifti_bytes(self.mask(), np.diag([-1.0, 1.0, 2.0, 1.0])))
         (problem,) = problems(volumes)
-        assert problem.startswith("hospital/masks/b.nii.gz: the mask lies up to 58 mm beside its scan")
+        assert problem.startswith("hospital/masks/b.nii.gz: the mask is up to 58 mm away from its scan")
 
     def test_a_mask_of_fractions(self, volumes: Path) -> None:
         image = nib.Nifti1Image(self.mask() * np.float32(0.5), np.diag([1.0, 1.0, 2.0, 1.0]))

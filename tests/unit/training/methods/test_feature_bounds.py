@@ -168,7 +168,7 @@ def test_features_that_no_method_bounds_do_not_leave_a_site_that_has_bounds(
     essential = Phase("train", 1, (), (replace(group, essential=True),))
     assert may_take_part(essential, site) is leaves
     if not leaves:
-        with pytest.raises(EgressRefused, match=r"does not keep within the site's bounds|policy refuses"):
+        with pytest.raises(EgressRefused, match=r"does not apply the site's bounds|policy refuses"):
             check_plan((essential,), [site])
 
 

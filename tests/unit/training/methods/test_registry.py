@@ -42,7 +42,7 @@ def test_a_new_file_in_the_package_is_a_method_of_the_command(tmp_path: Path) ->
     command = [sys.executable, "-c", code, "--method", "fedtoy", "--rounds", "0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "method fedtoy (it takes: rounds, width" in done.stderr, done.stderr
+    assert "method fedtoy (its fields: rounds, width" in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_the_live_table_shows_every_site_and_ends_as_done() -> None:
 def test_a_display_without_a_run_is_empty() -> None:
     made, _ = console(terminal=True)
     assert str(RichProgress(made).render()) == ""
-    with pytest.raises(RuntimeError, match="run_started comes first"):
+    with pytest.raises(RuntimeError, match="call run_started first"):
         _ = RichProgress(made).state
 
 

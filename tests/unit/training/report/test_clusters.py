@@ -92,7 +92,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_the_more_was_learned_of_a_cluster_the_darker_its_cell(text: str) -> None:
-    table = text.split("distilled from</h2>")[1].split("</table>")[0]
+    table = text.split("was distilled</h2>")[1].split("</table>")[0]
     assert re.findall(r"<th class=\"n\">cluster (\w+)", table) == list(MIXING)
     assert re.findall(r"<b>cluster (\w+)", table) == list(MIXING)
     cells = re.findall(r'background:rgba\(31,111,139,([\d.]+)\)">([^<]+)<', table)

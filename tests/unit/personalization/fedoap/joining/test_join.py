@@ -218,7 +218,7 @@ def test_false_alarms_are_counted_on_slices_without_a_tumour() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: join(network(), TRAIN, TRAIN, CONFIG), "both trained and validated"),
+        (lambda: join(network(), TRAIN, TRAIN, CONFIG), "different patients for training and validation"),
         (
             lambda: join(network(), TRAIN, replace(VALIDATION, targets=VALIDATION.targets * 0), CONFIG),
             "no validation slice",
