@@ -197,7 +197,7 @@ def _affine(header: Any, shape: tuple[int, int, int]) -> tuple[NDArray[np.float6
     # Relative to the voxel sizes, so that small voxels are not mistaken for a degenerate affine.
     if not (sizes > 0).all() or abs(np.linalg.det(affine[:3, :3] / sizes)) < 1e-3:
         raise DamagedScan(
-            "NIfTI: expected an affine whose three axes span space, found "
+            "NIfTI: expected an affine with three independent axes, found "
             f"{affine[:3, :3].round(4).tolist()}; correct sform or qform"
         )
     if sizes.max() > 1e6 or sizes.min() < 1e-6 or np.abs(affine[:3, 3]).max() > 1e9:

@@ -1,9 +1,9 @@
-"""What the federation as a whole says of a hospital's scans: references that need no label.
+"""Reference masks of a hospital's scans from all models of the federation together, without labels.
 
-There are two, since batch norm can be right in two ways: with the statistics of training, or with those of
-the hospital's images. Which is better cannot be known beforehand. With three phantom federations, the same
-outside hospital gained 22 points of Dice by the second, lost 18, or had no difference, and how much the
-experts agree with each other did not tell. So a candidate is held against both.
+There are two references: with batch norm's statistics of training, and with those of the hospital's images.
+Which is better cannot be known beforehand. With three phantom federations, the same outside hospital gained
+22 points of Dice by the second, lost 18, or had no difference, and the experts' agreement with each other did
+not predict it. So a candidate is compared with both.
 """
 
 from __future__ import annotations

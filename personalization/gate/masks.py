@@ -1,4 +1,4 @@
-"""What class maps show and how two of them compare, scan by scan.
+"""Sizes, fragments and agreement of class maps, scan by scan.
 
 Legend: N slices, H and W height and width, S scans, K classes (0 is background).
 """

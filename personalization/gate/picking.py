@@ -19,7 +19,7 @@ class Pick:
     """A pick as it was made.
 
     Attributes:
-        cluster: whose model was picked.
+        cluster: name of the picked cluster.
         costs: by criterion, of every cluster's model (`personalization.fedbicross.picking.costs`).
         stability: share of draws from the scans that pick the same cluster; None: not measured.
         source_warnings: share of the scans that do not look like those of training.

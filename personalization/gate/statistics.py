@@ -1,4 +1,4 @@
-"""How far the hospital's images are from the source's, as the network's own layers see it."""
+"""Distance of the hospital's images from the training images, by batch norm's statistics."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def shift_of_statistics(
     images_NCHW: Tensor,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> float:
-    """`statistics_distance` of a parent's state and a candidate, measured anew on these images alone.
+    """`statistics_distance` of a parent's state and a candidate with statistics of these images alone.
 
-    The candidate's own are drawn towards the parent's, the more the fewer images there are: two images would
-    always be near. Costs what `bake_statistics` does; the candidate is left as it was.
+    The candidate's own statistics are shrunk towards the parent's, more so for fewer images, so two images
+    would always be near. Costs what `bake_statistics` does; the candidate is left as it was.
     """
     measured = bake_statistics(copy.deepcopy(candidate), images_NCHW, check_cancelled=check_cancelled)
     return statistics_distance(parent, measured.state_dict())
@@ -40,9 +40,8 @@ def statistics_distance(parent: Mapping[str, Tensor], merged: Mapping[str, Tenso
         H^2 = 1 - sqrt(2 s s' / (v + v')) exp(-(m - m')^2 / (4 (v + v')))        s = sqrt(v)
 
     0 where they are equal, 1 where they share nothing; the mean is over the channels of a layer, then over
-    the layers, so that the wide ones deep down do not drown the others. 0 without batch norm,
-    and a channel whose statistics are not numbers counts 1.
-    Raises StateError when the states' statistics do not correspond.
+    the layers, so that wide deep layers do not dominate. 0 without batch norm; a channel with statistics that
+    are not numbers counts 1. Raises StateError when the states' statistics do not correspond.
     """
     layers = [name.removesuffix(_MEAN) for name in parent if name.endswith(_MEAN)]
     if layers != [name.removesuffix(_MEAN) for name in merged if name.endswith(_MEAN)]:

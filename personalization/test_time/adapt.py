@@ -7,7 +7,7 @@
         measure over all images, with the same noise every time; stop if that is not safe
     keep the safe state with the lowest loss, step 0 among them
 
-No label is ever looked at, and the loss that chooses is measured after the epoch, not on the way.
+No label is used. The loss that chooses an epoch is measured after it, not during it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LIMITS = SafetyLimits()
 
 @dataclass(frozen=True)
 class Adaptation:
-    """How an adaptation ended. `history[i]` is epoch i, step 0 first.
+    """The result of an adaptation. `history[i]` is epoch i, step 0 first.
 
     `stopped` says why it ended early, None if it ran through; `fell_back` that the network is as at step 0,
     because it was stopped or because no epoch was better; never where nothing was to be learned.
@@ -67,14 +67,15 @@ def adapt(
     limits: SafetyLimits = _LIMITS,
     objective: Objective | None = None,
 ) -> Adaptation:
-    """Adapt a routed network (`route`) in place to one hospital's images; it is left at its best safe state.
+    """Adapt a routed network (`route`) in place to one hospital's images, and leave it at its best safe
+    state.
 
-    `after_epoch` gets a checkpoint after every epoch, step 0 included, with the network as it then is; from
-    any of them `resume` goes on bit for bit, in another process if need be, and gives it once more: whoever
-    was killed may not have told of it. `check_cancelled` is called before every
-    step and every batch that is measured. Whatever either raises ends the adaptation at once and is passed
-    on, with the network at the best safe state so far. Nothing is drawn from torch's global generator.
-    `objective` replaces the preset's, for an experiment; a checkpoint does not say which it was.
+    `after_epoch` gets a checkpoint after every epoch, step 0 included, with the network in its present state.
+    `resume` continues from any of them bit for bit, also in another process, and passes it to `after_epoch`
+    again: a killed process may not have handled it. `check_cancelled` is called before every step and every
+    batch that is measured. An exception of either ends the adaptation and is raised, with the network at the
+    best safe state so far. Nothing is drawn from torch's global generator. `objective` replaces the preset's,
+    for an experiment; a checkpoint does not record it.
 
     Raises AdaptationError for images or a network that do not fit, CheckpointError for a checkpoint of
     another configuration, other experts or other images.
@@ -102,12 +103,12 @@ def adapt(
 
 
 def space_for(config: AdaptationConfig, space: RoutingSpace) -> RoutingSpace:
-    """What an adaptation routes over: all of `space` or its global model, as the preset says."""
+    """The models that an adaptation routes over: all of `space`, or its global model, by the preset."""
     return space if config.of_preset.models == "all" else space.alone()
 
 
 class _Run:
-    """One adaptation while it runs: what is learned, how far it is, and the best so far."""
+    """A running adaptation: its parameters, its progress, and the best state so far."""
 
     def __init__(
         self,
@@ -138,7 +139,7 @@ class _Run:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is left to do: all epochs done, or the last one not safe."""
+        """Whether the adaptation has ended: all epochs are done, or the last one was not safe."""
         last = self.history[-1]
         return not last.safe or last.epoch == self._config.passes
 
@@ -147,9 +148,9 @@ class _Run:
         self._fingerprint.check(checkpoint.fingerprint)
 
     def begin(self, checkpoint: AdaptationCheckpoint | None) -> None:
-        """Measure step 0, which all epochs are held against; then go to where the checkpoint left off.
+        """Measure step 0, the reference of all epochs; then continue from the checkpoint.
 
-        After a resume too: step 0's masks would weigh more in a checkpoint than making them again costs.
+        After a resume too: recomputing step 0's masks costs less than storing them in every checkpoint.
         """
         if checkpoint is not None:
             self._initial, self._best = checkpoint.initial, checkpoint.best
@@ -185,7 +186,7 @@ class _Run:
         self.history.append(record)
 
     def checkpoint(self) -> AdaptationCheckpoint:
-        """All that is needed to go on from here; shares no memory with the run."""
+        """A checkpoint of the present state; it shares no memory with the run."""
         optimiser = {
             f"{name}/{moment}": value.detach().clone()
             for name, parameter in self._learned.items()
@@ -209,7 +210,7 @@ class _Run:
         self._network.eval()
 
     def _learn(self, epoch: int) -> EpochRecord | None:
-        """One pass over the images; a record that is not safe where it broke off."""
+        """Train one epoch and measure; the record is not safe if the epoch broke off."""
         self._network.train()
         config, objective = self._config, self._objective
         for step, batch in enumerate(objective.epoch_batches(self._images, config, epoch)):

@@ -1,4 +1,4 @@
-"""Where an adaptation stands after an epoch: all that a later process needs to go on bit for bit."""
+"""Checkpoints of an adaptation: all that another process needs to continue bit for bit."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Which adaptation a checkpoint belongs to: its configuration, and digests of experts and images."""
+    """The identity of an adaptation: its configuration, and digests of experts and images."""
 
     config: Mapping[str, Any]
     experts: str
     images: str
 
     def check(self, found: Fingerprint) -> None:
-        """Raise CheckpointError unless `found`, a checkpoint's, is this one, saying what differs."""
+        """Raise CheckpointError with the difference unless `found`, of a checkpoint, equals this one."""
         for name in sorted({*self.config, *found.config}):
             expected, other = self.config.get(name), found.config.get(name)
             if expected != other:
                 raise CheckpointError(
                     f"checkpoint of another configuration: {name}: expected {expected!r}, found {other!r}; "
-                    "start anew, or resume with the configuration it was made with"
+                    "start again, or resume with the configuration it was made with"
                 )
         for what, expected, other in (
             ("experts", self.experts, found.experts),
@@ -61,7 +61,7 @@ class Fingerprint:
             if expected != other:
                 raise CheckpointError(
                     f"checkpoint of other {what}: expected digest {expected[:12]}, found {other[:12]}; "
-                    f"start anew, or resume with the {what} it was made with"
+                    f"start again, or resume with the {what} it was made with"
                 )
 
 
@@ -95,7 +95,7 @@ class AdaptationCheckpoint:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> AdaptationCheckpoint:
-        """The checkpoint in these bytes. Raises CheckpointError when they are not one."""
+        """Read a checkpoint from bytes. Raises CheckpointError for other content."""
         try:
             parts, facts = from_bytes(data, _PARTS, FORMAT)
             return cls(
@@ -107,5 +107,5 @@ class AdaptationCheckpoint:
             )
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise CheckpointError(
-                f"not the checkpoint of an adaptation ({len(data)} bytes): {error!r}; start anew"
+                f"not the checkpoint of an adaptation ({len(data)} bytes): {error!r}; start again"
             ) from error

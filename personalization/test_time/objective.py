@@ -52,7 +52,7 @@ class EpochScore:
 
 
 class Objective(ABC):
-    """What a preset minimises, and how one step does it; see `presets`.
+    """The objective of a preset and its optimisation step; see `presets`.
 
     A subclass gives `terms` and `ceiling`, and overrides `step` where a step is more than one gradient of the
     loss. All randomness comes from the seeds that are given.

@@ -1,7 +1,7 @@
-"""When an adaptation has gone wrong, told without labels.
+"""Detect without labels that an adaptation has gone wrong.
 
-A loss that rewards certainty has a trivial best answer: the same class everywhere, surely. So each epoch's
-masks are held against those of step 0, whose network is an average of models that learned this very target.
+A loss that rewards certainty has a trivial minimum: one class everywhere, with certainty. So each epoch's
+masks are compared with those of step 0, an average of models that were trained on this target.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SafetyLimits:
-    """How far from step 0 an epoch may be. Set by reasoning, not by anybody's labels.
+    """Limits of an epoch's distance from step 0. Set by reasoning, not by labels.
 
     agreement   0.5: Dice with step 0's masks, all images as one, mean over classes. Below it more of the mask
                 is replaced than kept, which is no refinement of what the federation learned.
@@ -23,7 +23,7 @@ class SafetyLimits:
     explosion   3: of a class's size at step 0. A mask a third or three times as large has an agreement of 0.5
                 at the very most (2 * 1/3 / (1 + 1/3)), so these add little but the name of what happened;
                 and the background, which agreement leaves out, may collapse too.
-    smallest    0.0001 of all pixels (15 of 384x384): a class smaller than that is specks, whose ratios
+    smallest    0.0001 of all pixels (15 of 384x384): a class smaller than that is specks, and their ratios
                 mean nothing. It may vanish.
     room        0.02 of all pixels: to which any class may grow, however small it was.
     divergence  2: the loss is being minimised. Twice that of step 0 is no descent any more, but the rate.
@@ -41,7 +41,7 @@ class SafetyLimits:
 
 @dataclass(frozen=True)
 class MaskStats:
-    """What one state of the network does on all images, as seen against step 0.
+    """Statistics of the masks of one state of the network on all images, compared with step 0's.
 
     `loss` is the unsupervised loss, `ceiling` about the most it can be; `sizes` the share of all pixels each
     class takes, background first; `agreement` the Dice with step 0's masks.
@@ -87,7 +87,7 @@ class MaskOverlap:
 
 
 def unsafe_reason(now: MaskStats, start: MaskStats, limits: SafetyLimits) -> str | None:
-    """Why `now` is not safe beside step 0 (`start`), as a sentence; None if it is."""
+    """Return why `now` is not safe compared with step 0 (`start`); None if it is safe."""
     if not math.isfinite(now.loss):
         return "the loss is not a finite number; lower the learning rates"
     most = max(limits.divergence * start.loss, start.loss + limits.slack * start.ceiling)

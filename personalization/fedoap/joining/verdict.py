@@ -113,7 +113,7 @@ def oversized_rate(observed: ObservedJoining) -> float:
     "emptied",
     "at most",
     0.5,
-    "share of the scans nobody drew on in which nothing is found, beyond that of empty ones among the others",
+    "share of the scans without a mask in which nothing is found, beyond that of empty ones among the others",
 )
 def lost_target_rate(observed: ObservedJoining) -> float | None:
     """Scans without a mask should be empty about as often as those with one. Which scans were drawn on may be
