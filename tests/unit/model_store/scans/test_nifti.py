@@ -131,12 +131,6 @@ def test_pixdim_contradicting_the_affine_adds_a_note() -> None:
     assert decode(nifti1(ramp("i2"))).notes == ()
 
 
-def test_gzip_members_with_padding_decode_as_one_file() -> None:
-    content = nifti1(ramp("i2"))
-    members = gzip.compress(content[:100]) + gzip.compress(content[100:1500]) + gzip.compress(content[1500:])
-    np.testing.assert_array_equal(decode(members + bytes(512)).voxels, decode(content).voxels)
-
-
 NAN = float("nan")
 QFORM = {"sform_code": 0, "qform_code": 1}
 LIES: dict[str, tuple[dict[str, Any], type[ScanError], str]] = {
