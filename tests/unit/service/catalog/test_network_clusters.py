@@ -112,10 +112,6 @@ def test_global_of_several_clusters_is_rejected_with_the_clusters(
     assert f"POST /hospitals/{hospital or 'HOSPITAL'}/adaptations" in str(problem)
 
 
-def test_global_of_several_clusters_is_rejected_for_a_member(catalogue: Catalogue) -> None:
-    assert refusal(catalogue, "shapes", "at-elm", "global").slug == "no-global-model"
-
-
 def test_global_of_an_only_cluster_is_its_model(catalogue: Catalogue) -> None:
     for hospital, personalization in ((None, "auto"), ("oak", "auto"), ("at-elm", "global")):
         found = resolve_network(*catalogue, "single", hospital, personalization)  # type: ignore[arg-type]
@@ -126,6 +122,7 @@ def test_global_of_an_only_cluster_is_its_model(catalogue: Catalogue) -> None:
 @pytest.mark.parametrize(
     ("asked", "status", "slug"),
     [
+        (("shapes", "at-elm", "global"), 422, "no-global-model"),
         (("shapes", None, "cluster"), 422, "cluster-not-named"),
         (("shapes", "oak", "cluster"), 422, "cluster-not-named"),
         (("shapes", None, "cluster", None, "7"), 404, "cluster-not-found"),
