@@ -1,4 +1,4 @@
-"""Fixtures that every room may use."""
+"""Fixtures shared by all tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-# Before torch is imported: tests run side by side, and one that took every core would slow all others.
+# Set before torch is imported: tests run in parallel, and a test that used every core would slow the others.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 _REPOSITORY = Path(__file__).resolve().parents[1]
@@ -25,7 +25,7 @@ def real_data() -> Path:
 
 @pytest.fixture(scope="session")
 def phantom_federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small phantom federation, not to be written to: aster, birch, cedar, four patients each, 32x32."""
+    """A small read-only phantom federation: aster, birch, cedar, four patients each, 32x32."""
     from training.phantom import write_federation
 
     root = tmp_path_factory.mktemp("phantom")
@@ -34,7 +34,7 @@ def phantom_federation(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def threshold_graph() -> Callable[..., bytes]:
-    """`threshold_graph(at=0.5)`: the onnx file of a two-class network, sure of foreground above `at`.
+    """`threshold_graph(at=0.5)`: the onnx file of a two-class network, certain of foreground above `at`.
 
     logits = (0, 8 (x - at)), so p(foreground) = sigmoid(8 (x - at)).
     """

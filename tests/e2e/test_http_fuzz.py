@@ -1,4 +1,4 @@
-"""A real server process under hundreds of damaged uploads, and under kill -9 in the middle of one."""
+"""A real server process: hundreds of damaged uploads, and kill -9 during an upload."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from model_store.task import Normalisation, Task
 MUTATIONS = 450
 MEBIBYTE = 2**20
 MODELS = {"/segment": "bright", "/classify": "dark"}
-# What the server may use at most. It needs some 150 MiB when idle; a scan may decompress to 64 MiB here.
+# Limit of the server's memory. It needs about 150 MiB when idle; a scan may decompress to 64 MiB here.
 PEAK = 700 * MEBIBYTE
 
 
@@ -55,14 +55,14 @@ class Server:
         return self.send("/segment", scan)
 
     def peak_memory(self) -> int:
-        """Bytes that were resident at most."""
+        """Peak resident memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"VmHWM:\s+(\d+) kB", status)
         assert found is not None
         return int(found[1]) * 1024
 
     def open_files(self, folder: Path) -> list[str]:
-        """Files of `folder` that the process has open, named or not."""
+        """Files of `folder` that the process has open, including deleted ones."""
         links = Path(f"/proc/{self.process.pid}/fd").iterdir()
         targets = [os.readlink(link) for link in links if link.is_symlink()]  # noqa: PTH115
         return [target for target in targets if target.startswith(str(folder))]
@@ -73,7 +73,7 @@ def running(folder: Path) -> Iterator[Server]:
     """Serve `folder`/store with its state in `folder`/state."""
     log = folder / f"log-{time.monotonic_ns()}"
     environment = os.environ | {
-        # Nothing listens there: segmenting needs no Redis.
+        # Nothing listens on this port: segmenting needs no Redis.
         "LOCUM_REDIS_URL": "redis://127.0.0.1:1",
         "LOCUM_THREADS": "1",
         "LOCUM_DEVICE": "cpu",
@@ -111,7 +111,7 @@ def _port(process: subprocess.Popen[bytes], log: Path) -> int:
 
 @pytest.fixture
 def folder(tmp_path: Path, threshold_graph: Callable[..., bytes], mean_graph: Callable[..., bytes]) -> Path:
-    """With a store that offers a model for each route."""
+    """A folder with a store that offers a model for each route."""
     same: dict[str, Any] = {"colour": "luminance", "normalisation": Normalisation(method="none")}
     tasks = {
         "bright": Task(name="bright", labels={"bright": (1,)}, size=(32, 32), **same),
@@ -151,7 +151,7 @@ def good_scans() -> list[bytes]:
 
 
 def damage(data: bytes, chance: random.Random) -> bytes:
-    """One to four random changes: bits, numbers, holes, repetitions, cuts. Headers more often than data."""
+    """One to four random changes: bits, numbers, deletions, repetitions, cuts; most often in headers."""
     content = bytearray(data)
     for _ in range(chance.randint(1, 4)):
         if len(content) < 8:
@@ -185,7 +185,7 @@ def form_of(route: str, scan: bytes) -> bytes:
     return content + b"\r\n--b--\r\n"
 
 
-def test_random_damage_never_gets_a_5xx_a_hang_or_the_memory(folder: Path) -> None:
+def test_damaged_uploads_get_200_or_4xx_in_bounded_memory(folder: Path) -> None:
     chance = random.Random(20)
     scans = good_scans()
     with running(folder) as server:
@@ -217,7 +217,7 @@ def test_random_damage_never_gets_a_5xx_a_hang_or_the_memory(folder: Path) -> No
         assert not list((folder / "state" / "spool").iterdir())
 
 
-def test_killed_in_the_middle_of_an_upload_nothing_of_it_is_left(folder: Path) -> None:
+def test_server_killed_during_an_upload_leaves_no_scan_data(folder: Path) -> None:
     spool = folder / "state" / "spool"
     scan = good_scans()[7]
     with running(folder) as server:
@@ -236,7 +236,7 @@ def test_killed_in_the_middle_of_an_upload_nothing_of_it_is_left(folder: Path) -
             server.process.send_signal(signal.SIGKILL)
             server.process.wait(10)
         assert list(spool.iterdir()) == []
-    # What a system without nameless files would have left.
+    # A leftover as on a system without unnamed files.
     (spool / "upload-k1ll3d").write_bytes(b"half a scan")
     with running(folder) as server:
         assert list(spool.iterdir()) == []

@@ -1,4 +1,4 @@
-"""What a process has open."""
+"""Open files of this process."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def open_files(folder: Path) -> list[str]:
-    """Files of `folder`, named or not, that this process has open."""
+    """Files of `folder` that this process has open, including deleted ones."""
     found = []
     for descriptor in os.listdir("/proc/self/fd"):  # noqa: PTH208
         # Another thread may have closed it since it was listed.

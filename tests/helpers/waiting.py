@@ -1,4 +1,4 @@
-"""Waiting for what other processes do."""
+"""Wait for other processes."""
 
 from __future__ import annotations
 

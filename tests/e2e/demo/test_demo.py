@@ -16,7 +16,7 @@ from model_store.store import Store
 ROOT = Path(__file__).parents[3]
 
 
-# The limit catches a demo that hangs, not a busy machine.
+# The limit is for a demo that hangs, not for a busy machine.
 @pytest.mark.timeout(600)
 def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     shorter = ["--rounds", "7", "--scans", "4", "--epochs", "1"]
@@ -37,13 +37,13 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     for path in files:
         assert decode(Path(path).read_bytes()).voxels.size
 
-    # All three jobs were followed from their first epoch to their end.
+    # The demo printed every epoch of all three jobs.
     epochs = re.findall(r"^  epoch (\d+)  ", said, re.MULTILINE)
     assert epochs == [*map(str, range(11)), *"01", *"01"]
     assert said.count("judging against half 2 of the scans") == 2
     assert len(store.versions("phantom.at-dune")) == 2
 
-    # The gate passes the model that was measured on masks. It is assigned and serves.
+    # The gate passes the model measured on masks. It is assigned and serves.
     joined, adapted, refused = (Path(path).read_text() for path in re.findall(r"card +(\S+)", said))
     assert "any-organ.at-dune@1 (succeeded) passes the gate" in said
     assert "assigned: any-organ.at-dune@1, by ada" in said
@@ -52,7 +52,7 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     )
     assert "any-organ.at-dune@1" in joined
 
-    # The two adapted without masks do not pass. Neither is assigned, and the global model goes on serving.
+    # The two models adapted without masks fail the gate. Neither is assigned; the global model still serves.
     for version, card in (("phantom.at-dune@1", adapted), ("phantom.at-dune@2", refused)):
         assert f"{version} (succeeded) does not pass the gate" in said
         assert re.search(rf"409 '{version}' has not passed its gate \(it failed: ", said)

@@ -1,4 +1,4 @@
-"""Files as a failing disk has them."""
+"""Files that fail as on a broken disk."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def unreadable(path: Path) -> None:
-    """Make an empty file one that looks the same, and gives EIO to whoever reads it, root too."""
+    """Replace an empty file by one that looks the same and gives EIO to every reader, root included."""
     assert path.stat().st_size == 0
     path.unlink()
-    # Nothing is mapped at address 0 of any process.
+    # Reading it fails: no process has a page mapped at address 0.
     path.symlink_to("/proc/self/mem")

@@ -1,10 +1,10 @@
-"""Run by test_decoder_fuzz in a process of its own: mutate small valid files and decode each one.
+"""Child process of test_decoder_fuzz: mutate small valid files and decode each one.
 
     python decoder_fuzz_child.py MUTATIONS SEED HEADROOM_MIB
 
-HEADROOM_MIB is the memory it may take beyond what it has with its libraries loaded and every seed decoded.
+HEADROOM_MIB is the memory allowed beyond the use after loading libraries and decoding every seed.
 
-Prints one JSON line: how often what came out, and every mutation that raised anything but a ScanError.
+Prints one JSON line: the count of each outcome, and the mutations that raised anything but a ScanError.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def seeds() -> dict[str, bytes]:
 
 
 def repaired(content: bytearray) -> bytearray:
-    """A mutated PNG with correct checksums, so that what lies behind them is reached too."""
+    """A mutated PNG with corrected checksums, so that the code behind the checksum test runs too."""
     position = 8
     while position + 12 <= len(content):
         (length,) = struct.unpack_from(">I", content, position)
@@ -83,7 +83,7 @@ def mutate(content: bytes, rng: np.random.Generator) -> bytes:
     for _ in range(int(rng.integers(1, 5))):
         if not data:
             break
-        # Headers are at the front, a TIFF's directory at the end: both are hit more often than chance.
+        # Headers are at the front and a TIFF's directory is at the end: mutate both more often than chance.
         where = int(rng.integers(0, 3))
         low, high = ((0, min(len(data), 120)), (max(0, len(data) - 250), len(data)), (0, len(data)))[where]
         position = int(rng.integers(low, high))
@@ -130,7 +130,7 @@ def outcome(decoder: Callable[[bytes, Limits], Scan], content: bytes) -> str:
     try:
         scan = decoder(content, LIMITS)
     except ScanError as error:
-        # Running into the limit is what must not happen, however politely it is said.
+        # Reaching the memory limit is a failure, even when reported as a ScanError.
         return type(error).__name__ if "memory" not in str(error) else f"! {error}"
     except BaseException as error:
         return f"! {type(error).__name__}: {error}"

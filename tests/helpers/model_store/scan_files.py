@@ -1,4 +1,4 @@
-"""Bytes of scans, written field by field so that the reader is not tested against the library it uses."""
+"""Bytes of scans, written field by field so that readers are not tested with the library they use."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nifti1(voxels: NDArray[Any], order: str = "<", **fields: Any) -> bytes:
 
 
 def png(width: int, height: int, bits: int, colour: int, rows: bytes, *chunks: tuple[bytes, bytes]) -> bytes:
-    """A PNG whose `rows` are what is deflated: a filter byte, then the samples, for each row."""
+    """A PNG that deflates `rows`: for each row a filter byte, then the samples."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

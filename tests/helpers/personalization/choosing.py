@@ -1,4 +1,4 @@
-"""An adaptation in which choosing the epoch matters."""
+"""An adaptation in which the choice of the epoch matters."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ EPOCHS = 6
 
 @cache
 def with_a_choice() -> AdaptationConfig:
-    """One whose best epoch is neither its first nor its last, over `discs(5, 7, contrast=1.2)`.
+    """A configuration with a best epoch between the first and the last, on `discs(5, 7, contrast=1.2)`.
 
-    At such rates the loss goes up and down; how, depends on how the machine rounds.
+    At such rates the loss rises and falls; the exact course depends on the machine's rounding.
     """
     images, _ = discs(5, 7, contrast=1.2)
     for rate in (10.0, 30.0, 50.0, 20.0, 5.0, 100.0, 15.0, 40.0, 70.0):

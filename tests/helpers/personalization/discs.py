@@ -1,4 +1,4 @@
-"""Bright discs on noise, and small networks that truly find them: what adaptation is tried on."""
+"""Bright discs on noise, and small networks trained to segment them, for tests of adaptation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from personalization.networks import build, initialise
 from personalization.state import State, clone
 from personalization.test_time.safety import SafetyLimits
 
-# To watch what a run without a guard would do
+# Limits that no run exceeds
 UNGUARDED = SafetyLimits(agreement=0, collapse=0, explosion=1e9, room=1, divergence=1e9)
 
 
@@ -22,7 +22,7 @@ def discs(
 ) -> tuple[Tensor, Tensor]:
     """Images [N, 1, H, W] of noise with a disc of each foreground class, and the truth [N, H, W].
 
-    Class 1 is bright, class 2 dark. A contrast of 0 makes images with nothing in them (but in the truth).
+    Class 1 is bright, class 2 dark. With contrast 0 the discs are only in the truth, not in the images.
     """
     generator = torch.Generator().manual_seed(seed)
     height, width = size

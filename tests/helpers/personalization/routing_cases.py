@@ -1,4 +1,4 @@
-"""Small routed networks, and the slow ones they are compared with."""
+"""Small routed networks, and slow reference networks to compare them with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SITES = ("aster", "birch", "cedar", "dune")
 
 
 def state(seed: int, dtype: torch.dtype = torch.float64) -> State:
-    """A U-Net's state in which batch norm is no identity either."""
+    """A U-Net's state with batch norms that are not the identity."""
     generator = torch.Generator().manual_seed(seed)
     result = initialise(build("unet", **ARGUMENTS), generator).state_dict()
     for name, tensor in result.items():
@@ -33,7 +33,7 @@ def space_of(inside: int, dtype: torch.dtype = torch.float64) -> RoutingSpace:
 
 
 def images(count: int, height: int = 32, width: int = 48, dtype: torch.dtype = torch.float64) -> Tensor:
-    """Images that differ in brightness and contrast, so that their statistics do."""
+    """Images that differ in brightness and contrast, so that their statistics differ."""
     generator = torch.Generator().manual_seed(7)
     drawn = torch.randn(count, 2, height, width, generator=generator, dtype=torch.float64)
     scale = torch.linspace(0.5, 2, count, dtype=torch.float64)[:, None, None, None]
@@ -41,7 +41,7 @@ def images(count: int, height: int = 32, width: int = 48, dtype: torch.dtype = t
 
 
 def moved(network: nn.Module, by: float = 0.5) -> nn.Module:
-    """The network with everything learned moved away from where it starts."""
+    """The network with every learned parameter moved away from its start."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -51,7 +51,7 @@ def moved(network: nn.Module, by: float = 0.5) -> nn.Module:
 
 
 class SlowConvolution(nn.Module):
-    """Every image through every expert's own convolution; the results are then weighted and added."""
+    """Every image passes through the convolution of every expert; the results are weighted and added."""
 
     def __init__(self, experts: list[nn.Module], router: nn.Module) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class SlowPooled(nn.Module):
 
 
 class SlowNorm(nn.Module):
-    """Batch norm by the batch's own statistics, written out."""
+    """Batch norm with the statistics of the batch, written out."""
 
     def __init__(self, weight: Tensor, bias: Tensor) -> None:
         super().__init__()
@@ -105,9 +105,9 @@ class SlowNorm(nn.Module):
 
 
 def slow(space: RoutingSpace, learned: State) -> nn.Module:
-    """The routed network with what was `learned` (its state dict), from plain networks and loops alone.
+    """The routed network with the state dict `learned`, built only from plain networks and loops.
 
-    Its parameters bear the names of the routed network's.
+    Its parameters have the names of the routed network's.
     """
     models = []
     for expert in space.experts.values():

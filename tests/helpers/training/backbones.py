@@ -1,4 +1,4 @@
-"""Backbones for tests of FedIns: small, and random in every tensor."""
+"""Small backbones with random tensors, for tests of FedIns."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def vit(task: Task, **arguments: Any) -> NetworkSpec:
 
 
 def publish(root: Path, task: Task, spec: NetworkSpec, name: str = "base", **fields: Any) -> Artefact:
-    """A model whose every float is drawn, batch norm's too, and that tells images apart."""
+    """A model with every float drawn, batch norm included, that distinguishes images."""
     draw = torch.Generator().manual_seed(7)
     network = initialise(build(spec.name, **spec.arguments), draw)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Runs in process groups of their own, to be killed at chosen instants."""
+"""Runs in separate process groups, killed at chosen instants."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Zygote:
         return self.process.stdout.readline().strip()
 
     def start(self, root: Path, workers: int) -> int:
-        """Start or resume the run of `root` in a process group; gives the group's id."""
+        """Start or resume the run of `root` in a process group and return the group's id."""
         command = {
             "data": str(self.data),
             "folder": str(root / "run"),
@@ -43,20 +43,20 @@ class Zygote:
         return int(self.line())
 
     def end(self, root: Path) -> bool:
-        """Wait for the run's end; whether it came to it by itself."""
+        """Wait for the run's end and return whether it ended by itself."""
         status = int(self.line())
         assert status == 0 or os.WIFSIGNALED(status), "the run failed by itself; see the log above"
         lock = root / "run" / ".lock"
         if lock.exists():
-            # A forked worker holds its parent's lock until it is dead too.
+            # A forked worker holds its parent's lock until it is dead, too.
             with lock.open("w") as file:
                 fcntl.flock(file, fcntl.LOCK_EX)
         return status == 0
 
     def run(self, root: Path, workers: int, kill_at: tuple[int, float] | None = None) -> bool:
-        """Start or resume a run; whether it ended by itself.
+        """Start or resume a run and return whether it ended by itself.
 
-        `kill_at` kills it so many seconds after so many rounds are committed in all.
+        `kill_at` is (rounds, seconds): kill the run so long after so many rounds are committed in total.
         """
         pid = self.start(root, workers)
         if kill_at is not None:
@@ -74,7 +74,7 @@ class Zygote:
 
 
 def kill(pid: int) -> None:
-    """SIGKILL to the whole process group; nothing when it is gone."""
+    """Send SIGKILL to the whole process group; do nothing if it is gone."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -88,6 +88,6 @@ def alive(pid: int) -> bool:
 
 
 def committed(root: Path) -> int:
-    """How many rounds of the run are on disk."""
+    """The number of rounds of the run that are on disk."""
     history = root / "run" / "history.jsonl"
     return history.read_bytes().count(b"\n") if history.exists() else 0

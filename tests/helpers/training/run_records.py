@@ -1,4 +1,4 @@
-"""The record of a run that never was."""
+"""The record of an invented run."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ TASK = Task(name="discs", labels={"disc": (1,)}, channels=1, size=(32, 32))
 
 
 def slices(count: int, seed: int, *, empty: bool = False, contrast: float = 2.0) -> SliceSet:
-    """`count` slices, two to a patient."""
+    """`count` slices, two per patient."""
     draw = np.random.default_rng(seed)
     rows, columns = np.mgrid[:32, :32]
     centres = draw.uniform(10, 22, (count, 2))
@@ -43,7 +43,7 @@ def context(phase: str, round_: int, rounds: int = 3, site: str | None = None) -
 
 
 def noise(purpose: str) -> np.random.Generator:
-    """As a context has it."""
+    """The keyed generator that a context gives for `purpose`."""
     return keyed(b"a key", purpose)
 
 

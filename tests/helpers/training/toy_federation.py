@@ -1,6 +1,6 @@
 """A federated method small enough to compute by hand, with sites that fail on request.
 
-It lives in a module of its own because worker processes import it.
+It is a separate module because worker processes import it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Toy(Algorithm[ToyData]):
         if fault == "raise":
             raise SiteFailed("the scanner is on fire")
         if fault == "bug":
-            # A file's name need not be text.
+            # The name of a file need not be valid text.
             raise KeyError("jane-doe.nii.gz", "\udcff")
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)

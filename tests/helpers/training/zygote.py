@@ -1,8 +1,8 @@
-"""A process that has everything imported and forks runs of a federation, so that a run starts at once.
+"""A process with all imports done that forks runs of a federation, so that a run starts at once.
 
-Reads one JSON line per run: {"data", "folder", "store", "workers", "method", "config"}. The run is a process
-group of its own; its pid is printed, and its exit status once it ended. Workers are forked too: what is
-tested is how a run survives its death, not how long Python takes to import.
+Reads one JSON line per run: {"data", "folder", "store", "workers", "method", "config"}. The run is its own
+process group; its pid is printed, then its exit status when it has ended. Workers are forked too: the tests
+examine how a run survives a kill, not how long Python takes to import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`python -m model_store` as an operator runs it."""
+"""`python -m model_store`, run as an operator runs it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(root: Path, *arguments: str, columns: int = 200) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_list_show_verify_withdraw_prune(root: Path) -> None:
+def test_list_show_withdraw_verify_and_prune_succeed_in_turn(root: Path) -> None:
     code, said = run(root, "list")
     assert code == 0
     assert "brain@1" in said
@@ -55,7 +55,7 @@ def test_list_show_verify_withdraw_prune(root: Path) -> None:
     assert "2 deleted" in run(root, "prune")[1]
 
 
-def test_an_error_is_a_sentence_and_a_code(root: Path) -> None:
+def test_failing_command_prints_the_reason_and_exits_non_zero(root: Path) -> None:
     code, said = run(root, "show", "heart")
     assert (code, "Traceback" in said) == (2, False)
     assert "'heart' is not in the store; names: brain" in said
@@ -66,7 +66,7 @@ def test_an_error_is_a_sentence_and_a_code(root: Path) -> None:
     assert "brain@1: graph.onnx: expected 1 bytes, found no file" in said
 
 
-def test_a_listed_reference_is_whole_in_a_narrow_terminal(root: Path) -> None:
+def test_list_in_a_narrow_terminal_keeps_whole_references(root: Path) -> None:
     Store(root).withdraw("brain@1", actor="ada", reason="bad labels")
     lines = run(root, "list", columns=20)[1].splitlines()
     digests = [version.artefact.digest[7:19] for version in Store(root).versions("brain")]
@@ -75,19 +75,19 @@ def test_a_listed_reference_is_whole_in_a_narrow_terminal(root: Path) -> None:
     assert lines[1].endswith("withdrawn")
 
 
-def test_a_store_that_is_not_there_is_not_called_whole(root: Path) -> None:
+def test_verify_of_an_absent_store_is_rejected(root: Path) -> None:
     code, said = run(root.parent / "stor", "verify")
     assert code == 2
     assert "stor: expected a store's folder, found none" in said
     assert run(root, "verify")[0] == 0
 
 
-def test_a_withdrawal_by_name_alone_says_of_which_version(root: Path) -> None:
+def test_withdraw_by_name_alone_prints_the_withdrawn_version(root: Path) -> None:
     said = run(root, "withdraw", "brain", "--actor", "ada", "--reason", "bad labels")[1]
     assert said.startswith("withdrawn brain@2;")
 
 
-def test_other_peoples_words_are_no_markup(root: Path) -> None:
+def test_operator_text_with_brackets_is_not_rendered_as_markup(root: Path) -> None:
     code, said = run(root, "show", "brain[/b]")
     assert (code, "Traceback" in said) == (2, False)
     assert "'brain[/b]': expected name, name@3" in said

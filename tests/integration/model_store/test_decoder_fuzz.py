@@ -1,4 +1,4 @@
-"""Ten thousand and more damaged files: each is a Scan or a ScanError, within bounded memory."""
+"""Decoder fuzzing with 12,000 damaged files: each gives a Scan or a ScanError, in bounded memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_mutated_files_are_scans_or_scan_errors() -> None:
+def test_decoding_mutated_files_gives_scans_or_scan_errors() -> None:
     child = Path(__file__).resolve().parents[2] / "helpers/model_store/decoder_fuzz_child.py"
     repository = Path(__file__).resolve().parents[3]
     finished = subprocess.run(
@@ -35,6 +35,6 @@ def test_mutated_files_are_scans_or_scan_errors() -> None:
     assert report["failures"] == []
     outcomes = report["outcomes"]
     assert sum(outcomes.values()) == MUTATIONS
-    # All of them occur: the mutations neither miss everything nor break everything.
+    # Every outcome occurs, so the mutations neither miss nor break every file.
     assert min(outcomes[kind] for kind in ("Scan", "DamagedScan", "UnsupportedScan", "ScanTooLarge")) > 100
     assert set(outcomes) == {"Scan", "DamagedScan", "UnsupportedScan", "ScanTooLarge"}

@@ -1,4 +1,4 @@
-"""Publishing from several processes at once, and from one that is killed on the way."""
+"""Publishing from several processes at once, and from processes killed while publishing."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _publish(root: Path, contents: list[str]) -> None:
         )
 
 
-def test_two_processes_never_clash(tmp_path: Path) -> None:
+def test_two_publishing_processes_get_distinct_version_numbers(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
-    # Both publish "shared": content that is already there must not become a second version.
+    # Both publish "shared": content that is already published must not become a second version.
     workers = [
         context.Process(target=_publish, args=(tmp_path, [f"{w}-{i}" for i in range(15)] + ["shared"]))
         for w in "ab"
@@ -45,7 +45,7 @@ def test_two_processes_never_clash(tmp_path: Path) -> None:
         version.artefact.verify()
 
 
-def test_a_killed_publish_leaves_nothing_half_made(tmp_path: Path) -> None:
+def test_killed_publish_leaves_only_whole_versions(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     for round_ in range(3):
         worker = context.Process(target=_publish, args=(tmp_path, [f"{round_}-{i}" for i in range(100_000)]))

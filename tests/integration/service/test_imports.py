@@ -48,11 +48,11 @@ def run(program: str, folder: Path) -> str:
     return ran.stdout.strip()
 
 
-def test_the_api_answers_and_enqueues_without_torch(tmp_path: Path) -> None:
+def test_api_answers_and_enqueues_without_importing_torch(tmp_path: Path) -> None:
     assert run(ANSWERS_WITHOUT_TORCH, tmp_path) == "[] ['options']"
 
 
-def test_the_worker_verifies_without_torch(tmp_path: Path) -> None:
+def test_worker_verifies_the_store_without_importing_torch(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'state' / 'locum.db'}")
     upgrade(database)
     database.dispose()

@@ -19,12 +19,12 @@ def document() -> dict[str, Any]:
     return loaded
 
 
-def test_the_committed_description_is_the_apps() -> None:
+def test_committed_description_equals_that_of_the_app() -> None:
     committed = (REPOSITORY / "openapi.yaml").read_text(encoding="utf-8")
     assert committed == description(), "run `make openapi` and commit openapi.yaml"
 
 
-def test_the_command_writes_it_whatever_the_environment(tmp_path: Path) -> None:
+def test_openapi_command_does_not_depend_on_the_environment(tmp_path: Path) -> None:
     environment = {"LOCUM_PORT": "9999", "LOCUM_STATE_DIR": str(tmp_path / "state"), "PATH": "/usr/bin:/bin"}
     made = subprocess.run(
         [sys.executable, "-m", "service.openapi"],
@@ -37,7 +37,7 @@ def test_the_command_writes_it_whatever_the_environment(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_every_path_of_the_api_is_there(document: dict[str, Any]) -> None:
+def test_description_has_every_operation(document: dict[str, Any]) -> None:
     found = {
         (method.upper(), path) for path, operations in document["paths"].items() for method in operations
     }
@@ -78,7 +78,7 @@ def test_every_path_of_the_api_is_there(document: dict[str, Any]) -> None:
     }
 
 
-def test_every_refusal_is_described_as_a_problem(document: dict[str, Any]) -> None:
+def test_description_declares_every_error_as_a_problem(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             for status, answer in operation["responses"].items():
@@ -90,7 +90,9 @@ def test_every_refusal_is_described_as_a_problem(document: dict[str, Any]) -> No
 @pytest.mark.parametrize(
     ("path", "own"), [("/segment", {"output", "preset", "shape_weight"}), ("/classify", {"cluster"})]
 )
-def test_the_form_of_a_scan_is_described(document: dict[str, Any], path: str, own: set[str]) -> None:
+def test_description_declares_the_fields_of_a_scan_form(
+    document: dict[str, Any], path: str, own: set[str]
+) -> None:
     body = document["paths"][path]["post"]["requestBody"]
     form = body["content"]["multipart/form-data"]["schema"]
     assert form["required"] == ["scan"]
@@ -98,7 +100,7 @@ def test_the_form_of_a_scan_is_described(document: dict[str, Any], path: str, ow
     assert set(form["properties"]) == shared | own
 
 
-def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+def test_description_references_all_resolve(document: dict[str, Any]) -> None:
     def references(node: Any) -> list[str]:
         if isinstance(node, dict):
             own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []

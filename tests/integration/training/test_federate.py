@@ -1,4 +1,4 @@
-"""The federate command, as a person meets it."""
+"""The federate command, run as a user runs it."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def options(data, config, tmp_path, *more):
 
 @pytest.fixture
 def no_pages(monkeypatch):
-    """Overlays are drawn in processes of their own, which take seconds to start."""
+    """Skip the overlays: they are drawn in separate processes, which take seconds to start."""
     monkeypatch.setattr("training.report.write_site_pages", lambda result, folder: {})
 
 
-def test_iop_fl_from_the_command_line_to_artefacts_that_serve(data, config, tmp_path):
+def test_federate_iop_fl_publishes_space_parts_graphs_and_reports(data, config, tmp_path):
     command = [sys.executable, "-m", "training.federate", "--method", "iop-fl", "--leave-out", "cedar"]
     command += ["--data", str(data), "--config", str(config), "--out", str(tmp_path / "store")]
     command += ["--consent", "aster", "--workers", "2"]
@@ -79,7 +79,7 @@ def test_iop_fl_from_the_command_line_to_artefacts_that_serve(data, config, tmp_
     assert manifest.statistics.count == sum(  # the training scans of both sites
         len(site.of_split("train")) for site in sites_of(data, leave_out=("cedar",))
     )
-    # The graph computes what the weights do.
+    # The graph gives the same result as the weights.
     network = build(manifest.network.name, **manifest.network.arguments)
     network.load_state_dict(from_safetensors(parts["aster"].read("weights.safetensors")))
     image = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)
@@ -102,9 +102,7 @@ def sites_of(data: Path, **settings: object):
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_without_consent_the_global_model_is_published_and_it_is_said_how_to_add_the_others(
-    data, config, tmp_path
-):
+def test_federate_without_consent_publishes_the_global_model_only(data, config, tmp_path):
     alone = invoke("--method", "iop-fl", *options(data, config, tmp_path, "--leave-out", "cedar"))
     assert alone.exit_code == 0, alone.output
     assert "--consent all" in alone.output
@@ -119,7 +117,7 @@ def test_without_consent_the_global_model_is_published_and_it_is_said_how_to_add
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_fedavg_with_another_name_twice_is_one_version(data, config, tmp_path):
+def test_federate_fedavg_resumed_after_its_end_publishes_one_version(data, config, tmp_path):
     arguments = ("--method", "fedavg", *options(data, config, tmp_path, "--name", "organ", "--rounds", 1))
     first = invoke(*arguments)
     assert first.exit_code == 0, first.output
@@ -132,8 +130,8 @@ def test_fedavg_with_another_name_twice_is_one_version(data, config, tmp_path):
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_the_service_s_store_is_the_default_and_the_phantom_lies_beside_it(config, tmp_path, monkeypatch):
-    # As the service reads it.
+def test_federate_without_out_and_data_uses_the_service_store_and_a_phantom(config, tmp_path, monkeypatch):
+    # The service reads the same setting.
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("LOCUM_STORE", "~/served")
     fewer = [part for site in ("birch", "cedar", "dune") for part in ("--leave-out", site)]
@@ -143,14 +141,14 @@ def test_the_service_s_store_is_the_default_and_the_phantom_lies_beside_it(confi
     assert {"phantom", "runs", "served"} <= {entry.name for entry in tmp_path.iterdir()}
 
 
-def test_a_name_that_cannot_be_published_is_known_before_the_training(data, tmp_path):
+def test_execute_with_an_invalid_name_is_rejected_before_training(data, tmp_path):
     run = Run(load_federation(data), "iop-fl", IopFlConfig(width=2, rounds=1), RunConfig(consent=("aster",)))
     with pytest.raises(ConfigurationError, match=r"'b{123}\.global', of 130"):
         execute(run, tmp_path / "run", workers=0, store=Store(tmp_path / "store"), name="b" * 123)
     assert not (tmp_path / "run").exists()
 
 
-def test_another_configuration_in_the_same_folder_is_refused_by_field(data, config, tmp_path):
+def test_resume_with_another_configuration_is_rejected_by_field(data, config, tmp_path):
     run = Run(load_federation(data), "fedavg", FedAvgConfig(width=2, rounds=1), RunConfig())
     execute(run, tmp_path / "run", workers=0)
     more = ("--run", tmp_path / "run", "--rounds", 1, "--resume")
@@ -178,7 +176,7 @@ def test_another_configuration_in_the_same_folder_is_refused_by_field(data, conf
         ),
     ],
 )
-def test_options_that_do_not_fit_are_told_in_words(data, config, tmp_path, arguments, said):
+def test_federate_with_invalid_options_exits_with_a_reason(data, config, tmp_path, arguments, said):
     result = invoke(*arguments, *options(data, config, tmp_path))
     assert result.exit_code == 2
     assert all(words in " ".join(result.output.split()) for words in said), result.output
@@ -196,7 +194,7 @@ def test_options_that_do_not_fit_are_told_in_words(data, config, tmp_path, argum
         ("run: {egress: {aster: [statistics]}}", ["site aster", "'weights'", "egress policy refuses"]),
     ],
 )
-def test_a_configuration_that_does_not_fit_is_told_in_words(data, tmp_path, content, said):
+def test_federate_with_invalid_configuration_exits_with_a_reason(data, tmp_path, content, said):
     path = tmp_path / "bad.yaml"
     path.write_text(content)
     result = invoke("--method", "fedavg", *options(data, path, tmp_path))
@@ -205,7 +203,7 @@ def test_a_configuration_that_does_not_fit_is_told_in_words(data, tmp_path, cont
 
 
 @pytest.mark.parametrize("option", ["--out", "--run"])
-def test_a_place_that_cannot_be_written_to_is_known_before_training(data, config, tmp_path, option):
+def test_federate_with_an_unwritable_folder_exits_before_training(data, config, tmp_path, option):
     (tmp_path / "file").write_text("in the way")
     more = (option, tmp_path / "file" / "below")
     result = invoke("--method", "fedavg", *options(data, config, tmp_path, *more))
@@ -214,7 +212,7 @@ def test_a_place_that_cannot_be_written_to_is_known_before_training(data, config
     assert not list(tmp_path.rglob("checkpoint.json"))
 
 
-def test_a_federation_that_is_broken_is_told_in_one_list(tmp_path, config, data):
+def test_federate_with_a_broken_federation_lists_every_problem(tmp_path, config, data):
     root = write_federation(tmp_path / "broken", sites=("aster", "birch"), patients_per_site=2, size=16)
     (root / "aster" / "masks" / "aster-01.nii.gz").unlink()
     (root / "birch" / "images" / "birch-02.nii.gz").write_bytes(b"no scan")
@@ -225,7 +223,7 @@ def test_a_federation_that_is_broken_is_told_in_one_list(tmp_path, config, data)
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_images_that_two_patients_share_are_warned_of(config, tmp_path):
+def test_federate_warns_of_images_shared_by_two_patients(config, tmp_path):
     root = write_federation(tmp_path / "data", sites=("aster", "birch"), patients_per_site=3, size=16)
     images = root / "aster" / "images"
     (images / "aster-02.nii.gz").write_bytes((images / "aster-01.nii.gz").read_bytes())
@@ -237,7 +235,7 @@ def test_images_that_two_patients_share_are_warned_of(config, tmp_path):
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_a_site_that_keeps_statistics_in_trains_all_the_same(data, tmp_path):
+def test_site_that_withholds_statistics_still_trains(data, tmp_path):
     path = tmp_path / "shy.yaml"
     path.write_text("method: {width: 2, rounds: 1}\nrun: {egress: {aster: [weights]}}\n")
     result = invoke("--method", "fedavg", *options(data, path, tmp_path))

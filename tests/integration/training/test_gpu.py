@@ -1,4 +1,4 @@
-"""What a GPU computes is what the CPU computes, to rounding: `pytest -m gpu` on a machine with one."""
+"""Training on a GPU equals the CPU up to rounding: `pytest -m gpu` on a machine with a GPU."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ def weights(federation: Path, folder: Path, device: str) -> torch.Tensor:
     return torch.cat([state[name].flatten() for name in sorted(state) if state[name].is_floating_point()])
 
 
-def test_a_round_on_the_gpu_follows_the_cpu(phantom_federation: Path, tmp_path: Path) -> None:
+def test_round_on_the_gpu_is_close_to_the_cpu(phantom_federation: Path, tmp_path: Path) -> None:
     on_cpu = weights(phantom_federation, tmp_path / "cpu", "cpu")
     on_gpu = weights(phantom_federation, tmp_path / "gpu", "cuda")
-    # Adam's first steps have the size of the learning rate (1e-3) whatever the gradient's: where that is
-    # near zero, rounding decides a sign. Nearly all weights agree far better.
+    # Adam's first steps have the size of the learning rate (1e-3) for any gradient: where the gradient is
+    # near zero, rounding decides the sign. Nearly all weights agree far better.
     difference = (on_cpu - on_gpu).abs()
     assert difference.median() < 1e-5
     assert difference.quantile(0.99) < 5e-3
 
 
-def test_a_run_on_the_gpu_is_repeatable(phantom_federation: Path, tmp_path: Path) -> None:
+def test_run_on_the_gpu_is_repeatable(phantom_federation: Path, tmp_path: Path) -> None:
     first = weights(phantom_federation, tmp_path / "first", "cuda")
     second = weights(phantom_federation, tmp_path / "second", "cuda")
     assert torch.equal(first, second)

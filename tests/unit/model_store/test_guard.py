@@ -1,4 +1,4 @@
-"""The guard: sums that merge, a distance that is Mahalanobis', and warnings where they belong."""
+"""Input guard: mergeable sums, Mahalanobis distance, and warnings for unusual scans."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def image(pixels: NDArray[Any]) -> Scan:
 
 
 def body(seed: int, size: int = 64) -> NDArray[np.float32]:
-    """A bright disc with a brighter spot on black, a little different each time, as patients are."""
+    """A bright disc with a brighter spot on black, varied slightly by seed to imitate patients."""
     rng = np.random.default_rng(seed)
     y, x = np.indices((size, size)) / size - 0.5
     y, x = y + rng.normal(0, 0.02), x + rng.normal(0, 0.02)
@@ -48,7 +48,7 @@ def reference() -> ReferenceStatistics:
     return merged([summary(image(body(seed))) for seed in range(120)])
 
 
-def test_scans_of_the_same_kind_pass(reference: ReferenceStatistics) -> None:
+def test_check_rarely_warns_for_scans_like_the_reference(reference: ReferenceStatistics) -> None:
     warned = [check(summary(image(body(seed))), reference, TASK) for seed in range(1000, 1060)]
     assert sum(map(bool, warned)) <= 3
 
@@ -64,14 +64,14 @@ def test_scans_of_the_same_kind_pass(reference: ReferenceStatistics) -> None:
         (body(5, size=256), "256 rows per slice; training had 64"),
     ],
 )
-def test_other_scans_are_warned_of_with_the_reason(
+def test_check_of_an_unusual_scan_warns_with_the_reason(
     reference: ReferenceStatistics, pixels: NDArray[Any], said: str
 ) -> None:
     warnings = check(summary(image(pixels.astype(np.float32))), reference, TASK)
     assert any(re.search(said, warning) for warning in warnings), warnings
 
 
-def test_merging_sites_is_having_all_scans() -> None:
+def test_merged_site_statistics_equal_statistics_of_all_scans() -> None:
     summaries = [summary(image(body(seed))) for seed in range(12)]
     at_once, by_site = merged(summaries), merged(summaries[:5]).merge(merged(summaries[5:]))
     assert at_once.count == by_site.count == 12
@@ -82,7 +82,7 @@ def test_merging_sites_is_having_all_scans() -> None:
     assert ReferenceStatistics.model_validate_json(at_once.model_dump_json()) == at_once
 
 
-def test_the_distance_is_mahalanobis_of_the_shrunk_correlation() -> None:
+def test_distance_is_mahalanobis_with_the_shrunk_correlation() -> None:
     rng = np.random.default_rng(0)
     size, count = len(DESCRIPTORS), 5000
     vectors = rng.normal(3, 0.5, (count, size)) @ rng.normal(0, 1, (size, size))
@@ -105,12 +105,12 @@ def test_the_distance_is_mahalanobis_of_the_shrunk_correlation() -> None:
     assert 0.3 < own < 1.5
 
 
-def test_few_scans_make_a_lenient_reference() -> None:
+def test_check_against_a_single_scan_reference_does_not_warn() -> None:
     one = merged([summary(image(body(0)))])
     assert not any("look like" in w for w in check(summary(image(body(1))), one, TASK))
 
 
-def test_volumes_are_held_against_size_spacing_and_tilt() -> None:
+def test_check_of_a_volume_compares_kind_spacing_and_tilt() -> None:
     rng = np.random.default_rng(1)
     voxels = rng.normal(100, 10, (32, 32, 12, 1)).astype(np.float32)
 
@@ -131,7 +131,7 @@ def test_volumes_are_held_against_size_spacing_and_tilt() -> None:
     assert "grey image; task 'ring' was trained on grey volumes" in check(as_image, reference, TASK)[0]
 
 
-def test_raw_intensities_matter_only_where_the_network_sees_them() -> None:
+def test_intensity_unit_warning_requires_a_normalisation_window() -> None:
     windowed = TASK.model_copy(update={"normalisation": Normalisation(window=(0, 200))})
     reference = merged([summary(image(body(seed)), windowed) for seed in range(30)])
     scaled = summary(image(body(99) * 16), windowed)
@@ -140,7 +140,7 @@ def test_raw_intensities_matter_only_where_the_network_sees_them() -> None:
     assert check(summary(image(body(99)), windowed), reference, windowed) == []
 
 
-def test_without_a_reference_only_the_scan_itself_speaks() -> None:
+def test_check_without_reference_returns_only_the_notes_of_the_scan() -> None:
     noted = Scan(body(0)[..., None], None, "png", notes=("something odd",))
     assert check(summary(noted), None, TASK) == ["something odd"]
     assert check(summary(image(255 - body(0))), None, TASK) == []
@@ -158,8 +158,8 @@ def _summaries(folder: Path, task: Task, every: int, change: Change = lambda v: 
     return found
 
 
-def test_a_new_institution_passes_and_other_anatomy_does_not(real_data: Path) -> None:
-    """FLAIR of four institutions, each held against the other three; then what is no brain MRI at all."""
+def test_check_passes_a_new_institution_and_warns_for_other_anatomy(real_data: Path) -> None:
+    """FLAIR of four institutions, each compared with the other three; then images that are not brain MRI."""
     task = Task(name="lgg", labels={"tumour": (255,)}, size=(96, 96), colour="luminance")
     by_site = {site: _summaries(real_data / "brain_lgg_flair" / site, task, every=2) for site in SITES}
     others = {

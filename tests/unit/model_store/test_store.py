@@ -60,7 +60,7 @@ def routing_space(store: Store) -> Artefact:
     return store.publish(space(parts), {})
 
 
-def test_every_kind_of_reference_opens_the_same_version(store: Store) -> None:
+def test_open_accepts_name_number_and_digest_references(store: Store) -> None:
     first = store.publish(model(), files("1"))
     second = store.publish(model(), files("2"))
     assert (first.version, second.version) == (1, 2)
@@ -71,17 +71,17 @@ def test_every_kind_of_reference_opens_the_same_version(store: Store) -> None:
     assert store.open("brain").read("graph.onnx") == b"graph of 2"
 
 
-def test_another_process_reads_what_was_published(store: Store) -> None:
+def test_published_version_opens_in_a_new_store_object(store: Store) -> None:
     published = store.publish(model(statistics=None, metrics={"dice": 0.5}), files())
     assert Store(store.root).open("brain") == published
 
 
-def test_publishing_the_same_content_again_makes_no_new_version(store: Store) -> None:
+def test_publishing_identical_content_twice_makes_one_version(store: Store) -> None:
     assert store.publish(model(), files()) == store.publish(model(), files())
     assert [v.artefact.version for v in store.versions("brain")] == [1]
 
 
-def test_who_is_not_admitted_publishes_nothing(store: Store) -> None:
+def test_publish_leaves_no_version_when_admit_raises(store: Store) -> None:
     store.publish(model(), files("1"))
 
     def refuse() -> None:
@@ -95,14 +95,14 @@ def test_who_is_not_admitted_publishes_nothing(store: Store) -> None:
     assert store.publish(model(), files("2"), admit=lambda: None).version == 2
 
 
-def test_what_is_already_a_version_needs_no_admission(store: Store) -> None:
+def test_publishing_existing_content_does_not_call_admit(store: Store) -> None:
     asked: list[int] = []
     for _ in range(2):
         assert store.publish(model(), files(), admit=lambda: asked.append(1)).version == 1
     assert asked == [1]
 
 
-def test_an_adapted_version_says_whose_it_is(store: Store) -> None:
+def test_manifest_hospital_and_hospital_role_require_each_other(store: Store) -> None:
     published = store.publish(model(role="hospital", hospital="dune"), files())
     manifest = Store(store.root).open(str(published)).manifest
     assert isinstance(manifest, ModelManifest)
@@ -113,19 +113,19 @@ def test_an_adapted_version_says_whose_it_is(store: Store) -> None:
         model(role="hospital")
 
 
-def test_a_field_that_is_not_set_does_not_change_a_digest() -> None:
+def test_unset_field_is_left_out_of_the_manifest_bytes() -> None:
     assert b"hospital" not in model().to_bytes()
 
 
 @pytest.mark.parametrize(
     "reference", ["", "../x", "a/b", "brain@0", "brain@latest", "brain@sha256:12", ".a", "a@"]
 )
-def test_a_malformed_reference_is_refused(store: Store, reference: str) -> None:
+def test_open_with_malformed_reference_is_rejected(store: Store, reference: str) -> None:
     with pytest.raises(ReferenceInvalid):
         store.open(reference)
 
 
-def test_an_absent_reference_lists_what_there_is(store: Store) -> None:
+def test_open_of_absent_reference_lists_existing_names_and_versions(store: Store) -> None:
     with pytest.raises(ReferenceNotFound, match="none"):
         store.open("brain")
     store.publish(model(), files())
@@ -137,7 +137,7 @@ def test_an_absent_reference_lists_what_there_is(store: Store) -> None:
 
 @pytest.mark.parametrize("file", ["weights.safetensors", "graph.onnx", "manifest.json"])
 @pytest.mark.parametrize("damage", ["changed", "truncated", "deleted"])
-def test_a_damaged_file_is_refused_by_name(store: Store, file: str, damage: str) -> None:
+def test_open_with_damaged_file_names_the_file(store: Store, file: str, damage: str) -> None:
     path = store.publish(model(), files()).path / file
     content = path.read_bytes()
     path.unlink()
@@ -175,7 +175,9 @@ def test_an_artefact_of_another_kind_than_expected_is_rejected(store: Store, rou
         ("seeds", 1, "seeds"),
     ],
 )
-def test_a_manifest_of_the_future_is_refused(store: Store, field: str, value: object, says: str) -> None:
+def test_manifest_with_unknown_kind_schema_or_field_is_rejected(
+    store: Store, field: str, value: object, says: str
+) -> None:
     from model_store.digest import sha256
 
     published = store.publish(model(), files())
@@ -187,7 +189,7 @@ def test_a_manifest_of_the_future_is_refused(store: Store, field: str, value: ob
         Store(store.root).open("brain@1")
 
 
-def test_one_damaged_manifest_does_not_hide_the_others(store: Store, routing_space: Artefact) -> None:
+def test_damaged_manifest_leaves_other_versions_readable(store: Store, routing_space: Artefact) -> None:
     store.publish(model(), files("1"))
     manifest = store.publish(model(), files("2")).path / "manifest.json"
     manifest.unlink()
@@ -201,7 +203,7 @@ def test_one_damaged_manifest_does_not_hide_the_others(store: Store, routing_spa
     assert opened.publish(model(), files("3")).version == 3
 
 
-def test_a_withdrawn_version_no_longer_opens(store: Store) -> None:
+def test_withdrawn_version_cannot_be_opened_or_republished(store: Store) -> None:
     store.publish(model(), files("1"))
     second = store.publish(model(), files("2"))
     store.withdraw("brain@2", actor="ada", reason="mislabelled site")
@@ -216,7 +218,7 @@ def test_a_withdrawn_version_no_longer_opens(store: Store) -> None:
         store.open("brain")
 
 
-def test_withdrawing_flags_every_descendant(store: Store, routing_space: Artefact) -> None:
+def test_withdrawal_flags_every_descendant(store: Store, routing_space: Artefact) -> None:
     part = store.open("space.A")
     derived = store.publish(
         model("hospital", lineage=LINEAGE.model_copy(update={"parents": (routing_space.digest,)})), files("h")
@@ -230,13 +232,13 @@ def test_withdrawing_flags_every_descendant(store: Store, routing_space: Artefac
     assert store.open("hospital") == derived
 
 
-def test_a_withdrawal_says_who_and_why(store: Store) -> None:
+def test_withdrawal_without_a_reason_is_rejected(store: Store) -> None:
     store.publish(model(), files())
     with pytest.raises(PublishRefused, match="actor and a reason"):
         store.withdraw("brain", actor="ada", reason=" ")
 
 
-def test_a_composite_needs_parts_that_fit(store: Store, routing_space: Artefact) -> None:
+def test_composite_with_unfit_or_absent_part_is_rejected(store: Store, routing_space: Artefact) -> None:
     good = store.open("space.global")
     wider = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 8})
     other = store.publish(model("wide", network=wider), files("wide"))
@@ -249,13 +251,13 @@ def test_a_composite_needs_parts_that_fit(store: Store, routing_space: Artefact)
         store.publish(absent, {})
 
 
-def test_a_model_without_its_graph_is_not_published(store: Store) -> None:
+def test_publishing_a_model_without_graph_is_rejected(store: Store) -> None:
     with pytest.raises(PublishRefused, match=r"graph\.onnx"):
         store.publish(model(), {"weights.safetensors": b""})
     assert store.names() == []
 
 
-def test_what_a_killed_publisher_left_is_swept_by_the_next_one(store: Store) -> None:
+def test_publish_removes_the_staging_folder_of_a_killed_publisher(store: Store) -> None:
     left = store.root / ".staging" / "left"
     left.mkdir(parents=True)
     (left / "graph.onnx").write_bytes(b"half a gra")
@@ -263,7 +265,7 @@ def test_what_a_killed_publisher_left_is_swept_by_the_next_one(store: Store) -> 
     assert not left.exists()
 
 
-def test_prune_deletes_only_what_nobody_can_open(store: Store) -> None:
+def test_prune_deletes_withdrawn_files_and_abandoned_staging_only(store: Store) -> None:
     kept = store.publish(model(), files("1"))
     store.publish(model(), files("2"))
     store.withdraw("brain@2", actor="ada", reason="bad")
@@ -276,7 +278,7 @@ def test_prune_deletes_only_what_nobody_can_open(store: Store) -> None:
     assert store.versions("brain")[1].withdrawn is not None
 
 
-def test_sources_of_attention_are_told_apart() -> None:
+def test_manifest_with_repeated_source_is_rejected() -> None:
     assert model(sources=("own", "A")).sources == ("own", "A")
     with pytest.raises(ValidationError, match="sources: expected unique names, found own, A, own"):
         model(sources=("own", "A", "own"))

@@ -1,4 +1,4 @@
-"""What the disk does not give out, and tombstones that are broken: damage, which hides nothing else."""
+"""Unreadable files and broken tombstones: reported as damage, without hiding other versions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.helpers.model_store.broken_files import unreadable
 
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
-    """With brain@1, whose graph is empty, and brain@2."""
+    """A store with brain@1, which has an empty graph, and brain@2."""
     made = Store(tmp_path / "store")
     publish(made, b"")
     publish(made, b"2")
@@ -36,7 +36,7 @@ def publish(store: Store, graph: bytes) -> Artefact:
     return store.publish(manifest, {WEIGHTS: b"w", GRAPH: graph})
 
 
-def test_a_file_that_cannot_be_read_is_damage(store: Store) -> None:
+def test_file_with_io_error_is_reported_as_damaged(store: Store) -> None:
     artefact = store.open("brain@1")
     unreadable(artefact.path / GRAPH)
     for use in (artefact.verify, lambda: artefact.read(GRAPH)):
@@ -48,17 +48,17 @@ def test_a_file_that_cannot_be_read_is_damage(store: Store) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "{", '{"actor": "ada"}'])
-def test_a_broken_tombstone_is_damage_to_its_version_alone(store: Store, content: str) -> None:
+def test_broken_tombstone_damages_only_its_version(store: Store, content: str) -> None:
     (store.root / "brain" / "2.withdrawn.json").write_text(content)
     with pytest.raises(ArtefactDamaged, match=r"brain@2: its tombstone 2\.withdrawn\.json cannot be read"):
         store.open("brain@2")
-    # Withdrawn all the same.
+    # The version still counts as withdrawn.
     assert store.open("brain").version == 1
     assert [version.artefact.version for version in store.versions("brain")] == [1]
     assert store.unreadable("brain").keys() == {2}
 
 
-def test_the_command_says_what_is_damaged_and_goes_on(store: Store) -> None:
+def test_verify_command_reports_damaged_versions_and_continues(store: Store) -> None:
     publish(store, b"3")
     publish(store, b"4")
     store.withdraw("brain@4", actor="ada", reason="wrong")
@@ -70,7 +70,7 @@ def test_the_command_says_what_is_damaged_and_goes_on(store: Store) -> None:
     assert said == [["refused", "brain@1:"], ["refused", "brain@2:"], ["whole", "brain@3"]]
 
 
-def test_what_cannot_be_written_leaves_nothing_aside(tmp_path: Path) -> None:
+def test_failed_durable_write_leaves_no_temporary_file(tmp_path: Path) -> None:
     taken = tmp_path / "taken"
     taken.mkdir()
     with pytest.raises(OSError, match="taken"):
@@ -78,7 +78,7 @@ def test_what_cannot_be_written_leaves_nothing_aside(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [taken]
 
 
-def test_a_folder_is_removed_and_one_that_is_not_there_is_no_error(tmp_path: Path) -> None:
+def test_remove_folder_deletes_a_folder_and_ignores_an_absent_one(tmp_path: Path) -> None:
     path = tmp_path / "folder"
     write = path / "deeper" / "file"
     write.parent.mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""The task: classes as atoms of labels, lookup, patients, YAML and its refusals."""
+"""The task: exclusive classes from labels, lookup, patients, YAML and its errors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_nested_labels_become_exclusive_classes() -> None:
     assert fundus.label_classes("cup") == (2,)
 
 
-def test_values_that_bear_the_same_labels_are_one_class() -> None:
+def test_values_with_the_same_labels_become_one_class() -> None:
     whole = task(labels={"tumour": [1, 2, 4]}, background=(0, 3))
     assert [c.values for c in whole.classes] == [(0, 3), (1, 2, 4)]
 
@@ -37,12 +37,12 @@ def test_lookup_marks_values_outside_the_task() -> None:
     np.testing.assert_array_equal(task(labels={"lesion": [255]}).lookup()[[0, 1, 255]], [0, -1, 1])
 
 
-def test_input_channels_count_the_neighbours() -> None:
+def test_input_channels_include_the_neighbour_slices() -> None:
     assert task(channels=1, neighbours=1).in_channels == 3
     assert task(channels=3).in_channels == 3
 
 
-def test_patient_is_read_from_the_name() -> None:
+def test_patient_is_parsed_from_the_name_and_a_mismatch_is_rejected() -> None:
     lgg = task(patient=r"^TCGA_[A-Z]+_(?P<patient>[0-9A-Z]+)_")
     assert lgg.patient_of("TCGA_CS_4941_19960909_11") == "4941"
     assert task().patient_of("anything") == "anything"
@@ -50,7 +50,7 @@ def test_patient_is_read_from_the_name() -> None:
         lgg.patient_of("scan_1")
 
 
-def test_yaml_round_trip(tmp_path: Path) -> None:
+def test_yaml_round_trip_keeps_every_field(tmp_path: Path) -> None:
     original = task(
         labels={"disc": [1, 2], "cup": [2]},
         neighbours=1,
@@ -77,7 +77,9 @@ def test_yaml_round_trip(tmp_path: Path) -> None:
         ("colour_space", "lab", "Extra inputs"),
     ],
 )
-def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object, says: str) -> None:
+def test_load_with_invalid_field_names_file_and_field(
+    tmp_path: Path, field: str, value: object, says: str
+) -> None:
     import yaml
 
     content = {"name": "t", "labels": {"a": [1]}, "size": [32, 32], field: value}
@@ -91,7 +93,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, field: str, value: object, says:
 
 
 @pytest.mark.parametrize("content", ["- a\n- b\n", "{", "\x00"])
-def test_what_is_no_mapping_is_refused(tmp_path: Path, content: str) -> None:
+def test_load_of_yaml_that_is_not_a_mapping_is_rejected(tmp_path: Path, content: str) -> None:
     (tmp_path / "task.yaml").write_text(content)
     with pytest.raises(TaskError, match=r"task\.yaml"):
         Task.load(tmp_path / "task.yaml")
@@ -105,12 +107,12 @@ def classes(**fields: object) -> Task:
 
 
 class TestClassification:
-    """One class per image."""
+    """Tasks with one class per image."""
 
-    def test_its_classes_are_its_names(self) -> None:
+    def test_classes_follow_class_names_in_order(self) -> None:
         assert [(c.index, c.labels) for c in classes().classes] == [(0, ("no",)), (1, ("yes",))]
 
-    def test_it_is_written_without_what_only_masks_have(self, tmp_path: Path) -> None:
+    def test_dump_leaves_out_segmentation_fields(self, tmp_path: Path) -> None:
         classes().dump(tmp_path / "task.yaml")
         written = (tmp_path / "task.yaml").read_text()
         assert "kind: classification" in written
@@ -129,17 +131,17 @@ class TestClassification:
             {"kind": "regression"},
         ],
     )
-    def test_what_does_not_fit_is_refused(self, fields: dict[str, object]) -> None:
+    def test_invalid_classification_field_is_rejected_by_name(self, fields: dict[str, object]) -> None:
         with pytest.raises(ValueError, match=next(iter(fields))):
             classes(**fields)
 
-    def test_a_segmentation_has_no_class_names(self) -> None:
+    def test_segmentation_with_class_names_is_rejected(self) -> None:
         with pytest.raises(ValueError, match="kind: classification"):
             task(class_names=["a", "b"])
 
 
-def test_a_segmentation_is_written_as_before_there_was_another_kind() -> None:
-    # The bytes that digests of published artefacts and of federations were taken of.
+def test_segmentation_task_serializes_to_the_same_bytes_as_before_kinds() -> None:
+    # Digests of published artefacts and of federations were computed from these bytes.
     assert task(labels={"disc": [1, 2]}).model_dump_json() == (
         '{"name":"t","labels":{"disc":[1,2]},"background":[0],"channels":1,"colour":"refuse","neighbours":0,'
         '"plane":"axial","normalisation":{"scope":"image","method":"zscore","window":null,"percentiles":null},'

@@ -24,7 +24,7 @@ def network() -> nn.Linear:
 
 
 def trained(*cuts: int) -> tuple[nn.Linear, Optimiser]:
-    """Five steps in pieces, each with a network and an optimiser made anew from what the last one left."""
+    """Five steps in pieces; each piece rebuilds network and optimiser from the state of the previous one."""
     net, optimiser = network(), Optimiser(weight_decay=0.3)
     for first, last in zip((0, *cuts), (*cuts, 5), strict=True):
         state, net = net.state_dict(), network()
@@ -39,7 +39,7 @@ def trained(*cuts: int) -> tuple[nn.Linear, Optimiser]:
     return net, optimiser
 
 
-def test_in_pieces_it_is_torchs_own_in_one_go():
+def test_train_adamw_in_pieces_equals_torch_adamw_in_one_run():
     reference = network()
     adamw = torch.optim.AdamW(reference.parameters(), lr=RATES[0], weight_decay=0.3)
     for rate, (x, y) in zip(RATES, batches(), strict=True):
@@ -55,11 +55,11 @@ def test_in_pieces_it_is_torchs_own_in_one_go():
         assert torch.equal(optimiser.moments["exp_avg/weight"], adamw.state[reference.weight]["exp_avg"])
 
 
-def test_the_cosine_begins_at_its_peak_and_ends_at_its_least():
+def test_cosine_falls_from_peak_to_least_rate():
     assert cosine(1.0, 0.2, 4, range(5)) == pytest.approx([1.0, 0.8828427, 0.6, 0.3171573, 0.2])
 
 
-def test_too_few_batches_are_refused():
+def test_train_adamw_with_too_few_batches_is_rejected():
     with pytest.raises(ValueError, match="expected 2 batches to train on, found 1"):
         train_adamw(
             network(),

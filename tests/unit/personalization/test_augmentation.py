@@ -11,7 +11,7 @@ from personalization.augmentation import Augmentation, transform
 
 
 def letter_f(height: int = 40, width: int = 56) -> torch.Tensor:
-    """No mirror image and no turn of an F is an F."""
+    """An F: no mirror image and no rotation of it is an F."""
     image = torch.zeros(height, width)
     image[8:32, 18:23] = 1
     image[8:13, 18:38] = 1
@@ -23,7 +23,7 @@ def ones(*pairs: tuple[float, float]) -> torch.Tensor:
     return torch.tensor(pairs)
 
 
-def test_image_and_target_move_alike() -> None:
+def test_transform_moves_image_and_target_alike() -> None:
     shape = letter_f()
     images = shape.expand(12, 2, -1, -1).clone()
     targets = shape.to(torch.uint8).expand(12, -1, -1).clone()
@@ -39,7 +39,7 @@ def test_image_and_target_move_alike() -> None:
 
 
 @pytest.mark.parametrize("degrees", [-15.0, 7.0, 30.0])
-def test_rotation_equals_scipys_on_a_picture_that_is_not_square(degrees: float) -> None:
+def test_rotation_of_a_non_square_image_equals_scipy(degrees: float) -> None:
     shape = letter_f()
     moved, _ = transform(
         shape[None, None],
@@ -54,7 +54,7 @@ def test_rotation_equals_scipys_on_a_picture_that_is_not_square(degrees: float) 
 @pytest.mark.parametrize(
     ("sign", "axes"), [((1.0, 1.0), ()), ((-1.0, 1.0), (1,)), ((1.0, -1.0), (0,)), ((-1.0, -1.0), (0, 1))]
 )
-def test_a_flip_is_exact(sign: tuple[float, float], axes: tuple[int, ...]) -> None:
+def test_flip_moves_pixels_exactly(sign: tuple[float, float], axes: tuple[int, ...]) -> None:
     shape = letter_f()
     target = shape.to(torch.uint8) * 2
     moved, moved_target = transform(shape[None, None], target[None], torch.zeros(1), ones(sign))
@@ -62,7 +62,7 @@ def test_a_flip_is_exact(sign: tuple[float, float], axes: tuple[int, ...]) -> No
     assert torch.equal(moved_target[0], target.flip(axes) if axes else target)
 
 
-def test_what_comes_from_outside_repeats_the_border() -> None:
+def test_rotation_pads_with_the_border_value() -> None:
     image = torch.full((1, 1, 32, 32), 7.0)
     moved, _ = transform(
         image, torch.zeros(1, 32, 32, dtype=torch.uint8), torch.tensor([0.26]), torch.ones(1, 2)
@@ -70,7 +70,7 @@ def test_what_comes_from_outside_repeats_the_border() -> None:
     assert moved.min() > 6.999
 
 
-def test_draws_stay_within_their_range_and_depend_on_the_generator_alone() -> None:
+def test_draws_stay_in_range_and_depend_only_on_the_generator() -> None:
     torch.manual_seed(0)
     first = Augmentation().draw(400, torch.Generator().manual_seed(5))
     torch.manual_seed(1)

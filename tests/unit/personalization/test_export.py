@@ -46,7 +46,7 @@ def test_onnx_equals_torch_at_any_batch_size() -> None:
     network = _network(in_channels=2)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        # Away from the initial running statistics, or folding them in would go untested
+        # Move the running statistics from their initial values, so that folding them in is tested
         network(5 + 3 * torch.randn(8, 2, 32, 48, generator=generator))
         network.eval()
         graph = to_onnx(network, 2, (32, 48))
@@ -57,7 +57,7 @@ def test_onnx_equals_torch_at_any_batch_size() -> None:
             torch.testing.assert_close(_run(graph, image), expected, atol=1e-5, rtol=0)
 
 
-def test_interface_of_the_graph() -> None:
+def test_graph_has_documented_inputs_outputs_and_embedded_weights() -> None:
     model = onnx.load_from_string(to_onnx(_network(), 1, (32, 48)))
     onnx.checker.check_model(model)
     (image,), (probabilities,) = model.graph.input, model.graph.output
@@ -67,7 +67,7 @@ def test_interface_of_the_graph() -> None:
     assert not any(t.external_data for t in model.graph.initializer)
 
 
-def test_network_is_left_as_it_was() -> None:
+def test_to_onnx_leaves_network_and_global_generator_unchanged() -> None:
     network = _network().train()
     before = clone(network.state_dict())
     random = torch.random.get_rng_state()
@@ -79,7 +79,7 @@ def test_network_is_left_as_it_was() -> None:
 
 
 @pytest.mark.process
-def test_bytes_are_equal_in_other_processes_and_silent() -> None:
+def test_to_onnx_gives_equal_bytes_in_other_processes_without_output() -> None:
     here = hashlib.sha256(to_onnx(_network(), 1, (32, 48))).hexdigest()
     root = Path(__file__).parents[3]
     for times, seed in ((1, "1"), (3, "2")):
@@ -95,13 +95,13 @@ def test_bytes_are_equal_in_other_processes_and_silent() -> None:
         assert run.stderr == ""
 
 
-def test_graph_names_no_file_of_the_exporting_machine() -> None:
+def test_graph_contains_no_path_of_the_exporting_machine() -> None:
     graph = to_onnx(_network(), 1, (32, 32))
     assert b".py" not in graph
     assert str(Path(__file__).parents[3]).encode() not in graph
 
 
-def test_diverged_network_and_wrong_size_are_refused() -> None:
+def test_to_onnx_rejects_non_finite_weights_and_wrong_size() -> None:
     network = _network()
     with torch.no_grad():
         next(network.parameters())[0] = float("nan")

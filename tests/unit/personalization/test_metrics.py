@@ -23,7 +23,7 @@ PRED = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 0, 0, 0]], dtype=torch.uint8)
 TRUE = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 0, 0, 0]], dtype=torch.uint8)
 
 
-def test_by_hand() -> None:
+def test_dice_matches_hand_computed_values() -> None:
     value = dice(PRED, TRUE, classes=2)
     assert value.dtype == torch.float64
     assert value[0].tolist() == pytest.approx([2 * 1 / (3 + 2), 2 * 1 / (2 + 3)])
@@ -32,32 +32,32 @@ def test_by_hand() -> None:
 
 
 @pytest.mark.parametrize(("empty", "expected"), [("one", 1.0), ("zero", 0.0)])
-def test_the_empty_case_is_the_callers(empty: str, expected: float) -> None:
+def test_dice_of_an_empty_class_follows_the_empty_option(empty: str, expected: float) -> None:
     assert float(dice(PRED, TRUE, 2, empty=empty)[1, 1]) == expected  # type: ignore[arg-type]
     assert float(dice(PRED, TRUE, 2, empty=empty)[0, 1]) == pytest.approx(0.4)  # type: ignore[arg-type]
 
 
-def test_agrees_with_monai_on_random_volumes() -> None:
+def test_dice_equals_monai_on_random_volumes() -> None:
     generator = torch.Generator().manual_seed(3)
     pred = torch.randint(0, 4, (5, 6, 7, 3), generator=generator)
     true = torch.randint(0, 3, (5, 6, 7, 3), generator=generator)
     reference = compute_dice(
         one_hot(pred, 4).movedim(-1, 1), one_hot(true, 4).movedim(-1, 1), include_background=True
     )
-    # monai calls a class that is absent from the truth NaN even when it was predicted; there Dice is 0
+    # MONAI gives NaN for a class absent from the truth even when it was predicted; Dice is 0 there
     ours = dice(pred, true, classes=4)
     assert torch.allclose(ours[:, :3], reference[:, :3].double(), atol=1e-6)
     assert bool((ours[:, 3] == 0).all())
 
 
-def test_official_counts_background_and_calls_empty_zero() -> None:
+def test_dice_official_includes_background_and_scores_empty_as_zero() -> None:
     eps = 1e-5
     background = (2 * 1 / (5 + eps) + 2 * 5 / (10 + eps)) / 2
     foreground = (2 * 1 / (5 + eps) + 0 / (0 + eps)) / 2
     assert dice_official(PRED, TRUE, 2) == pytest.approx((background + foreground) / 2, abs=1e-12)
 
 
-def test_by_patient_pools_slices_before_the_ratio() -> None:
+def test_dice_by_patient_pools_slices_before_the_ratio() -> None:
     pred = torch.tensor([[[1, 1]], [[0, 0]], [[2, 0]], [[0, 1]]])
     true = torch.tensor([[[1, 0]], [[0, 0]], [[2, 2]], [[1, 1]]])
     found = dice_by_patient(pred, true, ["b", "a", "b", "b"], classes=3)
@@ -71,7 +71,7 @@ def test_by_patient_pools_slices_before_the_ratio() -> None:
 
 @pytest.mark.parametrize("where", ["prediction", "ground truth"])
 @pytest.mark.parametrize("value", [2, -1])
-def test_values_outside_the_classes_are_refused(where: str, value: int) -> None:
+def test_dice_rejects_values_outside_the_classes(where: str, value: int) -> None:
     good, bad = torch.zeros(1, 4, dtype=torch.int64), torch.zeros(1, 4, dtype=torch.int64)
     bad[0, 2] = value
     pair = (bad, good) if where == "prediction" else (good, bad)
@@ -79,7 +79,7 @@ def test_values_outside_the_classes_are_refused(where: str, value: int) -> None:
         dice(*pair, classes=2)
 
 
-def test_shapes_types_and_names_are_checked() -> None:
+def test_dice_rejects_wrong_shapes_types_and_name_counts() -> None:
     with pytest.raises(LabelError, match=r"prediction: expected shape \[1, 5\], found \[2, 5\]"):
         dice(PRED, TRUE[:1], 2)
     with pytest.raises(LabelError, match=r"expected integer class indices, found torch\.float32"):
@@ -91,26 +91,26 @@ def test_shapes_types_and_names_are_checked() -> None:
 
 
 class TestAccuracy:
-    """One class per image."""
+    """Metrics of tasks with one class per image."""
 
-    def test_by_hand(self) -> None:
+    def test_accuracy_matches_hand_computed_values(self) -> None:
         true = torch.tensor([0, 0, 0, 0, 2, 2])
         pred = torch.tensor([0, 0, 0, 1, 2, 0])
         assert accuracy(pred, true, 3) == pytest.approx(4 / 6)
-        # Class 1 is in nobody's truth: of 0 and 2 the mean, 3/4 and 1/2.
+        # Class 1 is absent from the truth: the mean over classes 0 and 2, 3/4 and 1/2.
         assert balanced_accuracy(pred, true, 3) == pytest.approx((3 / 4 + 1 / 2) / 2)
 
-    def test_agrees_with_scikit_learn(self) -> None:
+    def test_accuracy_equals_scikit_learn(self) -> None:
         pred, true = torch.randint(0, 5, (2, 200), generator=torch.Generator().manual_seed(0))
         assert accuracy(pred, true, 5) == pytest.approx(accuracy_score(true, pred))
         assert balanced_accuracy(pred, true, 9) == pytest.approx(balanced_accuracy_score(true, pred))
 
-    def test_of_no_image(self) -> None:
+    def test_accuracy_of_no_images_is_nan(self) -> None:
         none = torch.zeros(0, dtype=torch.int64)
         assert math.isnan(accuracy(none, none, 3))
         assert math.isnan(balanced_accuracy(none, none, 3))
 
-    def test_what_is_no_class_is_refused(self) -> None:
+    def test_accuracy_rejects_invalid_classes_and_shapes(self) -> None:
         with pytest.raises(LabelError, match=r"0\.\.1"):
             accuracy(torch.tensor([0, 2]), torch.tensor([0, 1]), 2)
         with pytest.raises(LabelError, match="one class per image"):

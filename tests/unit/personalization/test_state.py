@@ -36,7 +36,7 @@ def test_clone_shares_nothing_and_keeps_no_gradient() -> None:
     assert not copied["w"].requires_grad
 
 
-def test_mean_against_a_naive_loop() -> None:
+def test_streaming_mean_equals_a_naive_loop() -> None:
     states, weights = [_state(i) for i in (3, 4, 5)], [10.0, 1.0, 7.0]
     mean = StreamingMean()
     for state, weight in zip(states, weights, strict=True):
@@ -52,7 +52,7 @@ def test_mean_against_a_naive_loop() -> None:
     assert torch.equal(result["mask"], states[0]["mask"])
 
 
-def test_mean_of_one_and_of_equal_states_is_exact() -> None:
+def test_streaming_mean_of_equal_states_is_exact() -> None:
     state = _state(7)
     for times in (1, 3):
         mean = StreamingMean()
@@ -62,8 +62,8 @@ def test_mean_of_one_and_of_equal_states_is_exact() -> None:
         assert all(torch.equal(result[name], state[name]) for name in state)
 
 
-def test_mean_of_float32_does_not_lose_small_sites() -> None:
-    # One site of weight 1e8 at 0 and 1000 of weight 1 at 1e8: a float32 sum would stall.
+def test_streaming_mean_of_float32_keeps_small_weights() -> None:
+    # One site of weight 1e8 at 0 and 1000 sites of weight 1 at 1e8: a float32 sum would stall.
     mean = StreamingMean()
     mean.add({"w": torch.zeros(1)}, 1e8)
     for _ in range(1000):
@@ -71,7 +71,7 @@ def test_mean_of_float32_does_not_lose_small_sites() -> None:
     assert float(mean.result()["w"]) == pytest.approx(1000 * 1e8 / (1e8 + 1000), rel=1e-7)
 
 
-def test_mean_is_untouched_by_its_sources_and_by_a_refused_state() -> None:
+def test_streaming_mean_is_unchanged_by_source_edits_and_rejected_states() -> None:
     state = _state(1)
     mean = StreamingMean()
     mean.add(state, 2)
@@ -92,17 +92,17 @@ def test_mean_is_untouched_by_its_sources_and_by_a_refused_state() -> None:
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_weight_must_be_positive(weight: float) -> None:
+def test_streaming_mean_rejects_a_weight_that_is_not_positive(weight: float) -> None:
     with pytest.raises(StateError, match="expected a positive weight"):
         StreamingMean().add(_state(0), weight)
 
 
-def test_mean_of_nothing_is_refused() -> None:
+def test_streaming_mean_of_no_states_is_rejected() -> None:
     with pytest.raises(StateError, match="at least one site"):
         StreamingMean().result()
 
 
-def test_ema_by_hand_converges_and_copies() -> None:
+def test_ema_matches_hand_computed_values_converges_and_copies() -> None:
     previous = {"w": torch.tensor([1.0, 2.0]), "n": torch.tensor(3)}
     current = {"w": torch.tensor([11.0, 2.0]), "n": torch.tensor(4)}
     mixed = ema(previous, current, tau=0.9)
@@ -110,14 +110,14 @@ def test_ema_by_hand_converges_and_copies() -> None:
     assert int(mixed["n"]) == 4
     assert mixed["n"].data_ptr() != current["n"].data_ptr()
     assert previous["w"].tolist() == [1.0, 2.0]
-    # With a constant target P tends to it, where Eq. 4 as printed would tend to zero.
+    # With a constant target P converges to it; Eq. 4 as printed would converge to zero.
     for _ in range(40):
         mixed = ema(mixed, current, tau=0.9)
     assert torch.equal(mixed["w"], current["w"])
 
 
 @pytest.mark.parametrize("tau", [0.0, 1.0])
-def test_ema_at_the_ends_is_exactly_one_of_the_two(tau: float) -> None:
+def test_ema_with_tau_0_or_1_equals_one_of_the_states(tau: float) -> None:
     previous, current = _state(1), _state(2)
     chosen = current if tau else previous
     mixed = ema(previous, current, tau)
@@ -125,12 +125,12 @@ def test_ema_at_the_ends_is_exactly_one_of_the_two(tau: float) -> None:
     assert torch.equal(mixed["half"], chosen["half"])
 
 
-def test_ema_refuses_tau_outside_the_unit_interval() -> None:
+def test_ema_rejects_tau_outside_the_unit_interval() -> None:
     with pytest.raises(StateError, match="tau"):
         ema(_state(0), _state(1), 1.1)
 
 
-def test_incompatible_states_are_refused_by_tensor() -> None:
+def test_check_compatible_rejects_a_mismatch_by_tensor_name() -> None:
     first = _state(0)
     check_compatible([first, _state(1)])
     with pytest.raises(StateError, match=r"state 3: tensor 'weight': expected \[4, 3\].*found \[3, 4\]"):
@@ -141,13 +141,13 @@ def test_incompatible_states_are_refused_by_tensor() -> None:
         check_compatible([first, {**first, "extra": torch.ones(1)}])
 
 
-def test_finite_check_names_the_tensor() -> None:
+def test_check_finite_names_the_tensor() -> None:
     check_finite(_state(0))
     with pytest.raises(StateError, match="tensor 'b' has 1 of 2"):
         check_finite({"a": torch.ones(1), "b": torch.tensor([1.0, float("inf")])})
 
 
-def test_safetensors_bytes_are_equal_for_equal_states_and_come_back() -> None:
+def test_safetensors_bytes_are_deterministic_and_round_trip() -> None:
     state = _state(9)
     shared = torch.arange(12.0).reshape(3, 4)
     state |= {"view": shared.T, "other_view": shared[1]}
@@ -159,6 +159,6 @@ def test_safetensors_bytes_are_equal_for_equal_states_and_come_back() -> None:
 
 
 @pytest.mark.parametrize("damage", [lambda d: d[:-1], lambda d: b"", lambda d: b"\x80\x04K\x01."])
-def test_damaged_bytes_are_refused(damage: object) -> None:
+def test_from_safetensors_rejects_damaged_bytes(damage: object) -> None:
     with pytest.raises(StateError, match="not a safetensors file"):
         from_safetensors(damage(to_safetensors(_state(0))))  # type: ignore[operator]

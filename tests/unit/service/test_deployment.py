@@ -23,31 +23,31 @@ def compose() -> dict[str, Any]:
     return loaded
 
 
-def test_every_secret_is_asked_for() -> None:
+def test_compose_requires_every_secret() -> None:
     used = re.findall(r"\$\{(\w+)([^}]*)\}", (REPOSITORY / "compose.yaml").read_text())
     assert {name for name, _ in used} == {"LOCUM_POSTGRES_PASSWORD", "LOCUM_REDIS_PASSWORD"}
     assert all(rest.startswith(":?") for _, rest in used)
 
 
-def test_only_the_api_is_published_and_on_loopback(compose: dict[str, Any]) -> None:
+def test_compose_publishes_only_the_api_on_loopback(compose: dict[str, Any]) -> None:
     ports = {name: service.get("ports", []) for name, service in compose["services"].items()}
     assert ports == {"api": ["127.0.0.1:8000:8000"], "worker": [], "redis": [], "postgres": []}
     assert compose["networks"]["inside"] == {"internal": True}
 
 
 @pytest.mark.parametrize("service", ["api", "worker"])
-def test_every_variable_is_a_setting(compose: dict[str, Any], service: str) -> None:
+def test_compose_environment_has_only_known_settings(compose: dict[str, Any], service: str) -> None:
     known = {f"LOCUM_{name.upper()}" for name in Settings.model_fields}
     assert set(compose["services"][service]["environment"]) <= known
 
 
-def test_the_image_does_not_run_as_root() -> None:
+def test_image_does_not_run_as_root() -> None:
     lines = (REPOSITORY / "Dockerfile").read_text().splitlines()
     last_stage = lines[max(n for n, line in enumerate(lines) if line.startswith("FROM ")) :]
     assert [line.split()[1] for line in last_stage if line.startswith("USER ")] == ["10001"]
 
 
-def test_the_images_command_is_one_that_uvicorn_takes() -> None:
+def test_image_command_has_valid_uvicorn_options() -> None:
     line = next(
         line for line in (REPOSITORY / "Dockerfile").read_text().splitlines() if line.startswith('CMD ["uv')
     )

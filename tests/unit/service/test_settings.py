@@ -11,7 +11,7 @@ from service.app import create_app
 from service.settings import Settings, ignored_variables
 
 
-def test_a_laptop_needs_no_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_settings_have_local_defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("LOCUM_STORE", "LOCUM_STATE_DIR", "LOCUM_DATABASE_URL", "LOCUM_REDIS_URL", "LOCUM_HOST"):
         monkeypatch.delenv(name, raising=False)
@@ -22,7 +22,9 @@ def test_a_laptop_needs_no_setting(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert settings.redis_url is None
 
 
-def test_a_relative_path_is_fixed_when_it_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_path_is_resolved_when_settings_are_read(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOCUM_STORE", "artefacts")
     settings = Settings()
@@ -30,7 +32,7 @@ def test_a_relative_path_is_fixed_when_it_is_read(monkeypatch: pytest.MonkeyPatc
     assert settings.store == tmp_path / "artefacts"
 
 
-def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("LOCUM_STORE", "LOCUM_REDIS_URL", "LOCUM_PORT"):
         monkeypatch.setenv(name, "")
@@ -38,13 +40,13 @@ def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (settings.store, settings.redis_url, settings.port) == (tmp_path / ".locum/store", None, 8000)
 
 
-def test_what_is_given_comes_before_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_argument_overrides_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCUM_PORT", "9000")
     assert Settings().port == 9000
     assert Settings(port=9001).port == 9001
 
 
-def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_repr_hides_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCUM_DATABASE_URL", "postgresql+psycopg://locum:open-sesame@db/locum")
     monkeypatch.setenv("LOCUM_REDIS_URL", "redis://:open-sesame@redis/0")
     settings = Settings()
@@ -53,17 +55,17 @@ def test_passwords_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("port", 70000), ("inference_slots", 0), ("device", "tpu")])
-def test_what_makes_no_sense_is_refused_by_name(name: str, value: object) -> None:
+def test_invalid_setting_is_rejected_by_name(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
         Settings(**{name: value})  # type: ignore[arg-type]
 
 
-def test_settings_do_not_change() -> None:
+def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Settings().port = 1
 
 
-def test_a_wrong_setting_is_named_as_it_is_set_and_its_value_is_not_shown() -> None:
+def test_command_with_a_wrong_setting_names_the_variable_without_its_value() -> None:
     wrong = {"LOCUM_DEVICE": "open-sesame", "LOCUM_INFERENCE_SLOTS": "0", "COLUMNS": "200"}
     ended = CliRunner().invoke(app, env=wrong)
     assert ended.exit_code == 2
@@ -72,7 +74,7 @@ def test_a_wrong_setting_is_named_as_it_is_set_and_its_value_is_not_shown() -> N
     assert "open-sesame" not in ended.output
 
 
-def test_an_app_made_by_a_process_manager_ends_with_a_line_on_a_wrong_setting(
+def test_create_app_with_a_wrong_setting_exits_with_one_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("LOCUM_PORT", "tcp://10.0.0.1:8000")
@@ -81,7 +83,7 @@ def test_an_app_made_by_a_process_manager_ends_with_a_line_on_a_wrong_setting(
     assert "10.0.0.1" not in str(ended.value)
 
 
-def test_a_variable_that_is_no_setting_is_named_with_the_one_that_is_alike(
+def test_unknown_variable_is_reported_with_the_closest_setting(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in ("LOCUM_INFERENCE_SLOT", "LOCUM_WHATEVER", "LOCUM_PORT", "locum_host"):

@@ -1,4 +1,4 @@
-"""The interface: what its documentation shows runs, and what a method may not do is refused."""
+"""The interface of algorithms: its documented example runs, and forbidden steps are rejected."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from training.engine.in_process import InProcessEngine
 from training.errors import AlgorithmError, EgressRefused, FederationError, ProblemsFound
 
 
-def test_the_toy_of_the_documentation_runs(tmp_path):
+def test_documented_example_algorithm_runs(tmp_path):
     code = re.search(r"( {4}class Mean.*)", training.algorithm.__doc__, re.DOTALL).group(1)
     names = {**vars(training.algorithm), "torch": torch}
     exec(textwrap.dedent(code), names)
@@ -37,12 +37,12 @@ def site(*allows, consents=False):
     return SiteSpec("A", list, frozenset(allows), consents)
 
 
-def test_a_policy_is_checked_over_the_whole_plan_before_it_starts():
+def test_check_plan_rejects_a_policy_that_withholds_an_essential_group():
     plan = (TRAIN, ServerStage("cluster", 3), EXPORT)
     check_plan(plan, [site("weights"), site("weights", "features", "statistics")])
     with pytest.raises(EgressRefused, match="site A: phase 'train' uploads 'weights', of kind weights"):
         check_plan(plan, [site("features", "statistics")])
-    # Who does not export need not allow what exporting sends.
+    # A site that does not export need not allow the groups that the export sends.
     check_plan((EXPORT,), [site()])
 
 
@@ -56,7 +56,7 @@ def test_a_policy_is_checked_over_the_whole_plan_before_it_starts():
         (EXPORT, site("features", consents=True), False),
     ],
 )
-def test_who_takes_part(phase, spec, takes_part):
+def test_may_take_part_requires_egress_and_consent(phase, spec, takes_part):
     assert may_take_part(phase, spec) is takes_part
 
 
@@ -64,25 +64,25 @@ def result(**uploads):
     return ClientResult({name: {"x": torch.ones(2)} for name in uploads}, 3.0, metrics={"loss": 0.5})
 
 
-def test_what_is_let_out_is_what_the_policy_allows():
+def test_let_out_withholds_groups_that_the_policy_does_not_allow():
     out = let_out(TRAIN, site("weights", "statistics"), result(weights=1, tokens=1))
     assert (set(out.uploads), out.withheld, out.metrics) == ({"weights"}, ("tokens",), {"loss": 0.5})
     out = let_out(TRAIN, site("weights", "features"), result(weights=1, tokens=1))
     assert (set(out.uploads), out.withheld, out.metrics) == ({"weights", "tokens"}, ("metrics",), {})
 
 
-def test_uploads_are_exactly_those_declared():
+def test_let_out_rejects_missing_and_undeclared_uploads():
     for uploads in ({"weights": 1}, {"weights": 1, "tokens": 1, "images": 1}):
         with pytest.raises(AlgorithmError, match="declared the uploads"):
             let_out(TRAIN, site("weights", "features"), result(**uploads))
 
 
-def test_a_site_does_not_send_what_it_was_never_to_be_asked_for():
+def test_let_out_rejects_a_site_that_does_not_take_part():
     with pytest.raises(EgressRefused, match="does not take part"):
         let_out(EXPORT, site("weights"), result(personal=1))
 
 
-def test_errors_survive_the_way_between_processes():
+def test_errors_with_problems_survive_pickling():
     import pickle
 
     error = pickle.loads(pickle.dumps(FederationError("the folder is wrong:", ["no masks", "no images"])))
@@ -92,5 +92,5 @@ def test_errors_survive_the_way_between_processes():
     assert str(error) == "the folder is wrong:\n  - no masks\n  - no images"
 
 
-def test_memory_is_empty_by_default_and_never_shared():
+def test_memory_default_tensors_are_not_shared():
     assert Memory().tensors is not Memory().tensors

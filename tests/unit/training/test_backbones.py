@@ -1,4 +1,4 @@
-"""Which backbone a run stands on, and what is said where none fits."""
+"""Choice of the backbone of a run, and errors when none fits."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from training.errors import ConfigurationError
 CPU = torch.device("cpu")
 
 
-def test_the_newest_global_model_of_the_task_is_the_default(tmp_path):
+def test_find_backbone_defaults_to_the_newest_global_model_of_the_task(tmp_path):
     old = publish(tmp_path, TASK, unet(TASK), "old")
     new = publish(tmp_path, TASK, unet(TASK, width=3), "new")
     publish(tmp_path, TASK.model_copy(update={"labels": {"other": (1,)}}), unet(TASK), "of-another-task")
@@ -35,7 +35,7 @@ def test_the_newest_global_model_of_the_task_is_the_default(tmp_path):
     assert find_backbone(Store(tmp_path), "old@1", TASK, "pool").reference == f"old@{old.digest}"
 
 
-def test_of_a_routing_space_it_is_the_global_model(tmp_path):
+def test_find_backbone_of_a_routing_space_returns_its_global_model(tmp_path):
     part = publish(tmp_path, TASK, unet(TASK), "space.global", part_of="space")
     space = RoutingSpaceManifest(
         name="space", task=TASK, lineage=LINEAGE, global_model=part.digest, inside={"s": part.digest}
@@ -45,7 +45,7 @@ def test_of_a_routing_space_it_is_the_global_model(tmp_path):
         assert find_backbone(Store(tmp_path), asked, TASK, "pool").reference.endswith(part.digest)
 
 
-def test_what_is_missing_or_does_not_fit_is_said(tmp_path):
+def test_find_backbone_rejects_missing_and_unfit_models_with_advice(tmp_path):
     store = Store(tmp_path / "store")
     with pytest.raises(ConfigurationError, match=r"no global unet of the task 'discs'; train one: --method"):
         find_backbone(store, None, TASK, "pool")
@@ -65,7 +65,7 @@ def test_what_is_missing_or_does_not_fit_is_said(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
-def test_published_weights_become_a_part_of_the_pool(tmp_path, suffix):
+def test_find_backbone_publishes_a_weights_file_as_part_of_the_pool(tmp_path, suffix):
     network = initialise(build("vit", **vit(PICTURES).arguments), torch.Generator().manual_seed(1))
     file = tmp_path / f"vit.{suffix}"
     state = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith("head")}
@@ -83,7 +83,7 @@ def test_published_weights_become_a_part_of_the_pool(tmp_path, suffix):
     assert store.numbers("pool.backbone") == [1]
 
 
-def test_files_that_are_no_vit_are_named(tmp_path):
+def test_find_backbone_rejects_files_that_are_not_a_vit(tmp_path):
     store = Store(tmp_path / "store")
     (tmp_path / "vit.npz").write_bytes(b"not an archive")
     np.savez(tmp_path / "other.npz", weight=np.zeros(3))
@@ -96,7 +96,7 @@ def test_files_that_are_no_vit_are_named(tmp_path):
             find_backbone(store, str(tmp_path / name), PICTURES, "pool")
     with pytest.raises(ConfigurationError, match="a ViT is for classification, 'discs' is a segmentation"):
         find_backbone(store, str(tmp_path / "other.npz"), TASK, "pool")
-    # What the store would refuse later.
+    # The store would reject this name later.
     with pytest.raises(ConfigurationError, match=r"'p{120}\.backbone', of 129"):
         find_backbone(store, str(tmp_path / "other.npz"), PICTURES, "p" * 120)
 
@@ -107,7 +107,7 @@ def _pool(backbone, spec, **fields):
     )
 
 
-def test_a_pool_is_refused_with_any_other_backbone(tmp_path):
+def test_publishing_a_pool_with_another_backbone_is_rejected(tmp_path):
     store, files = Store(tmp_path), {WEIGHTS: b"w", GRAPH: b"g"}
     right, wrong = (publish(tmp_path, TASK, unet(TASK, width=w), f"w{w}") for w in (2, 3))
     with pytest.raises(PublishRefused, match="fits only the backbone that it was trained on"):
@@ -123,6 +123,6 @@ def test_a_pool_is_refused_with_any_other_backbone(tmp_path):
 
 
 @pytest.mark.parametrize("fields", [{"usage": (1, 2)}, {"part_of": "other"}])
-def test_a_pool_that_contradicts_itself(fields):
+def test_pool_manifest_with_contradicting_fields_is_rejected(fields):
     with pytest.raises(ValueError, match=r"count for each|cannot be a part of another"):
         _pool(f"sha256:{'0' * 64}", unet(TASK), **fields)

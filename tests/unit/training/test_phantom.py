@@ -28,7 +28,7 @@ def digest(root: Path) -> dict[str, str]:
 
 
 def oblique(voxel_mm: float, degrees: float, side: int) -> tuple[np.ndarray, tuple[int, int, int]]:
-    """A cube of `side` voxels about the origin, turned about the axis (1, 1, 1)."""
+    """A cube of `side` voxels around the origin, rotated about the axis (1, 1, 1)."""
     angle = np.deg2rad(degrees)
     axis = np.ones(3) / np.sqrt(3)
     cross = np.array([[0, -axis[2], axis[1]], [axis[2], 0, -axis[0]], [-axis[1], axis[0], 0]])
@@ -39,7 +39,7 @@ def oblique(voxel_mm: float, degrees: float, side: int) -> tuple[np.ndarray, tup
     return affine, (side, side, side)
 
 
-def test_the_same_seed_writes_the_same_bytes_and_another_seed_others(tmp_path: Path) -> None:
+def test_write_federation_is_deterministic_by_seed(tmp_path: Path) -> None:
     first = digest(write_federation(tmp_path / "a", ["aster", "dune"], 2, seed=4))
     assert digest(write_federation(tmp_path / "b", ["aster", "dune"], 2, seed=4)) == first
     other = digest(write_federation(tmp_path / "c", ["aster", "dune"], 2, seed=5))
@@ -47,7 +47,7 @@ def test_the_same_seed_writes_the_same_bytes_and_another_seed_others(tmp_path: P
     assert all(other[name] != first[name] for name in first if name.endswith(".nii.gz"))
 
 
-def test_a_patient_does_not_depend_on_who_else_is_in_the_federation(tmp_path: Path) -> None:
+def test_patient_files_do_not_depend_on_other_sites_and_patients(tmp_path: Path) -> None:
     small = write_federation(tmp_path / "small", ["birch"], 1)
     large = write_federation(tmp_path / "large", ["aster", "birch"], 3)
     name = "birch/images/birch-01.nii.gz"
@@ -55,7 +55,7 @@ def test_a_patient_does_not_depend_on_who_else_is_in_the_federation(tmp_path: Pa
 
 
 @pytest.mark.parametrize("scanner", SCANNERS.values(), ids=lambda s: s.name)
-def test_the_files_say_where_they_are(scanner, tmp_path: Path) -> None:
+def test_written_files_have_the_scanner_axes_and_true_position(scanner, tmp_path: Path) -> None:
     root = write_federation(tmp_path, [scanner.name], 1, seed=2)
     image = nib.load(root / scanner.name / "images" / f"{scanner.name}-01.nii.gz")
     mask = nib.load(root / scanner.name / "masks" / f"{scanner.name}-01.nii.gz")
@@ -71,7 +71,7 @@ def test_the_files_say_where_they_are(scanner, tmp_path: Path) -> None:
     assert Task.load(root / "task.yaml").labels == {"organ": (1,)}
 
 
-def test_an_oblique_grid_shows_the_same_organ() -> None:
+def test_make_volume_on_an_oblique_grid_keeps_position_and_volume() -> None:
     affine, shape = oblique(2.0, 25.0, 44)
     voxels, mask = make_volume(SCANNERS["aster"], 11, affine, shape)
     assert voxels.dtype == np.int16
@@ -81,7 +81,7 @@ def test_an_oblique_grid_shows_the_same_organ() -> None:
     assert mask.sum() * 8 / 1000 == pytest.approx(true_volume_ml(11), rel=0.03)
 
 
-def test_voxels_are_a_function_of_the_world_point_but_for_noise() -> None:
+def test_make_volume_depends_on_world_points_apart_from_noise() -> None:
     scanner = SCANNERS["cedar"]
     affine, shape = scanner.grid(48)
     voxels, mask = make_volume(scanner, 3, affine, shape)
@@ -90,13 +90,13 @@ def test_voxels_are_a_function_of_the_world_point_but_for_noise() -> None:
     voxels_b, mask_b = make_volume(scanner, 3, backwards, shape)
     assert np.array_equal(mask_b[::-1], mask)
     difference = (voxels_b[::-1] - voxels.astype(float)) / scanner.gain
-    # Two independent draws of the noise, and nothing else.
+    # The difference is only two independent draws of the noise.
     assert difference.std() == pytest.approx(scanner.noise * np.sqrt(2), rel=0.05)
     assert abs(difference.mean()) < 0.002
 
 
-def test_no_mirror_image_of_the_organ_is_the_organ() -> None:
-    """Even moved so that the centroids meet, a mirrored or turned organ overlaps the true one badly."""
+def test_organ_differs_from_its_mirror_images() -> None:
+    """Even with aligned centroids, a mirrored or rotated organ overlaps the true one poorly."""
     grid = np.stack(np.meshgrid(*[np.arange(-24.0, 24.0, 1.0)] * 3, indexing="ij"), axis=-1)
     for seed in range(3):
         anatomy = Anatomy.of(seed)
@@ -111,7 +111,7 @@ def test_no_mirror_image_of_the_organ_is_the_organ() -> None:
 
 
 @pytest.mark.parametrize("scanner", SCANNERS.values(), ids=lambda s: s.name)
-def test_the_organ_is_brighter_and_the_decoy_darker_than_what_lies_around(scanner) -> None:
+def test_organ_is_brighter_and_decoy_darker_than_the_surroundings(scanner) -> None:
     affine, shape = scanner.grid(48)
     voxels, _ = make_volume(scanner, 7, affine, shape)
     indices = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), -1)

@@ -1,4 +1,4 @@
-"""What a run is: its sites' splits, and what its id depends on."""
+"""A run: the splits of its sites, and the inputs of its id."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def run_of(**splits: tuple[Split, ...]) -> Run:
     return Run(Federation(Path(), TASK, sites, False, "sha256:0"), "fedavg", FedAvgConfig(), RunConfig())
 
 
-def test_splits_that_somebody_else_drew_are_part_of_the_run() -> None:
-    """A benchmark's folds: the same data, and another result."""
+def test_run_id_depends_on_given_splits() -> None:
+    """The folds of a benchmark have the same data and different results."""
     first, second = run_of(A=("train", "test")), run_of(A=("test", "train"))
     assert first.federation.digest == second.federation.digest
     assert first.id != second.id
     assert first.id == run_of(A=("train", "test")).id
 
 
-def test_a_site_whose_given_splits_leave_nobody_to_train_on_is_refused() -> None:
+def test_sites_with_given_splits_and_no_training_patient_are_rejected() -> None:
     run_of(A=("train", "val"), B=("train",)).sites()
     with pytest.raises(FederationError, match="B: none of its 2 patients is in the split 'train'"):
         run_of(A=("train", "val"), B=("val", "test")).sites()

@@ -13,7 +13,7 @@ from training.data.federation import load_federation
 
 
 def few_files(root: Path, target: Path, sites: tuple[str, ...], count: int = 6) -> Path:
-    """A federation of the first files of each site, linked, not copied. A site may be named by a path."""
+    """A federation of links to the first files of each site. A site may be given as a path."""
     for site in sites:
         source = root / site
         masks = next(source / name for name in ("masks", "labels") if (source / name).is_dir())
@@ -47,12 +47,12 @@ REAL = {
 ARRAYS = {"pneumoniamnist": (4708 + 524 + 624, 2), "wbc5_28_shift": (270 + 30 + 100, 5)}
 
 
-def test_there_is_a_template_for_each_set() -> None:
+def test_template_names_cover_every_data_set() -> None:
     assert set(tasks.names()) == {*REAL, *ARRAYS}
 
 
 @pytest.mark.parametrize("name", ARRAYS)
-def test_the_template_fits_the_real_arrays(name: str, real_data: Path) -> None:
+def test_template_fits_the_real_arrays(name: str, real_data: Path) -> None:
     path = real_data / "medmnist_npz" / f"{name}.npz"
     federation = load_federation(path, tasks.template(name), Partition(clients=3, alpha=1.0))
     images, classes = ARRAYS[name]
@@ -61,7 +61,7 @@ def test_the_template_fits_the_real_arrays(name: str, real_data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_the_template_fits_the_real_set(name: str, real_data: Path, tmp_path: Path) -> None:
+def test_template_fits_the_real_data_set(name: str, real_data: Path, tmp_path: Path) -> None:
     root = few_files(real_data, tmp_path, REAL[name])
     federation = load_federation(root, tasks.template(name))
     assert len(federation.sites) == len(REAL[name])
@@ -93,25 +93,25 @@ def test_the_template_fits_the_real_set(name: str, real_data: Path, tmp_path: Pa
         ("breast_ultrasound", "benign_97", "benign_97"),
     ],
 )
-def test_whose_an_image_is(name: str, stem: str, patient: str) -> None:
+def test_template_patient_pattern_parses_the_patient(name: str, stem: str, patient: str) -> None:
     assert tasks.template(name).patient_of(stem) == patient
 
 
 @pytest.mark.parametrize("name", ["bladder_mri", "tumour_any_organ"])
 @pytest.mark.parametrize(
     ("first", "last"),
-    # The runs of consecutive slices in the bladder set.
+    # Runs of consecutive slices in the bladder set.
     [
         *((1043, 1046), (1110, 1120), (1203, 1208), (1249, 1281), (1326, 1348), (1349, 1381)),
         *((1395, 1416), (1486, 1522), (1554, 1583), (1626, 1632), (1666, 1679), (1689, 1732)),
     ],
 )
-def test_no_run_of_a_bladders_slices_is_cut_in_two(name: str, first: int, last: int) -> None:
+def test_consecutive_bladder_slices_belong_to_one_patient(name: str, first: int, last: int) -> None:
     task = tasks.template(name)
     assert len({task.patient_of(str(number)) for number in range(first, last + 1)}) == 1
 
 
-def test_labels_that_nest() -> None:
+def test_template_labels_nest_as_documented() -> None:
     fundus = tasks.template("fundus_disc_cup")
     assert [c.labels for c in fundus.classes] == [(), ("disc",), ("disc", "cup")]
     tumour = tasks.template("tumour_any_organ")
@@ -119,7 +119,7 @@ def test_labels_that_nest() -> None:
     assert tumour.lookup()[3] == -1
 
 
-def test_a_file_goes_before_a_template(tmp_path: Path) -> None:
+def test_resolve_reads_a_file_or_a_template_and_rejects_unknown_names(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     tasks.template("wbc_cells").model_copy(update={"name": "mine"}).dump(path)
     assert tasks.resolve(str(path)).name == "mine"
@@ -133,18 +133,18 @@ def test_a_file_goes_before_a_template(tmp_path: Path) -> None:
 class TestCommand:
     """`python -m training.tasks`."""
 
-    def test_lists(self) -> None:
+    def test_command_lists_every_template(self) -> None:
         result = CliRunner().invoke(tasks.app, [], env={"COLUMNS": "120"})
         assert result.exit_code == 0
         assert all(name in result.output for name in tasks.names())
         assert "disc {1, 2}, cup {2}" in result.output
 
-    def test_shows_what_can_be_saved(self, tmp_path: Path) -> None:
+    def test_show_prints_a_loadable_task(self, tmp_path: Path) -> None:
         result = CliRunner().invoke(tasks.app, ["show", "hippocampus_nifti"])
         (tmp_path / "task.yaml").write_text(result.output)
         assert Task.load(tmp_path / "task.yaml") == tasks.template("hippocampus_nifti")
 
-    def test_writes_once(self, tmp_path: Path) -> None:
+    def test_write_does_not_overwrite_without_force(self, tmp_path: Path) -> None:
         runner = CliRunner()
         assert runner.invoke(tasks.app, ["write", "wbc_cells", str(tmp_path)]).exit_code == 0
         assert Task.load(tmp_path / "task.yaml") == tasks.template("wbc_cells")
@@ -156,12 +156,12 @@ class TestCommand:
         assert Task.load(tmp_path / "task.yaml").name == "bladder-mri"
 
     @pytest.mark.parametrize("arguments", [["show", "nothing"], ["write", "nothing", "."]])
-    def test_an_unknown_template(self, arguments: list[str]) -> None:
+    def test_unknown_template_exits_with_an_error(self, arguments: list[str]) -> None:
         result = CliRunner().invoke(tasks.app, arguments)
         assert result.exit_code == 1
         assert "no template 'nothing'" in result.output
 
-    def test_no_such_folder(self, tmp_path: Path) -> None:
+    def test_write_to_an_absent_folder_exits_with_an_error(self, tmp_path: Path) -> None:
         result = CliRunner().invoke(tasks.app, ["write", "wbc_cells", str(tmp_path / "absent")])
         assert result.exit_code == 1
         assert "not a folder" in result.output

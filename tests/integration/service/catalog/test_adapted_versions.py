@@ -110,7 +110,7 @@ def threshold(answer: httpx.Response) -> int:
     return int(200 - (mask > 0).sum() / 8)
 
 
-def test_a_candidate_that_passed_is_assigned_and_serves_its_hospital_alone(
+def test_candidate_that_passed_its_gate_is_assigned_and_serves_only_its_hospital(
     place: Place, publish_bright: Publish, scan: bytes
 ) -> None:
     assert abs(threshold(place.segment(scan)) - GLOBAL) < 6
@@ -132,7 +132,7 @@ def test_a_candidate_that_passed_is_assigned_and_serves_its_hospital_alone(
     assert abs(threshold(Place(place.api, publish_bright).segment(scan)) - GLOBAL) < 6
 
 
-def test_a_candidate_is_looked_at_by_its_name_without_being_assigned(
+def test_unassigned_candidate_answers_only_when_named(
     place: Place, publish_bright: Publish, scan: bytes
 ) -> None:
     preview = place.segment(scan, model=place.candidate(2), hospital="")
@@ -144,7 +144,7 @@ def test_a_candidate_is_looked_at_by_its_name_without_being_assigned(
     assert (none.status_code, none.json()["type"]) == (404, "urn:locum:problem:no-adapted-version")
 
 
-def test_the_gate_refuses_with_its_checks(place: Place) -> None:
+def test_assigning_a_candidate_with_a_failed_gate_is_409_with_its_checks(place: Place) -> None:
     refused = place.assign(place.candidate(2), 0)
     problem = refused.json()
     assert (refused.status_code, problem["type"]) == (409, "urn:locum:problem:gate-refused")
@@ -155,7 +155,7 @@ def test_the_gate_refuses_with_its_checks(place: Place) -> None:
     assert place.client.get(place.serving).headers["etag"] == '"0"'
 
 
-def test_an_override_is_kept_in_the_log_with_who_and_why(place: Place, scan: bytes) -> None:
+def test_override_is_logged_with_actor_and_reason(place: Place, scan: bytes) -> None:
     entry = place.assign(place.candidate(2), 0, override=True)
     assert (entry.status_code, entry.json()["override"]) == (200, True)
     assert abs(threshold(place.segment(scan)) - SECOND) < 6
@@ -165,16 +165,16 @@ def test_an_override_is_kept_in_the_log_with_who_and_why(place: Place, scan: byt
 
 
 @pytest.mark.parametrize("override", ["true", 1, None])
-def test_an_override_is_said_plainly_or_not_at_all(place: Place, override: object) -> None:
+def test_override_that_is_not_a_boolean_is_422(place: Place, override: object) -> None:
     assert place.assign(place.candidate(2), 0, override=override).status_code == 422
 
 
-def test_an_override_that_was_not_needed_is_none(place: Place) -> None:
+def test_unnecessary_override_is_recorded_as_false(place: Place) -> None:
     assert place.assign(place.candidate(1), 0, override=True).json()["override"] is False
     assert place.assign(1, 1, override=True).json()["override"] is False
 
 
-def test_without_a_verdict_the_gate_has_not_passed(place: Place) -> None:
+def test_candidate_without_a_verdict_needs_an_override(place: Place) -> None:
     unknown, never_judged = (place.adapt(at) for at in (150, 160))
     record_job(place.api.context, never_judged, None)
     for candidate in (unknown, never_judged):
@@ -184,7 +184,7 @@ def test_without_a_verdict_the_gate_has_not_passed(place: Place) -> None:
     assert place.assign(str(unknown), 0, override=True).json()["override"] is True
 
 
-def test_rolling_back_returns_to_what_served_overridden_or_not(place: Place, scan: bytes) -> None:
+def test_rollback_returns_to_the_earlier_version_and_its_override(place: Place, scan: bytes) -> None:
     place.assign(1, 0)
     place.assign(place.candidate(2), 1, override=True)
     place.assign(place.candidate(1), 2)
@@ -203,7 +203,7 @@ def test_rolling_back_returns_to_what_served_overridden_or_not(place: Place, sca
     assert abs(threshold(place.segment(scan)) - GLOBAL) < 6
 
 
-def test_what_serves_is_told_with_its_name(place: Place) -> None:
+def test_serving_names_the_served_version_and_its_reason(place: Place) -> None:
     before = place.client.get(place.serving).json()
     assert (before["artefact"], before["because"]) == ("bright@1", "newest")
     place.assign(place.candidate(1), 0)
@@ -214,14 +214,16 @@ def test_what_serves_is_told_with_its_name(place: Place) -> None:
     assert place.client.get(place.serving).json()["withdrawn"] is True
 
 
-def test_a_digest_finds_an_adapted_version_too(place: Place) -> None:
+def test_adapted_version_is_assigned_by_digest(place: Place) -> None:
     name, digest = f"bright.at-{place.hospital}", place.store.open(place.candidate(1)).digest
     assert place.assign(digest, 0).json()["artefact"] == place.candidate(1)
     assert place.assign(f"{name}@{digest}", 1).json()["artefact"] == place.candidate(1)
     assert place.assign(place.store.open("bright@1").digest, 2).json()["artefact"] == "bright@1"
 
 
-def test_what_may_not_serve_this_hospital_for_this_model(place: Place, publish_bright: Publish) -> None:
+def test_assigning_an_unfit_version_is_rejected_with_its_problem_type(
+    place: Place, publish_bright: Publish
+) -> None:
     name, second = f"bright.at-{place.hospital}", place.candidate(2)
     number = place.assign(2, 0, override=True)
     assert f"named in full: '{second}'" in number.json()["detail"]
@@ -253,7 +255,7 @@ def test_what_may_not_serve_this_hospital_for_this_model(place: Place, publish_b
     assert place.client.get(place.serving).headers["etag"] == '"0"'
 
 
-def test_what_was_made_from_something_withdrawn_is_not_assigned(
+def test_assigning_a_candidate_of_a_withdrawn_parent_is_410(
     start: Callable[..., Any], tmp_path: Path, publish_bright: Publish
 ) -> None:
     publish_space(tmp_path, publish_bright)
@@ -264,18 +266,18 @@ def test_what_was_made_from_something_withdrawn_is_not_assigned(
     assert "mislabelled" in orphan.json()["detail"]
 
 
-def test_who_decides_on_what_is_not_in_force_any_more_is_told_that_first(place: Place) -> None:
+def test_stale_assignment_is_412_before_the_gate_is_checked(place: Place) -> None:
     place.assign(1, 0)
     assert place.assign(place.candidate(2), 0).status_code == 412
 
 
-def test_models_say_whose_they_are(place: Place) -> None:
+def test_models_list_the_hospital_of_adapted_versions(place: Place) -> None:
     listed = {model["name"]: model["hospital"] for model in place.client.get("/models").json()["models"]}
     assert listed["bright"] is None
     assert listed[f"bright.at-{place.hospital}"] == place.hospital
 
 
-def test_the_card_of_a_candidate(place: Place) -> None:
+def test_card_of_a_candidate_shows_gate_pictures_and_decisions(place: Place) -> None:
     job = place.job_of[2]
     folder = JobFolder(place.api.settings.state_dir, job)
     for when in ("before", "after"):
@@ -306,6 +308,6 @@ def test_the_card_of_a_candidate(place: Place) -> None:
     assert "too many pieces (ada)" in place.client.get(f"/jobs/{job}/card").text
 
 
-def test_there_is_no_card_of_what_is_no_job(api: Any) -> None:
+def test_card_of_an_unknown_job_is_404(api: Any) -> None:
     assert api.client.get(f"/jobs/{'0' * 32}/card").status_code == 404
     assert api.client.get("/jobs/none/card").status_code == 422

@@ -132,9 +132,7 @@ def cases(home: Mapping[str, str]) -> list[tuple[dict[str, str], str, str]]:
     ]
 
 
-def test_whoever_is_asked_for_answers_as_its_graph_does_by_itself(
-    api: Any, grey: Pixels, colour: Pixels
-) -> None:
+def test_classify_with_each_part_equals_its_graph_run_alone(api: Any, grey: Pixels, colour: Pixels) -> None:
     store = api.store
     manifest = store.open("shapes").manifest
     assert isinstance(manifest, ClustersManifest)
@@ -178,7 +176,7 @@ def test_whoever_is_asked_for_answers_as_its_graph_does_by_itself(
         ({"personalization": "hospital", "hospital": "at-elm"}, 404, "no-adapted-version"),
     ],
 )
-def test_what_training_did_not_make_is_refused(
+def test_classify_with_an_absent_part_is_rejected(
     api: Any, grey: Pixels, fields: dict[str, str], status: int, slug: str
 ) -> None:
     refused = api.classify(file_of(grey, "PNG"), model="shapes", **fields)
@@ -187,7 +185,7 @@ def test_what_training_did_not_make_is_refused(
 
 @pytest.mark.parametrize(("rows", "columns"), [(37, 53), (11, 13)], ids=["larger", "smaller"])
 @pytest.mark.parametrize(("model", "site"), [("shapes", "elm"), ("stains", "maple")])
-def test_the_same_pixels_are_answered_alike_in_every_format(
+def test_classify_of_the_same_pixels_is_equal_in_every_format(
     api: Any,
     grey: Pixels,
     colour: Pixels,
@@ -219,7 +217,7 @@ def test_the_same_pixels_are_answered_alike_in_every_format(
     np.testing.assert_allclose(told(answers["PNG"]), expected, rtol=0, atol=TOLERANCE)
 
 
-def test_colour_reaches_a_grey_network_as_luminance(api: Any, colour: Pixels) -> None:
+def test_colour_image_reaches_a_grey_network_as_luminance(api: Any, colour: Pixels) -> None:
     fields = {"model": "shapes", "personalization": "member", "site": "elm"}
     found = told(api.classify(file_of(colour, "PNG"), **fields))
     expected = run_alone(api.store, "shapes.elm", seen(colour.astype(np.float64) @ LUMINANCE))
@@ -229,7 +227,7 @@ def test_colour_reaches_a_grey_network_as_luminance(api: Any, colour: Pixels) ->
 
 
 @pytest.mark.parametrize("name", ["shapes.elm", "stains.maple"])
-def test_these_pictures_tell_wrong_pixels_from_right_ones(
+def test_wrongly_prepared_pixels_give_other_answers(
     api: Any, grey: Pixels, colour: Pixels, name: str
 ) -> None:
     """The comparisons above can fail: whatever else might reach the network is answered otherwise."""

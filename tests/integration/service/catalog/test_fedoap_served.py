@@ -77,7 +77,7 @@ def mask_of(answer: httpx.Response, api: Any) -> NDArray[np.uint8]:
 
 
 @pytest.mark.parametrize(("asked", "label", "header", "own"), ASKED)
-def test_the_answer_is_the_graphs(
+def test_segment_with_each_part_equals_its_graph_run_alone(
     api: Any, asked: dict[str, str], label: str, header: str, own: str | None
 ) -> None:
     probabilities, attention = run_alone(api, label)
@@ -93,7 +93,7 @@ def test_the_answer_is_the_graphs(
     assert report["labels"][label_name]["voxels"] == int(probabilities.argmax(axis=1).sum())
 
 
-def test_the_parts_answer_differently_so_that_one_for_another_would_be_seen(api: Any) -> None:
+def test_parts_give_different_masks(api: Any) -> None:
     masks = [run_alone(api, label)[0].argmax(axis=1) for label in ("global", "aster", "birch")]
     assert all(0 < mask.mean() < 1 for mask in masks)
     assert not any(np.array_equal(masks[i], masks[j]) for i, j in ((0, 1), (0, 2), (1, 2)))

@@ -73,7 +73,7 @@ def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, pub
         ({"model": "whole"}, "global", "global"),
     ],
 )
-def test_the_mask_is_that_of_the_sites_model_or_of_the_global_one(
+def test_segment_returns_the_mask_of_the_site_or_global_model(
     api: Any, asked: dict[str, str], role: str, header: str
 ) -> None:
     answer = api.segment(file_of(PIXELS, "PNG"), **asked)
@@ -94,7 +94,7 @@ def test_the_mask_is_that_of_the_sites_model_or_of_the_global_one(
         ({"model": "single", "hospital": "outside"}, ["aster"]),
     ],
 )
-def test_without_a_global_model_other_hospitals_are_refused_and_the_sites_named(
+def test_segment_without_a_global_model_is_422_with_the_sites(
     api: Any, asked: dict[str, str], sites: list[str]
 ) -> None:
     answer = api.segment(file_of(PIXELS, "PNG"), **asked)
@@ -105,12 +105,12 @@ def test_without_a_global_model_other_hospitals_are_refused_and_the_sites_named(
     assert f"'{asked['model']}@1' has no global model, only those of: {', '.join(sites)}" in problem["detail"]
 
 
-def test_a_site_that_exported_no_model_is_unknown(api: Any) -> None:
+def test_segment_with_a_site_without_a_model_is_404(api: Any) -> None:
     answer = api.segment(file_of(PIXELS, "PNG"), model="own", personalization="member", site="cedar")
     assert (answer.status_code, answer.json()["choices"]) == (404, ["aster", "birch"])
 
 
-def test_they_are_listed_with_their_parts(api: Any) -> None:
+def test_personal_models_are_listed_with_their_parts(api: Any) -> None:
     listed = {model["name"]: model for model in api.client.get("/models").json()["models"]}
     assert list(listed) == ["own", "single", "whole"]
     assert {model["kind"] for model in listed.values()} == {"personal-models"}
@@ -124,7 +124,7 @@ def test_they_are_listed_with_their_parts(api: Any) -> None:
     ]
 
 
-def test_they_can_be_adapted_neither_to_a_hospital_nor_to_a_scan(api: Any) -> None:
+def test_adapting_personal_models_is_422(api: Any) -> None:
     body = {"scans": ("scan", file_of(PIXELS, "PNG"))}
     job = api.client.post("/hospitals/outside/adaptations", files=body, data={"model": "whole"})
     scan = api.segment(file_of(PIXELS, "PNG"), model="whole", personalization="scan")

@@ -52,7 +52,7 @@ def by_itself(store: Store, reference: str, pixels: NDArray[np.uint8]) -> list[f
     return [float(p) for p in found[0]]
 
 
-def test_a_pick_that_passed_is_assigned_and_rolled_back_to_the_one_before(api: Any) -> None:
+def test_picked_version_is_assigned_serves_and_is_rolled_back(api: Any) -> None:
     looked_at = [*pictures("elm", 3, 7), *pictures("hazel", 3, 7)]
 
     def served() -> list[dict[str, Any]]:

@@ -81,7 +81,7 @@ def slices_of(scan: bytes, task: Task) -> NDArray[np.float32]:
     return prepare(decode(scan), task).slices
 
 
-def test_a_volume_is_routed_as_a_whole_or_slice_by_slice(api: Any, store: Path, volume: bytes) -> None:
+def test_pool_routes_a_volume_as_a_whole_or_by_slice(api: Any, store: Path, volume: bytes) -> None:
     report = api.segment(volume, model="organ", output="json").json()
     slices, session = slices_of(volume, ORGAN), graph_of(store, "organ")
     _, entries, similarities, queries = session.run(None, {"image": slices})
@@ -102,7 +102,7 @@ def test_a_volume_is_routed_as_a_whole_or_slice_by_slice(api: Any, store: Path, 
     assert by_slice["receipt"]["options"]["routing"] == "slice"
 
 
-def test_scan_is_immediate_and_what_auto_means(
+def test_pool_answers_auto_as_scan_without_a_job(
     api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     reports = []
@@ -122,7 +122,7 @@ def test_scan_is_immediate_and_what_auto_means(
     assert api.client.get("/jobs").json()["jobs"] == []
 
 
-def test_a_classifier_tells_what_it_picked_too(
+def test_classifying_pool_reports_its_picked_entries(
     api: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     scan = make_png(picture)
@@ -133,7 +133,7 @@ def test_a_classifier_tells_what_it_picked_too(
     assert [each["entries"] for each in report["picked"]] == entries.tolist()
 
 
-def test_what_a_pool_cannot_do_is_refused(
+def test_unsupported_options_of_a_pool_are_422(
     api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     scan = make_png(picture)
@@ -162,7 +162,7 @@ def counted(api: Any, hospital: str, scans: int) -> dict[str, Any]:
         time.sleep(0.01)
 
 
-def test_a_hospitals_picks_are_counted_against_the_federations(
+def test_key_usage_compares_picks_of_a_hospital_with_the_federation(
     api: Any, store: Path, make_png: Callable[..., bytes], volume: bytes
 ) -> None:
     draw, counts, scans = np.random.default_rng(8), Counter[int](), 6

@@ -11,7 +11,7 @@ import pytest
 from service.database import engine
 
 
-def test_a_database_that_is_held_is_told_as_such(
+def test_locked_database_is_503_with_retry_after(
     start: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(engine, "BUSY_SECONDS", 0.2)

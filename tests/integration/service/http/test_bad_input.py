@@ -172,7 +172,7 @@ def test_bad_input_is_a_4xx_problem_with_a_reason(route: Route, name: str) -> No
     assert "Traceback" not in response.text
 
 
-def test_an_upload_beyond_the_limit_is_413(start: Any, route: Route) -> None:
+def test_upload_above_the_limit_is_413(start: Any, route: Route) -> None:
     small = start(route.api.settings.store, max_upload_bytes=len(GOOD))
     assert small.send(route.path, GOOD).status_code == 200
     response = small.send(route.path, GOOD + b"\0")
@@ -192,7 +192,7 @@ def test_an_upload_beyond_the_limit_is_413(start: Any, route: Route) -> None:
         "upload-x; rm -rf",
     ],
 )
-def test_a_files_name_means_nothing(route: Route, name: str) -> None:
+def test_file_name_of_an_upload_is_ignored(route: Route, name: str) -> None:
     settings = route.api.settings
     before = set(settings.state_dir.rglob("*"))
     assert route.send(GOOD, name=name).status_code == 200
@@ -213,7 +213,7 @@ def test_a_files_name_means_nothing(route: Route, name: str) -> None:
         (b"x", "multipart/form-data; boundary=" + "y" * 5000, 415),
     ],
 )
-def test_a_broken_form_is_a_problem(route: Route, content: bytes, kind: str, status: int) -> None:
+def test_malformed_form_is_a_problem(route: Route, content: bytes, kind: str, status: int) -> None:
     response = route.api.client.post(route.path, content=content, headers={"content-type": kind})
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/problem+json"
@@ -222,7 +222,7 @@ def test_a_broken_form_is_a_problem(route: Route, content: bytes, kind: str, sta
 @pytest.mark.parametrize(
     ("kind", "keyword"), [(b"zTXt", b"a\0\0"), (b"iTXt", b"a\0\1\0\0\0"), (b"iCCP", b"a\0\0")]
 )
-def test_a_bomb_beside_the_pixels_is_never_inflated(
+def test_compressed_png_metadata_is_not_inflated(
     api: Any, bright: NDArray[np.bool_], kind: bytes, keyword: bytes
 ) -> None:
     rows = b"".join(b"\0" + row.tobytes() for row in voxels(bright[..., 0], "u1"))
@@ -239,7 +239,7 @@ def mask_of(response: httpx.Response) -> NDArray[Any]:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("dtype", ["u1", "i1", "i2", "u2", "i4", "u4", "i8", "u8", "f4", "f8"])
-def test_every_integer_and_float_type_in_both_byte_orders(
+def test_nifti_of_every_type_and_byte_order_gives_the_same_mask(
     api: Any, bright: NDArray[np.bool_], dtype: str, order: str
 ) -> None:
     data = voxels(bright, dtype)
@@ -249,7 +249,7 @@ def test_every_integer_and_float_type_in_both_byte_orders(
 
 @pytest.mark.parametrize("compress", [False, True])
 @pytest.mark.parametrize("kind", [nib.Nifti1Image, nib.Nifti2Image])
-def test_both_nifti_versions_plain_and_gzipped(
+def test_both_nifti_versions_plain_and_gzipped_give_the_same_mask(
     api: Any, bright: NDArray[np.bool_], kind: Any, compress: bool
 ) -> None:
     content = nifti(voxels(bright), kind)
@@ -257,25 +257,25 @@ def test_both_nifti_versions_plain_and_gzipped(
     np.testing.assert_array_equal(mask_of(response), bright)
 
 
-def test_a_slope_and_intercept_are_applied(api: Any, bright: NDArray[np.bool_]) -> None:
+def test_nifti_slope_and_intercept_are_applied(api: Any, bright: NDArray[np.bool_]) -> None:
     # Stored 0 and 1, meant 10 and 120.
     content = nifti(bright.astype(np.int16))
     scaled = patched(content, 112, "<2f", 110.0, 10.0)
     np.testing.assert_array_equal(mask_of(api.segment(scaled)), bright)
 
 
-def test_one_slice_is_a_volume(api: Any, bright: NDArray[np.bool_]) -> None:
+def test_nifti_of_one_slice_is_segmented_as_a_volume(api: Any, bright: NDArray[np.bool_]) -> None:
     for data in (voxels(bright)[:, :, :1], voxels(bright)[:, :, 0]):
         mask = mask_of(api.segment(nifti(data)))
         np.testing.assert_array_equal(mask.reshape(32, 32), bright[:, :, 0])
 
 
-def test_a_fourth_dimension_of_one_is_no_fourth_dimension(api: Any, bright: NDArray[np.bool_]) -> None:
+def test_nifti_singleton_fourth_dimension_is_dropped(api: Any, bright: NDArray[np.bool_]) -> None:
     mask = mask_of(api.segment(nifti(voxels(bright)[..., None])))
     np.testing.assert_array_equal(mask.reshape(bright.shape), bright)
 
 
-def test_a_png_of_16_bits_keeps_its_intensities(api: Any, bright: NDArray[np.bool_]) -> None:
+def test_16_bit_png_keeps_its_intensities(api: Any, bright: NDArray[np.bool_]) -> None:
     # Above 255, so that 8 bits would clip or wrap them to the other side of the threshold.
     pixels = np.where(bright[..., 0], 60_000, 90).astype(np.uint16)
     np.testing.assert_array_equal(mask_of(api.segment(png(pixels))), bright[..., 0])
@@ -284,21 +284,23 @@ def test_a_png_of_16_bits_keeps_its_intensities(api: Any, bright: NDArray[np.boo
 
 
 @pytest.mark.parametrize("compression", [None, "tiff_lzw", "tiff_adobe_deflate", "packbits"])
-def test_tiff_in_its_usual_compressions(api: Any, bright: NDArray[np.bool_], compression: str | None) -> None:
+def test_compressed_tiff_gives_the_same_mask(
+    api: Any, bright: NDArray[np.bool_], compression: str | None
+) -> None:
     pixels = voxels(bright[..., 0], "u1")
     np.testing.assert_array_equal(
         mask_of(api.segment(png(pixels, format="TIFF", compression=compression))), bright[..., 0]
     )
 
 
-def test_a_colour_image_is_taken_as_luminance_where_the_task_says_so(
-    api: Any, bright: NDArray[np.bool_]
-) -> None:
+def test_colour_image_is_converted_when_the_task_says_luminance(api: Any, bright: NDArray[np.bool_]) -> None:
     pixels = np.repeat(voxels(bright[..., 0], "u1")[..., None], 3, axis=2)
     np.testing.assert_array_equal(mask_of(api.segment(png(pixels))), bright[..., 0])
 
 
-def test_a_colour_image_is_refused_where_it_does_not(start: Any, tmp_path: Path, publish_bright: Any) -> None:
+def test_colour_image_is_422_when_the_task_refuses_colour(
+    start: Any, tmp_path: Path, publish_bright: Any
+) -> None:
     from model_store.task import Normalisation, Task
 
     task = Task(name="grey", labels={"a": (1,)}, normalisation=Normalisation(method="none"), size=(32, 32))

@@ -39,25 +39,25 @@ def large() -> Iterator[bytes]:
         ("POST", "/hospitals/north/serving/brain/rollback"),
     ],
 )
-def test_a_large_body_is_a_problem(api: Any, method: str, path: str, announced: bool, kind: str) -> None:
+def test_large_body_is_a_413_problem(api: Any, method: str, path: str, announced: bool, kind: str) -> None:
     content = b"".join(large()) if announced else large()
     answer = api.client.request(method, path, content=content, headers={"content-type": kind})
     assert answer.headers["content-type"] == "application/problem+json"
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:locum:problem:body-too-large")
 
 
-def test_a_large_request_for_an_adaptation_is_the_same_problem(api: Any) -> None:
+def test_large_adaptation_request_is_a_413_problem(api: Any) -> None:
     answer = api.client.post("/hospitals/north/adaptations", content=large(), headers=JSON)
     assert (answer.status_code, answer.json()["type"]) == (413, "urn:locum:problem:body-too-large")
 
 
 @pytest.mark.parametrize(("size", "status"), [(MAX_BODY_BYTES, 200), (MAX_BODY_BYTES + 1, 413)])
-def test_the_limit_is_the_last_size_that_is_taken(api: Any, size: int, status: int) -> None:
+def test_body_of_exactly_the_limit_is_accepted(api: Any, size: int, status: int) -> None:
     answer = api.client.put("/hospitals/north", content=BODY.ljust(size), headers=JSON)
     assert answer.status_code == status
 
 
-def test_uploads_have_limits_of_their_own(api: Any, make_png: Callable[..., bytes]) -> None:
+def test_scan_uploads_may_exceed_the_body_limit(api: Any, make_png: Callable[..., bytes]) -> None:
     scan = make_png(np.random.default_rng(0).integers(0, 255, (300, 300), np.uint8))
     assert len(scan) > MAX_BODY_BYTES
     cohort = api.client.post("/hospitals/north/cohorts").headers["location"]

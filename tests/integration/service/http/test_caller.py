@@ -204,14 +204,14 @@ def seen(answer: httpx.Response, things: Things) -> tuple[int, dict[str, str], A
     return answer.status_code, headers, yaml.safe_load(things.named(yaml.safe_dump(body)))
 
 
-def test_every_operation_of_the_api_is_tried(scan: bytes, mask: bytes) -> None:
+def test_requests_cover_every_operation_of_the_api(scan: bytes, mask: bytes) -> None:
     paths = yaml.safe_load(description())["paths"]
     there = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     tried = {operation for operation, _ in requests(GHOST, scan, mask)}
     assert tried | LISTINGS | OF_NO_HOSPITAL == there
 
 
-def test_what_is_anothers_is_answered_as_what_never_existed(
+def test_another_hospital_resource_is_answered_like_an_absent_one(
     api: Any, north: Things, south: Things, scan: bytes, mask: bytes
 ) -> None:
     before = kept(api, south)
@@ -230,7 +230,7 @@ def test_what_is_anothers_is_answered_as_what_never_existed(
     assert kept(api, south) == before
 
 
-def test_the_caller_reaches_what_is_its_own(
+def test_caller_reaches_its_own_resources(
     api: Any, north: Things, south: Things, scan: bytes, mask: bytes
 ) -> None:
     for things, who in ((north, NORTH), (south, None)):
@@ -251,7 +251,7 @@ def test_the_caller_reaches_what_is_its_own(
             assert answer.headers["locum-model"] == f"{north.model}@1"
 
 
-def test_what_is_anothers_cannot_be_used_for_ones_own(
+def test_another_hospital_resource_in_an_own_request_is_404(
     api: Any, north: Things, south: Things, scan: bytes, mask: bytes
 ) -> None:
     mask_of = f"/hospitals/north/cohorts/{north.cohort}/scans/a.png/mask"
@@ -276,7 +276,7 @@ def test_what_is_anothers_cannot_be_used_for_ones_own(
     assert answered == expected
 
 
-def test_listings_leave_out_what_is_anothers(api: Any, north: Things, south: Things, scan: bytes) -> None:
+def test_listings_leave_out_other_hospitals(api: Any, north: Things, south: Things, scan: bytes) -> None:
     # A metric that is labelled with an adapted version's name.
     answer = api.client.post("/segment", files={"scan": ("s.png", scan)}, data={"model": f"{south.model}@1"})
     assert answer.status_code == 200

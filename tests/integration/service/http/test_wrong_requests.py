@@ -52,15 +52,13 @@ def detail(answer: httpx.Response, status: int) -> str:
         ("GET", "/segment", "POST"),
     ],
 )
-def test_a_wrong_method_is_told_all_that_the_path_takes(
-    api: Any, method: str, path: str, allowed: str
-) -> None:
+def test_wrong_method_is_405_with_the_allowed_methods(api: Any, method: str, path: str, allowed: str) -> None:
     answer = api.client.request(method, path)
     assert detail(answer, 405).endswith(f"it takes {allowed}.")
     assert answer.headers["allow"] == allowed
 
 
-def test_a_path_with_a_slash_too_many_is_not_answered_with_nothing(api: Any, scan: bytes) -> None:
+def test_path_with_a_trailing_slash_is_a_404_problem(api: Any, scan: bytes) -> None:
     assert "Nothing is served at this path" in detail(api.send("/segment/", scan), 404)
 
 
@@ -76,18 +74,18 @@ def test_a_path_with_a_slash_too_many_is_not_answered_with_nothing(api: Any, sca
         ("/models?a%0Ab=1", "query.a\\nb: not a parameter"),
     ],
 )
-def test_a_misspelt_parameter_of_the_query_is_not_passed_over(api: Any, path: str, said: str) -> None:
+def test_unknown_query_parameter_is_422(api: Any, path: str, said: str) -> None:
     assert said in detail(api.client.get(path), 422)
 
 
-def test_a_parameter_of_a_mask_is_none_of_a_scan(api: Any, scan: bytes) -> None:
+def test_mask_parameter_on_a_scan_upload_is_422(api: Any, scan: bytes) -> None:
     cohort = api.client.post("/hospitals/north/cohorts").headers["location"]
     answer = api.client.put(f"{cohort}/scans/a.png/Mask?model=bright", content=scan)
     assert "query.model: not a parameter" in detail(answer, 422)
     assert api.client.get(cohort).json()["scans"] == 0
 
 
-def test_machines_that_watch_may_ask_as_they_like(api: Any) -> None:
+def test_health_and_metrics_accept_unknown_query_parameters(api: Any) -> None:
     assert api.client.get("/health/live?now=1").status_code == 200
     assert api.client.get("/metrics?name[]=a").status_code == 200
 
@@ -102,7 +100,7 @@ def test_machines_that_watch_may_ask_as_they_like(api: Any) -> None:
         ("{'name': 'N'}", "application/json", "body: not JSON at character 1"),
     ],
 )
-def test_a_body_that_is_no_json_object(api: Any, content: str, kind: str, said: str) -> None:
+def test_body_that_is_not_a_json_object_is_422(api: Any, content: str, kind: str, said: str) -> None:
     answer = api.client.put("/hospitals/south", content=content, headers={"Content-Type": kind})
     assert said in detail(answer, 422)
     assert api.client.get("/hospitals/south").status_code == 404
@@ -124,7 +122,7 @@ def test_a_body_that_is_no_json_object(api: Any, content: str, kind: str, said: 
         ),
     ],
 )
-def test_what_does_not_match_is_told_in_words(
+def test_pattern_mismatch_is_422_with_a_plain_description(
     api: Any, method: str, path: str, json: dict[str, Any] | None, said: str
 ) -> None:
     answer = api.client.request(method, path, json=json)
@@ -132,13 +130,13 @@ def test_what_does_not_match_is_told_in_words(
     assert "pattern" not in answer.text
 
 
-def test_a_hospital_is_found_by_its_capitals(api: Any, scan: bytes) -> None:
+def test_unknown_hospital_with_other_capitals_gets_a_hint(api: Any, scan: bytes) -> None:
     said = detail(api.segment(scan, hospital="North"), 404)
     assert said == "no hospital 'North' is registered, but 'north' is: ids tell capitals from small letters"
     assert detail(api.client.get("/hospitals/west"), 404).endswith("PUT /hospitals/west registers it")
 
 
-def test_a_misspelt_model_is_told_which_may_be_asked_for(api: Any, scan: bytes) -> None:
+def test_unknown_model_is_404_with_the_offered_names(api: Any, scan: bytes) -> None:
     serving = "/hospitals/north/serving/brihgt"
     body, first = {"version": 1, **WHO}, {"If-None-Match": "*"}
     for answer in (
@@ -151,7 +149,7 @@ def test_a_misspelt_model_is_told_which_may_be_asked_for(api: Any, scan: bytes) 
         assert detail(answer, 404) == "'brihgt' is not in the store, which offers: bright"
 
 
-def test_of_several_scans_the_one_that_cannot_be_read_is_named(
+def test_unreadable_scan_of_several_is_named_by_number(
     start: Callable[..., Any], tmp_path: Path, publish_bright: Callable[..., Any], scan: bytes
 ) -> None:
     publish_space(tmp_path, publish_bright)
@@ -166,7 +164,7 @@ def test_of_several_scans_the_one_that_cannot_be_read_is_named(
         assert detail(answer, 415).startswith(said)
 
 
-def test_a_form_where_the_file_itself_belongs(api: Any, scan: bytes) -> None:
+def test_form_in_place_of_a_raw_file_is_415_with_advice(api: Any, scan: bytes) -> None:
     cohort = api.client.post("/hospitals/north/cohorts").headers["location"]
     assert api.client.put(f"{cohort}/scans/a", content=scan).status_code == 201
     for path in ("scans/b", "scans/a/mask"):
@@ -182,14 +180,14 @@ def test_a_form_where_the_file_itself_belongs(api: Any, scan: bytes) -> None:
         ({"files": {"model": (None, "bright")}}, "the field 'scan' is missing, and takes a file"),
     ],
 )
-def test_a_form_without_its_file(api: Any, arguments: dict[str, Any], said: str) -> None:
+def test_form_without_its_file_is_422_with_advice(api: Any, arguments: dict[str, Any], said: str) -> None:
     found = detail(api.client.post("/segment", **arguments), 422)
     assert said in found
     # It was one.
     assert "expected multipart" not in found
 
 
-def test_a_store_without_an_artefact_is_warned_of(
+def test_start_with_an_empty_store_logs_a_warning(
     start: Callable[..., Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     start(tmp_path / "stor")

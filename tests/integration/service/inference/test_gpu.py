@@ -16,7 +16,7 @@ pytestmark = [
 ]
 
 
-def test_probabilities_are_those_of_the_cpu() -> None:
+def test_gpu_probabilities_are_close_to_the_cpu() -> None:
     graph = to_onnx(build("unet", in_channels=1, classes=3, width=8), 1, (64, 64))
     slices = np.random.default_rng(0).normal(size=(4, 1, 64, 64)).astype(np.float32)
     on_gpu = GraphSession("g", graph, device="cuda")

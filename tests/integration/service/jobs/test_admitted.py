@@ -43,21 +43,19 @@ def half_sent(api: Any, hospital: str, key: str = "another") -> httpx.Response:
     return answer
 
 
-def test_an_unknown_hospital_or_a_full_queue_is_told_before_the_form_is_read(api: Any, full: Any) -> None:
+def test_unknown_hospital_and_full_queue_are_rejected_before_the_form_is_read(api: Any, full: Any) -> None:
     assert problem(half_sent(api, "north")) == (422, "malformed-form")
     assert problem(half_sent(api, "nobody")) == (404, "hospital-unknown")
     assert problem(half_sent(full, "north")) == (503, "queue-full")
 
 
-def test_a_model_or_an_option_that_is_none_is_told_before_the_scans_are_decoded(api: Any) -> None:
+def test_unknown_model_and_option_are_rejected_before_scans_are_decoded(api: Any) -> None:
     assert problem(send(api, [NO_SCAN])) == (415, "unsupported-scan")
     assert problem(send(api, [NO_SCAN], model="heart")) == (404, "artefact-not-found")
     assert problem(send(api, [NO_SCAN], options='{"colour": 1}')) == (422, "invalid-request")
 
 
-def test_a_request_that_was_accepted_before_is_answered_however_many_wait(
-    full: Any, scans: list[bytes]
-) -> None:
+def test_replayed_request_is_answered_when_the_queue_is_full(full: Any, scans: list[bytes]) -> None:
     again = send(full, scans[:1], "first")
     assert (again.status_code, again.headers.get("idempotency-replayed")) == (202, "true")
     assert problem(send(full, [NO_SCAN], "first")) == (422, "idempotency-key-reused")

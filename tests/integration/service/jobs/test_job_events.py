@@ -25,7 +25,7 @@ def follow(api: Any, job: str, last: str | None = None) -> Iterator[tuple[int, s
                 event[name] = value
 
 
-def test_a_job_is_followed_to_its_end_and_from_anywhere(api: Any, cohort: str) -> None:
+def test_job_events_stream_to_the_end_and_resume_after_an_id(api: Any, cohort: str) -> None:
     job = submitted(api, cohort)
     stream = follow(api, job)
     assert next(stream)[2]["state"] == "queued"
@@ -51,7 +51,7 @@ def test_a_job_is_followed_to_its_end_and_from_anywhere(api: Any, cohort: str) -
     assert list(follow(api, job, last=str(last))) == []
 
 
-def test_following_needs_a_job_and_a_number(api: Any, cohort: str) -> None:
+def test_job_events_with_unknown_job_or_invalid_id_are_rejected(api: Any, cohort: str) -> None:
     assert problem(api.client.get(f"/jobs/{'0' * 32}/events")) == (404, "job-unknown")
     place = f"/jobs/{submitted(api, cohort)}/events"
     assert problem(api.client.get(place, headers={"Last-Event-ID": "abc"})) == (422, "invalid-request")

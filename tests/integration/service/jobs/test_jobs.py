@@ -31,7 +31,7 @@ def send(api: Any, scans: list[bytes], key: str | None = None, **fields: str) ->
     return answer
 
 
-def test_a_job_from_acceptance_to_its_candidate(api: Any, cohort: str) -> None:
+def test_adaptation_job_reports_every_state_up_to_its_candidate(api: Any, cohort: str) -> None:
     accepted = adapt(api, cohort, options={"epochs": 2, "seed": 7})
     assert accepted.status_code == 202
     place = accepted.headers["location"]
@@ -82,7 +82,7 @@ def test_jobs_are_listed_by_hospital_and_state(api: Any, cohort: str) -> None:
     assert problem(api.client.get("/jobs", params={"state": "happy"})) == (422, "invalid-request")
 
 
-def test_an_idempotency_key_makes_one_job_for_one_request(api: Any, cohort: str) -> None:
+def test_idempotency_key_replays_one_job_and_rejects_another_request(api: Any, cohort: str) -> None:
     first = adapt(api, cohort, key="k1", options={"epochs": 3})
     again = adapt(api, cohort, key="k1", options={"epochs": 3})
     assert (first.status_code, again.status_code) == (202, 202)
@@ -99,7 +99,7 @@ def test_an_idempotency_key_makes_one_job_for_one_request(api: Any, cohort: str)
     )
 
 
-def test_the_same_request_sent_by_many_at_once_makes_one_job(api: Any, scans: list[bytes]) -> None:
+def test_concurrent_requests_with_one_key_make_one_job_and_cohort(api: Any, scans: list[bytes]) -> None:
     places: list[str] = []
     cohorts_before = len(api.client.get("/hospitals/north/cohorts").json()["cohorts"])
 
@@ -127,7 +127,7 @@ def test_the_same_request_sent_by_many_at_once_makes_one_job(api: Any, scans: li
     assert len(api.client.get("/hospitals/north/cohorts").json()["cohorts"]) == cohorts_before + 1
 
 
-def test_scans_may_come_with_the_request(api: Any, scans: list[bytes]) -> None:
+def test_scans_sent_with_the_request_become_a_cohort(api: Any, scans: list[bytes]) -> None:
     accepted = send(api, scans, options=json.dumps({"epochs": 1}))
     assert accepted.status_code == 202, accepted.text
     job = accepted.json()
@@ -139,14 +139,14 @@ def test_scans_may_come_with_the_request(api: Any, scans: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("key", ["again", None])
-def test_scans_that_come_again_make_no_second_cohort(api: Any, scans: list[bytes], key: str | None) -> None:
+def test_repeated_scans_with_a_key_reuse_the_job(api: Any, scans: list[bytes], key: str | None) -> None:
     first, second = send(api, scans[:2], key), send(api, scans[:2], key)
     assert (first.json()["id"] == second.json()["id"]) is (key is not None)
     if key is not None:
         assert problem(send(api, scans[:3], key)) == (422, "idempotency-key-reused")
 
 
-def test_refused_scans_leave_nothing(api: Any, scans: list[bytes]) -> None:
+def test_rejected_scans_leave_no_files_and_jobs(api: Any, scans: list[bytes]) -> None:
     def kept() -> list[Path]:
         return sorted(path for path in api.settings.cohorts.rglob("*") if path.is_file())
 
@@ -162,7 +162,7 @@ def test_refused_scans_leave_nothing(api: Any, scans: list[bytes]) -> None:
     assert api.client.get("/jobs", params={"limit": 1000}).json() == jobs
 
 
-def test_what_cannot_be_adapted_is_refused_with_its_reason(api: Any, cohort: str) -> None:
+def test_invalid_adaptation_request_is_rejected_with_its_problem_type(api: Any, cohort: str) -> None:
     def refused(path: str = "/hospitals/north/adaptations", **body: Any) -> tuple[int, str]:
         return problem(api.client.post(path, json={"cohort": cohort, "model": "brain", **body}))
 
@@ -182,7 +182,7 @@ def test_what_cannot_be_adapted_is_refused_with_its_reason(api: Any, cohort: str
     assert problem(malformed) == (422, "invalid-request")
 
 
-def test_a_waiting_job_is_cancelled_at_once(api: Any, cohort: str) -> None:
+def test_deleting_a_queued_job_cancels_it_at_once(api: Any, cohort: str) -> None:
     job = submitted(api, cohort)
     folder = JobFolder(api.settings.state_dir, job)
     folder.write(folder.input, b"a scan")
@@ -194,7 +194,7 @@ def test_a_waiting_job_is_cancelled_at_once(api: Any, cohort: str) -> None:
     assert api.client.delete(f"/jobs/{job}").json() == cancelled.json()
 
 
-def test_a_running_job_is_told_to_stop(api: Any, cohort: str) -> None:
+def test_deleting_a_running_job_is_202_and_requests_cancellation(api: Any, cohort: str) -> None:
     job = submitted(api, cohort)
     lease = take(api, job)
     told = api.client.delete(f"/jobs/{job}")
@@ -204,14 +204,14 @@ def test_a_running_job_is_told_to_stop(api: Any, cohort: str) -> None:
     assert api.client.get(f"/jobs/{job}").json()["reason"] == "cancelled while adapting"
 
 
-def test_what_is_over_stays_as_it_ended(api: Any, cohort: str) -> None:
+def test_deleting_an_ended_job_keeps_its_state(api: Any, cohort: str) -> None:
     job = submitted(api, cohort)
     finish(api.context.database, take(api, job), "succeeded")
     answer = api.client.delete(f"/jobs/{job}")
     assert (answer.status_code, answer.json()["state"]) == (200, "succeeded")
 
 
-def test_scans_are_not_deleted_under_a_job(api: Any, cohort: str) -> None:
+def test_deleting_a_cohort_of_a_waiting_job_is_409(api: Any, cohort: str) -> None:
     job = submitted(api, cohort)
     place = f"/hospitals/north/cohorts/{cohort}"
     assert problem(api.client.delete(place)) == (409, "cohort-in-use")
@@ -226,7 +226,7 @@ def scan_job(api: Any) -> str:
         return records.create(session, api.settings, **asked, cohort=None, options={}).id
 
 
-def test_the_result_of_a_scan_job_is_its_mask(api: Any) -> None:
+def test_scan_job_result_is_its_mask_until_the_files_are_deleted(api: Any) -> None:
     job = scan_job(api)
     assert problem(api.client.get(f"/jobs/{job}/result")) == (409, "job-not-over")
     assert problem(api.client.delete(f"/jobs/{job}/files")) == (409, "job-not-over")
@@ -245,7 +245,7 @@ def test_the_result_of_a_scan_job_is_its_mask(api: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["its files are deleted", "it is cancelled"])
-def test_what_a_worker_writes_after_it_lost_the_job_is_not_kept(api: Any, how: str) -> None:
+def test_files_written_after_a_job_ended_are_deleted(api: Any, how: str) -> None:
     job, database = scan_job(api), api.context.database
     folder = JobFolder(api.settings.state_dir, job)
     if how == "it is cancelled":
@@ -258,7 +258,7 @@ def test_what_a_worker_writes_after_it_lost_the_job_is_not_kept(api: Any, how: s
     assert not folder.exists
 
 
-def test_a_job_without_a_mask_says_why(api: Any, cohort: str) -> None:
+def test_result_of_a_job_without_a_mask_is_rejected_with_the_reason(api: Any, cohort: str) -> None:
     job = scan_job(api)
     finish(api.context.database, take(api, job), "failed", reason="the scan is all noise")
     answer = api.client.get(f"/jobs/{job}/result")

@@ -52,7 +52,7 @@ def volume() -> NDArray[np.int16]:
     return (noise + np.array([70, 85, 100, 115, 140])[None, :, None]).astype(np.int16)
 
 
-def test_an_image_gets_its_probabilities_and_every_header(
+def test_classify_returns_probabilities_receipt_and_headers(
     api: Any, store: Path, make_png: Callable[..., bytes], image: NDArray[np.uint8]
 ) -> None:
     scan = make_png(image)
@@ -85,7 +85,7 @@ def test_an_image_gets_its_probabilities_and_every_header(
 
 @pytest.mark.parametrize("shape", [(28, 28), (300, 200), (1024, 1500), (9, 9)])
 @pytest.mark.parametrize("colour", [False, True])
-def test_images_of_any_size_grey_and_in_colour(
+def test_classify_accepts_grey_and_colour_images_of_any_size(
     api: Any, make_png: Callable[..., bytes], shape: tuple[int, int], colour: bool
 ) -> None:
     pixels = np.full((*shape, 3) if colour else shape, 120, np.uint8)
@@ -94,7 +94,7 @@ def test_images_of_any_size_grey_and_in_colour(
     assert (report["predicted"], report["shape"]) == ("bright", list(shape))
 
 
-def test_a_task_in_colour_sees_three_channels(
+def test_classify_with_a_colour_task_uses_three_channels_and_rejects_grey(
     start: Any, tmp_path: Path, publish_dark: Any, make_png: Callable[..., bytes]
 ) -> None:
     task = publish_dark(tmp_path / "aside").manifest.task
@@ -108,7 +108,7 @@ def test_a_task_in_colour_sees_three_channels(
     assert (refused.status_code, refused.json()["type"]) == (422, "urn:locum:problem:scan-mismatch")
 
 
-def test_a_volume_is_the_mean_over_its_slices_which_are_told_too(
+def test_classify_of_a_volume_returns_the_mean_and_each_slice(
     api: Any, make_nifti: Callable[..., bytes], volume: NDArray[np.int16]
 ) -> None:
     report = api.classify(make_nifti(volume, AFFINE)).json()
@@ -123,7 +123,7 @@ def test_a_volume_is_the_mean_over_its_slices_which_are_told_too(
     assert report["shape"] == [28, 5, 28]
 
 
-def test_a_volume_that_is_stored_otherwise_has_the_same_slices(
+def test_classify_of_a_reoriented_volume_gives_the_same_slices(
     api: Any, make_nifti: Callable[..., bytes], volume: NDArray[np.int16]
 ) -> None:
     first = api.classify(make_nifti(volume, AFFINE)).json()
@@ -133,7 +133,9 @@ def test_a_volume_that_is_stored_otherwise_has_the_same_slices(
     assert first["shape"] != second["shape"]
 
 
-def test_more_slices_than_fit_one_run(api: Any, make_nifti: Callable[..., bytes]) -> None:
+def test_classify_of_more_slices_than_one_batch_returns_all(
+    api: Any, make_nifti: Callable[..., bytes]
+) -> None:
     values = np.linspace(60, 140, 21).round()
     voxels = np.broadcast_to(values[None, None], (28, 28, 21)).astype(np.int16)
     report = api.classify(make_nifti(voxels)).json()
@@ -141,7 +143,7 @@ def test_more_slices_than_fit_one_run(api: Any, make_nifti: Callable[..., bytes]
     assert found == pytest.approx([bright(value) for value in values], rel=1e-4)
 
 
-def test_equal_requests_get_equal_answers(
+def test_classify_of_equal_requests_is_deterministic(
     api: Any, start: Any, store: Path, make_png: Callable[..., bytes], image: NDArray[np.uint8]
 ) -> None:
     def told(each: Any) -> str:
@@ -162,7 +164,7 @@ def test_equal_requests_get_equal_answers(
         ({"personalization": "member"}, "site"),
     ],
 )
-def test_wrong_parameters_are_named(
+def test_classify_with_wrong_parameters_is_422_by_name(
     api: Any, make_png: Callable[..., bytes], image: NDArray[np.uint8], fields: dict[str, str], expected: str
 ) -> None:
     response = api.classify(make_png(image), **fields)
@@ -171,7 +173,7 @@ def test_wrong_parameters_are_named(
     assert expected in response.json()["detail"]
 
 
-def test_the_guard_refuses_what_does_not_look_like_the_task(api: Any, make_png: Callable[..., bytes]) -> None:
+def test_classify_with_guard_refuse_rejects_an_unusual_scan(api: Any, make_png: Callable[..., bytes]) -> None:
     flat = make_png(np.full((28, 28), 90, np.uint8))
     answered = api.classify(flat)
     assert (answered.status_code, answered.headers["locum-warnings"]) == (200, "1")
@@ -183,7 +185,7 @@ def test_the_guard_refuses_what_does_not_look_like_the_task(api: Any, make_png: 
 @pytest.mark.parametrize(
     ("route", "model", "other"), [("/segment", "dark", "/classify"), ("/classify", "bright", "/segment")]
 )
-def test_a_model_for_the_other_kind_of_task_is_refused_and_the_other_route_named(
+def test_model_of_another_task_kind_is_422_with_the_other_route(
     start: Any,
     tmp_path: Path,
     publish_dark: Any,
@@ -205,7 +207,7 @@ def test_a_model_for_the_other_kind_of_task_is_refused_and_the_other_route_named
 
 
 @pytest.mark.parametrize("shape", ["maps", "three classes"])
-def test_a_graph_that_gives_no_class_probabilities_is_a_damaged_artefact(
+def test_classify_with_a_graph_of_wrong_output_is_503(
     start: Any,
     tmp_path: Path,
     publish_dark: Any,

@@ -54,7 +54,7 @@ def noise(size: int) -> NDArray[np.uint8]:
     return np.random.default_rng(size).integers(0, 255, (size, size), np.uint8)
 
 
-def test_a_cohort_begins_empty_and_is_listed(api: Any, cohort: str) -> None:
+def test_new_cohort_is_empty_and_listed_for_its_hospital(api: Any, cohort: str) -> None:
     found = api.client.get(cohort).json()
     assert (found["scans"], found["bytes"], found["note"]) == (0, 0, "from the new scanner")
     assert found["created_at"] < found["expires_at"]
@@ -66,13 +66,13 @@ def test_a_cohort_begins_empty_and_is_listed(api: Any, cohort: str) -> None:
     assert problem(api.client.post("/hospitals/nowhere/cohorts")) == (404, "hospital-unknown")
 
 
-def test_a_cohort_needs_no_body(api: Any) -> None:
+def test_cohort_is_created_without_a_body(api: Any) -> None:
     made = api.client.post("/hospitals/north/cohorts")
     assert (made.status_code, made.json()["note"]) == (201, None)
     assert api.client.delete(made.headers["location"]).status_code == 204
 
 
-def test_a_client_that_was_cut_off_sends_what_is_missing(
+def test_interrupted_client_uploads_only_missing_scans(
     api: Any, cohort: str, make_png: Callable[..., bytes]
 ) -> None:
     scans = {f"case-{size}.png": make_png(noise(size)) for size in (16, 17, 18)}
@@ -88,13 +88,13 @@ def test_a_client_that_was_cut_off_sends_what_is_missing(
     assert (found["scans"], found["bytes"]) == (3, sum(map(len, scans.values())))
 
 
-def test_what_arrived_is_described(api: Any, cohort: str, scan: bytes) -> None:
+def test_uploaded_scan_is_described_with_size_format_and_digest(api: Any, cohort: str, scan: bytes) -> None:
     answer = api.client.put(f"{cohort}/scans/a", content=scan).json()
     assert (answer["name"], answer["bytes"], answer["format"]) == ("a", len(scan), "png")
     assert answer["sha256"] == f"sha256:{hashlib.sha256(scan).hexdigest()}"
 
 
-def test_other_bytes_under_a_used_name_are_refused(
+def test_scan_with_other_bytes_under_a_used_name_is_409(
     api: Any, cohort: str, scan: bytes, make_png: Callable[..., bytes]
 ) -> None:
     api.client.put(f"{cohort}/scans/a", content=scan)
@@ -115,7 +115,7 @@ def test_other_bytes_under_a_used_name_are_refused(
         (b"x" * (MAX_BYTES + 1), (413, "upload-too-large")),
     ],
 )
-def test_what_is_no_scan_is_refused_at_once(
+def test_invalid_scan_is_rejected_and_leaves_no_file(
     api: Any, cohort: str, content: bytes, expected: tuple[int, str]
 ) -> None:
     assert problem(api.client.put(f"{cohort}/scans/a", content=content)) == expected
@@ -123,7 +123,7 @@ def test_what_is_no_scan_is_refused_at_once(
     assert files(api) == []
 
 
-def test_a_stream_without_a_length_is_cut_off_at_the_limit(api: Any, cohort: str) -> None:
+def test_stream_without_a_length_is_413_above_the_limit(api: Any, cohort: str) -> None:
     def endless() -> Iterator[bytes]:
         for _ in range(20):
             yield b"x" * 8192
@@ -131,11 +131,11 @@ def test_a_stream_without_a_length_is_cut_off_at_the_limit(api: Any, cohort: str
     assert problem(api.client.put(f"{cohort}/scans/a", content=endless())) == (413, "upload-too-large")
 
 
-def test_a_truncated_scan_is_refused(api: Any, cohort: str, scan: bytes) -> None:
+def test_truncated_scan_is_422(api: Any, cohort: str, scan: bytes) -> None:
     assert problem(api.client.put(f"{cohort}/scans/a", content=scan[:-20])) == (422, "damaged-scan")
 
 
-def test_a_scan_that_announces_its_digest_is_compared_with_it(api: Any, cohort: str, scan: bytes) -> None:
+def test_scan_with_another_or_unreadable_repr_digest_is_422(api: Any, cohort: str, scan: bytes) -> None:
     def announced(content: bytes) -> dict[str, str]:
         digest = base64.b64encode(hashlib.sha256(content).digest()).decode()
         return {"Repr-Digest": f"sha-512=:AAAA:, sha-256=:{digest}:"}
@@ -150,7 +150,7 @@ def test_a_scan_that_announces_its_digest_is_compared_with_it(api: Any, cohort: 
     assert api.client.put(f"{cohort}/scans/b", content=scan, headers=others).status_code == 201
 
 
-def test_a_misspelt_mask_is_not_one_more_scan(api: Any, cohort: str, scan: bytes) -> None:
+def test_scan_below_the_name_of_another_scan_is_409(api: Any, cohort: str, scan: bytes) -> None:
     api.client.put(f"{cohort}/scans/ward/7.png", content=scan)
     for below in ("masks", "x/mask.png"):
         refused = api.client.put(f"{cohort}/scans/ward/7.png/{below}", content=scan)
@@ -160,7 +160,7 @@ def test_a_misspelt_mask_is_not_one_more_scan(api: Any, cohort: str, scan: bytes
     assert api.client.get(cohort).json()["scans"] == 2
 
 
-def test_no_more_scans_than_a_cohort_may_have(api: Any, cohort: str, make_png: Callable[..., bytes]) -> None:
+def test_scan_above_the_cohort_limit_is_507(api: Any, cohort: str, make_png: Callable[..., bytes]) -> None:
     for number in range(3):
         content = make_png(noise(16 + number))
         assert api.client.put(f"{cohort}/scans/{number}", content=content).status_code == 201
@@ -169,7 +169,7 @@ def test_no_more_scans_than_a_cohort_may_have(api: Any, cohort: str, make_png: C
     assert len(files(api)) == 3
 
 
-def test_the_quota_is_answered_507_before_the_bytes_are_sent(
+def test_scan_above_the_quota_is_507_before_its_bytes_are_sent(
     api: Any, cohort: str, make_png: Callable[..., bytes]
 ) -> None:
     others = [api.client.post("/hospitals/south/cohorts").headers["location"] for _ in range(3)]
@@ -199,7 +199,9 @@ def test_the_quota_is_answered_507_before_the_bytes_are_sent(
     "name",
     ["..%2F..%2F..%2Fetc%2Fpasswd", "%2Fetc%2Fpasswd", "..", "a/../../b", "%2e%2e", "C:%5Cx", "x" * 200],
 )
-def test_names_that_look_like_paths_are_only_names(api: Any, cohort: str, scan: bytes, name: str) -> None:
+def test_scan_name_that_looks_like_a_path_is_stored_as_a_name(
+    api: Any, cohort: str, scan: bytes, name: str
+) -> None:
     # Not through httpx, which would tidy the path up first.
     connection = http.client.HTTPConnection(api.client.base_url.host, api.client.base_url.port)
     connection.request("PUT", f"{cohort}/scans/{name}", body=scan)
@@ -213,11 +215,11 @@ def test_names_that_look_like_paths_are_only_names(api: Any, cohort: str, scan: 
 
 
 @pytest.mark.parametrize("name", ["x" * 201, "a%00b", "a%1Fb"])
-def test_names_that_cannot_be_kept_are_refused(api: Any, cohort: str, scan: bytes, name: str) -> None:
+def test_invalid_scan_name_is_422(api: Any, cohort: str, scan: bytes, name: str) -> None:
     assert problem(api.client.put(f"{cohort}/scans/{name}", content=scan)) == (422, "invalid-request")
 
 
-def test_a_deleted_cohort_is_gone_and_says_so(api: Any, scan: bytes) -> None:
+def test_deleted_cohort_loses_its_files_and_is_410(api: Any, scan: bytes) -> None:
     place = api.client.post("/hospitals/north/cohorts").headers["location"]
     api.client.put(f"{place}/scans/a", content=scan)
     assert len(files(api)) == 1
@@ -232,7 +234,7 @@ def test_a_deleted_cohort_is_gone_and_says_so(api: Any, scan: bytes) -> None:
     assert problem(api.client.delete(unknown)) == (404, "cohort-unknown")
 
 
-def test_a_mask_is_drawn_on_the_scan_it_lies_on(
+def test_mask_is_uploaded_listed_and_deleted_with_its_scan(
     api: Any, cohort: str, scan: bytes, picture: NDArray[np.uint8], make_png: Callable[..., bytes]
 ) -> None:
     drawn = np.zeros(picture.shape[:2], np.uint8)
@@ -253,7 +255,7 @@ def test_a_mask_is_drawn_on_the_scan_it_lies_on(
     assert [path.read_bytes() for path in files(api)] == [scan]
 
 
-def test_what_is_no_mask_of_this_scan_is_refused_at_once(
+def test_invalid_mask_is_rejected_and_leaves_no_file(
     api: Any,
     cohort: str,
     scan: bytes,

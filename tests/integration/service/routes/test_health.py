@@ -24,11 +24,11 @@ def whole(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -
     return start(tmp_path_factory.mktemp("store"), redis_url=None)
 
 
-def test_live(api: Any) -> None:
+def test_live_returns_live(api: Any) -> None:
     assert api.client.get("/health/live").json() == {"status": "live"}
 
 
-def test_ready_names_every_part(whole: Any) -> None:
+def test_ready_lists_every_part(whole: Any) -> None:
     answer = whole.client.get("/health/ready")
     assert answer.status_code == 200
     assert answer.json()["status"] == "ready"
@@ -39,7 +39,7 @@ def test_ready_names_every_part(whole: Any) -> None:
     }
 
 
-def test_not_ready_without_redis_but_serving(api: Any) -> None:
+def test_ready_without_redis_is_503_and_models_are_served(api: Any) -> None:
     answer = api.client.get("/health/ready")
     assert answer.status_code == 503
     parts = answer.json()["parts"]
@@ -48,7 +48,7 @@ def test_not_ready_without_redis_but_serving(api: Any) -> None:
     assert api.client.get("/models").status_code == 200
 
 
-def test_an_embedded_redis_that_dies_is_started_again(whole: Any) -> None:
+def test_readiness_check_restarts_a_dead_embedded_redis(whole: Any) -> None:
     client = whole.context.queue.broker.client
     server = psutil.Process(client.info("server")["process_id"])
     server.kill()
@@ -58,7 +58,9 @@ def test_an_embedded_redis_that_dies_is_started_again(whole: Any) -> None:
     assert client.info("server")["process_id"] != server.pid
 
 
-def test_not_ready_when_the_database_is_another_ones(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_ready_with_a_database_of_another_version_is_not_ok(
+    start: Callable[..., Any], tmp_path: Path
+) -> None:
     running = start(tmp_path)
     with running.context.database.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'another'"))
@@ -68,7 +70,7 @@ def test_not_ready_when_the_database_is_another_ones(start: Callable[..., Any], 
     assert "another version of Locum" in part["detail"]
 
 
-def test_not_ready_when_the_store_cannot_be_read(start: Callable[..., Any], tmp_path: Path) -> None:
+def test_ready_with_an_unreadable_store_is_not_ok(start: Callable[..., Any], tmp_path: Path) -> None:
     store = tmp_path / "store"
     store.mkdir()
     running = start(store)
@@ -83,7 +85,7 @@ def _submit(api: Any, coroutine: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/health/ready", "/metrics"])
-def test_health_answers_while_every_thread_is_taken(api: Any, path: str) -> None:
+def test_health_answers_while_every_thread_is_busy(api: Any, path: str) -> None:
     release = threading.Event()
     taken = threading.Semaphore(0)
 
@@ -110,7 +112,7 @@ def test_health_answers_while_every_thread_is_taken(api: Any, path: str) -> None
         filling.result(60)
 
 
-def test_metrics(
+def test_metrics_report_requests_inference_and_readiness(
     start: Callable[..., Any], publish_bright: Any, make_png: Any, picture: Any, tmp_path: Path
 ) -> None:
     publish_bright(tmp_path)

@@ -74,7 +74,7 @@ def assign(client: httpx.Client, serving: str, version: int | str, tag: str) -> 
     return client.put(serving, json={"version": version, **WHO}, headers={"If-Match": tag})
 
 
-def test_a_hospital_is_registered_changed_and_listed(client: httpx.Client) -> None:
+def test_hospital_is_registered_changed_and_listed(client: httpx.Client) -> None:
     body = {"name": "South Clinic", "site": "CS"}
     made = client.put("/hospitals/south", json=body)
     assert made.status_code == 201
@@ -102,14 +102,14 @@ def test_a_hospital_is_registered_changed_and_listed(client: httpx.Client) -> No
         ("/hospitals/n", {"name": "N", "site": "C\x1bS"}),
     ],
 )
-def test_a_bad_registration_is_a_problem(client: httpx.Client, path: str, body: dict[str, str]) -> None:
+def test_invalid_registration_is_a_422_problem(client: httpx.Client, path: str, body: dict[str, str]) -> None:
     answer = client.put(path, json=body)
     assert answer.status_code == 422
     assert answer.headers["content-type"] == "application/problem+json"
     assert client.get("/hospitals/n").status_code == 404
 
 
-def test_a_name_that_would_be_refused_now_is_shown_as_it_is_on_record(api: Any) -> None:
+def test_stored_hospital_name_that_is_invalid_now_is_still_shown(api: Any) -> None:
     now = datetime.now(UTC)
     with api.context.database.write() as session:
         session.add(Hospital(id="older", name="O\nN", site=None, created_at=now, updated_at=now))
@@ -117,7 +117,7 @@ def test_a_name_that_would_be_refused_now_is_shown_as_it_is_on_record(api: Any) 
     assert "O\nN" in [hospital["name"] for hospital in api.client.get("/hospitals").json()["hospitals"]]
 
 
-def test_of_two_who_register_it_first_at_once_both_are_answered(
+def test_concurrent_first_registrations_both_succeed(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put, tried = hospitals._put, []
@@ -134,13 +134,13 @@ def test_of_two_who_register_it_first_at_once_both_are_answered(
     assert (answer.status_code, answer.json()["name"], len(tried)) == (200, "At once", 2)
 
 
-def test_a_reason_may_have_lines(client: httpx.Client, serving: str) -> None:
+def test_assignment_reason_may_have_several_lines(client: httpx.Client, serving: str) -> None:
     body = {"version": 1, "actor": "ada", "reason": "first\n\tsecond\r\nthird"}
     answer = client.put(serving, json=body, headers={"If-Match": '"0"'})
     assert (answer.status_code, answer.json()["reason"]) == (200, body["reason"])
 
 
-def test_assign_look_assign_roll_back(client: httpx.Client, serving: str) -> None:
+def test_serving_follows_assignments_and_rollback(client: httpx.Client, serving: str) -> None:
     empty = client.get(serving)
     assert empty.headers["etag"] == '"0"'
     assert (empty.json()["version"], empty.json()["because"]) == (3, "newest")
@@ -160,7 +160,7 @@ def test_assign_look_assign_roll_back(client: httpx.Client, serving: str) -> Non
     assert (again.status_code, again.json()["type"]) == (409, "urn:locum:problem:nothing-to-roll-back")
 
 
-def test_which_version_served_at_an_instant(client: httpx.Client, serving: str) -> None:
+def test_serving_at_an_instant_returns_the_version_in_force(client: httpx.Client, serving: str) -> None:
     times = [datetime.now(UTC)]
     for version in (1, 2):
         assign(client, serving, version, f'"{version - 1}"')
@@ -185,11 +185,11 @@ def test_which_version_served_at_an_instant(client: httpx.Client, serving: str) 
         "0001-01-01T00:00:00+14:00",
     ],
 )
-def test_an_instant_needs_a_zone_and_must_have_come(client: httpx.Client, serving: str, at: str) -> None:
+def test_serving_at_an_invalid_or_future_instant_is_422(client: httpx.Client, serving: str, at: str) -> None:
     assert client.get(serving, params={"at": at}).status_code == 422
 
 
-def test_the_newest_of_the_time_is_told_after_a_withdrawal(own: httpx.Client, root: Path) -> None:
+def test_serving_before_a_withdrawal_returns_the_newest_of_that_time(own: httpx.Client, root: Path) -> None:
     client, serving = own, register(own)
     before = datetime.now(UTC)
     Store(root).withdraw("bright@3", actor="ada", reason="wrong")
@@ -197,7 +197,7 @@ def test_the_newest_of_the_time_is_told_after_a_withdrawal(own: httpx.Client, ro
     assert client.get(serving, params={"at": before.isoformat()}).json()["version"] == 3
 
 
-def test_an_assigned_version_that_was_withdrawn_is_said_to_be(own: httpx.Client, root: Path) -> None:
+def test_serving_marks_a_withdrawn_assigned_version(own: httpx.Client, root: Path) -> None:
     client, serving = own, register(own)
     assign(client, serving, 3, '"0"')
     before = datetime.now(UTC)
@@ -207,7 +207,7 @@ def test_an_assigned_version_that_was_withdrawn_is_said_to_be(own: httpx.Client,
     assert client.get(serving, params={"at": before.isoformat()}).json()["withdrawn"] is False
 
 
-def test_a_change_must_say_what_it_replaces(client: httpx.Client, serving: str) -> None:
+def test_assignment_without_matching_precondition_is_428_or_412(client: httpx.Client, serving: str) -> None:
     body = {"version": 1, **WHO}
     bare = client.put(serving, json=body)
     assert (bare.status_code, bare.headers["etag"]) == (428, '"0"')
@@ -233,14 +233,14 @@ def test_a_change_must_say_what_it_replaces(client: httpx.Client, serving: str) 
         {"version": 1, "actor": "ada", "reason": "why", "force": True},
     ],
 )
-def test_a_change_has_a_version_an_actor_and_a_reason(
+def test_assignment_without_version_actor_or_reason_is_422(
     client: httpx.Client, serving: str, body: dict[str, Any]
 ) -> None:
     assert client.put(serving, json=body, headers={"If-Match": '"0"'}).status_code == 422
     assert client.get(serving).headers["etag"] == '"0"'
 
 
-def test_a_version_by_digest(own: httpx.Client, root: Path) -> None:
+def test_assignment_by_digest_finds_the_version(own: httpx.Client, root: Path) -> None:
     client, serving = own, register(own)
     digest = Store(root).open("bright@2").digest
     assert assign(client, serving, digest, '"0"').json()["version"] == 2
@@ -248,7 +248,7 @@ def test_a_version_by_digest(own: httpx.Client, root: Path) -> None:
     assert unknown.status_code == 404
 
 
-def test_what_may_not_serve_is_not_assigned(own: httpx.Client, root: Path) -> None:
+def test_assignment_of_an_unservable_version_is_rejected(own: httpx.Client, root: Path) -> None:
     client, serving = own, register(own)
     Store(root).withdraw("bright@1", actor="ada", reason="wrong")
     graph = Store(root).open("bright@2").path / GRAPH
@@ -275,7 +275,7 @@ def test_what_may_not_serve_is_not_assigned(own: httpx.Client, root: Path) -> No
     assert client.get(serving).headers["etag"] == '"0"'
 
 
-def test_a_rollback_to_a_withdrawn_version_is_refused(own: httpx.Client, root: Path) -> None:
+def test_rollback_to_a_withdrawn_version_is_410(own: httpx.Client, root: Path) -> None:
     client, serving = own, register(own)
     assign(client, serving, 1, '"0"')
     assign(client, serving, 2, '"1"')
@@ -284,7 +284,7 @@ def test_a_rollback_to_a_withdrawn_version_is_refused(own: httpx.Client, root: P
     assert client.get(serving).json()["version"] == 2
 
 
-def test_of_two_who_decide_at_once_one_is_told(client: httpx.Client, serving: str) -> None:
+def test_concurrent_assignments_have_one_200_and_the_rest_412(client: httpx.Client, serving: str) -> None:
     deciders = 6
     barrier = threading.Barrier(deciders)
     statuses: list[int] = []
@@ -302,7 +302,7 @@ def test_of_two_who_decide_at_once_one_is_told(client: httpx.Client, serving: st
     assert sorted(statuses) == [200] + [412] * (deciders - 1)
 
 
-def test_the_log_outlives_the_process(start: Callable[..., Any], root: Path, tmp_path: Path) -> None:
+def test_serving_log_is_shared_by_two_apis(start: Callable[..., Any], root: Path, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'shared.db'}"
     first = start(root, database_url=url).client
     serving = register(first)
@@ -314,7 +314,7 @@ def test_the_log_outlives_the_process(start: Callable[..., Any], root: Path, tmp
     assert first.get(serving).headers["etag"] == '"2"'
 
 
-def test_times_are_utc_and_follow_each_other(client: httpx.Client, serving: str) -> None:
+def test_history_times_are_utc_and_increasing(client: httpx.Client, serving: str) -> None:
     for version in (1, 2, 3):
         assign(client, serving, version, f'"{version - 1}"')
     times = [

@@ -47,7 +47,7 @@ def api(start: Callable[..., Any], root: Path) -> Any:
     return start(root)
 
 
-def test_what_is_offered_is_listed_and_parts_are_not(api: Any, space: Artefact) -> None:
+def test_models_list_offered_models_without_parts(api: Any, space: Artefact) -> None:
     answer = api.client.get("/models").json()
     assert answer["unreadable"] == []
     assert [model["name"] for model in answer["models"]] == ["bright", "tumour"]
@@ -58,7 +58,7 @@ def test_what_is_offered_is_listed_and_parts_are_not(api: Any, space: Artefact) 
     assert tumour["latest"]["digest"] == space.digest
 
 
-def test_a_classifier_is_listed_with_its_route_and_classes(
+def test_models_list_a_classifier_with_its_route_and_classes(
     start: Callable[..., Any], tmp_path: Path, publish_dark: Any
 ) -> None:
     publish_dark(tmp_path)
@@ -66,7 +66,7 @@ def test_a_classifier_is_listed_with_its_route_and_classes(
     assert (dark["answers"], dark["labels"]) == ("/classify", ["dark", "bright"])
 
 
-def test_a_model_lists_its_versions(api: Any) -> None:
+def test_model_lists_its_versions(api: Any) -> None:
     answer = api.client.get("/models/bright").json()
     assert [version["version"] for version in answer["versions"]] == [1, 2]
     assert answer["latest"] == answer["versions"][1]
@@ -74,7 +74,7 @@ def test_a_model_lists_its_versions(api: Any) -> None:
     assert api.client.get("/models/tumour.aster").json()["part_of"] == "tumour"
 
 
-def test_a_version_says_where_it_came_from(api: Any, space: Artefact) -> None:
+def test_version_shows_lineage_parts_and_descendants(api: Any, space: Artefact) -> None:
     answer = api.client.get("/models/tumour/versions/1").json()
     assert answer["digest"] == space.digest
     assert answer["manifest"]["lineage"]["method"] == "iop-fl"
@@ -89,7 +89,7 @@ def test_a_version_says_where_it_came_from(api: Any, space: Artefact) -> None:
 
 
 @pytest.mark.parametrize("path", ["/models/heart", "/models/bright/versions/9", "/models/heart/versions/1"])
-def test_what_is_not_there_is_a_problem(api: Any, path: str) -> None:
+def test_absent_model_or_version_is_a_404_problem(api: Any, path: str) -> None:
     answer = api.client.get(path)
     assert answer.status_code == 404
     assert answer.headers["content-type"] == "application/problem+json"
@@ -99,13 +99,13 @@ def test_what_is_not_there_is_a_problem(api: Any, path: str) -> None:
 @pytest.mark.parametrize(
     "path", ["/models/..%2Fetc", "/models/bright/versions/zero", "/models/bright/versions/0"]
 )
-def test_what_cannot_be_a_name_is_a_problem(api: Any, path: str) -> None:
+def test_invalid_model_name_is_a_problem(api: Any, path: str) -> None:
     answer = api.client.get(path)
     assert answer.status_code in (404, 422)
     assert answer.headers["content-type"] == "application/problem+json"
 
 
-def test_withdrawing_shows_at_once_and_flags_what_descends(
+def test_withdrawal_is_shown_at_once_and_flags_descendants(
     start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
 ) -> None:
     first = publish_bright(tmp_path)
@@ -130,14 +130,14 @@ def test_withdrawing_shows_at_once_and_flags_what_descends(
     assert client.get("/models/bright").json()["latest"] is None
 
 
-def test_damaged_files_do_not_hide_the_list(
+def test_models_are_listed_despite_a_damaged_file(
     start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
 ) -> None:
     (publish_bright(tmp_path).path / GRAPH).unlink()
     assert [m["name"] for m in start(tmp_path).client.get("/models").json()["models"]] == ["bright"]
 
 
-def test_a_model_published_later_is_listed(
+def test_model_published_after_start_is_listed(
     start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
 ) -> None:
     client = start(tmp_path / "not-there-yet").client
@@ -146,7 +146,7 @@ def test_a_model_published_later_is_listed(
     assert [model["name"] for model in client.get("/models").json()["models"]] == ["bright"]
 
 
-def test_a_version_that_cannot_be_read_says_why(
+def test_unreadable_version_is_503_with_the_reason(
     start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
 ) -> None:
     publish_bright(tmp_path, "bright")

@@ -55,7 +55,7 @@ def test_an_unregistered_zip_is_rejected(api: Any, volume: NDArray[np.uint8]) ->
 
 @pytest.mark.usefixtures("_registered")
 class TestRegistered:
-    def test_segment_answers_with_a_mask_on_the_volumes_grid(
+    def test_segment_of_a_zip_returns_a_mask_on_the_volume_grid(
         self, api: Any, volume: NDArray[np.uint8]
     ) -> None:
         # The name is that of another format: only the bytes decide.
@@ -66,11 +66,13 @@ class TestRegistered:
         np.testing.assert_array_equal(mask.affine, np.eye(4))
         assert answer.content == api.segment(encode_nifti(volume, np.eye(4))).content
 
-    def test_a_volume_of_it_has_no_png_mask(self, api: Any, volume: NDArray[np.uint8]) -> None:
+    def test_segment_of_a_zip_with_png_output_is_422(self, api: Any, volume: NDArray[np.uint8]) -> None:
         answer = api.segment(zipped(slices(volume)), output="png")
         assert (answer.status_code, type_of(answer)) == (422, "output-mismatch")
 
-    def test_a_cohort_keeps_it_as_one_scan_with_one_digest(self, api: Any, volume: NDArray[np.uint8]) -> None:
+    def test_cohort_stores_a_zip_as_one_scan_with_one_digest(
+        self, api: Any, volume: NDArray[np.uint8]
+    ) -> None:
         content = zipped(slices(volume))
         digest = hashlib.sha256(content)
         cohort = api.client.post("/hospitals/north/cohorts").headers["location"]
@@ -89,7 +91,7 @@ class TestRegistered:
         assert other.status_code == 422
         assert api.client.delete(cohort).status_code == 204
 
-    def test_the_services_limits_apply(self, api: Any, volume: NDArray[np.uint8]) -> None:
+    def test_service_limits_apply_to_a_registered_format(self, api: Any, volume: NDArray[np.uint8]) -> None:
         many = np.concatenate([volume, volume], axis=2)
         for content in (zipped(slices(many)), zipped({"0.png": bytes(30_000)})):
             answer = api.segment(content)
@@ -100,6 +102,6 @@ class TestRegistered:
         assert (refused.status_code, type_of(refused)) == (413, "scan-too-large")
         assert api.client.delete(cohort).status_code == 204
 
-    def test_a_patient_is_named_by_the_scan_without_the_formats_suffix(self) -> None:
+    def test_patient_is_parsed_from_the_name_without_the_format_suffix(self) -> None:
         task = Task(name="t", labels={"x": (1,)}, size=(32, 32), patient="^(?P<patient>p[0-9]+)$")
         assert numbered(["p1.zip", "p1.nii.gz", "p2.zip"], task) == [0, 0, 1]

@@ -51,7 +51,7 @@ def volume_of(response: Any) -> Any:
     return nib.Nifti1Image.from_bytes(gzip.decompress(response.content))
 
 
-def test_an_image_gets_a_png_mask_and_every_header(
+def test_segment_of_an_image_returns_a_png_mask_and_headers(
     api: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     response = api.segment(make_png(picture))
@@ -68,7 +68,7 @@ def test_an_image_gets_a_png_mask_and_every_header(
     assert "inference;dur=" in response.headers["server-timing"]
 
 
-def test_the_mask_of_a_larger_image_has_the_images_own_size(api: Any, make_png: Callable[..., bytes]) -> None:
+def test_mask_of_a_larger_image_has_the_size_of_the_image(api: Any, make_png: Callable[..., bytes]) -> None:
     pixels = np.zeros((96, 64), np.uint8)
     pixels[24:72, 16:48] = 255
     mask = mask_of(api.segment(make_png(pixels)))
@@ -78,7 +78,7 @@ def test_the_mask_of_a_larger_image_has_the_images_own_size(api: Any, make_png: 
     assert wrong.mean() < 0.02
 
 
-def test_the_report_measures_and_receipts(
+def test_json_report_has_measures_and_receipt(
     api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     scan = make_png(picture)
@@ -102,7 +102,9 @@ def test_the_report_measures_and_receipts(
     assert {"decode", "prepare", "inference", "restore"} <= report["timing_ms"].keys()
 
 
-def test_the_uncertainty_is_the_documented_one(api: Any, make_png: Callable[..., bytes]) -> None:
+def test_reported_uncertainty_matches_the_documented_formula(
+    api: Any, make_png: Callable[..., bytes]
+) -> None:
     # Half of the pixels lie 2 above the threshold, half far below: p = sigmoid(0.5 * 2) and almost 0.
     pixels = np.zeros((32, 32), np.uint8)
     pixels[:16] = THRESHOLD + 2
@@ -112,7 +114,7 @@ def test_the_uncertainty_is_the_documented_one(api: Any, make_png: Callable[...,
     assert report["uncertainty"] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_volumes_mask_lies_on_its_own_grid_and_affine(
+def test_mask_of_a_volume_has_its_grid_and_affine(
     api: Any, make_nifti: Callable[..., bytes], volume: NDArray[np.int16]
 ) -> None:
     response = api.segment(make_nifti(volume, AFFINE))
@@ -123,7 +125,7 @@ def test_a_volumes_mask_lies_on_its_own_grid_and_affine(
     assert mask.get_data_dtype() == np.uint8
 
 
-def test_a_volumes_labels_are_measured_in_ml(
+def test_report_of_a_volume_measures_labels_in_ml(
     api: Any, make_nifti: Callable[..., bytes], volume: NDArray[np.int16]
 ) -> None:
     report = api.segment(gzip.compress(make_nifti(volume, AFFINE)), output="json").json()
@@ -133,7 +135,7 @@ def test_a_volumes_labels_are_measured_in_ml(
     assert report["shape"] == [32, 5, 32]
 
 
-def test_overlays_of_images_and_volumes_are_pictures(
+def test_overlay_of_images_and_volumes_is_a_png(
     api: Any,
     make_png: Callable[..., bytes],
     make_nifti: Callable[..., bytes],
@@ -148,7 +150,7 @@ def test_overlays_of_images_and_volumes_are_pictures(
 
 
 @pytest.mark.parametrize("output", ["png", "nifti"])
-def test_a_form_that_the_scan_cannot_have_is_refused(
+def test_output_that_does_not_fit_the_scan_is_422(
     api: Any,
     make_png: Callable[..., bytes],
     make_nifti: Callable[..., bytes],
@@ -161,7 +163,7 @@ def test_a_form_that_the_scan_cannot_have_is_refused(
     assert (response.status_code, response.json()["type"]) == (422, "urn:locum:problem:output-mismatch")
 
 
-def test_equal_requests_get_equal_bytes_from_another_api_too(
+def test_segment_of_equal_requests_is_bit_identical_across_apis(
     api: Any,
     start: Any,
     store: Path,
@@ -191,7 +193,7 @@ def test_equal_requests_get_equal_bytes_from_another_api_too(
         ({"personalization": "member"}, "site"),
     ],
 )
-def test_wrong_parameters_are_named(
+def test_segment_with_wrong_parameters_is_422_by_name(
     api: Any,
     make_png: Callable[..., bytes],
     picture: NDArray[np.uint8],
@@ -204,7 +206,7 @@ def test_wrong_parameters_are_named(
     assert expected in response.json()["detail"]
 
 
-def test_empty_fields_count_as_left_out(
+def test_empty_form_fields_count_as_absent(
     api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     assert api.segment(make_png(picture), model="", hospital="", output="", site="").status_code == 200
@@ -214,13 +216,13 @@ def test_empty_fields_count_as_left_out(
     ("fields", "status"),
     [({"model": "other"}, 404), ({"model": "bright@7"}, 404), ({"hospital": "nobody"}, 404)],
 )
-def test_what_is_not_there_is_404(
+def test_segment_with_absent_model_or_hospital_is_rejected(
     api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8], fields: dict[str, str], status: int
 ) -> None:
     assert api.segment(make_png(picture), **fields).status_code == status
 
 
-def test_a_withdrawn_version_is_gone_and_a_damaged_one_is_refused_by_name(
+def test_segment_with_withdrawn_version_is_410_and_damaged_is_503(
     start: Any,
     publish_bright: Any,
     tmp_path: Path,
@@ -245,7 +247,7 @@ def test_a_withdrawn_version_is_gone_and_a_damaged_one_is_refused_by_name(
     assert api.segment(make_png(picture)).headers["locum-model"] == "bright@3"
 
 
-def test_the_guard_warns_or_refuses(
+def test_segment_guard_warns_or_rejects_an_unusual_scan(
     start: Any,
     publish_bright: Any,
     tmp_path: Path,
@@ -282,7 +284,7 @@ def test_the_guard_warns_or_refuses(
     assert refused.json()["warnings"] == warnings
 
 
-def test_a_member_is_answered_by_its_own_network(
+def test_segment_for_a_member_uses_its_own_network(
     start: Any, publish_bright: Any, tmp_path: Path, make_png: Callable[..., bytes]
 ) -> None:
     from model_store.manifest import NetworkSpec, RoutingSpaceManifest

@@ -62,7 +62,7 @@ def open_spool_files(api: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("route", ["/segment", "/classify"])
-def test_beyond_the_queue_it_is_503_and_afterwards_it_works_again(
+def test_request_above_the_queue_is_503_until_a_slot_is_free(
     start: Any,
     tmp_path: Path,
     publish_bright: Any,
@@ -87,7 +87,7 @@ def test_beyond_the_queue_it_is_503_and_afterwards_it_works_again(
     assert api.send(route, scan).status_code == 200
 
 
-def test_many_at_once_are_all_answered_and_load_the_network_once(
+def test_concurrent_requests_all_succeed_and_load_the_network_once(
     start: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     api = start(store, inference_slots=3, inference_queue=40)
@@ -99,7 +99,7 @@ def test_many_at_once_are_all_answered_and_load_the_network_once(
     assert (api.context.admission.running, api.context.admission.waiting) == (0, 0)
 
 
-def test_versions_change_without_a_request_being_dropped(
+def test_publishing_versions_drops_no_request(
     start: Any, tmp_path: Path, publish_bright: Any, make_png: Callable[..., bytes]
 ) -> None:
     publish_bright(tmp_path, at=50)
@@ -130,7 +130,7 @@ def test_versions_change_without_a_request_being_dropped(
     assert all(found == voxels[name] for name, found in seen)
 
 
-def test_a_hospital_is_served_what_it_was_assigned(
+def test_segment_for_a_hospital_uses_its_assigned_version(
     start: Any,
     tmp_path: Path,
     publish_bright: Any,
@@ -153,7 +153,7 @@ def test_a_hospital_is_served_what_it_was_assigned(
     assert api.segment(make_png(picture)).headers["locum-model"] == "bright@2"
 
 
-def test_nothing_of_a_scan_is_left_once_it_is_answered(
+def test_answered_scan_leaves_no_file_and_no_name_in_the_log(
     start: Any, store: Path, make_nifti: Callable[..., bytes], caplog: pytest.LogCaptureFixture
 ) -> None:
     api = start(store)
@@ -195,7 +195,7 @@ def upload_half(api: Any) -> socket.socket:
     return client
 
 
-def test_a_client_that_leaves_in_the_middle_leaves_nothing(
+def test_client_disconnect_during_an_upload_leaves_no_file(
     start: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     api = start(store)
@@ -207,7 +207,7 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(
     assert api.segment(make_png(picture)).status_code == 200
 
 
-def test_uploads_that_dawdle_take_no_slot(
+def test_slow_uploads_take_no_inference_slot(
     start: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     api = start(store, inference_slots=1, inference_queue=0)
@@ -218,7 +218,7 @@ def test_uploads_that_dawdle_take_no_slot(
         each.close()
 
 
-def test_a_client_that_left_while_it_waited_is_not_worked_for(
+def test_disconnected_waiting_client_gets_no_inference(
     start: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
     api = start(store, inference_slots=1, inference_queue=3)

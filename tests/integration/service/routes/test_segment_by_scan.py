@@ -91,7 +91,7 @@ def work(api: Any, state: JobEnd = "succeeded", reason: str | None = None) -> th
     return thread
 
 
-def test_it_is_accepted_as_a_job_that_holds_the_scan_and_what_was_asked(api: Any, scan: bytes) -> None:
+def test_scan_personalization_is_accepted_as_a_job_with_scan_and_options(api: Any, scan: bytes) -> None:
     answer = ask(api, scan, hospital="dune", output="overlay", guard="refuse")
     assert answer.status_code == 202
     job = answer.json()
@@ -111,7 +111,7 @@ def test_it_is_accepted_as_a_job_that_holds_the_scan_and_what_was_asked(api: Any
     assert 'http-equiv="refresh"' in card
 
 
-def test_who_prefers_to_wait_gets_the_mask_when_it_is_there(api: Any, scan: bytes) -> None:
+def test_prefer_wait_returns_the_mask_and_deletes_its_files(api: Any, scan: bytes) -> None:
     worker = work(api)
     answer = ask(api, scan, f"respond-async, wait={LONG}")
     worker.join()
@@ -123,7 +123,7 @@ def test_who_prefers_to_wait_gets_the_mask_when_it_is_there(api: Any, scan: byte
     assert jobs_with_files(api) == []
 
 
-def test_one_that_fell_back_has_a_mask_too(api: Any, scan: bytes) -> None:
+def test_scan_job_that_fell_back_returns_its_mask(api: Any, scan: bytes) -> None:
     worker = work(api, "fell_back", "no epoch was better than step 0")
     answer = ask(api, scan, f"wait={LONG}")
     worker.join()
@@ -131,7 +131,9 @@ def test_one_that_fell_back_has_a_mask_too(api: Any, scan: bytes) -> None:
 
 
 @pytest.mark.parametrize("state", ["failed", "cancelled"])
-def test_one_that_ended_without_a_mask_says_why(api: Any, scan: bytes, state: JobEnd) -> None:
+def test_scan_job_that_ended_without_a_mask_is_409_with_the_reason(
+    api: Any, scan: bytes, state: JobEnd
+) -> None:
     worker = work(api, state, "the network diverged")
     answer = ask(api, scan, f"wait={LONG}")
     worker.join()
@@ -140,7 +142,7 @@ def test_one_that_ended_without_a_mask_says_why(api: Any, scan: bytes, state: Jo
 
 
 @pytest.mark.parametrize("wait", ["0", "1"])
-def test_who_waited_in_vain_is_told_where_to_look(api: Any, scan: bytes, wait: str) -> None:
+def test_prefer_wait_that_expires_is_202_with_a_location(api: Any, scan: bytes, wait: str) -> None:
     answer = ask(api, scan, f"wait={wait}")
     assert answer.status_code == 202
     assert answer.headers["preference-applied"] == f"wait={wait}"
@@ -148,7 +150,7 @@ def test_who_waited_in_vain_is_told_where_to_look(api: Any, scan: bytes, wait: s
     assert answer.json()["state"] == "queued"
 
 
-def test_the_result_stays_for_a_while(api: Any, scan: bytes) -> None:
+def test_scan_job_result_is_kept_until_its_files_are_deleted(api: Any, scan: bytes) -> None:
     location = ask(api, scan).headers["location"]
     assert api.client.get(f"{location}/result").status_code == 409
     work(api).join()
@@ -158,7 +160,7 @@ def test_the_result_stays_for_a_while(api: Any, scan: bytes) -> None:
     assert api.client.get(f"{location}/result").status_code == 410
 
 
-def test_whoever_goes_away_while_waiting_leaves_no_job_behind(api: Any, scan: bytes) -> None:
+def test_client_disconnect_while_waiting_cancels_the_job(api: Any, scan: bytes) -> None:
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
             f"{api.client.base_url}/segment",
@@ -175,7 +177,7 @@ def test_whoever_goes_away_while_waiting_leaves_no_job_behind(api: Any, scan: by
     assert newest["state"] == "cancelled"
 
 
-def test_the_service_answers_others_while_somebody_waits(api: Any, scan: bytes) -> None:
+def test_service_answers_other_requests_while_a_client_waits(api: Any, scan: bytes) -> None:
     answers: list[httpx.Response] = []
     waiting = threading.Thread(target=lambda: answers.append(ask(api, scan, f"wait={LONG}")))
     waiting.start()
@@ -206,7 +208,7 @@ def test_the_service_answers_others_while_somebody_waits(api: Any, scan: bytes) 
         ({"output": "gif"}, 422, "invalid-request"),
     ],
 )
-def test_what_cannot_be_done_is_refused_at_once_and_leaves_nothing(
+def test_invalid_scan_personalization_is_rejected_and_leaves_no_job(
     api: Any, scan: bytes, fields: dict[str, str], status: int, slug: str
 ) -> None:
     answer = ask(api, scan, **fields)
@@ -215,7 +217,9 @@ def test_what_cannot_be_done_is_refused_at_once_and_leaves_nothing(
     assert jobs_with_files(api) == []
 
 
-def test_where_many_wait_already_nobody_is_added(api: Any, scan: bytes, start: Callable[..., Any]) -> None:
+def test_scan_personalization_with_a_full_queue_is_503(
+    api: Any, scan: bytes, start: Callable[..., Any]
+) -> None:
     crowded = start(api.settings.store, max_waiting_jobs=1)
     assert crowded.client.put("/hospitals/dune", json={"name": "Dune"}).status_code == 201
     first = ask(crowded, scan).json()["id"]
@@ -230,13 +234,15 @@ def test_where_many_wait_already_nobody_is_added(api: Any, scan: bytes, start: C
     assert crowded.client.get("/hospitals/dune/cohorts").json()["cohorts"] == []
 
 
-def test_what_is_no_scan_is_refused_at_once(api: Any, scan: bytes, make_nifti: Callable[..., bytes]) -> None:
+def test_scan_personalization_of_an_invalid_scan_is_rejected(
+    api: Any, scan: bytes, make_nifti: Callable[..., bytes]
+) -> None:
     assert ask(api, b"not a scan").status_code == 415
     assert ask(api, scan[:60]).status_code == 422
     assert queued(api) == []
 
 
-def test_a_hospital_is_adapted_to_from_what_its_version_was_made_from(api: Any, scan: bytes) -> None:
+def test_scan_personalization_of_an_adapted_version_starts_from_its_parent(api: Any, scan: bytes) -> None:
     for model in ("bright", "bright.at-dune@1"):
         answer = ask(api, scan, model=model, hospital="dune")
         assert answer.json()["parent"] == api.store.open("bright@1").digest

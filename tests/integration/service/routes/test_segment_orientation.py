@@ -87,7 +87,7 @@ def assert_true(mask: NDArray[Any], affine: Matrix, least_dice: float = 0.88) ->
     assert volume == pytest.approx(true_volume_ml(PATIENT), rel=0.15)
 
 
-def test_all_48_ways_to_store_one_volume_give_the_same_true_mask(api: Any) -> None:
+def test_all_48_stored_orientations_give_the_same_correct_mask(api: Any) -> None:
     affine = affine_of(np.eye(3), (2.0, 2.0, 3.4), SHAPE)
     voxels, _ = make_volume(SCANNERS["aster"], PATIENT, affine, SHAPE)
     plain = segment(api, voxels, affine)
@@ -105,7 +105,7 @@ def test_all_48_ways_to_store_one_volume_give_the_same_true_mask(api: Any) -> No
     ("degrees", "axis"),
     [(8, (1, 0, 0)), (20, (1, 0, 0)), (30, (0, 1, 0)), (40, (0, 0, 1)), (35, (1, -1, 1)), (50, (1, 2, 3))],
 )
-def test_an_oblique_volume_gives_the_true_mask(
+def test_oblique_volume_gives_the_correct_mask(
     api: Any, degrees: float, axis: tuple[float, float, float]
 ) -> None:
     shape = (48, 48, 28)
@@ -116,9 +116,7 @@ def test_an_oblique_volume_gives_the_true_mask(
     assert_true(segment(api, voxels, affine), affine, least_dice=0.85)
 
 
-def test_an_oblique_volume_that_is_too_much_to_put_back_is_refused(
-    api: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_oblique_volume_too_large_to_restore_is_413(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_module("model_store.preprocessing.restore"), "MOST_ELEMENTS", 10_000)
     for degrees, status in ((8, 200), (20, 413)):
         affine = affine_of(turned(degrees, (1, 0, 0)), (2.0, 2.0, 3.4), SHAPE)
@@ -128,14 +126,14 @@ def test_an_oblique_volume_that_is_too_much_to_put_back_is_refused(
     assert "the volume is tilted by 20 degrees" in answer.json()["detail"]
 
 
-def test_another_resolution_gives_the_true_mask(api: Any) -> None:
+def test_another_resolution_gives_the_correct_mask(api: Any) -> None:
     shape = (80, 64, 24)
     affine = affine_of(np.eye(3), (1.2, 1.5, 2.0), shape)
     voxels, _ = make_volume(SCANNERS["birch"], PATIENT, affine, shape)
     assert_true(segment(api, voxels, affine), affine)
 
 
-def test_a_mirrored_truth_would_have_been_noticed() -> None:
+def test_mirrored_mask_fails_the_truth_check() -> None:
     affine = affine_of(np.eye(3), (2.0, 2.0, 3.4), SHAPE)
     _, truth = make_volume(SCANNERS["aster"], PATIENT, affine, SHAPE)
     assert_true(truth, affine, least_dice=0.99)

@@ -105,7 +105,7 @@ def store(tmp_path: Path, publish_bright: Callable[..., Artefact]) -> Path:
     return root
 
 
-def test_one_command_serves_and_works_and_ends(
+def test_service_command_serves_replaces_its_worker_and_ends_on_sigterm(
     store: Path, tmp_path: Path, make_png: Any, picture: Any, publish_bright: Callable[..., Artefact]
 ) -> None:
     damaged = publish_bright(store, at=80).path / GRAPH
@@ -139,7 +139,7 @@ def test_one_command_serves_and_works_and_ends(
 
 
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
-def test_no_child_outlives_it(store: Path, tmp_path: Path, ending: signal.Signals) -> None:
+def test_no_child_process_outlives_the_service(store: Path, tmp_path: Path, ending: signal.Signals) -> None:
     state = tmp_path / "state"
     with served(store, state) as (process, _):
         wait_for(lambda: workers_of(process), psutil.Process(process.pid))
@@ -151,7 +151,7 @@ def test_no_child_outlives_it(store: Path, tmp_path: Path, ending: signal.Signal
     assert "Traceback" not in state.with_suffix(".log").read_text()
 
 
-def test_it_starts_again_where_it_was_killed(store: Path, tmp_path: Path) -> None:
+def test_service_restarts_with_its_state_after_sigkill(store: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
     serving = "/hospitals/north/serving/bright"
     with served(store, state, "--no-worker") as (process, client):
@@ -165,7 +165,7 @@ def test_it_starts_again_where_it_was_killed(store: Path, tmp_path: Path) -> Non
         assert client.get("/health/ready").status_code == 200
 
 
-def test_a_worker_of_its_own_takes_what_was_queued(store: Path, tmp_path: Path) -> None:
+def test_standalone_worker_takes_queued_messages_after_a_kill(store: Path, tmp_path: Path) -> None:
     """Broker, queue and worker without the API; the worker is killed in between, and nothing is lost."""
     state = tmp_path / "state"
     settings = Settings(state_dir=state, store=store, redis_url=None)
@@ -208,7 +208,7 @@ def _verdict_since(state: Path, instant: datetime) -> StoreVerdict | None:
     return verdict if verdict is not None and verdict.finished_at >= instant else None
 
 
-def test_who_follows_a_job_does_not_hold_up_the_end(tmp_path: Path) -> None:
+def test_open_event_stream_does_not_delay_shutdown(tmp_path: Path) -> None:
     with served(tmp_path / "store", tmp_path / "state", "--no-worker") as (process, client):
         database = Database(f"sqlite:///{tmp_path / 'state' / 'locum.db'}")
         with database.write() as session:

@@ -75,7 +75,7 @@ def changed(place: Workplace, job_id: str) -> None:
         (changed, r"scan 'patient-500.nii.gz' was changed on the disk"),
     ],
 )
-def test_what_is_gone_fails_in_words(
+def test_job_with_a_vanished_input_fails_with_a_reason(
     place: Workplace, happens: Callable[[Workplace, str], None], says: str
 ) -> None:
     job_id = place.adaptation(place.cohort(outside_scans(1)))
@@ -90,7 +90,7 @@ def test_what_is_gone_fails_in_words(
         ("b.bin", b"nothing that is a scan", r"scan 'b.bin': "),
     ],
 )
-def test_a_scan_that_does_not_fit_is_named(
+def test_job_with_an_unfit_scan_fails_and_names_it_only_to_the_hospital(
     place: Workplace,
     make_png: Callable[..., bytes],
     caplog: pytest.LogCaptureFixture,
@@ -109,7 +109,7 @@ def test_a_scan_that_does_not_fit_is_named(
     assert name not in caplog.text
 
 
-def test_only_a_routing_space_with_scans_is_adapted(place: Workplace) -> None:
+def test_job_with_another_kind_no_scan_or_invalid_options_fails(place: Workplace) -> None:
     cohort = place.cohort(outside_scans(1))
     model = place.store.open("organ.global").digest
     assert_failed(place, place.adaptation(cohort, parent=model), "only these can be adapted")
@@ -117,7 +117,7 @@ def test_only_a_routing_space_with_scans_is_adapted(place: Workplace) -> None:
     assert_failed(place, place.adaptation(cohort, options={"epochs": 0}), "epochs")
 
 
-def test_a_parent_that_is_withdrawn_meanwhile_has_no_new_candidates(place: Workplace) -> None:
+def test_publishing_a_candidate_of_a_withdrawn_parent_is_rejected(place: Workplace) -> None:
     job_id = place.adaptation(place.cohort(outside_scans(1)))
     lease = leases.claim(place.database, job_id, "worker", place.settings)
     assert lease is not None
@@ -129,7 +129,7 @@ def test_a_parent_that_is_withdrawn_meanwhile_has_no_new_candidates(place: Workp
     assert place.candidates() == []
 
 
-def test_a_job_that_takes_too_long_says_so(place: Workplace) -> None:
+def test_job_above_its_time_limit_fails_with_a_reason(place: Workplace) -> None:
     job_id = place.adaptation(place.cohort(outside_scans(1)), options={"epochs": 200})
 
     def too_long(*_: object) -> None:

@@ -54,7 +54,7 @@ def candidate_of(place: Workplace) -> tuple[Artefact, ModelManifest]:
     return artefact, artefact.manifest
 
 
-def test_a_cohort_becomes_a_candidate(finished: Workplace) -> None:
+def test_adaptation_job_publishes_a_candidate_with_lineage_and_gate(finished: Workplace) -> None:
     job = finished.job(JOB)
     artefact, manifest = candidate_of(finished)
     assert (job.state, job.reason, job.attempt) == ("succeeded", None, 1)
@@ -82,7 +82,7 @@ def test_a_cohort_becomes_a_candidate(finished: Workplace) -> None:
     assert all(check["value"] is not None for check in job.gate["checks"])
 
 
-def test_a_candidate_that_does_no_harm_passes_but_where_its_gain_is_within_rounding(place: Workplace) -> None:
+def test_harmless_candidate_passes_every_check_but_possibly_consensus_gain(place: Workplace) -> None:
     """Every check of the gate is measured on it, and its labels, which no check sees, agree."""
     options = {"epochs": 1, "routing_rate": 0.01}
     job_id = place.adaptation(place.cohort(outside_scans(6, "cedar")), options=options)
@@ -110,7 +110,7 @@ def test_a_candidate_that_does_no_harm_passes_but_where_its_gain_is_within_round
     assert dice["organ.at-dune"] > dice["organ.global"] - 0.01
 
 
-def test_its_graphs_are_the_merged_network_and_the_routed_one(finished: Workplace) -> None:
+def test_candidate_graphs_equal_the_merged_network(finished: Workplace) -> None:
     artefact, _ = candidate_of(finished)
     network = build("unet", **ARGUMENTS).eval()
     network.load_state_dict(from_safetensors(artefact.read(WEIGHTS)))
@@ -126,7 +126,7 @@ def test_its_graphs_are_the_merged_network_and_the_routed_one(finished: Workplac
     assert any(not torch.equal(tensor, parent[name]) for name, tensor in network.state_dict().items())
 
 
-def test_a_hospitals_statistics_alone_are_a_candidate_too(place: Workplace) -> None:
+def test_statistics_preset_publishes_a_candidate_with_new_statistics_only(place: Workplace) -> None:
     job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"preset": "statistics"})
     run_job(job_id, place.settings)
     job = place.job(job_id)
@@ -144,7 +144,7 @@ def test_a_hospitals_statistics_alone_are_a_candidate_too(place: Workplace) -> N
     assert [check["name"] for check in job.gate["checks"] if check["value"] is None] == ["stability"]
 
 
-def test_tent_adapts_batch_norm_of_the_global_model_alone(place: Workplace) -> None:
+def test_tent_preset_changes_batch_norm_of_the_global_model_only(place: Workplace) -> None:
     options = {"preset": "tent", "epochs": 2}
     job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options=options)
     run_job(job_id, place.settings)
@@ -161,7 +161,7 @@ def test_tent_adapts_batch_norm_of_the_global_model_alone(place: Workplace) -> N
     assert all("bn" in name for name in changed)
 
 
-def test_everybody_can_follow_it(finished: Workplace) -> None:
+def test_adaptation_job_records_epochs_stages_states_and_pictures(finished: Workplace) -> None:
     epochs = [event.data for event in finished.events(JOB, "epoch")]
     assert [epoch["epoch"] for epoch in epochs] == list(range(EPOCHS + 1))
     assert all(epoch["safe"] and np.isfinite(epoch["loss"]) for epoch in epochs)
@@ -182,7 +182,9 @@ def test_everybody_can_follow_it(finished: Workplace) -> None:
     assert not folder.checkpoint.exists()
 
 
-def test_a_spoilt_checkpoint_costs_time_and_changes_nothing(finished: Workplace, place: Workplace) -> None:
+def test_damaged_checkpoint_restarts_the_job_with_an_equal_result(
+    finished: Workplace, place: Workplace
+) -> None:
     place.adaptation(place.cohort(outside_scans(SCANS)), job_id=JOB)
     folder = place.folder(JOB)
     folder.write(folder.checkpoint, b"half of a checkpoint")
@@ -192,7 +194,7 @@ def test_a_spoilt_checkpoint_costs_time_and_changes_nothing(finished: Workplace,
     assert "started over" in warning.data["message"]
 
 
-def test_a_version_that_was_published_before_is_adopted(finished: Workplace) -> None:
+def test_job_adopts_the_version_published_before_its_worker_died(finished: Workplace) -> None:
     before = finished.job(JOB)
     epochs = len(finished.events(JOB, "epoch"))
     with finished.database.write() as session:
@@ -210,7 +212,7 @@ def test_a_version_that_was_published_before_is_adopted(finished: Workplace) -> 
     assert len(finished.events(JOB, "epoch")) == epochs
 
 
-def test_a_worker_that_lost_its_lease_publishes_nothing(place: Workplace) -> None:
+def test_worker_that_lost_its_lease_cannot_publish(place: Workplace) -> None:
     job_id = place.adaptation(place.cohort(outside_scans(1)))
     stale = leases.claim(place.database, job_id, "stale", place.settings)
     assert stale is not None
@@ -235,7 +237,7 @@ def test_a_worker_that_lost_its_lease_publishes_nothing(place: Workplace) -> Non
     assert str(published.artefact) == "organ.at-dune@1"
 
 
-def test_one_job_never_becomes_two_versions(place: Workplace) -> None:
+def test_publishing_twice_for_one_job_makes_one_version(place: Workplace) -> None:
     job_id = place.adaptation(place.cohort(outside_scans(1)))
     lease = leases.claim(place.database, job_id, "worker", place.settings)
     assert lease is not None
@@ -254,7 +256,7 @@ def test_one_job_never_becomes_two_versions(place: Workplace) -> None:
     assert len(place.candidates()) == 1
 
 
-def test_a_worker_whose_job_went_to_another_stops(place: Workplace) -> None:
+def test_worker_that_lost_its_job_to_another_stops(place: Workplace) -> None:
     settings = place.settings.model_copy(update={"lease_seconds": 1})
     job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"epochs": 200})
     working = threading.Thread(target=run_job, args=(job_id, settings))
@@ -269,7 +271,7 @@ def test_a_worker_whose_job_went_to_another_stops(place: Workplace) -> None:
     assert place.candidates() == []
 
 
-def test_a_step_too_far_falls_back_to_step_0(place: Workplace) -> None:
+def test_unsafe_adaptation_falls_back_to_step_0(place: Workplace) -> None:
     options = {"epochs": 2, "routing_rate": 10.0, "bn_rate": 10.0}
     job_id = place.adaptation(place.cohort(outside_scans(1)), options=options)
     run_job(job_id, place.settings)

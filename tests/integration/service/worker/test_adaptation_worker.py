@@ -75,7 +75,7 @@ def ended(api: Any, location: str) -> dict[str, Any]:
     return job_at(api, location)
 
 
-def test_a_cancelled_job_makes_room_for_the_next(
+def test_cancelled_job_ends_and_the_next_job_runs(
     api: Any, worker: psutil.Process, routing_store: Path
 ) -> None:
     endless = submit(api, 1, epochs=200)
@@ -100,7 +100,7 @@ def test_a_cancelled_job_makes_room_for_the_next(
     assert answer.headers["Locum-Model"] == reference
 
 
-def test_a_killed_worker_costs_an_epoch_at_most(
+def test_killed_worker_loses_at_most_one_epoch_and_the_result_is_equal(
     api: Any, worker: psutil.Process, tmp_path: Path, routing_store: Path
 ) -> None:
     epochs = 5
@@ -136,7 +136,7 @@ def test_a_killed_worker_costs_an_epoch_at_most(
     assert [v.manifest.lineage.run for v in versions].count(job_id) == 1
 
 
-def test_a_scan_is_adapted_to_while_its_client_waits(api: Any, worker: psutil.Process) -> None:
+def test_scan_job_returns_its_mask_to_a_waiting_client(api: Any, worker: psutil.Process) -> None:
     (scan,) = outside_scans(1).values()
     before = api.store.names()
     answer = api.client.post(

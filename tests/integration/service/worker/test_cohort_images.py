@@ -37,7 +37,7 @@ def load(files: dict[str, tuple[ScanFile, ScanFile]]) -> LabelledImages:
     return load_labelled([scan for scan, _ in files.values()], masks, TUMOUR, Limits(), never_cancelled)
 
 
-def test_scans_nobody_drew_on_take_no_room_from_the_others(
+def test_load_above_the_image_limit_drops_slices_without_masks_first(
     files: dict[str, tuple[ScanFile, ScanFile]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = load(files)

@@ -118,7 +118,7 @@ def joined(api: Any) -> Joined:
     return Joined(api, cohort, api.client.get(accepted.headers["location"]).json())
 
 
-def test_the_job_tells_of_every_epoch_and_of_both_dice(joined: Joined) -> None:
+def test_joining_job_reports_every_epoch_gate_dice_and_attention(joined: Joined) -> None:
     job, result = joined.job, joined.job["result"]
     assert job["state"] == "succeeded", job["reason"]
     assert [check for check in job["gate"]["checks"] if not check["passed"]] == []
@@ -141,7 +141,7 @@ def test_the_job_tells_of_every_epoch_and_of_both_dice(joined: Joined) -> None:
     assert len({round(share, 4) for share in result["attention"].values()}) == 3
 
 
-def test_the_candidate_is_one_network_whose_graph_says_what_it_attends_to(joined: Joined) -> None:
+def test_joined_candidate_graph_returns_probabilities_and_attention(joined: Joined) -> None:
     manifest, network = joined.model("tumour.at-dune@1")
     parent = joined.api.store.open("tumour")
     assert (manifest.hospital, manifest.lineage.method) == ("dune", cross_attention.METHOD)
@@ -165,7 +165,7 @@ def test_the_candidate_is_one_network_whose_graph_says_what_it_attends_to(joined
         ({"personalization": "member", "site": "birch"}, "tumour.birch", "member; site=birch"),
     ],
 )
-def test_every_part_answers_and_says_what_it_attended_to(
+def test_segment_with_each_part_reports_its_attention(
     joined: Joined, asked: dict[str, str], part: str, header: str
 ) -> None:
     answer = joined.segment(model="tumour", **asked)
@@ -186,7 +186,7 @@ def test_every_part_answers_and_says_what_it_attended_to(
 
 
 @pytest.mark.parametrize("asked", [{"personalization": "global"}, {"hospital": "north"}])
-def test_zero_shot_is_warned_of_in_every_form_and_whoever_asks(api: Any, asked: dict[str, str]) -> None:
+def test_zero_shot_answer_carries_a_warning_in_every_output(api: Any, asked: dict[str, str]) -> None:
     """North is no member, and nothing of its own is assigned to it: `auto` is zero-shot."""
     scan = SCANS[UNDRAWN][0]
     told = api.segment(scan, output="json", model="tumour", **asked).json()["warnings"]
@@ -207,7 +207,7 @@ def test_zero_shot_is_warned_of_in_every_form_and_whoever_asks(api: Any, asked: 
     assert ("scan-unlike-task" in named(answer)) == (len(told) > 1)
 
 
-def test_the_guards_warnings_have_one_name_beside_zero_shot(api: Any, make_png: Callable[..., bytes]) -> None:
+def test_guard_warnings_share_one_name_next_to_zero_shot(api: Any, make_png: Callable[..., bytes]) -> None:
     """Training had volumes. A PNG is answered as one, which has no room for a sentence."""
     pixels = np.random.default_rng(2).integers(0, 255, (96, 96), np.uint8)
     answer = api.segment(make_png(pixels), model="tumour", personalization="global")
@@ -216,7 +216,7 @@ def test_the_guards_warnings_have_one_name_beside_zero_shot(api: Any, make_png: 
     assert named(answer) == ["zero-shot", "scan-unlike-task"]
 
 
-def test_it_is_assigned_like_every_candidate_and_rolled_back(joined: Joined) -> None:
+def test_joined_candidate_is_assigned_and_rolled_back(joined: Joined) -> None:
     serving = "/hospitals/dune/serving/tumour"
     body = {"version": "tumour.at-dune@1", "actor": "ines", "reason": "looked at all of them"}
     made = joined.api.client.put(serving, json={**body, "version": "tumour@1"}, headers={"If-Match": '"0"'})
@@ -238,7 +238,7 @@ def test_it_is_assigned_like_every_candidate_and_rolled_back(joined: Joined) -> 
     assert "zero-shot" in named(answer)
 
 
-def test_the_card_shows_curves_gate_attention_and_pictures(joined: Joined) -> None:
+def test_joining_card_shows_curves_gate_attention_and_pictures(joined: Joined) -> None:
     page = joined.api.client.get(f"/jobs/{joined.job['id']}/card").text
     for said in (
         "Attention by source",
@@ -259,7 +259,7 @@ def test_the_card_shows_curves_gate_attention_and_pictures(joined: Joined) -> No
 
 
 @pytest.mark.parametrize("checkpoint", [2, 9], ids=["of the first epoch", "of the last"])
-def test_what_was_killed_goes_on_to_the_same_weights(
+def test_killed_joining_job_resumes_to_the_same_weights(
     joined: Joined, checkpoint: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     api, dead = joined.api, []
@@ -289,7 +289,7 @@ def test_what_was_killed_goes_on_to_the_same_weights(
     assert first.read(GRAPH) == second.read(GRAPH)
 
 
-def test_without_masks_of_two_patients_it_is_refused_up_front(api: Any) -> None:
+def test_joining_without_masks_of_two_patients_is_422(api: Any) -> None:
     drawn = drawn_scans(2)
     one, two = drawn
     assert problem(ask(api, upload(api, drawn, without=(one, two)))) == (422, "masks-missing")
@@ -306,7 +306,7 @@ def test_without_masks_of_two_patients_it_is_refused_up_front(api: Any) -> None:
     assert problem(sent) == (422, "masks-missing")
 
 
-def test_a_member_of_the_federation_does_not_join_it(api: Any) -> None:
+def test_joining_by_a_member_of_the_federation_is_422(api: Any) -> None:
     api.client.put("/hospitals/aster-clinic", json={"name": "aster", "site": "aster"})
     place = api.client.post("/hospitals/aster-clinic/cohorts").headers["location"]
     for name, (scan, mask) in drawn_scans(2).items():
@@ -318,7 +318,7 @@ def test_a_member_of_the_federation_does_not_join_it(api: Any) -> None:
     assert "site 'aster' of the federation that trained 'tumour@1'" in refused.json()["detail"]
 
 
-def test_the_options_decide_who_is_validated_on(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_joining_options_reach_the_patient_split(api: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, int]] = []
 
     def stops(_drawn: Any, _digests: Any, _task: Any, share: float, seed: int) -> None:
@@ -331,7 +331,7 @@ def test_the_options_decide_who_is_validated_on(api: Any, monkeypatch: pytest.Mo
     assert asked == [(0.4, 7)]
 
 
-def test_a_target_too_small_for_the_network_teaches_nothing(api: Any) -> None:
+def test_joining_ignores_a_target_lost_in_resizing_with_a_warning(api: Any) -> None:
     """What is left of masks counts: two patients have a target, of which the network sees one."""
     pixels = np.random.default_rng(0).integers(0, 255, (128, 128)).astype(np.uint8)
     speck = np.zeros_like(pixels)
@@ -346,7 +346,7 @@ def test_a_target_too_small_for_the_network_teaches_nothing(api: Any) -> None:
     assert warning.startswith("of the target of 1 mask, first scan 'patient-600.png', nothing is left")
 
 
-def test_one_scan_under_two_names_is_one_patients(api: Any) -> None:
+def test_joining_counts_one_scan_under_two_names_as_one_patient(api: Any) -> None:
     drawn = drawn_scans(2)
     twice = next(iter(drawn))
     drawn["patient-900.nii.gz"] = drawn[twice]
@@ -360,7 +360,7 @@ def test_one_scan_under_two_names_is_one_patients(api: Any) -> None:
     assert problem(ask(api, upload(api, same))) == (422, "masks-missing")
 
 
-def test_a_mask_of_another_task_is_refused(api: Any) -> None:
+def test_joining_with_a_mask_of_another_task_is_422(api: Any) -> None:
     place = api.client.post("/hospitals/dune/cohorts").headers["location"]
     (name, (scan, mask)), *_ = drawn_scans(1).items()
     image = nib.Nifti1Image.from_bytes(gzip.decompress(mask))
@@ -375,7 +375,7 @@ def test_a_mask_of_another_task_is_refused(api: Any) -> None:
     assert name in refused.json()["detail"]
 
 
-def test_options_are_those_of_joining_and_one_scan_is_not_enough(api: Any) -> None:
+def test_joining_rejects_foreign_options_and_scan_personalization(api: Any) -> None:
     answer = ask(api, "0" * 32, options={"router": "direct"})
     assert problem(answer) == (422, "invalid-request")
     assert answer.json()["errors"][0]["field"] == "body.options.router"

@@ -30,7 +30,7 @@ def api(start: Any, store: Path, tmp_path: Path) -> Any:
     return running
 
 
-def test_an_outside_hospital_is_given_the_cluster_that_its_scans_pick(api: Any) -> None:
+def test_picking_job_publishes_the_cluster_that_fits_the_scans(api: Any) -> None:
     scan = as_png(pictures("hazel", 1, 7)[0])
     unknown = api.classify(scan, hospital="oak")
     assert (unknown.status_code, unknown.json()["type"]) == (422, "urn:locum:problem:no-global-model")
@@ -83,7 +83,7 @@ def test_an_outside_hospital_is_given_the_cluster_that_its_scans_pick(api: Any) 
     assert api.classify(scan, hospital="oak", personalization="cluster", cluster="1").status_code == 200
 
 
-def test_the_same_scans_pick_the_same_again_and_others_another(api: Any) -> None:
+def test_picking_is_repeatable_and_follows_the_scans(api: Any) -> None:
     here = Workplace(api.settings, api.context.database)
     options = '{"criterion": "statistics"}'
     first, again = (finished(api, submit(api, pictures("elm", 3), options)) for _ in range(2))
@@ -96,7 +96,7 @@ def test_the_same_scans_pick_the_same_again_and_others_another(api: Any) -> None
     assert (stability["name"], stability["value"], stability["passed"]) == ("stability", None, True)
 
 
-def test_what_cannot_be_compared_is_refused_in_words(api: Any) -> None:
+def test_picking_with_an_unfit_scan_or_withdrawn_cluster_fails_with_a_reason(api: Any) -> None:
     colour = np.zeros((20, 20, 3), np.uint8)
     colour[..., 1] = np.arange(20) * 12
     failed = finished(api, submit(api, [*pictures("elm", 1), colour]))
@@ -110,7 +110,7 @@ def test_what_cannot_be_compared_is_refused_in_words(api: Any) -> None:
 
 
 @pytest.mark.parametrize("options", ['{"epochs": 3}', '{"criterion": "accuracy"}'])
-def test_options_of_another_kind_are_refused(api: Any, options: str) -> None:
+def test_picking_with_options_of_another_kind_is_422(api: Any, options: str) -> None:
     refused = api.client.post(
         "/hospitals/oak/adaptations",
         files=[("scans", ("a", as_png(pictures("elm", 1)[0])))],
@@ -120,7 +120,7 @@ def test_options_of_another_kind_are_refused(api: Any, options: str) -> None:
     assert "options" in refused.json()["detail"]
 
 
-def test_a_scan_alone_cannot_pick(api: Any) -> None:
+def test_scan_personalization_of_clusters_is_422(api: Any) -> None:
     scan = as_png(pictures("elm", 1)[0])
     refused = api.segment(scan, model="shapes", personalization="scan")
     assert (refused.status_code, refused.json()["type"]) == (422, "urn:locum:problem:another-kind-of-task")

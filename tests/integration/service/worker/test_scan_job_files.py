@@ -79,7 +79,7 @@ def worked_on(api: Any, state: JobEnd) -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 200), ("failed", 409)])
-def test_nothing_is_kept_of_what_was_waited_for(api: Any, scan: bytes, state: JobEnd, status: int) -> None:
+def test_waited_scan_job_leaves_no_files(api: Any, scan: bytes, state: JobEnd, status: int) -> None:
     with worked_on(api, state):
         answer = ask(api, scan, Prefer=f"wait={LONG}")
     assert answer.status_code == status
@@ -90,7 +90,7 @@ def test_nothing_is_kept_of_what_was_waited_for(api: Any, scan: bytes, state: Jo
     assert not JobFolder(api.settings.state_dir, job.id).exists
 
 
-def test_what_could_not_be_put_back_waits_for_no_worker(
+def test_scan_too_large_to_restore_is_413_and_not_queued(
     api: Any, make_nifti: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(import_module("model_store.preprocessing.restore"), "MOST_ELEMENTS", 10_000)
@@ -100,7 +100,7 @@ def test_what_could_not_be_put_back_waits_for_no_worker(
     assert queued(api) == []
 
 
-def test_scans_that_wait_have_the_room_of_all_cohorts_and_no_more(api: Any, scan: bytes) -> None:
+def test_waiting_scans_above_the_cohort_quota_are_507(api: Any, scan: bytes) -> None:
     accepted = [ask(api, scan) for _ in range(2)]
     assert [answer.status_code for answer in accepted] == [202, 202]
     refused = ask(api, scan)

@@ -37,7 +37,7 @@ def files_in(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def test_the_same_scan_gets_the_same_mask_and_nothing_is_kept(place: Workplace, scan: bytes) -> None:
+def test_scan_job_is_repeatable_and_keeps_only_its_result(place: Workplace, scan: bytes) -> None:
     before = files_in(place.settings.store)
     answers = []
     for _ in range(2):
@@ -65,7 +65,7 @@ def _dice(mask: NDArray[np.generic], truth: NDArray[np.generic]) -> float:
     return float(2 * np.sum((mask > 0) & (truth > 0)) / (np.sum(mask > 0) + np.sum(truth > 0)))
 
 
-def test_what_is_learned_from_a_scan_can_be_said(place: Workplace, scan: bytes) -> None:
+def test_scan_job_options_change_the_adapted_graph(place: Workplace, scan: bytes) -> None:
     found = {}
     for name, options in {
         "as a hospital's": {},
@@ -87,7 +87,7 @@ def test_what_is_learned_from_a_scan_can_be_said(place: Workplace, scan: bytes) 
     assert found["Tent"][1] > 0
 
 
-def test_the_report_says_what_answered(place: Workplace, scan: bytes) -> None:
+def test_scan_job_report_names_model_graph_and_options(place: Workplace, scan: bytes) -> None:
     job_id = place.scan_job(scan, output="json", model="organ", personalization="scan")
     run_job(job_id, place.settings)
     answer = place.folder(job_id).read_result()
@@ -103,7 +103,7 @@ def test_the_report_says_what_answered(place: Workplace, scan: bytes) -> None:
     assert list(dict.fromkeys(stages)) == ["preparing", "adapting", "segmenting"]
 
 
-def test_a_scan_that_does_not_fit_fails_and_is_not_kept(
+def test_scan_job_of_an_unfit_scan_fails_and_deletes_it(
     place: Workplace, make_png: Callable[..., bytes]
 ) -> None:
     colour = np.zeros((32, 32, 3), np.uint8)
@@ -118,7 +118,9 @@ def test_a_scan_that_does_not_fit_fails_and_is_not_kept(
     assert place.folder(job_id).read_result() is None
 
 
-def test_the_guard_refuses_where_it_was_told_to(place: Workplace, make_png: Callable[..., bytes]) -> None:
+def test_scan_job_with_guard_refuse_fails_on_an_unusual_scan(
+    place: Workplace, make_png: Callable[..., bytes]
+) -> None:
     image = np.random.default_rng(0).integers(0, 255, (64, 64)).astype(np.uint8)
     job_id = place.scan_job(make_png(image), guard="refuse")
     run_job(job_id, place.settings)
@@ -128,7 +130,7 @@ def test_the_guard_refuses_where_it_was_told_to(place: Workplace, make_png: Call
     assert "grey image" in job.reason
 
 
-def test_a_scan_that_is_gone_fails_in_words(place: Workplace) -> None:
+def test_scan_job_of_a_vanished_scan_fails_with_a_reason(place: Workplace) -> None:
     job_id = place.scan_job(b"scan")
     place.folder(job_id).input.unlink()
     run_job(job_id, place.settings)

@@ -1,4 +1,4 @@
-"""The in-process engine, with real worker processes, on a method computed by hand."""
+"""The in-process engine with real worker processes, on a method computed by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def three_sites(**faults):
     ]
 
 
-def test_a_run_equals_the_computation_by_hand(tmp_path):
+def test_run_equals_the_hand_computed_result(tmp_path):
     outcome = run(tmp_path, three_sites())
     assert not any(entry.dropped for entry in outcome.history)
     # Per round: sample-weighted mean of the sites' mean values (2, 5, 3) with weights 2, 1, 3.
@@ -46,7 +46,7 @@ def test_a_run_equals_the_computation_by_hand(tmp_path):
     }
 
 
-def test_sites_carry_their_memory_and_bytes_are_counted(tmp_path):
+def test_sites_keep_memory_between_rounds_and_bytes_are_counted(tmp_path):
     outcome = run(tmp_path, three_sites())
     train = [entry for entry in outcome.history if entry.phase == "train"]
     assert [entry.sites["B"].metrics for entry in train] == [{"seen": 1}, {"seen": 2}, {"seen": 3}]
@@ -61,7 +61,7 @@ def test_sites_carry_their_memory_and_bytes_are_counted(tmp_path):
     assert train[0].sites["C"].received == {"weights": 2 * 4 + 8}
 
 
-def test_the_number_of_workers_changes_nothing(tmp_path):
+def test_result_does_not_depend_on_the_number_of_workers(tmp_path):
     sites = three_sites()
     none, one, two = (
         run(tmp_path / str(workers), sites, Toy(noise=True), workers=workers, participation=0.7)
@@ -72,13 +72,13 @@ def test_the_number_of_workers_changes_nothing(tmp_path):
         assert none.server.facts == other.server.facts
 
 
-def test_another_seed_gives_another_result(tmp_path):
+def test_result_depends_on_the_seed(tmp_path):
     first = run(tmp_path / "0", three_sites(), Toy(noise=True), seed=0)
     second = run(tmp_path / "1", three_sites(), Toy(noise=True), seed=1)
     assert not torch.equal(first.server.tensors["w"], second.server.tensors["w"])
 
 
-def test_partial_participation_draws_sites_and_says_so(tmp_path):
+def test_partial_participation_draws_sites_and_records_absent_ones(tmp_path):
     outcome = run(tmp_path, three_sites(), Toy(rounds=8), participation=0.67)
     train = [entry for entry in outcome.history if entry.phase == "train"]
     assert all(len(entry.sites) == 2 for entry in train)
@@ -86,7 +86,7 @@ def test_partial_participation_draws_sites_and_says_so(tmp_path):
     assert len({tuple(entry.sites) for entry in train}) > 1  # not always the same two
 
 
-def test_a_phase_of_everyone_draws_nobody(tmp_path):
+def test_phase_for_everyone_ignores_partial_participation(tmp_path):
     class ForEveryone(Toy):
         def plan(self):
             train, *rest = super().plan()
@@ -107,20 +107,20 @@ def test_a_phase_of_everyone_draws_nobody(tmp_path):
         ("shape", "expected [2]"),
     ],
 )
-def test_a_site_that_fails_is_left_out_of_its_round_only(tmp_path, fault, reason):
-    # A step that kills its process needs one of its own.
+def test_failing_site_is_left_out_of_its_round_only(tmp_path, fault, reason):
+    # A step that kills its process needs a worker process.
     outcome = run(tmp_path, three_sites(B={1: fault}), workers=2 if fault == "die" else 0)
     train = [entry for entry in outcome.history if entry.phase == "train"]
     assert [list(entry.sites) for entry in train] == [["A", "B", "C"], ["A", "C"], ["A", "B", "C"]]
     assert reason in train[1].dropped["B"]
-    # Weights renormalise over who is there: A and C with 2 and 3.
+    # Weights are renormalised over the sites that remain: A and C with 2 and 3.
     full, without = (2 * 2.0 + 5.0 + 3 * 3.0) / 6, (2 * 2.0 + 3 * 3.0) / 5
     assert outcome.server.tensors["w"][0].item() == pytest.approx((2 * full + without) * 4)
-    # The failed step left no trace in the site's own memory.
+    # The failed step did not change the memory of the site.
     assert train[2].sites["B"].metrics == {"seen": 2}
 
 
-def test_a_round_without_any_site_is_a_clear_failure_and_resumes(tmp_path):
+def test_round_without_any_site_fails_and_can_be_resumed(tmp_path):
     broken = [site("A", 1.0, faults={1: "raise"}), site("B", 2.0, faults={1: "raise"})]
     with pytest.raises(RoundFailed, match=r"round 2: no site delivered \(A: the scanner is on fire; B"):
         run(tmp_path, broken)
@@ -128,24 +128,24 @@ def test_a_round_without_any_site_is_a_clear_failure_and_resumes(tmp_path):
     assert [entry.round for entry in mended.history if entry.phase == "train"] == [0, 1, 2]
 
 
-def test_unreadable_data_is_known_before_the_first_round(tmp_path):
+def test_unreadable_data_fails_before_the_first_round(tmp_path):
     with pytest.raises(FederationError, match="site B: image 3 is torn"):
         run(tmp_path, [site("A", 1.0), site("B", 1.0, faults={-1: "unreadable"})])
 
 
-def test_an_undeclared_upload_stops_the_run(tmp_path):
+def test_undeclared_upload_stops_the_run(tmp_path):
     with pytest.raises(AlgorithmError, match="secret"):
         run(tmp_path, [site("A", 1.0, faults={0: "undeclared"})])
 
 
-def test_a_policy_that_refuses_the_essential_refuses_the_run(tmp_path):
+def test_policy_that_withholds_an_essential_group_rejects_the_run(tmp_path):
     sites = [site("A", 1.0), site("B", 1.0, allows=frozenset({"statistics"}))]
     with pytest.raises(EgressRefused, match=r"site B: phase 'train' uploads 'weights'"):
         run(tmp_path, sites)
     assert not (tmp_path / "checkpoint.json").exists()
 
 
-def test_a_policy_keeps_the_rest_in(tmp_path):
+def test_policy_withholds_optional_groups_and_metrics(tmp_path):
     sites = [site("A", 1.0), site("B", 5.0, allows=frozenset({"weights"}))]
     outcome = run(tmp_path, sites)
     entry = outcome.history[0]
@@ -165,7 +165,7 @@ class Listener(Silent):
         self.warnings.append(message)
 
 
-def test_export_takes_only_who_consents(tmp_path):
+def test_export_includes_consenting_sites_only(tmp_path):
     sites = [site("A", 1.0, consents=True), site("B", 5.0)]
     outcome = run(tmp_path, sites)
     assert outcome.server.facts["trails"] == {"A": pytest.approx([1.0, 4.0, 7.0])}
@@ -173,14 +173,14 @@ def test_export_takes_only_who_consents(tmp_path):
     assert outcome.history[-1].sites["A"].sent == {"trail": 3 * 4}
 
 
-def test_export_without_any_consent_is_skipped_and_said(tmp_path):
+def test_export_without_consent_is_skipped_with_a_warning(tmp_path):
     listener = Listener()
     outcome = run(tmp_path, [site("A", 1.0)], observer=listener)
     assert "trails" not in outcome.server.facts
     assert listener.warnings == ["phase 'export' skipped: no consent to 'export'"]
 
 
-def test_consent_that_comes_later_or_goes_changes_the_export_alone(tmp_path):
+def test_later_or_withdrawn_consent_changes_only_the_export(tmp_path):
     def trails(*consenting):
         sites = [site("A", 1.0, consents="A" in consenting), site("B", 5.0, consents="B" in consenting)]
         outcome = run(tmp_path, sites)
@@ -197,10 +197,10 @@ def test_consent_that_comes_later_or_goes_changes_the_export_alone(tmp_path):
     assert trails("A", "B") == {"A": a, "B": b}
     assert trails("B") == {"B": b}
     assert trails() is None
-    assert [path.stat().st_mtime_ns for path in files] == before  # nobody trained again
+    assert [path.stat().st_mtime_ns for path in files] == before  # no site trained again
 
 
-def test_a_site_that_failed_in_the_export_is_asked_again(tmp_path):
+def test_site_that_failed_in_the_export_is_retried_on_resume(tmp_path):
     sites = [site("A", 1.0, faults={-2: "raise"}, consents=True), site("B", 5.0, consents=True)]
     first = run(tmp_path, sites)
     assert first.history[-1].dropped == {"A": "the line is down"}
@@ -209,13 +209,13 @@ def test_a_site_that_failed_in_the_export_is_asked_again(tmp_path):
     second = run(tmp_path, [a, b])
     assert second.server.facts["trails"].keys() == {"A", "B"}
     assert [entry.phase for entry in second.history] == ["train"] * 3 + ["double"] * 2 + ["export"]
-    assert second.history[:-1] == first.history[:-1]  # nobody trained again
+    assert second.history[:-1] == first.history[:-1]  # no site trained again
     undisturbed = run(tmp_path / "undisturbed", [a, b])
     assert second.server.facts == undisturbed.server.facts
     assert torch.equal(second.server.tensors["w"], undisturbed.server.tensors["w"])
 
 
-def test_an_error_that_may_name_a_patient_s_file_is_told_in_the_site_s_own_folder_alone(tmp_path):
+def test_error_details_of_a_site_stay_in_its_own_folder(tmp_path):
     sites = three_sites(B={1: "bug"})
     outcome = run(tmp_path, sites)
     (told,) = (entry.dropped["B"] for entry in outcome.history if entry.dropped)
@@ -227,7 +227,7 @@ def test_an_error_that_may_name_a_patient_s_file_is_told_in_the_site_s_own_folde
     assert naming[0].read_text().startswith("phase 'train', round 2\nTraceback")
 
 
-def test_a_site_s_key_is_made_once_and_for_its_own_eyes(tmp_path):
+def test_site_key_is_created_once_with_owner_only_access(tmp_path):
     folders = [SiteFolder(tmp_path, name) for name in "AB"]
     keys = [folder.key() for folder in folders]
     assert [len(key) for key in keys] == [32, 32]
@@ -237,8 +237,8 @@ def test_a_site_s_key_is_made_once_and_for_its_own_eyes(tmp_path):
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_nothing_lies_in_the_exchange_after_a_run(tmp_path, workers):
-    """Neither of one that came to its end, nor of one that failed, nor of one that was killed before."""
+def test_exchange_folder_is_empty_after_a_run(tmp_path, workers):
+    """The folder is empty after a finished run, a failed run and a run that was killed before."""
     folder = RunFolder(tmp_path)
     fine, broken = [site("A", 1.0), site("B", 2.0)], [site(s, 1.0, faults={1: "raise"}) for s in "AB"]
     with pytest.raises(RoundFailed):
@@ -252,13 +252,13 @@ def test_nothing_lies_in_the_exchange_after_a_run(tmp_path, workers):
     assert list(folder.exchange.iterdir()) == []
 
 
-def test_one_site_alone(tmp_path):
+def test_run_with_one_site_succeeds(tmp_path):
     outcome = run(tmp_path, [site("A", 2.0)], workers=2)
     assert outcome.server.tensors["w"][0].item() == pytest.approx(3 * 2.0 * 4)
 
 
-def test_nothing_of_a_site_crosses_before_its_consent(tmp_path, monkeypatch):
-    """The trail is never in a file of the exchange folder while nobody consented to export it."""
+def test_exported_group_is_not_exchanged_before_consent(tmp_path, monkeypatch):
+    """No file of the exchange folder contains the trail until a site consents to export it."""
     trail = torch.tensor([1234.5, 2469.0, 3703.5])
     crossed, empty = b"", RunFolder.empty_exchange
 

@@ -1,4 +1,4 @@
-"""Worker processes and what they keep."""
+"""Worker processes and the state they keep."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from training.engine.tensorfile import read_tensors, write_tensors
 from training.engine.worker import Task, Worker
 
 
-def test_a_worker_goes_on_while_its_answer_is_taken(tmp_path: Path) -> None:
+def test_worker_continues_before_its_answer_is_consumed(tmp_path: Path) -> None:
     sites = [SiteSpec(name, partial(Path.touch, tmp_path / name)) for name in "AB"]
     with WorkerPool(Toy(), sites, RunEnvironment(0), tmp_path, workers=1) as pool:
         answers = pool.run([Task("A"), Task("B")])
         assert next(answers).site == "A"
-        # Nobody has asked for the second answer yet.
+        # The second answer has not been requested yet.
         wait_for((tmp_path / "B").exists)
         assert next(answers).site == "B"
 
 
-def test_a_download_is_read_once_a_round(tmp_path: Path) -> None:
+def test_worker_reads_a_download_once_per_round(tmp_path: Path) -> None:
     worker = Worker(Toy(), [site("A", 1.0), site("B", 2.0)], RunEnvironment(0), tmp_path)
     download = tmp_path / "down"
 
@@ -41,14 +41,14 @@ def test_a_download_is_read_once_a_round(tmp_path: Path) -> None:
 
     write_tensors(download, {"w": torch.zeros(2), "count": torch.tensor(1)})
     assert upload("A", 0) == [1.0, 1.0]
-    # As the next round does.
+    # The next round overwrites the download like this.
     write_tensors(download, {"w": torch.ones(2), "count": torch.tensor(1)})
     assert upload("B", 0) == [2.0, 2.0]
     assert upload("A", 1) == [2.0, 2.0]
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not glibc")
-def test_freed_memory_is_kept() -> None:
+def test_keep_freed_memory_avoids_new_page_faults() -> None:
     script = """
 import ctypes, resource
 from training.engine.worker import keep_freed_memory
@@ -65,5 +65,5 @@ for round_ in range(3):
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     first, *later = map(int, done.stdout.split())
-    # 64 MiB are 16384 pages, or fewer large ones; the second time they are there already.
+    # 64 MiB are 16384 pages, or fewer large ones; after the first round they are still mapped.
     assert max(later) < first / 4

@@ -1,4 +1,4 @@
-"""A run that is killed at any instant and resumed publishes the same bytes as one that is not."""
+"""A run that is killed at any instant and resumed publishes the same bytes as an undisturbed run."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def zygote(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reference(zygote, tmp_path_factory):
-    """The digests of a run that nobody disturbed."""
+    """The digests of an undisturbed run."""
     root = tmp_path_factory.mktemp("reference")
     assert zygote.run(root, workers=1)
     return digests(root)
@@ -44,7 +44,7 @@ def reference(zygote, tmp_path_factory):
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_killed_at_random_instants_it_publishes_the_same_bytes(zygote, reference, tmp_path, workers):
+def test_run_killed_at_random_instants_publishes_the_same_bytes(zygote, reference, tmp_path, workers):
     draw = random.Random(workers)
     kills: list[tuple[int, float]] = []
     attempt = 0
@@ -53,7 +53,7 @@ def test_killed_at_random_instants_it_publishes_the_same_bytes(zygote, reference
         attempt += 1
         ended = False
         while not ended:
-            # Anywhere from before the next round to the end of the publishing that follows the last one.
+            # Any instant from before the next round to the end of the publication after the last one.
             instant = (committed(root) + draw.randint(0, 2), draw.uniform(0, 0.25))
             ended = zygote.run(root, workers, instant if len(kills) < KILLS else None)
             if not ended:
@@ -62,12 +62,12 @@ def test_killed_at_random_instants_it_publishes_the_same_bytes(zygote, reference
 
 
 @pytest.mark.timeout(200)
-def test_killed_while_publishing_nothing_half_made_is_seen(zygote, reference, tmp_path):
+def test_run_killed_while_publishing_leaves_only_whole_artefacts(zygote, reference, tmp_path):
     draw = random.Random(7)
     ended, kills = False, 0
     while not ended:
         if kills < 4:
-            # Watch the store, and strike once one of its parts is there.
+            # Watch the store, and kill the run once one of its parts is there.
             pid, part = zygote.start(tmp_path, 1), draw.choice(NAMES[1:])
             while not (tmp_path / "store" / part / "1").exists():
                 time.sleep(0.002)

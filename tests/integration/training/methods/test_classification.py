@@ -1,4 +1,4 @@
-"""Methods on a classification: few hospitals, hospitals that drop out, options, what each refuses."""
+"""Methods on a classification: few hospitals, dropouts, options and rejected configurations."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(tensor, b[name]) for name, tensor in a.items())
 
 
-def test_where_checkpoints_fall_decides_nothing(federation, tmp_path):
+def test_fedbicross_result_does_not_depend_on_checkpoint_every(federation, tmp_path):
     results = [
         run(federation, tmp_path / str(every), CONFIG.model_copy(update={"checkpoint_every": every}))
         for every in (1, 3)
@@ -73,7 +73,7 @@ def test_where_checkpoints_fall_decides_nothing(federation, tmp_path):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_one_or_two_hospitals_are_one_cluster(federation, tmp_path, count):
+def test_fedbicross_of_one_or_two_hospitals_gives_one_cluster(federation, tmp_path, count):
     names = federation.names[:count]
     result = run(federation.only(names), tmp_path)
     assert result.publication.composite == {
@@ -84,25 +84,25 @@ def test_one_or_two_hospitals_are_one_cluster(federation, tmp_path, count):
     assert list(models(result)) == ["1", *names]
 
 
-def test_without_stage_3_a_personal_model_is_its_clusters(federation, tmp_path):
+def test_fedbicross_without_stage_3_publishes_the_cluster_model_as_personal(federation, tmp_path):
     result = run(federation, tmp_path, CONFIG.model_copy(update={"personal_epochs": 0}))
     found = models(result)
     for site, cluster in result.publication.composite["assignment"].items():
         assert same(found[site], found[cluster])
 
 
-def test_without_consent_no_personal_model_leaves(federation, tmp_path):
+def test_fedbicross_without_consent_publishes_no_personal_model(federation, tmp_path):
     result = run(federation, tmp_path, consent=())
     assert {draft.role for draft in result.publication.models} == {"cluster"}
     assert not result.history[-1].sites
 
 
-def test_a_hospital_that_keeps_its_model_in_cannot_take_part(federation, tmp_path):
+def test_fedbicross_with_a_hospital_that_withholds_its_model_is_rejected(federation, tmp_path):
     with pytest.raises(Exception, match="fir: phase 'local' uploads 'model'"):
         run(federation, tmp_path, egress={"fir": ("statistics",)})
 
 
-def test_a_hospital_that_drops_out_is_left_out_to_the_end(federation, tmp_path, monkeypatch):
+def test_fedbicross_leaves_out_a_hospital_that_drops_out(federation, tmp_path, monkeypatch):
     train = FedBiCross._train
 
     def fail_at_fir(method, context, seed, data):
@@ -118,7 +118,7 @@ def test_a_hospital_that_drops_out_is_left_out_to_the_end(federation, tmp_path, 
     assert "fir" not in models(result)
 
 
-def test_a_hospital_that_uploads_another_network_is_left_out_by_name(federation, tmp_path, monkeypatch):
+def test_fedbicross_leaves_out_a_hospital_with_another_network_by_name(federation, tmp_path, monkeypatch):
     train = FedBiCross._train
 
     def train_wider_at_fir(method, context, seed, data):
@@ -132,10 +132,10 @@ def test_a_hospital_that_uploads_another_network_is_left_out_by_name(federation,
     assert set(result.publication.composite["assignment"]) == {"elm", "hazel"}
 
 
-def test_all_begin_alike_unless_told_otherwise(federation):
+def test_fedbicross_common_start_gives_every_hospital_the_same_weights(federation):
     data = LabelledData.load(split_by_patient(federation.sites[0], 0), federation.task)
     for common in (True, False):
-        # At such a rate training changes nothing: what is uploaded is what it began with.
+        # At such a rate training changes nothing: the upload equals the initial weights.
         config = CONFIG.model_copy(
             update={"common_start": common, "learning_rate": 1e-30, "weight_decay": 0.0}
         )
@@ -150,7 +150,7 @@ def test_all_begin_alike_unless_told_otherwise(federation):
         assert torch.equal(uploads[0]["conv1.weight"], uploads[1]["conv1.weight"]) == common
 
 
-def test_fedavg_classifies(federation, tmp_path):
+def test_fedavg_on_a_classification_publishes_the_best_resnet(federation, tmp_path):
     config = FedAvgConfig(width=1, rounds=2, batch_size=4)
     result = run(federation, tmp_path, config, "fedavg")
     (draft,) = result.publication.models
@@ -160,10 +160,10 @@ def test_fedavg_classifies(federation, tmp_path):
         for entry in result.history
         if entry.phase in ("train", "validate")
     )
-    assert draft.metrics["val_accuracy"] == pytest.approx(best / 6)  # two validation images a site
+    assert draft.metrics["val_accuracy"] == pytest.approx(best / 6)  # two validation images per site
 
 
-def test_a_method_for_another_kind_of_task_is_refused_by_name(federation, tmp_path):
+def test_method_for_another_kind_of_task_is_rejected_by_name(federation, tmp_path):
     with pytest.raises(ConfigurationError, match="'shapes' is a classification: take fedavg, fedbicross"):
         run(federation, tmp_path, IopFlConfig(), "iop-fl")
     masks = load_federation(write_federation(tmp_path / "p", ("aster",), patients_per_site=2, size=16))
@@ -171,7 +171,7 @@ def test_a_method_for_another_kind_of_task_is_refused_by_name(federation, tmp_pa
         run(masks, tmp_path / "run")
 
 
-def test_a_second_round_is_not_one_shot():
+def test_fedbicross_config_rejects_several_rounds_and_too_many_outer_steps():
     with pytest.raises(ValueError, match="rounds"):
         FedBiCrossConfig(rounds=2)
     with pytest.raises(ValueError, match="outer_steps"):

@@ -1,4 +1,4 @@
-"""FedBiCross from the command line to artefacts, and through kills to the same bytes."""
+"""FedBiCross from the command line to artefacts, and the same bytes after kills."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def data(tmp_path_factory):
     return write_shapes(tmp_path_factory.mktemp("shapes"), SITES, images_per_site=20, size=8)
 
 
-def test_from_the_command_line_to_artefacts_that_serve(data, tmp_path):
+def test_federate_fedbicross_publishes_clusters_personal_models_and_report(data, tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"method": CONFIG, "run": {"seed": 2}}))
     command = [sys.executable, "-m", "training.federate", "--method", "fedbicross", "--data", str(data)]
@@ -109,27 +109,27 @@ def digests(root: Path) -> dict[str, str]:
 
 
 def phases(root: Path) -> list[str]:
-    """The phases of the rounds that are on disk, in order."""
+    """The phases of the rounds on disk, in order."""
     lines = (root / "run" / "history.jsonl").read_text().splitlines(keepends=True)
     return [json.loads(line)["phase"] for line in lines if line.endswith("\n")]
 
 
 @pytest.mark.timeout(200)
-def test_killed_in_every_stage_it_publishes_the_same_bytes(zygote, tmp_path):
+def test_fedbicross_killed_in_every_stage_publishes_the_same_bytes(zygote, tmp_path):
     assert zygote.run(tmp_path / "whole", workers=1)
     whole = digests(tmp_path / "whole")
     assert {"shapes", "shapes.cluster-1", "shapes.elm", "shapes.fir", "shapes.hazel"} <= set(whole)
     steps = phases(tmp_path / "whole").count(SYNTHESIS)
     assert steps == 4
     draw, root, kills = random.Random(0), tmp_path / "killed", []
-    # After local training, clustering, each part of the synthesis, and personalising. No delay in Stage 2: it
-    # might outlast the rest of it.
+    # After local training, clustering, each part of the synthesis, and personalisation. No delay in Stage 2,
+    # since the stage could end before the kill.
     for rounds, delay in ((1, 0.15), (2, 0), (3, 0), (4, 0), (5, 0), (7, 0.15)):
         if not zygote.run(root, 1, (rounds, draw.uniform(0, delay))):
             kills.append(phases(root))
     while not zygote.run(root, workers=1):
         pass
     assert len(kills) >= 3
-    # Of Stage 2 something was done, and something was left to do.
+    # At least one kill struck when a part of Stage 2 was done.
     assert any(0 < done.count(SYNTHESIS) < steps for done in kills), kills
     assert digests(root) == whole

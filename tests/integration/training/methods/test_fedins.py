@@ -1,4 +1,4 @@
-"""FedIns through the engine and the command line: what leaves a site, and what is published."""
+"""FedIns through the engine and the command line: exchanged bytes and published artefacts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def data(tmp_path_factory):
     return write_federation(root, ("aster", "birch"), patients_per_site=3, size=32)
 
 
-def test_no_byte_of_the_backbone_crosses_the_engine(data, tmp_path, monkeypatch):
+def test_fedins_never_exchanges_the_backbone(data, tmp_path, monkeypatch):
     federation = load_federation(data)
     store = Store(tmp_path / "store")
     artefact = publish(store.root, federation.task, unet(federation.task), "base")
@@ -63,7 +63,7 @@ def test_no_byte_of_the_backbone_crosses_the_engine(data, tmp_path, monkeypatch)
     monkeypatch.setattr(worker.Worker, "answer", answered)
     result = execute(job, tmp_path / "run", workers=0, store=store)
     weights = from_safetensors(artefact.read("weights.safetensors"))
-    # Any twelve bytes in a row of a float tensor; the head is the pool's to start from.
+    # The first twelve bytes of every float tensor; the head is excluded, since the pool starts from it.
     marks = {
         name: tensor.flatten()[:3].numpy().tobytes()
         for name, tensor in weights.items()
@@ -72,7 +72,7 @@ def test_no_byte_of_the_backbone_crosses_the_engine(data, tmp_path, monkeypatch)
     assert len(marks) > 50
     assert len(crossed) > 2 * 4 * 3
     assert not [name for name, mark in marks.items() for content in crossed if mark in content]
-    # The control: where the backbone is, its marks are found.
+    # Control: the marks are found in the backbone's own file.
     assert all(mark in artefact.read("weights.safetensors") for mark in marks.values())
     sent = {group for entry in result.history for site in entry.sites.values() for group in site.sent}
     received = {group for entry in result.history for site in entry.sites.values() for group in site.received}
@@ -94,7 +94,7 @@ def invoke(method: str, data: object, root, *arguments: object):
 
 
 def _check_served(store: Store, name: str, backbone: str, image: np.ndarray) -> None:
-    """The published graph against its backbone and pool, put together again."""
+    """Compare the published graph with its backbone and pool, combined again."""
     artefact = store.open(name)
     manifest = artefact.manifest
     assert manifest.kind == "ssf-pool"
@@ -121,7 +121,7 @@ def _check_served(store: Store, name: str, backbone: str, image: np.ndarray) -> 
     np.testing.assert_allclose(similarities, expected.picked.similarities.numpy(), atol=1e-5)
 
 
-def test_a_pool_for_a_unet_from_the_command_line(data, tmp_path, monkeypatch):
+def test_federate_fedins_publishes_a_pool_for_a_unet(data, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(
         "training.report.write_site_pages", lambda result, folder: drawn.append(result.publication.kind) or {}
@@ -150,7 +150,7 @@ def test_a_pool_for_a_unet_from_the_command_line(data, tmp_path, monkeypatch):
     assert str(tmp_path) not in store.open("pool").manifest.model_dump_json()
 
 
-def test_a_pool_for_a_vit_from_published_weights(tmp_path):
+def test_federate_fedins_publishes_a_pool_for_a_vit_from_published_weights(tmp_path):
     root = write_shapes(tmp_path / "shapes", sites=("elm", "fir"), images_per_site=12, size=16)
     task = Task.load(root / "task.yaml")
     source = initialise(build("vit", **vit(task).arguments), torch.Generator().manual_seed(1))

@@ -1,4 +1,4 @@
-"""FedOAP through the engine and the command line: what leaves a site, and what is published."""
+"""FedOAP through the engine and the command line: exchanged bytes and published artefacts."""
 
 from __future__ import annotations
 
@@ -49,17 +49,18 @@ def run_of(data: Path, *, consent: object = "all", **settings: object) -> Run:
 
 
 def remembered(folder: Path, site: str) -> Memory:
-    """What a site's memory was after the last round."""
+    """The memory of a site after the last round."""
     return SiteFolder(folder, site).load(RunFolder(folder).checkpoint().site_slots[site])
 
 
-# Float32s that no training arrives at, twice: chance puts one into a run's bytes about once in 10^10 runs.
+# Float32 values that training does not reach, written twice: the bytes of a run contain one by chance about
+# once in 10^10 runs.
 CANARY, MOMENT = 0.012345679, 0.087654321
 PATTERN, MOMENTS = (struct.pack("<f", value) * 2 for value in (CANARY, MOMENT))
 
 
 class Planted(FedOap):
-    """FedOAP whose sites' personal tensors are full of canaries before and after each of their steps."""
+    """FedOAP that fills the personal tensors of every site with canaries before each of its steps."""
 
     def client_step(self, context, received, memory, data):
         if context.phase == "train":
@@ -71,19 +72,17 @@ class Planted(FedOap):
 
 
 def with_planted_moments(*arguments):
-    """AdamW's steps, after which all of its moments are canaries of their own."""
+    """Take AdamW's steps, then replace all of its moments by another canary."""
     loss, optimiser = train_adamw(*arguments)
     planted = {name: torch.full_like(tensor, MOMENT) for name, tensor in optimiser.moments.items()}
     return loss, replace(optimiser, moments=planted)
 
 
 @pytest.mark.parametrize("options", [{}, {"kv": "own"}])
-def test_no_byte_of_a_personal_tensor_crosses_the_engine_before_the_export(
-    options, data, tmp_path, monkeypatch
-):
-    """Rates too small to move a weight keep the canaries whole through every step of both stages.
+def test_fedoap_never_exchanges_personal_tensors_before_the_export(options, data, tmp_path, monkeypatch):
+    """A learning rate too small to change a weight keeps the canaries through every step of both stages.
 
-    Moments never leave, of personal or of shared tensors. With `kv: own` keys and values are personal.
+    Moments of personal and shared tensors are never sent. With `kv: own` keys and values are personal.
     """
     config = FedOapConfig(**SMALL, **options, learning_rate=1e-30, least_rate=0.0, weight_decay=0.0)
     monkeypatch.setattr("training.methods.fedoap.client.train_adamw", with_planted_moments)
@@ -112,17 +111,19 @@ def test_no_byte_of_a_personal_tensor_crosses_the_engine_before_the_export(
     execute(job, tmp_path / "run", workers=0)
     kept = [path.read_bytes() for path in (tmp_path / "run" / "sites").rglob("memory-*.safetensors")]
     for pattern in (PATTERN, MOMENTS):
-        assert sum(pattern in content for content in kept) >= 3  # they were there to be found
+        assert (
+            sum(pattern in content for content in kept) >= 3
+        )  # the canaries exist, so the search can find them
         assert not any(pattern in content for content in crossed["train"])
     assert len(crossed["train"]) > 3 * 2 * 4
-    # The control: the one export that was agreed to is seen to carry the weights.
+    # Control: the only export with consent contains the weights.
     assert sum(PATTERN in content for content in crossed["export"]) == 1
     assert not any(MOMENTS in content for content in crossed["export"])
     keys = part(remembered(tmp_path / "run", "aster").tensors, "model")["to_key.weight"]
     assert bool((keys == torch.tensor(CANARY)).all()) == (options == {"kv": "own"})
 
 
-def test_a_site_that_keeps_features_in_is_no_source_and_bytes_are_counted(data, tmp_path):
+def test_fedoap_site_that_withholds_features_is_not_a_source(data, tmp_path):
     result = execute(run_of(data, egress={"cedar": ("weights",)}), tmp_path / "run", workers=0)
     assert {model.sources for model in result.publication.models} == {("own", "aster", "birch")}
     assert [model.site for model in result.publication.models] == [None, "aster", "birch", "cedar"]
@@ -136,13 +137,13 @@ def test_a_site_that_keeps_features_in_is_no_source_and_bytes_are_counted(data, 
     with torch.device("meta"):
         shared, _ = split(build("fedoap", in_channels=1, width=2, heads=4).state_dict())
     assert first.sites["aster"].sent["weights"] == 4 * sum(t.numel() for t in shared.values())
-    # Its own model is what it was trained to be, on the bank of the others.
+    # The site's own model uses the bank of the other sites, as in training.
     cedar = result.publication.models[3]
     assert cedar.weights["bank_present"].tolist() == [True, True]
 
 
-def test_a_site_with_a_minimum_of_its_own_is_no_source(data, tmp_path):
-    """Every site trains on one patient, whose slices are enough for the federation's minimum of images."""
+def test_fedoap_site_below_its_own_patient_minimum_is_not_a_source(data, tmp_path):
+    """Every site trains on one patient with enough slices for the federation's minimum of images."""
     job = run_of(data, feature_bounds={"birch": FeatureBounds(minimum_patients=2)})
     job = replace(job, config=job.config.model_copy(update={"rounds": 1, "fine_tune_rounds": 0}))
     assert [len({case.patient for case in site.of_split("train")}) for site in job.sites()] == [1, 1, 1]
@@ -156,7 +157,7 @@ def test_a_site_with_a_minimum_of_its_own_is_no_source(data, tmp_path):
     }
 
 
-def test_a_hospital_that_agrees_later_is_exported_without_training_again(data, tmp_path):
+def test_fedoap_later_consent_exports_without_training_again(data, tmp_path):
     store = Store(tmp_path / "store")
     execute(run_of(data, consent=()), tmp_path / "run", workers=0, store=store)
     assert store.names() == ["phantom", "phantom.global"]
@@ -175,9 +176,9 @@ def invoke(data: Path, root: Path, *arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in command])
 
 
-def test_from_the_command_line_to_artefacts_that_serve(data, tmp_path, monkeypatch):
+def test_federate_fedoap_publishes_models_that_equal_their_graphs(data, tmp_path, monkeypatch):
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({"method": SMALL, "run": {"seed": 4}}))
-    # Overlays are drawn in processes of their own, which take seconds to start.
+    # Skip the overlays: they are drawn in separate processes, which take seconds to start.
     monkeypatch.setattr("training.report.write_site_pages", lambda result, folder: {})
     done = invoke(data, tmp_path, "--config", tmp_path / "tiny.yaml", "--consent", "aster,birch")
     assert done.exit_code == 0, done.output
@@ -211,7 +212,7 @@ def test_from_the_command_line_to_artefacts_that_serve(data, tmp_path, monkeypat
         )
 
 
-def test_a_task_with_two_labels_is_refused_in_words(tmp_path, data):
+def test_federate_fedoap_with_two_labels_exits_with_a_reason(tmp_path, data):
     task = yaml.safe_load((data / "task.yaml").read_text())
     (tmp_path / "task.yaml").write_text(yaml.safe_dump({**task, "labels": {"organ": [1], "other": [2]}}))
     refused = invoke(data, tmp_path, "--task", tmp_path / "task.yaml")
@@ -219,8 +220,8 @@ def test_a_task_with_two_labels_is_refused_in_words(tmp_path, data):
     assert "expected one foreground class, found 2 (organ, other)" in refused.output
 
 
-def test_what_a_site_remembers_is_one_model_from_the_end_of_stage_1(data, tmp_path):
-    """Its parts of stage 1 are not carried along once they are one model."""
+def test_fedoap_site_memory_holds_one_model_after_stage_1(data, tmp_path):
+    """The separate parts of stage 1 are dropped once they are combined into one model."""
     execute(run_of(data), tmp_path / "run", workers=0)
     memory = remembered(tmp_path / "run", "aster")
     assert {name.split("/")[0] for name in memory.tensors} <= {"model", "bank", "optimiser", "best"}

@@ -1,4 +1,4 @@
-"""FedOAP killed at random instants publishes what it does undisturbed, whatever the number of workers."""
+"""FedOAP killed at random instants and resumed publishes the same bytes as an undisturbed run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def zygote(tmp_path):
 
 
 @pytest.mark.timeout(200)
-def test_killed_at_random_instants_it_publishes_the_same_bytes(zygote, tmp_path):
+def test_fedoap_killed_at_random_instants_publishes_the_same_bytes(zygote, tmp_path):
     reference = tmp_path / "reference"
     assert zygote.run(reference, workers=1)
     draw, kills, attempt = random.Random(0), [], 0
@@ -39,7 +39,7 @@ def test_killed_at_random_instants_it_publishes_the_same_bytes(zygote, tmp_path)
         root = tmp_path / str(attempt)
         attempt += 1
         for key in (reference / "run").glob("sites/*/key"):
-            # What a site draws its noise from; another run's would be another.
+            # The key from which a site draws its noise; every run has its own.
             to = root / "run" / key.relative_to(reference / "run")
             to.parent.mkdir(parents=True)
             to.write_bytes(key.read_bytes())

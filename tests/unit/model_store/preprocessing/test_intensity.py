@@ -1,4 +1,4 @@
-"""Channels, clipping and scaling, against NumPy's own formulas on the whole array."""
+"""Channels, clipping and scaling, compared with NumPy formulas on the whole array."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def reference(values: NDArray[Any], method: str, window: Any, percentiles: Any) 
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=80, deadline=None)
-def test_normalisation_is_the_formula(
+def test_normalisation_matches_the_numpy_formula(
     dtype: str, method: str, window: Any, percentiles: Any, scope: str, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -71,7 +71,7 @@ def test_normalisation_is_the_formula(
 
 @pytest.mark.parametrize("method", ["zscore", "minmax"])
 @pytest.mark.parametrize("value", [0, 7, 0.1, -1e6, 12345.678])
-def test_a_constant_image_becomes_zeros(method: str, value: float) -> None:
+def test_normalising_a_constant_image_gives_zeros(method: str, value: float) -> None:
     pixels = np.full((32, 16), value, np.float32)
     slices = prepare(image(pixels), task(normalisation={"method": method})).slices
     np.testing.assert_array_equal(slices, 0)
@@ -79,14 +79,14 @@ def test_a_constant_image_becomes_zeros(method: str, value: float) -> None:
 
 @pytest.mark.parametrize("window", [(100.0, 200.0), (-20.0, -10.0)])
 @pytest.mark.parametrize("method", ["zscore", "minmax"])
-def test_a_window_beside_the_intensities_leaves_nothing(window: tuple[float, float], method: str) -> None:
+def test_window_outside_the_intensity_range_gives_zeros(window: tuple[float, float], method: str) -> None:
     pixels = np.random.default_rng(0).uniform(0, 50, (32, 16)).astype(np.float32)
     slices = prepare(image(pixels), task(normalisation={"method": method, "window": window})).slices
     np.testing.assert_array_equal(slices, 0)
 
 
-def test_a_large_offset_does_not_drown_the_contrast() -> None:
-    """Unsigned 16-bit scans may sit on a high level: moments must not be lost in float32."""
+def test_zscore_keeps_contrast_under_a_large_offset() -> None:
+    """Unsigned 16-bit scans may have a high offset: moments must not lose precision in float32."""
     rng = np.random.default_rng(1)
     pixels = (60_000 + rng.integers(0, 4, (64, 64))).astype(np.uint16)
     slices = prepare(image(pixels), task(size=(64, 64))).slices
@@ -97,11 +97,11 @@ def test_a_large_offset_does_not_drown_the_contrast() -> None:
 def test_intensities_are_normalised_before_resizing() -> None:
     pixels = np.random.default_rng(2).normal(100, 20, (64, 64)).astype(np.float32)
     small = prepare(image(pixels), task(size=(16, 16))).slices
-    # Averaging 4x4 pixels of noise leaves a quarter of its deviation; normalised afterwards it would be 1.
+    # Averaging 4x4 noise pixels leaves a quarter of the deviation; normalising afterwards would give 1.
     assert 0.1 < small.std() < 0.5
 
 
-def test_resizing_is_linear_and_keeps_its_place() -> None:
+def test_resizing_is_linear_and_pixel_centred() -> None:
     ramp = np.tile(np.arange(64, dtype=np.float32), (64, 1))
     slices = prepare(image(ramp), task(size=(32, 32), normalisation={"method": "none"})).slices
     np.testing.assert_allclose(slices[0, 0, 10, 2:-2], 2 * np.arange(2, 30) + 0.5, atol=1e-4)
@@ -109,14 +109,14 @@ def test_resizing_is_linear_and_keeps_its_place() -> None:
     np.testing.assert_allclose(large[0, 0, 70, 4:-4], np.arange(4, 124) / 2 - 0.25, atol=1e-4)
 
 
-def test_grey_saved_as_rgb_is_grey() -> None:
+def test_grey_image_saved_as_rgb_is_prepared_as_grey() -> None:
     grey = np.random.default_rng(3).integers(0, 255, (32, 16), dtype=np.uint8)
     for colour in ("refuse", "luminance", "replicate"):
         same = prepare(image(np.dstack([grey] * 3)), task(colour=colour)).slices
         np.testing.assert_array_equal(same, prepare(image(grey), task()).slices)
 
 
-def test_luminance_by_hand() -> None:
+def test_luminance_matches_the_hand_computed_value() -> None:
     rgb = np.zeros((32, 16, 3), np.uint8)
     rgb[0, 0] = (100, 50, 200)
     slices = prepare(image(rgb), task(colour="luminance", normalisation={"method": "none"})).slices
@@ -124,7 +124,7 @@ def test_luminance_by_hand() -> None:
     assert slices.shape == (1, 1, 32, 16)
 
 
-def test_replicated_grey_has_three_equal_channels() -> None:
+def test_replicate_gives_three_equal_channels() -> None:
     grey = np.random.default_rng(4).integers(0, 255, (32, 16), dtype=np.uint8)
     slices = prepare(image(grey), task(channels=3, colour="replicate")).slices
     for channel in range(3):
@@ -133,7 +133,7 @@ def test_replicated_grey_has_three_equal_channels() -> None:
 
 @pytest.mark.parametrize(("found", "expected"), [(3, 1), (1, 3)])
 @pytest.mark.parametrize("colour", ["refuse", "luminance", "replicate"])
-def test_other_channels_are_refused_unless_the_task_says_how(found: int, expected: int, colour: str) -> None:
+def test_channel_mismatch_without_a_colour_rule_is_rejected(found: int, expected: int, colour: str) -> None:
     if (found, colour) in ((3, "luminance"), (1, "replicate")):
         return
     pixels = np.random.default_rng(5).integers(0, 255, (32, 16, found), dtype=np.uint8)
@@ -141,7 +141,7 @@ def test_other_channels_are_refused_unless_the_task_says_how(found: int, expecte
         prepare(image(pixels), task(channels=expected, colour=colour))
 
 
-def test_colour_is_normalised_as_one() -> None:
+def test_colour_image_is_normalised_over_all_channels() -> None:
     rgb = np.random.default_rng(6).integers(0, 255, (32, 16, 3), dtype=np.uint8)
     slices = prepare(image(rgb), task(channels=3)).slices
     expected = (rgb - rgb.mean()) / rgb.std()
@@ -150,7 +150,7 @@ def test_colour_is_normalised_as_one() -> None:
 
 @pytest.mark.parametrize("neighbours", [1, 2, 3])
 @pytest.mark.parametrize("depth", [1, 2, 5])
-def test_neighbours_repeat_the_ends(neighbours: int, depth: int) -> None:
+def test_neighbour_slices_repeat_the_first_and_last_slice(neighbours: int, depth: int) -> None:
     voxels = np.random.default_rng(7).normal(0, 1, (16, 32, depth)).astype(np.float32)
     single = prepare(volume(voxels), task(normalisation={"method": "none"})).slices
     stacked = prepare(volume(voxels), task(neighbours=neighbours, normalisation={"method": "none"})).slices
@@ -160,7 +160,7 @@ def test_neighbours_repeat_the_ends(neighbours: int, depth: int) -> None:
             np.testing.assert_array_equal(stacked[s, channel], single[min(max(s + step, 0), depth - 1), 0])
 
 
-def test_neighbours_in_colour_come_slice_by_slice() -> None:
+def test_neighbour_channels_of_colour_volumes_are_ordered_by_slice() -> None:
     rgb = np.random.default_rng(8).integers(0, 255, (16, 32, 3, 3), dtype=np.uint8)
     scan = Scan(rgb, np.diag([-1.0, -1.0, 1.0, 1.0]), "nifti")
     slices = prepare(scan, task(channels=3, neighbours=1, normalisation={"method": "none"})).slices

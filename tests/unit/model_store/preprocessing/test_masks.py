@@ -1,4 +1,4 @@
-"""Masks: to class indices, to slices, and back from probabilities."""
+"""Masks: conversion to class indices and slices, and back from probabilities."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def image(pixels: NDArray[Any]) -> Scan:
     return Scan(pixels if pixels.ndim == 3 else pixels[..., None], None, "png")
 
 
-def test_nested_labels_become_exclusive_classes() -> None:
+def test_class_map_turns_nested_labels_into_exclusive_classes() -> None:
     drawn = np.array([[0, 1], [2, 1]], np.uint8).repeat(8, 0).repeat(8, 1)
     np.testing.assert_array_equal(class_map(image(drawn), FUNDUS), drawn)
-    # 7 bears {x, xy}, 40 bears {y, xy}, 300 bears {y}; 9 is a second background.
+    # 7 has labels {x, xy}, 40 has {y, xy}, 300 has {y}; 9 is a second background.
     values = np.array([[0, 9, 7], [40, 300, 9]], np.uint16)
     expected = [[0, 0, 1], [2, 3, 0]]
     np.testing.assert_array_equal(class_map(image(values), SPREAD), expected)
 
 
 @pytest.mark.parametrize("dtype", ["u1", "u2", "i2", "i4", "i8", "u8", "f4", "f8"])
-def test_masks_of_any_type(dtype: str) -> None:
+def test_class_map_accepts_masks_of_any_dtype(dtype: str) -> None:
     drawn = (np.arange(96).reshape(12, 8) % 3).astype(dtype)
     np.testing.assert_array_equal(class_map(image(drawn), FUNDUS), drawn)
 
 
-def test_scaled_masks_next_to_whole_numbers_are_read() -> None:
+def test_class_map_rounds_values_close_to_whole_numbers() -> None:
     drawn = np.array([[0.0, 1.00002], [1.99997, 0]], np.float32)
     np.testing.assert_array_equal(class_map(image(drawn), FUNDUS), [[0, 1], [2, 0]])
 
@@ -59,17 +59,17 @@ def test_scaled_masks_next_to_whole_numbers_are_read() -> None:
 @pytest.mark.parametrize(
     ("values", "named"), [([0, 3], "3"), ([0, 70000], "70000"), ([-1, 1], "-1"), ([5, 4, 0], "4, 5")]
 )
-def test_values_outside_the_task_are_named(values: list[int], named: str) -> None:
+def test_class_map_with_values_outside_the_task_names_them(values: list[int], named: str) -> None:
     with pytest.raises(TaskError, match=rf"does not name: {named};"):
         class_map(image(np.array([values], np.int64)), FUNDUS)
 
 
-def test_many_outside_values_are_counted() -> None:
+def test_class_map_with_many_outside_values_counts_them() -> None:
     with pytest.raises(TaskError, match=r"3, 4, 5, 6, 7, 8, 9, 10, … \(97 in all\)"):
         class_map(image(np.arange(100).reshape(10, 10)), FUNDUS)
 
 
-def test_interpolated_and_coloured_masks_are_refused() -> None:
+def test_class_map_rejects_interpolated_and_coloured_masks() -> None:
     with pytest.raises(TaskError, match=r"not whole numbers \(0.5\)"):
         class_map(image(np.array([[0, 0.5, 1]], np.float32)), FUNDUS)
     colours = np.zeros((8, 8, 3), np.uint8)
@@ -79,7 +79,7 @@ def test_interpolated_and_coloured_masks_are_refused() -> None:
     np.testing.assert_array_equal(class_map(image(np.ones((8, 8, 3), np.uint8)), FUNDUS), 1)
 
 
-def test_the_values_of_a_mask_are_listed_and_a_picture_is_none() -> None:
+def test_label_values_lists_mask_values_and_rejects_pictures() -> None:
     drawn = np.zeros((12, 8), np.float32)
     drawn[3, 4], drawn[5, 5] = 300.0004, 7
     assert label_values(image(drawn)) == [0, 7, 300]
@@ -93,7 +93,7 @@ def test_the_values_of_a_mask_are_listed_and_a_picture_is_none() -> None:
         label_values(image(drawn + np.float32(0.5)))
 
 
-def test_masks_are_resized_by_nearest_neighbour_at_pixel_centres() -> None:
+def test_prepare_mask_resizes_by_nearest_neighbour_at_pixel_centres() -> None:
     drawn = (np.random.default_rng(0).integers(0, 2, (64, 48)) * 255).astype(np.uint8)
     geometry = geometry_of(image(drawn), BINARY)
     rows = np.floor((np.arange(32) + 0.5) * 64 / 32).astype(int)
@@ -103,7 +103,7 @@ def test_masks_are_resized_by_nearest_neighbour_at_pixel_centres() -> None:
     )
 
 
-def test_a_mask_beside_its_scan_is_refused() -> None:
+def test_prepare_mask_rejects_a_mask_on_another_grid_than_its_scan() -> None:
     affine = np.diag([2.0, 2.0, 2.0, 1.0])
     scan = Scan(np.zeros((16, 18, 20, 1), np.int16), affine, "nifti")
     geometry = geometry_of(scan, BINARY)
@@ -119,7 +119,7 @@ def test_a_mask_beside_its_scan_is_refused() -> None:
 
 
 def naive(probabilities: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.int64]:
-    """Every class upsampled, then np.argmax: the definition."""
+    """Definition: upsample every class, then take np.argmax."""
     planes = [
         np.asarray(Image.fromarray(p).resize(shape[::-1], Image.Resampling.BILINEAR)) for p in probabilities
     ]
@@ -133,10 +133,10 @@ def naive(probabilities: NDArray[np.float32], shape: tuple[int, int]) -> NDArray
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=60, deadline=None)
-def test_restoring_is_argmax_after_upsampling_ties_included(
+def test_restore_equals_argmax_after_upsampling_including_ties(
     classes: int, shape: tuple[int, int], levels: int, seed: int
 ) -> None:
-    """`levels` makes few distinct probabilities, so that exact ties abound."""
+    """`levels` limits the distinct probabilities, so that exact ties are frequent."""
     rng = np.random.default_rng(seed)
     this = Task(name="t", labels={str(i): (i,) for i in range(1, classes)}, size=(32, 16))
     raw = rng.integers(0, levels, (1, classes, 32, 16)) + 1.0 if levels else rng.random((1, classes, 32, 16))
@@ -145,12 +145,12 @@ def test_restoring_is_argmax_after_upsampling_ties_included(
     np.testing.assert_array_equal(restore(probabilities, geometry), naive(probabilities[0], shape))
 
 
-def test_undecided_everywhere_is_background() -> None:
+def test_restore_of_equal_probabilities_gives_background() -> None:
     geometry = geometry_of(image(np.zeros((50, 40), np.uint8)), BINARY)
     assert not restore(np.full((1, 2, 32, 16), 0.5, np.float32), geometry).any()
 
 
-def test_probabilities_that_do_not_fit_are_refused() -> None:
+def test_restore_rejects_probabilities_of_wrong_shape_or_value() -> None:
     geometry = geometry_of(image(np.zeros((50, 40), np.uint8)), BINARY)
     good = np.full((1, 2, 32, 16), 0.5, np.float32)
     for bad, reason in (
@@ -164,7 +164,7 @@ def test_probabilities_that_do_not_fit_are_refused() -> None:
             restore(bad, geometry)
 
 
-def test_display_slices_are_the_networks_at_own_resolution() -> None:
+def test_display_slices_match_network_slices_at_native_resolution() -> None:
     rng = np.random.default_rng(1)
     affine = np.array([[0, 0, 2.0, 0], [-1.5, 0, 0, 0], [0, 3, 0, 0], [0, 0, 0, 1]])
     voxels = rng.integers(0, 400, (17, 19, 21, 1)).astype(np.int16)
@@ -190,7 +190,7 @@ def test_display_slices_are_the_networks_at_own_resolution() -> None:
         shown[19]
 
 
-def test_eight_bit_images_are_shown_as_they_are() -> None:
+def test_display_slices_of_an_8_bit_image_are_unchanged() -> None:
     rgb = np.random.default_rng(2).integers(0, 255, (20, 24, 3), dtype=np.uint8)
     np.testing.assert_array_equal(display_slices(image(rgb), FUNDUS)[0], rgb)
     prepared = prepare(image(rgb), FUNDUS)

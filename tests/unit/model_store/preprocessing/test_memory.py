@@ -1,4 +1,4 @@
-"""What a tilted volume keeps until its mask is made, and that it is counted before."""
+"""Memory of a tilted volume until its mask is restored, and the check of its size beforehand."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def probable(slices: int, classes: int, size: tuple[int, int]) -> NDArray[np.flo
     return found
 
 
-def test_the_probabilities_of_a_tilted_volume_are_held_once() -> None:
+def test_restorer_holds_the_probabilities_of_a_tilted_volume_once() -> None:
     size = (128, 128)
     geometry = geometry_of(tilted((32, 32, 32)), segmenting(5, size))
     assert geometry.resampled
@@ -48,7 +48,7 @@ def test_the_probabilities_of_a_tilted_volume_are_held_once() -> None:
     assert peak < 1.3 * probabilities.nbytes
 
 
-def test_batches_of_a_tilted_volume_have_the_same_classes() -> None:
+def test_restorer_rejects_a_batch_with_another_number_of_classes() -> None:
     size = (32, 32)
     geometry = geometry_of(tilted((16, 16, 16)), segmenting(3, size))
     restorer = Restorer(geometry)
@@ -58,14 +58,14 @@ def test_batches_of_a_tilted_volume_have_the_same_classes() -> None:
             restorer.add(probable(4, classes, size))
 
 
-def test_every_class_of_a_tilted_volume_counts_where_a_mask_is_made() -> None:
+def test_check_restorable_rejects_a_tilted_volume_with_too_many_classes() -> None:
     shape, size = (64, 64, 128), (512, 512)
     scan = tilted(shape)
     slices = geometry_of(scan, segmenting(2, size)).slices[0]
     fitting = 2**28 // (slices * 512 * 512)
     most = segmenting(fitting, size)
     check_restorable(geometry_of(scan, most), most)
-    # Training, and adapting, make no mask of it.
+    # Training and adaptation restore no mask, so they accept it.
     more = segmenting(fitting + 1, size)
     tilt = geometry_of(scan, more)
     assert tilt.resampled
@@ -73,5 +73,5 @@ def test_every_class_of_a_tilted_volume_counts_where_a_mask_is_made() -> None:
         ScanTooLarge, match=f"tilted by 30 degrees, and {fitting + 1} classes in {slices} axial"
     ):
         check_restorable(tilt, more)
-    # Upright, each slice is decided as it comes.
+    # For an upright volume each slice is decided as it arrives.
     check_restorable(geometry_of(tilted(shape, 0), more), more)

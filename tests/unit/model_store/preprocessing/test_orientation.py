@@ -1,4 +1,4 @@
-"""The same body in any axis order, flip or tilt gives the same true mask in the patient.
+"""Orientation: one body in any axis order, flip or tilt gives the same, correct mask.
 
 The organ is two balls of different size in world millimetres, asymmetric along every axis, so its centroid
 and its outline are known without any of the code under test. The "network" is a threshold on the slices it is
@@ -63,7 +63,7 @@ def grid(
 def stored(
     voxels: NDArray[np.generic], affine: NDArray[np.float64], axes: tuple[int, ...], flips: tuple[bool, ...]
 ) -> tuple[NDArray[np.generic], NDArray[np.float64]]:
-    """The same volume with its axes in another order and direction, by hand."""
+    """The same volume with its axes reordered and flipped by hand."""
     affine = affine.copy()
     for axis, flip in enumerate(flips):
         if flip:
@@ -102,14 +102,14 @@ TRUE_CENTROID = centroid(*(lambda s, a: (organ(s, a), a))(*grid((0.5, 0.5, 0.5))
 
 
 @pytest.mark.parametrize("plane", PLANES)
-def test_all_48_orders_give_identical_slices_and_masks(plane: Plane) -> None:
+def test_all_48_axis_orders_give_identical_slices_and_masks(plane: Plane) -> None:
     shape, affine = grid((2.0, 2.5, 3.0))
     inside = organ(shape, affine)
     voxels = intensities(inside)
     this = task(plane, (48, 32), neighbours=1)
     first = prepare(Scan(voxels[..., None], affine, "nifti"), this)
     mask = restore(threshold(first.slices[:, 1:2]), first.geometry)
-    # True, not only consistent: the mask is where the organ was put, in millimetres.
+    # The mask is correct, not only consistent: it is where the organ was placed, in millimetres.
     assert dice(mask, inside) > 0.93
     assert np.abs(centroid(mask, affine) - TRUE_CENTROID).max() < 0.6
     drawn = prepare_mask(Scan(inside.astype(np.uint8)[..., None], affine, "nifti"), this, first.geometry)
@@ -127,7 +127,7 @@ def test_all_48_orders_give_identical_slices_and_masks(plane: Plane) -> None:
 
 
 @pytest.mark.parametrize("scope", ["image", "volume"])
-def test_normalisation_does_not_depend_on_the_stored_order_to_the_last_bit(scope: str) -> None:
+def test_normalisation_is_bit_identical_in_any_stored_order(scope: str) -> None:
     shape, affine = grid((3.0, 3.5, 4.0))
     voxels = intensities(organ(shape, affine)).astype(np.float32) * np.float32(0.37)
     this = Task(
@@ -151,7 +151,7 @@ def test_normalisation_does_not_depend_on_the_stored_order_to_the_last_bit(scope
         ("sagittal", (0, -1), (2, -1), (1, -1)),
     ],
 )
-def test_slices_rows_and_columns_run_as_documented(
+def test_slices_rows_and_columns_run_in_the_documented_direction(
     plane: Plane, slice_axis: tuple[int, int], row: tuple[int, int], column: tuple[int, int]
 ) -> None:
     """Each voxel holds its own R, A or S coordinate, so a slice shows which way it runs."""
@@ -169,7 +169,7 @@ def test_slices_rows_and_columns_run_as_documented(
 
 @pytest.mark.parametrize("degrees", [10, 30, 44])
 @pytest.mark.parametrize("plane", PLANES)
-def test_a_tilted_volume_gives_the_true_mask_on_its_own_grid(plane: Plane, degrees: int) -> None:
+def test_tilted_volume_gives_the_correct_mask_on_its_own_grid(plane: Plane, degrees: int) -> None:
     shape, affine = grid((2.0, 2.2, 2.5), extent=72)
     turn = np.eye(4)
     turn[:3, :3] = nib.eulerangles.euler2mat(
@@ -184,7 +184,7 @@ def test_a_tilted_volume_gives_the_true_mask_on_its_own_grid(plane: Plane, degre
     assert own.shape == shape
     assert dice(own, inside) > 0.92
     assert np.abs(centroid(own, tilted) - TRUE_CENTROID).max() < 0.6
-    # The drawn mask meets the organ in the slices the network sees, and the pictures a person does.
+    # The drawn mask overlaps the organ in the network's slices, and its display slices have their shape.
     drawn = Scan(inside.astype(np.uint8)[..., None], tilted, "nifti")
     assert (
         dice(prepare_mask(drawn, task(plane, (64, 64)), prepared.geometry), prepared.slices[:, 0] > 230) > 0.9
@@ -193,7 +193,7 @@ def test_a_tilted_volume_gives_the_true_mask_on_its_own_grid(plane: Plane, degre
 
 
 @pytest.mark.parametrize("axes", [(0, 1, 2), (2, 0, 1), (1, 0, 2)])
-def test_a_strongly_tilted_volume_does_not_care_for_its_stored_order_either(axes: tuple[int, ...]) -> None:
+def test_strongly_tilted_volume_gives_the_same_mask_in_any_stored_order(axes: tuple[int, ...]) -> None:
     shape, affine = grid((2.0, 2.2, 2.5), extent=64)
     turn = np.eye(4)
     turn[:3, :3] = nib.eulerangles.euler2mat(0.1, 0.5, 0.2)
@@ -208,7 +208,7 @@ def test_a_strongly_tilted_volume_does_not_care_for_its_stored_order_either(axes
     assert dice(*masks) > 0.999
 
 
-def test_a_resampled_grid_lies_along_the_patient_and_covers_the_volume() -> None:
+def test_resampled_grid_is_aligned_to_patient_axes_and_covers_the_volume() -> None:
     shape, affine = grid((2.0, 2.2, 2.5))
     turn = np.eye(4)
     turn[:3, :3] = nib.eulerangles.euler2mat(0.2, 0.6, 0.1)
@@ -227,7 +227,7 @@ def test_a_resampled_grid_lies_along_the_patient_and_covers_the_volume() -> None
     np.testing.assert_allclose(geometry.spacing, (2.5, 2.2, 2.0), rtol=1e-9)
 
 
-def test_batches_give_what_the_whole_gives() -> None:
+def test_restorer_in_batches_equals_restore_of_the_whole() -> None:
     shape, affine = grid((4.0, 4.0, 4.0))
     prepared = prepare(
         Scan(intensities(organ(shape, affine))[..., None], affine, "nifti"), task("axial", (32, 16))
@@ -239,28 +239,28 @@ def test_batches_give_what_the_whole_gives() -> None:
     np.testing.assert_array_equal(restorer.finish(), restore(probabilities, prepared.geometry))
 
 
-def test_a_slab_across_the_plane_is_refused_with_its_sizes() -> None:
+def test_slab_with_too_thin_slices_is_rejected_with_its_sizes() -> None:
     scan = Scan(np.zeros((64, 64, 3, 1), np.int16), np.eye(4), "nifti")
     with pytest.raises(ScanMismatch, match=r"coronal slices.*3 x 64"):
         prepare(scan, task("coronal", (32, 32)))
     assert len(prepare(scan, task("axial", (32, 32))).slices) == 3
 
 
-def test_a_rod_of_very_many_slices_is_refused_before_it_is_enlarged() -> None:
+def test_volume_with_too_many_slices_is_rejected_before_resizing() -> None:
     rod = np.broadcast_to(np.int16(0), (8, 8, 200_000, 1))
     with pytest.raises(ScanTooLarge, match="200000 axial slices"):
         prepare(Scan(rod, np.eye(4), "nifti"), task("axial", (512, 512)))
 
 
 @pytest.mark.parametrize("name", ["t2.nii.gz", "anatomical.nii", "MR_Gd.nii.gz", "CT_AVM.nii.gz"])
-def test_real_files_give_the_slices_of_their_canonical_copy(real_data: Path, name: str) -> None:
+def test_real_file_gives_the_slices_of_its_canonical_copy(real_data: Path, name: str) -> None:
     path = real_data / "io_samples" / "nifti" / name
     original = decode(path.read_bytes())
     canonical = decode(nib.as_closest_canonical(nib.load(path)).to_bytes())
     this = task("axial", (256, 256))
     ours, theirs = prepare(original, this), prepare(canonical, this)
     np.testing.assert_array_equal(ours.slices, theirs.slices)
-    # And there and back: what is bright in the slices is bright in the file.
+    # Round trip: voxels that are bright in the slices are bright in the file.
     level = float(np.percentile(original.voxels[original.voxels > 0], 80))
     back = restore(threshold(ours.slices, level, width=float(original.voxels.max()) / 20), ours.geometry)
     assert dice(back, original.voxels[..., 0] > level) > 0.8  # resized there and back
@@ -269,7 +269,7 @@ def test_real_files_give_the_slices_of_their_canonical_copy(real_data: Path, nam
     np.testing.assert_array_equal(np.asarray(returned.dataobj), back)
 
 
-def test_real_masks_lie_on_their_volumes(real_data: Path) -> None:
+def test_real_mask_survives_the_round_trip_through_slices(real_data: Path) -> None:
     root = real_data / "hippocampus_nifti"
     this = Task(
         name="hippocampus", labels={"anterior": (1,), "posterior": (2,)}, size=(64, 64), plane="coronal"

@@ -1,4 +1,4 @@
-"""What a hostile scan costs: work counted in the bytes that zlib is handed, which it may have to copy."""
+"""Cost of hostile scans, counted in bytes passed to zlib, which it may have to copy."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EMPTY = gzip.compress(b"")
 
 
 class Handed:
-    """Counts what zlib is handed, and in how many calls: no more than these, where it might never end."""
+    """Counts calls to zlib and the bytes passed to it; fails above `most_calls`, so that a loop ends."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, most_calls: int) -> None:
         self.calls, self.bytes = 0, 0
@@ -46,7 +46,7 @@ class Handed:
 
 
 def inflated(data: bytes, requests: Sequence[int]) -> bytes:
-    """All of it, asked for in these amounts over and over."""
+    """All content, read in these amounts in turn until it ends."""
     stream, found = BoundedGunzip(data), b""
     while True:
         for request in requests:
@@ -64,7 +64,7 @@ def members(content: bytes, each: int) -> bytes:
 # ---------------------------------------------------------------------------------------------------- gzip
 
 
-def test_work_grows_with_the_number_of_tiny_members_not_with_its_square(
+def test_gzip_work_is_linear_in_the_number_of_tiny_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     handed = Handed(monkeypatch, 10**6)
@@ -77,7 +77,7 @@ def test_work_grows_with_the_number_of_tiny_members_not_with_its_square(
     assert costs[1] < 2.2 * costs[0]
 
 
-def test_a_long_run_of_empty_members_is_refused() -> None:
+def test_gzip_with_a_long_run_of_empty_members_is_rejected() -> None:
     content = nifti1(np.ones((8, 8, 8), np.uint8))
     whole = gzip.compress(content)
     for bomb in (
@@ -89,8 +89,8 @@ def test_a_long_run_of_empty_members_is_refused() -> None:
             decode(bomb)
 
 
-def test_files_of_many_members_are_read() -> None:
-    """BGZF: blocks of up to 64 KiB and one without data at the end, which stays where files are joined."""
+def test_gzip_with_many_members_is_read() -> None:
+    """BGZF: blocks of up to 64 KiB, then an empty one, which stays inside when files are joined."""
     content = nifti1(np.random.default_rng(0).integers(0, 99, (64, 64, 64)).astype(np.int16))
     bgzf = members(content, 65280) + _EMPTY
     joined = members(content[:100_000], 65280) + _EMPTY + members(content[100_000:], 65280) + _EMPTY
@@ -98,10 +98,10 @@ def test_files_of_many_members_are_read() -> None:
         np.testing.assert_array_equal(decode(packed).voxels, decode(content).voxels)
 
 
-def test_a_member_that_shrinks_a_thousandfold_ends_where_the_next_begins(
+def test_gunzip_reads_consecutive_highly_compressed_members(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """zlib then says twice what follows the member: as unused and as not yet consumed."""
+    """In this case zlib reports the bytes after the member twice: as unused and as not yet consumed."""
     content = bytes(3 * 2**20) + bytes(range(256)) * 100 + bytes(2 * 2**20)
     packed = members(content, 3 * 2**20 // 2)
     Handed(monkeypatch, 1000)
@@ -126,7 +126,7 @@ def random_bytes(kib: int) -> bytes:
     padding=st.sampled_from([b"", b"\0", bytes(600)]),
 )
 @settings(max_examples=60, deadline=None)
-def test_any_members_in_any_requests_give_what_gzip_gives(
+def test_gunzip_in_any_request_sizes_matches_gzip(
     parts: list[bytes], level: int, requests: list[int], padding: bytes
 ) -> None:
     packed = b"".join(gzip.compress(part, level) for part in parts)
@@ -157,7 +157,7 @@ def with_data(pixels: np.ndarray[Any, Any], chunks: bytes) -> bytes:
     return whole[:33] + chunks + whole[-12:]
 
 
-def test_one_large_chunk_is_handed_to_zlib_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_png_with_one_large_chunk_passes_it_to_zlib_about_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pixels = noise(2400, 2400)
     content = png(2400, 2400, 8, 0, packed_rows(pixels))
     handed = Handed(monkeypatch, 10**6)
@@ -165,7 +165,7 @@ def test_one_large_chunk_is_handed_to_zlib_about_once(monkeypatch: pytest.Monkey
     assert handed.bytes < 1.5 * len(content)
 
 
-def test_many_chunks_are_one_image_and_very_many_are_refused() -> None:
+def test_png_with_many_chunks_is_read_up_to_the_limit() -> None:
     pixels = noise(40, 30)
     data = zlib.compress(packed_rows(pixels))
     small = b"".join(idat(data[i : i + 1]) + idat(b"") for i in range(len(data)))
@@ -177,10 +177,10 @@ def test_many_chunks_are_one_image_and_very_many_are_refused() -> None:
 @pytest.mark.parametrize("side", [40, 1500])
 @pytest.mark.parametrize("surplus", [1, 40, 200_000])
 @pytest.mark.parametrize("apart", [False, True])
-def test_what_follows_the_pixels_is_refused(
+def test_png_with_data_after_the_pixels_is_rejected(
     side: int, surplus: int, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Black shrinks to less than one slice of input, so that zlib meets its end with more at hand."""
+    """A black image deflates to less than one slice of input, so zlib ends with input left over."""
     pixels = np.zeros((side, side), np.uint8)
     data, more = zlib.compress(packed_rows(pixels)), bytes(surplus)
     Handed(monkeypatch, 20)
@@ -203,14 +203,14 @@ def pack_bits(pixels: np.ndarray[Any, Any], backwards: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backwards", [False, True])
-def test_strips_that_share_their_bytes_are_refused(backwards: bool) -> None:
-    """Each would be copied whole where its bits run backwards, however little of it is used."""
+def test_tiff_with_overlapping_strips_is_rejected(backwards: bool) -> None:
+    """With FillOrder 2 each strip would be copied whole, however little of it is used."""
     pixels = noise(64, 50)
     honest = pack_bits(pixels, backwards)
     np.testing.assert_array_equal(decode(tiff(**honest)).voxels[..., 0], pixels)
     shared = {"t273": (8,) * 64, "t279": (64 * 51,) * 64}
     with pytest.raises(DamagedScan, match="do not overlap"):
         decode(tiff(**{**honest, **shared}))
-    # Under the tags of tiles, which a decoder takes for those of strips.
+    # With the tags of tiles, which a decoder uses as those of strips.
     with pytest.raises(DamagedScan, match="strips or tiles, found both"):
         decode(tiff(**honest, t324=shared["t273"], t325=shared["t279"]))

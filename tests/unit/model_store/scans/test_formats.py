@@ -1,4 +1,4 @@
-"""The registry of scan formats, and what a format of several files gets from being registered."""
+"""Registry of scan formats, and decoding of a registered format with several files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TASK = Task(name="t", labels={"x": (1,)}, size=(16, 16), normalisation=Normalisa
 
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test format is registered, and nothing else is changed."""
+    """Register the test format; change nothing else."""
     monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, PNG_STACK))
 
 
@@ -55,18 +55,18 @@ FILES = {
 
 
 class TestRegistry:
-    def test_names_labels_and_suffixes_are_unique(self) -> None:
+    def test_format_names_labels_and_suffixes_are_unique(self) -> None:
         names = [known.name for known in formats.FORMATS]
         suffixes = [suffix for known in formats.FORMATS for suffix in known.suffixes]
         labels = [label for known in formats.FORMATS for label in known.labels]
         for values in (names, suffixes, labels):
             assert len(set(values)) == len(values)
-        # The column of the database that stores it.
+        # The database column that stores the name has 16 characters.
         assert all(0 < len(name) <= 16 for name in names)
         assert all(suffix.startswith(".") and suffix == suffix.lower() for suffix in suffixes)
 
     @pytest.mark.parametrize("name", FILES)
-    def test_exactly_one_format_accepts_a_file_and_reads_it_under_its_name(self, name: str) -> None:
+    def test_each_sample_file_is_accepted_by_exactly_one_format(self, name: str) -> None:
         for content in FILES[name]:
             assert [known.name for known in formats.FORMATS if known.sniff(content)] == [name]
             assert decode(content).format == name
@@ -75,7 +75,7 @@ class TestRegistry:
         assert set(FILES) == {known.name for known in formats.FORMATS}
 
     @pytest.mark.parametrize("content", [files[0] for files in FILES.values()])
-    def test_dicom_with_another_signature_in_its_preamble_is_no_other_format(self, content: bytes) -> None:
+    def test_dicom_with_another_signature_in_its_preamble_is_rejected(self, content: bytes) -> None:
         dicom = content[:128].ljust(128, b"\0") + b"DICM" + bytes(400)
         assert formats.format_of(dicom) is None
         with pytest.raises(UnsupportedScan, match=r"DICOM.*Locum reads PNG, TIFF, \.nii and \.nii\.gz"):
@@ -101,10 +101,10 @@ class TestRegistry:
             (".nii.gz", ""),
         ],
     )
-    def test_the_longest_suffix_is_cut_off_a_name(self, name: str, stem: str) -> None:
+    def test_strip_suffix_removes_the_longest_known_suffix(self, name: str, stem: str) -> None:
         assert strip_suffix(name) == stem
 
-    def test_the_first_of_two_formats_that_accept_the_bytes_reads_them(
+    def test_first_registered_format_that_accepts_the_bytes_reads_them(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (png, *_) = formats.FORMATS
@@ -115,18 +115,18 @@ class TestRegistry:
             monkeypatch.setattr(formats, "FORMATS", order)
             assert decode(FILES["png"][0]).format == expected
 
-    def test_the_sentence_lists_the_formats_in_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_list_formats_joins_labels_in_registration_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert list_formats("or") == "PNG, TIFF, .nii or .nii.gz"
         monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, PNG_STACK))
         assert list_formats("and") == "PNG, TIFF, .nii, .nii.gz and a zip of PNG slices"
 
     @pytest.mark.parametrize("page", ["reference/http-api.md", "reference/task.md"])
-    def test_the_documentation_lists_every_format(self, page: str) -> None:
+    def test_documentation_page_lists_every_format(self, page: str) -> None:
         assert list_formats("or") in (DOCS / page).read_text(encoding="utf-8").replace("`", "")
 
 
 class TestFormatOfSeveralFiles:
-    def test_it_is_rejected_until_it_is_registered(self, volume: NDArray[np.uint8]) -> None:
+    def test_unregistered_format_is_rejected(self, volume: NDArray[np.uint8]) -> None:
         files = slices(volume)
         with pytest.raises(UnsupportedScan, match="ZIP"):
             decode(zipped(files))
@@ -134,7 +134,7 @@ class TestFormatOfSeveralFiles:
             decode(files)
 
     @pytest.mark.usefixtures("stack")
-    def test_a_zip_and_its_files_are_one_volume_and_a_mask_returns_to_its_grid(
+    def test_zip_and_loose_files_decode_to_one_volume_and_restore_its_mask(
         self, volume: NDArray[np.uint8]
     ) -> None:
         files = slices(volume)
@@ -149,7 +149,7 @@ class TestFormatOfSeveralFiles:
             np.testing.assert_array_equal(mask, volume == 200)
 
     @pytest.mark.usefixtures("stack")
-    def test_it_is_prepared_as_the_same_volume_in_nifti(self, volume: NDArray[np.uint8]) -> None:
+    def test_png_stack_prepares_to_the_same_slices_as_nifti(self, volume: NDArray[np.uint8]) -> None:
         stacked = prepare(decode(zipped(slices(volume))), TASK)
         single = prepare(decode(encode_nifti(volume, np.eye(4))), TASK)
         np.testing.assert_array_equal(stacked.slices, single.slices)
@@ -164,7 +164,7 @@ class TestFormatOfSeveralFiles:
             (zipped, Limits(max_decompressed=500)),
         ],
     )
-    def test_every_limit_reaches_its_reader(
+    def test_reader_enforces_every_limit(
         self,
         pack: Callable[[dict[str, bytes]], bytes | dict[str, bytes]],
         limits: Limits,
@@ -188,7 +188,7 @@ class TestFormatOfSeveralFiles:
             decode({**slices(volume), "notes.txt": b"slices of the left hip"})
 
     @pytest.mark.usefixtures("stack")
-    def test_files_of_no_format_and_no_files_are_rejected(self) -> None:
+    def test_unknown_or_empty_files_are_rejected(self) -> None:
         with pytest.raises(UnsupportedScan, match="JPEG"):
             decode({"a.png": b"\xff\xd8\xff\xe0" + bytes(100)})
         for empty in ({}, {"a.png": b""}):

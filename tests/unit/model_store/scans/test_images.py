@@ -1,4 +1,4 @@
-"""PNG and TIFF: pixels as they were meant, and nothing else let in."""
+"""PNG and TIFF: exact pixels, and rejection of every unsupported or damaged file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def rows(pixels: np.ndarray[Any, Any]) -> bytes:
     return b"".join(b"\0" + row.tobytes() for row in big)
 
 
-def test_grey_png_of_8_and_16_bits_keeps_its_values() -> None:
+def test_grey_png_of_8_and_16_bits_keeps_its_values_and_dtype() -> None:
     for dtype, bits in (("u1", 8), ("u2", 16)):
         pixels = ramp(dtype) * np.dtype(dtype).type(1 if bits == 8 else 257)
         scan = decode(png(12, 16, bits, 0, rows(pixels)))
@@ -42,13 +42,13 @@ def test_grey_png_of_8_and_16_bits_keeps_its_values() -> None:
         np.testing.assert_array_equal(scan.voxels[..., 0], pixels)
 
 
-def test_one_bit_png_is_zero_and_one() -> None:
+def test_one_bit_png_decodes_to_zero_and_one() -> None:
     pixels = ramp("u1", (16, 16)) % 2
     packed = b"".join(b"\0" + row.tobytes() for row in np.packbits(pixels, axis=1))
     np.testing.assert_array_equal(decode(png(16, 16, 1, 0, packed)).voxels[..., 0], pixels)
 
 
-def test_rgb_and_opaque_alpha() -> None:
+def test_png_alpha_channel_is_dropped_where_opaque() -> None:
     rgb = ramp("u1", (16, 12, 3))
     opaque = np.dstack([rgb, np.full((16, 12), 255, np.uint8)])
     for content in (png(12, 16, 8, 2, rows(rgb)), png(12, 16, 8, 6, rows(opaque))):
@@ -57,31 +57,31 @@ def test_rgb_and_opaque_alpha() -> None:
     np.testing.assert_array_equal(decode(png(12, 16, 8, 4, rows(grey))).voxels, rgb[..., :1])
 
 
-def test_transparent_pixels_are_refused() -> None:
+def test_png_with_transparent_pixels_is_rejected() -> None:
     rgba = np.dstack([ramp("u1", (16, 12, 3)), ramp("u1")])
     with pytest.raises(UnsupportedScan, match="transparent"):
         decode(png(12, 16, 8, 6, rows(rgba)))
 
 
-def test_a_palette_becomes_its_colours() -> None:
+def test_palette_png_decodes_to_its_colours() -> None:
     palette = bytes([10, 20, 30, 200, 100, 50])
     scan = decode(png(12, 16, 8, 3, rows(ramp("u1") % 2), (b"PLTE", palette)))
     assert {tuple(map(int, pixel)) for pixel in scan.voxels.reshape(-1, 3)} == {(10, 20, 30), (200, 100, 50)}
 
 
-def test_a_grey_value_marked_transparent_is_still_that_value() -> None:
+def test_grey_png_keeps_a_value_marked_transparent() -> None:
     pixels = ramp("u1")
     scan = decode(png(12, 16, 8, 0, rows(pixels), (b"tRNS", b"\0\0")))
     np.testing.assert_array_equal(scan.voxels[..., 0], pixels)
 
 
-def test_16_bit_colour_says_that_it_is_read_as_8() -> None:
+def test_16_bit_colour_png_is_read_as_8_bit_with_a_note() -> None:
     scan = decode(png(12, 16, 16, 2, rows(ramp("u2", (16, 12, 3)) * np.uint16(257))))
     np.testing.assert_array_equal(scan.voxels, ramp("u1", (16, 12, 3)))
     assert "16 bits" in scan.notes[0]
 
 
-def test_metadata_bombs_are_not_even_opened() -> None:
+def test_compressed_metadata_in_png_is_not_decompressed() -> None:
     bomb = zlib.compress(bytes(200 * 2**20), 9)
     text = (b"zTXt", b"Comment\0\0" + bomb)
     profile = (b"iCCP", b"icc\0\0" + bomb)
@@ -93,7 +93,7 @@ def test_metadata_bombs_are_not_even_opened() -> None:
     assert peak < 8 * 2**20
 
 
-def test_a_pixel_bomb_is_refused_by_its_header() -> None:
+def test_image_above_max_pixels_is_rejected_from_its_header() -> None:
     with pytest.raises(ScanTooLarge, match="20000 x 20000"):
         decode(png(20000, 20000, 8, 0, bytes(1000)))
     with pytest.raises(ScanTooLarge, match="20000 x 20000"):
@@ -105,12 +105,12 @@ def test_a_pixel_bomb_is_refused_by_its_header() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), [(1, 1), (7, 300), (300, 7), (0, 8), (2**31, 2**31)])
-def test_sides_that_are_no_image_are_refused(width: int, height: int) -> None:
+def test_png_with_invalid_sides_is_rejected(width: int, height: int) -> None:
     with pytest.raises(ScanError, match=f"{width} x {height}"):
         decode(png(width, height, 8, 0, bytes(100)))
 
 
-def test_damaged_png() -> None:
+def test_damaged_png_is_rejected() -> None:
     whole = png(12, 16, 8, 0, rows(ramp("u1")))
     flipped = bytearray(whole)
     flipped[50] ^= 1
@@ -130,14 +130,14 @@ def test_damaged_png() -> None:
         decode(png(12, 9, 8, 0, rows(ramp("u1"))))
 
 
-def test_animations_are_refused() -> None:
+def test_animated_png_is_rejected() -> None:
     control = (b"acTL", struct.pack(">II", 2, 0))
     with pytest.raises(UnsupportedScan, match="animation"):
         decode(png(12, 16, 8, 0, rows(ramp("u1")), control))
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_a_png_that_viewers_turn_is_refused_as_a_tiff_is(order: str) -> None:
+def test_png_with_rotating_exif_orientation_is_rejected(order: str) -> None:
     def turned(orientation: int) -> tuple[bytes, bytes]:
         mark = b"II*\0" if order == "<" else b"MM\0*"
         tags = ((271, 2, 4, 0), (274, 3, 1, orientation << (0 if order == "<" else 16)))
@@ -156,7 +156,7 @@ def test_a_png_that_viewers_turn_is_refused_as_a_tiff_is(order: str) -> None:
         assert np.array_equal(decode(png(12, 16, 8, 0, pixels, upright)).voxels[..., 0], ramp("u1"))
 
 
-def test_a_png_that_a_camera_wrote_turned_is_refused() -> None:
+def test_png_with_exif_orientation_from_pillow_is_rejected() -> None:
     exif = Image.Exif()
     exif[274] = 8
     with pytest.raises(UnsupportedScan, match="EXIF orientation 8"):
@@ -165,7 +165,7 @@ def test_a_png_that_a_camera_wrote_turned_is_refused() -> None:
 
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("dtype", ["u1", "i1", "u2", "i2", "u4", "i4", "f4"])
-def test_grey_tiff_of_every_type_in_both_byte_orders(dtype: str, order: str) -> None:
+def test_grey_tiff_of_every_type_and_byte_order_keeps_its_values(dtype: str, order: str) -> None:
     pixels = ramp("i8")
     if dtype[0] != "u":
         pixels -= 120
@@ -178,13 +178,13 @@ def test_grey_tiff_of_every_type_in_both_byte_orders(dtype: str, order: str) -> 
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
-def test_rgb_tiff(order: str) -> None:
+def test_rgb_tiff_keeps_its_values(order: str) -> None:
     rgb = ramp("u1", (16, 12, 3))
     np.testing.assert_array_equal(decode(tiff(rgb, order)).voxels, rgb)
 
 
-def test_interlaced_png() -> None:
-    """The seven passes by hand: each holds the pixels that no earlier one had."""
+def test_interlaced_png_keeps_its_values() -> None:
+    """The seven Adam7 passes by hand: each holds the pixels that no earlier one had."""
     pixels = ramp("u1", (11, 13))
     passes = [pixels[0::8, 0::8], pixels[0::8, 4::8], pixels[4::8, 0::4], pixels[0::4, 2::4]]
     passes += [pixels[2::4, 0::2], pixels[0::2, 1::2], pixels[1::2, :]]
@@ -196,13 +196,13 @@ def test_interlaced_png() -> None:
 
 @pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate", "packbits"])
 @pytest.mark.parametrize("dtype", ["u1", "u2", "f4"])
-def test_lossless_compressions(compression: str, dtype: str) -> None:
+def test_losslessly_compressed_tiff_keeps_its_values(compression: str, dtype: str) -> None:
     pixels = ramp(dtype, (40, 33))
     content = saved(Image.fromarray(pixels), "TIFF", compression=compression)
     np.testing.assert_array_equal(decode(content).voxels[..., 0], pixels)
 
 
-def test_tiff_variants_that_are_refused() -> None:
+def test_unsupported_tiff_variant_is_rejected() -> None:
     image = Image.fromarray(ramp("u1"))
     with pytest.raises(UnsupportedScan, match="several"):
         decode(saved(image, "TIFF", save_all=True, append_images=[image]))
@@ -218,7 +218,7 @@ def test_tiff_variants_that_are_refused() -> None:
         decode(tiff(ramp("f8")))
 
 
-def test_damaged_tiff() -> None:
+def test_damaged_tiff_is_rejected() -> None:
     whole = tiff(ramp("u2"))
     for content in (whole[:4], whole[:9], whole[:-20], whole[:200]):
         with pytest.raises(DamagedScan, match="TIFF"):
@@ -236,7 +236,7 @@ def test_damaged_tiff() -> None:
             decode(tiff(ramp("u2"), **tags))
 
 
-def test_a_directory_that_names_the_file_a_thousand_times_is_not_read() -> None:
+def test_tiff_with_many_large_tags_is_read_in_bounded_memory() -> None:
     """Pillow keeps the content of every tag: 500 tags of the whole file would be 500 copies of it."""
     pixels = np.zeros((512, 512), np.uint8)
     base = tiff(pixels)
@@ -268,12 +268,12 @@ def test_a_directory_that_names_the_file_a_thousand_times_is_not_read() -> None:
         (b"../../etc/passwd", "not known"),
     ],
 )
-def test_other_content_is_refused_with_what_to_do(content: bytes, advice: str) -> None:
+def test_unknown_content_is_rejected_with_advice(content: bytes, advice: str) -> None:
     with pytest.raises(ScanError, match=advice):
         decode(content)
 
 
-def test_every_real_dicom_is_refused_with_what_to_do(real_data: Path) -> None:
+def test_real_dicom_is_rejected_with_advice(real_data: Path) -> None:
     files = [path for path in (real_data / "io_samples" / "dicom").rglob("*") if path.is_file()]
     assert files
     for path in files:
@@ -281,7 +281,7 @@ def test_every_real_dicom_is_refused_with_what_to_do(real_data: Path) -> None:
             decode(path.read_bytes())
 
 
-def test_png_masks_keep_their_values() -> None:
+def test_png_mask_round_trip_keeps_values_for_any_memory_order() -> None:
     labels = ramp("u1") % 5
     content = encode_png(labels)
     assert content == encode_png(np.asfortranarray(labels))

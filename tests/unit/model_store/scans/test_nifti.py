@@ -1,4 +1,4 @@
-"""NIfTI: every valid variant is read as it is meant, every lie is refused with a reason."""
+"""NIfTI: every valid variant is read exactly, every invalid header is rejected with a reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def ramp(dtype: str, shape: tuple[int, ...] = (9, 10, 11)) -> np.ndarray[Any, An
 @pytest.mark.parametrize("dtype", CODES)
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("zipped", [False, True])
-def test_every_type_in_both_byte_orders_plain_and_gzipped(dtype: str, order: str, zipped: bool) -> None:
+def test_nifti1_of_every_type_byte_order_and_packing_keeps_its_values(
+    dtype: str, order: str, zipped: bool
+) -> None:
     voxels = ramp(dtype)
     content = nifti1(voxels, order)
     scan = decode(gzip.compress(content) if zipped else content)
@@ -41,7 +43,7 @@ def test_every_type_in_both_byte_orders_plain_and_gzipped(dtype: str, order: str
     assert not scan.voxels.flags.writeable
 
 
-def test_nifti2_of_either_byte_order() -> None:
+def test_nifti2_of_either_byte_order_keeps_values_and_affine() -> None:
     voxels = ramp("i2")
     for order in "<>":
         header = nib.Nifti2Header(endianness=order)
@@ -57,25 +59,25 @@ def test_nifti2_of_either_byte_order() -> None:
     intercept=st.floats(-2000, 2000, width=32),
 )
 @settings(max_examples=30, deadline=None)
-def test_scaling_is_applied(slope: float, intercept: float) -> None:
+def test_slope_and_intercept_are_applied(slope: float, intercept: float) -> None:
     voxels = ramp("i2")
     scan = decode(nifti1(voxels, scl_slope=slope, scl_inter=intercept))
     np.testing.assert_allclose(scan.voxels[..., 0], voxels * slope + intercept, rtol=1e-5, atol=1e-2)
 
 
 @pytest.mark.parametrize("slope", [0.0, float("nan")])
-def test_a_slope_of_zero_or_nan_means_unscaled(slope: float) -> None:
+def test_slope_of_zero_or_nan_leaves_voxels_unscaled(slope: float) -> None:
     voxels = ramp("u2")
     scan = decode(nifti1(voxels, scl_slope=slope, scl_inter=7.0))
     np.testing.assert_array_equal(scan.voxels[..., 0], voxels)
 
 
-def test_a_scaling_into_infinity_is_refused() -> None:
+def test_scaling_that_overflows_is_rejected() -> None:
     with pytest.raises(DamagedScan, match="NaN or infinity"):
         decode(nifti1(ramp("f4") * np.float32(1e12), scl_slope=1e30))
 
 
-def test_rgb_keeps_its_channels() -> None:
+def test_rgb_nifti_keeps_its_channels() -> None:
     rgb = np.arange(9 * 10 * 11 * 3, dtype=np.uint8).reshape(9, 10, 11, 3)
     stored = np.ascontiguousarray(np.moveaxis(rgb, -1, 0))
     content = nifti1(stored, dim=[3, 9, 10, 11], datatype=128)
@@ -88,20 +90,20 @@ def test_rgb_keeps_its_channels() -> None:
 
 
 @pytest.mark.parametrize("shape", [(9, 10), (9, 10, 1), (9, 10, 11, 1), (9, 10, 11, 1, 1)])
-def test_images_single_slices_and_trailing_singletons(shape: tuple[int, ...]) -> None:
+def test_grid_is_three_dimensional_for_any_singleton_axes(shape: tuple[int, ...]) -> None:
     voxels = ramp("i2", shape)
     scan = decode(nifti1(voxels))
     assert scan.grid == (*shape, 1, 1)[:3]
     np.testing.assert_array_equal(scan.voxels.ravel(), voxels.ravel())
 
 
-def test_a_single_slice_without_thickness_is_read_and_says_so() -> None:
+def test_single_slice_without_thickness_is_read_with_a_note() -> None:
     scan = decode(nifti1(ramp("i2", (9, 10)), sform_code=0, qform_code=1, pixdim=[1.0, 2, 3, 0, 0, 0, 0, 0]))
     np.testing.assert_allclose(np.diag(scan.affine)[:3], (2, 3, 1))  # type: ignore[arg-type]
     assert "thickness" in scan.notes[0]
 
 
-def test_qform_alone_and_units_in_metres() -> None:
+def test_affine_from_qform_in_metres_gives_volume_in_ml() -> None:
     half = float(np.sqrt(0.5))
     pixdim = [1.0, 0.002, 0.003, 0.004, 0, 0, 0, 0]
     place = {"quatern": (0.0, 0.0, half), "qoffset": (1.0, 2.0, 3.0)}
@@ -112,7 +114,7 @@ def test_qform_alone_and_units_in_metres() -> None:
     assert scan.voxel_volume_ml == pytest.approx(0.024, rel=1e-3)
 
 
-def test_without_any_orientation_the_scan_says_so() -> None:
+def test_scan_without_orientation_gets_default_affine_and_a_note() -> None:
     content = nifti1(ramp("i2"), sform_code=0)
     scan = decode(content)
     assert "orientation" in scan.notes[0]
@@ -123,16 +125,10 @@ def test_without_any_orientation_the_scan_says_so() -> None:
     assert scan.affine[0, 0] == -2
 
 
-def test_contradicting_voxel_sizes_are_noted() -> None:
+def test_pixdim_contradicting_the_affine_adds_a_note() -> None:
     scan = decode(nifti1(ramp("i2"), pixdim=[1.0, 1.0, 1.0, 1.0, 0, 0, 0, 0]))
     assert "pixdim" in scan.notes[0]
     assert decode(nifti1(ramp("i2"))).notes == ()
-
-
-def test_several_gzip_members_and_padding_are_one_file() -> None:
-    content = nifti1(ramp("i2"))
-    members = gzip.compress(content[:100]) + gzip.compress(content[100:1500]) + gzip.compress(content[1500:])
-    np.testing.assert_array_equal(decode(members + bytes(512)).voxels, decode(content).voxels)
 
 
 NAN = float("nan")
@@ -156,7 +152,7 @@ LIES: dict[str, tuple[dict[str, Any], type[ScanError], str]] = {
     "bits": ({"datatype": 1}, UnsupportedScan, "datatype"),
     "slope-infinite": ({"scl_slope": float("inf")}, DamagedScan, "scaling"),
     "affine-nan": ({"srow": [[NAN, 0, 0, 0], [0, 3, 0, 0], [0, 0, 4, 0]]}, DamagedScan, "finite affine"),
-    "affine-flat": ({"srow": [[2, 2, 0, 0], [2, 2, 0, 0], [0, 0, 4, 0]]}, DamagedScan, "three independent axes"),
+    "affine-flat": ({"srow": [[2, 2, 0, 0]] * 2 + [[0, 0, 4, 0]]}, DamagedScan, "three independent axes"),
     "affine-zero": ({"srow": [[0] * 4] * 3}, DamagedScan, "three independent axes"),
     "affine-huge": ({"srow": [[2e9, 0, 0, 0], [0, 3, 0, 0], [0, 0, 4, 0]]}, DamagedScan, "voxel sizes"),
     "pixdim-zero": ({**QFORM, "pixdim": [1.0, 2, 0, 4, 0, 0, 0, 0]}, DamagedScan, "pixdim"),
@@ -171,7 +167,7 @@ LIES: dict[str, tuple[dict[str, Any], type[ScanError], str]] = {
 @pytest.mark.parametrize("lie", LIES)
 @pytest.mark.parametrize("order", ["<", ">"])
 @pytest.mark.parametrize("zipped", [False, True])
-def test_a_lying_header_is_refused_with_its_reason(lie: str, order: str, zipped: bool) -> None:
+def test_invalid_header_is_rejected_with_its_reason(lie: str, order: str, zipped: bool) -> None:
     fields, error, reason = LIES[lie]
     voxels = ramp("i2") if lie != "smaller" else ramp("i2", (9, 10, 110))
     content = nifti1(voxels, order, **fields)
@@ -181,7 +177,7 @@ def test_a_lying_header_is_refused_with_its_reason(lie: str, order: str, zipped:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-def test_one_voxel_that_is_no_intensity_is_enough(value: float, dtype: str) -> None:
+def test_single_non_finite_or_huge_voxel_is_rejected(value: float, dtype: str) -> None:
     voxels = ramp(dtype)
     voxels[4, 5, 6] = value
     with pytest.raises(DamagedScan, match="intensities"):
@@ -189,7 +185,7 @@ def test_one_voxel_that_is_no_intensity_is_enough(value: float, dtype: str) -> N
 
 
 @pytest.mark.parametrize("keep", [0, 3, 4, 200, 347, 350, 360, -1])
-def test_truncated_files_are_refused(keep: int) -> None:
+def test_truncated_file_is_rejected(keep: int) -> None:
     content = nifti1(ramp("i2"))
     with pytest.raises(ScanError):
         decode(content[:keep])
@@ -197,14 +193,14 @@ def test_truncated_files_are_refused(keep: int) -> None:
         decode(gzip.compress(content)[:-9])
 
 
-def test_a_flipped_bit_in_gzip_is_found_by_its_checksum() -> None:
+def test_gzip_with_a_flipped_bit_is_rejected() -> None:
     stored = bytearray(gzip.compress(nifti1(ramp("i2")), 0))
     stored[-200] ^= 1
     with pytest.raises(DamagedScan, match="gzip"):
         decode(bytes(stored))
 
 
-def test_a_gzip_bomb_costs_no_memory() -> None:
+def test_gzip_bomb_is_rejected_in_bounded_memory() -> None:
     engine = zlib.compressobj(9, wbits=31)
     bomb = b"".join(engine.compress(bytes(2**20)) for _ in range(300)) + engine.flush()
     honest_start = nifti1(ramp("i2"))[:352]
@@ -221,7 +217,7 @@ def test_a_gzip_bomb_costs_no_memory() -> None:
     assert peak < 8 * 2**20
 
 
-def test_limits_are_kept() -> None:
+def test_limits_accept_their_exact_value_and_reject_above_it() -> None:
     content = nifti1(ramp("i2"))
     exact = Limits(max_bytes=len(content), max_voxels=990, max_decompressed=352 + 1980)
     decode(content, exact)
@@ -235,7 +231,7 @@ def test_limits_are_kept() -> None:
             decode(content, limits)
 
 
-def test_masks_are_written_with_their_affine_the_same_bytes_each_time() -> None:
+def test_encode_nifti_keeps_labels_and_affine_and_is_deterministic() -> None:
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, (9, 10, 11), dtype=np.uint8)
     turn = nib.eulerangles.euler2mat(0.3, 0.2, 0.1) @ np.diag([2.0, 3.0, 4.0])
@@ -253,13 +249,13 @@ def test_masks_are_written_with_their_affine_the_same_bytes_each_time() -> None:
     np.testing.assert_allclose(back.affine, affine, atol=1e-5)
 
 
-def test_a_sheared_affine_survives_in_the_sform() -> None:
+def test_encode_nifti_keeps_a_sheared_affine() -> None:
     affine = np.array([[2, 0.4, 0, 1], [0, 3, 0, 2], [0, 0, 4, 3], [0, 0, 0, 1.0]])
     back = decode(encode_nifti(np.zeros((9, 10, 11), np.uint8), affine))
     np.testing.assert_allclose(back.affine, affine, atol=1e-6)
 
 
-def test_a_mask_longer_than_nifti1_can_say_is_nifti2() -> None:
+def test_encode_nifti_writes_nifti2_above_the_nifti1_size_limit() -> None:
     labels = np.zeros((40000, 8, 1), np.uint8)
     labels[39999] = 1
     assert int(decode(encode_nifti(labels, np.eye(4))).voxels[39999].min()) == 1

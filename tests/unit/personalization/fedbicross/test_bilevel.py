@@ -1,4 +1,4 @@
-"""w and its outer gradient: against an independent solver, automatic and numerical differentiation."""
+"""w and its outer gradient, compared with a solver, autograd and numerical differentiation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SOURCES, RATE = 3, 0.05
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_projection_is_the_nearest_point(seed: int) -> None:
+def test_projection_onto_simplex_equals_the_solver_minimum(seed: int) -> None:
     point = torch.randn(5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     found = project_onto_simplex(point)
     solved = minimize(
@@ -48,13 +48,15 @@ def test_projection_is_the_nearest_point(seed: int) -> None:
         ([0.9, 0.9, -1.0], [0.5, 0.5, 0]),
     ],
 )
-def test_projection_by_hand(point: list[float], nearest: list[float]) -> None:
+def test_projection_onto_simplex_matches_hand_computed_points(
+    point: list[float], nearest: list[float]
+) -> None:
     found = project_onto_simplex(torch.tensor(point, dtype=torch.float64))
     assert found.tolist() == pytest.approx(nearest)
 
 
 class World:
-    """A student in fp64, batch norm in training mode, and what three sources teach it."""
+    """A float64 student with batch norm in training mode, and lessons from three sources."""
 
     def __init__(self) -> None:
         draw = torch.Generator().manual_seed(0)
@@ -86,7 +88,7 @@ def ours(world: World) -> torch.Tensor:
     return outer_gradient(validation, gradients, RATE)
 
 
-def test_the_outer_gradient_is_that_of_autograd_through_the_step() -> None:
+def test_outer_gradient_equals_autograd_through_the_inner_step() -> None:
     world = World()
     mixing = world.mixing.clone().requires_grad_()
     (expected,) = torch.autograd.grad(world.validation_after(mixing), mixing)
@@ -95,7 +97,7 @@ def test_the_outer_gradient_is_that_of_autograd_through_the_step() -> None:
     assert float(found.abs().min()) > 1e-6
 
 
-def test_the_outer_gradient_is_that_of_finite_differences() -> None:
+def test_outer_gradient_equals_finite_differences() -> None:
     world, step = World(), 1e-4
     numerical = []
     for j in range(SOURCES):
@@ -106,7 +108,7 @@ def test_the_outer_gradient_is_that_of_finite_differences() -> None:
     assert ours(world).tolist() == pytest.approx(numerical, rel=1e-5)
 
 
-def test_the_inner_step_is_plain_gradient_descent() -> None:
+def test_inner_step_equals_plain_gradient_descent() -> None:
     world, other = World(), World()
     gradients = [gradient_of(world.loss(world.student, j), world.student) for j in range(SOURCES)]
     inner_step(world.student, gradients, world.mixing, RATE)
@@ -118,7 +120,7 @@ def test_the_inner_step_is_plain_gradient_descent() -> None:
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_a_common_slope_moves_nothing_and_does_not_swallow_the_rest() -> None:
+def test_outer_step_ignores_a_common_slope() -> None:
     mixing = torch.full((3,), 1 / 3, dtype=torch.float64)
     slope = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
     moved = outer_step(mixing, slope * 1e-6, 0.1)
@@ -129,13 +131,13 @@ def test_a_common_slope_moves_nothing_and_does_not_swallow_the_rest() -> None:
     torch.testing.assert_close(plain, mixing - 1e-7 * slope)
 
 
-def test_w_stays_a_distribution() -> None:
+def test_outer_step_keeps_w_a_distribution() -> None:
     mixing = torch.tensor([0.05, 0.95], dtype=torch.float64)
     assert outer_step(mixing, torch.tensor([1.0, -1.0]).double(), 0.1).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize(("steps", "strata"), [(500, 6), (7, 3), (6, 6), (1, 1)])
-def test_one_step_is_drawn_from_every_stratum(steps: int, strata: int) -> None:
+def test_stratified_steps_draws_one_step_per_stratum(steps: int, strata: int) -> None:
     draw = torch.Generator().manual_seed(0)
     seen = set()
     for _ in range(200):
@@ -149,7 +151,7 @@ def test_one_step_is_drawn_from_every_stratum(steps: int, strata: int) -> None:
         stratified_steps(strata - 1, strata, draw)
 
 
-def test_a_parameter_without_part_in_the_loss_has_a_zero_gradient() -> None:
+def test_gradient_of_an_unused_parameter_is_zero() -> None:
     pair = nn.ModuleList([nn.Linear(1, 1), nn.Linear(1, 1)])
     first, _, third, fourth = gradient_of(pair[0](torch.ones(1, 1)).sum(), pair)
     assert first.item() == 1

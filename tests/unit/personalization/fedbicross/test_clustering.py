@@ -1,4 +1,4 @@
-"""Which models go together, with every edge case."""
+"""Clustering of models by their outputs, with every edge case."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def points(*values: float) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.float64)[:, None]
 
 
-def test_two_groups_are_found_and_numbered_by_appearance() -> None:
+def test_cluster_finds_two_groups_numbered_by_appearance() -> None:
     answers = points(10, 0, 10.1, 0.1, 0.2)
     found = cluster(answers, draw())
     assert found.assignment == (0, 1, 0, 1, 1)
@@ -31,13 +31,13 @@ def test_two_groups_are_found_and_numbered_by_appearance() -> None:
 
 
 @pytest.mark.parametrize("values", [(3.0,), (3.0, 90.0)])
-def test_one_or_two_models_are_one_cluster(values: tuple[float, ...]) -> None:
+def test_cluster_of_one_or_two_models_gives_one_cluster(values: tuple[float, ...]) -> None:
     found = cluster(points(*values), draw())
     assert found.assignment == (0,) * len(values)
     assert found.silhouettes == {}
 
 
-def test_of_three_models_one_may_be_alone() -> None:
+def test_cluster_of_three_models_may_give_a_singleton() -> None:
     found = cluster(points(0, 0.1, 9), draw())
     assert found.assignment == (0, 0, 1)
     # A singleton counts 0 in the mean of three.
@@ -46,20 +46,20 @@ def test_of_three_models_one_may_be_alone() -> None:
     assert found.silhouettes == {2: pytest.approx(pair)}
 
 
-def test_models_that_all_agree_are_one_cluster() -> None:
+def test_cluster_of_identical_models_gives_one_cluster() -> None:
     found = cluster(points(4, 4, 4, 4), draw())
     assert found.assignment == (0, 0, 0, 0)
     assert found.silhouettes == {}
 
 
-def test_as_many_clusters_as_there_are_opinions() -> None:
+def test_cluster_count_is_bounded_by_the_number_of_distinct_outputs() -> None:
     found = cluster(points(0, 0, 5, 5, 5), draw())
     assert found.assignment == (0, 0, 1, 1, 1)
     assert found.silhouettes == {2: 1.0}
     assert cluster(points(0, 0, 5, 5, 5), draw(), count=4).count == 2
 
 
-def test_of_equal_silhouettes_the_fewer_clusters_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_with_equal_silhouettes_chooses_fewer_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
     answers = points(0, 1, 5, 6, 20, 21)
     scores = {2: 0.4, 3: 0.7, 4: 0.7, 5: 0.7}
     monkeypatch.setattr(clustering, "_silhouette", lambda _, labels: scores[len({*labels})])
@@ -69,36 +69,36 @@ def test_of_equal_silhouettes_the_fewer_clusters_win(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(("best", "count"), [(0.05, 3), (0.0499, 1)])
-def test_the_least_silhouette_itself_will_do(
+def test_cluster_accepts_a_silhouette_equal_to_the_least(
     best: float, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clustering, "_silhouette", lambda _, labels: best - 0.01 * abs(len({*labels}) - 3))
     answers = points(0, 1, 5, 6, 20, 21)
     assert cluster(answers, draw(), least_silhouette=0.05).count == count
-    # And it is the default.
+    # 0.05 is also the default.
     assert cluster(answers, draw()).count == count
 
 
-def test_a_weak_structure_is_none() -> None:
+def test_cluster_below_the_least_silhouette_gives_one_cluster() -> None:
     answers = torch.randn(6, 200, generator=draw(1), dtype=torch.float64)
     assert cluster(answers, draw(), least_silhouette=0.9).count == 1
     assert cluster(answers, draw(), least_silhouette=-1).count > 1
 
 
-def test_a_number_of_clusters_may_be_asked_for() -> None:
+def test_cluster_with_given_count_returns_that_many_up_to_the_models() -> None:
     assert cluster(points(0, 1, 2, 3), draw(), count=4).assignment == (0, 1, 2, 3)
     assert cluster(points(0, 50), draw(), count=2).assignment == (0, 1)
     assert cluster(points(0, 50), draw(), count=1).assignment == (0, 0)
     assert cluster(points(0, 50), draw(), count=7).assignment == (0, 1)
 
 
-def test_the_same_seed_gives_the_same_clusters() -> None:
+def test_cluster_with_the_same_seed_is_reproducible() -> None:
     answers = torch.randn(8, 30, generator=draw(2), dtype=torch.float64)
     options = {"least_silhouette": -1.0}
     assert cluster(answers, draw(5), **options) == cluster(answers, draw(5), **options)
 
 
-def test_answers_are_those_of_evaluation_mode_and_free_of_scale() -> None:
+def test_answers_to_noise_use_evaluation_mode_and_softmax_by_default() -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3)).train()
     probes = torch.randn(10, 1, 2, 2, generator=draw())
     found = answers_to_noise([network], probes, batch_size=3)

@@ -1,4 +1,4 @@
-"""The losses of synthesis on cases small enough to compute by hand; teachers and distillation."""
+"""Losses of synthesis on cases small enough to compute by hand; teachers and distillation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model(seed: int) -> nn.Module:
         build("resnet18", in_channels=1, classes=3, width=2), torch.Generator().manual_seed(seed)
     )
     with torch.no_grad():
-        # As training would: a fresh network's running statistics make its answers all alike.
+        # As after training: with initial running statistics all answers would be nearly equal.
         for batch in range(20):
             made.train()(2 * images(16, 100 * seed + batch) + seed)
     return made.eval()
@@ -39,7 +39,7 @@ def images(count: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(count, 1, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def test_total_variation_by_hand() -> None:
+def test_total_variation_matches_hand_computed_values() -> None:
     # 1 2    horizontal 1, 0;  vertical 2, 1;  diagonal 3 - 1 = 2;  the other 3 - 2 = 1
     # 3 3
     batch = torch.tensor([[[[1.0, 2.0], [3.0, 3.0]]]])
@@ -49,7 +49,7 @@ def test_total_variation_by_hand() -> None:
     assert float(total_variation(torch.full((2, 3, 5, 5), 7.0))) == 0
 
 
-def test_distance_from_running_statistics_by_hand() -> None:
+def test_norm_distance_matches_the_hand_computed_value() -> None:
     norm = nn.BatchNorm2d(2).eval()
     norm.running_mean.copy_(torch.tensor([1.0, 0.0]))
     norm.running_var.copy_(torch.tensor([4.0, 1.0]))
@@ -64,7 +64,7 @@ def test_distance_from_running_statistics_by_hand() -> None:
     assert len(distance.terms) == 2
 
 
-def test_the_terms_add_up() -> None:
+def test_inversion_loss_is_the_weighted_sum_of_its_terms() -> None:
     members, batch, labels = [model(1), model(2)], images(6), balanced_labels(6, 3)
     assert labels.tolist() == [0, 1, 2, 0, 1, 2]
     weights = InversionWeights(total_variation=0.5, batch_norm=2.0, per_member=False)
@@ -91,7 +91,7 @@ def test_jitter_rolls_by_at_most_two_pixels() -> None:
     assert places == {(row, column) for row in range(2, 7) for column in range(2, 7)}
 
 
-def test_the_adapted_teacher_follows_the_images_and_the_plain_one_does_not() -> None:
+def test_teacher_adapt_updates_only_the_adapted_statistics() -> None:
     member, batch = model(1), images(16, 5) * 3 + 1
     teacher = Teacher([member])
     plain, adapted = teacher.logits(batch)
@@ -100,7 +100,7 @@ def test_the_adapted_teacher_follows_the_images_and_the_plain_one_does_not() -> 
     before, spread = member.bn1.running_mean.clone(), member.bn1.running_var.clone()
     teacher.adapt(batch)
     moved = teacher.adapted[0].bn1
-    # torch's momentum: 0.9 of the old, 0.1 of the batch's, whose variance is the unbiased one
+    # torch's momentum: 0.9 of the old and 0.1 of the batch's statistics, with the unbiased variance
     torch.testing.assert_close(moved.running_mean, 0.9 * before + 0.1 * first.mean((0, 2, 3)))
     torch.testing.assert_close(moved.running_var, 0.9 * spread + 0.1 * first.var((0, 2, 3)))
     assert torch.equal(member.bn1.running_mean, before)
@@ -110,7 +110,7 @@ def test_the_adapted_teacher_follows_the_images_and_the_plain_one_does_not() -> 
     assert teacher.adapted[0].conv1.weight is member.conv1.weight
 
 
-def test_a_teacher_is_the_mean_of_logits() -> None:
+def test_teacher_logits_are_the_mean_over_members() -> None:
     batch = images(3)
     plain, _ = Teacher([model(1), model(2)]).logits(batch)
     torch.testing.assert_close(plain, (model(1)(batch) + model(2)(batch)).detach() / 2)
@@ -121,7 +121,7 @@ def kl(teacher: torch.Tensor, student: torch.Tensor, temperature: float) -> floa
     return float(rel_entr(p, q).sum(axis=1).mean()) * temperature**2
 
 
-def test_distillation_by_scipy() -> None:
+def test_distillation_loss_equals_scipy() -> None:
     student, plain, adapted = torch.randn(3, 5, 4, generator=torch.Generator().manual_seed(3))
     assert float(divergence(student, plain, 20.0)) == pytest.approx(kl(plain, student, 20), rel=1e-3)
     found = distillation_loss(student, plain, adapted, 0.25, temperature=4.0)
@@ -131,7 +131,7 @@ def test_distillation_by_scipy() -> None:
     assert float(divergence(plain, plain, 20.0)) == pytest.approx(0, abs=1e-6)
 
 
-def test_the_personal_loss_has_three_terms() -> None:
+def test_personal_loss_is_the_sum_of_its_three_terms() -> None:
     logits, cluster, own = torch.randn(3, 6, 3, generator=torch.Generator().manual_seed(4))
     labels = torch.tensor([0, 1, 2, 2, 1, 0])
     entropy = -np.log(softmax(logits.double().numpy(), axis=1)[range(6), labels.numpy()]).mean()

@@ -1,4 +1,4 @@
-"""Picking a cluster without labels: each cost on a case worked out by hand, and what is never picked."""
+"""Picking a cluster without labels: each cost on a hand-computed case, and costs that are never picked."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ class Tiny(nn.Module):
         return self.norm(image).mean(dim=(2, 3))
 
 
-def test_entropy_is_0_for_sure_and_1_for_even_answers() -> None:
+def test_entropy_is_0_for_certain_and_1_for_even_answers() -> None:
     given = torch.tensor([[1.0, 0, 0], [1 / 3, 1 / 3, 1 / 3], [0.5, 0.5, 0]], dtype=torch.float64)
     assert entropies(given).tolist() == pytest.approx([0, 1, math.log(2) / math.log(3)])
 
 
-def test_information_is_least_for_sure_answers_of_every_class_and_0_for_one_answer() -> None:
+def test_information_cost_is_minus_1_for_certain_distinct_and_0_for_equal_answers() -> None:
     assert information([1, 0, 0], [0, 1, 0], [0, 0, 1]) == pytest.approx(-1)
     assert information([0, 1, 0], [0, 1, 0]) == pytest.approx(0)
     own = -(0.9 * math.log(0.9) + 0.1 * math.log(0.1)) / math.log(2)
@@ -73,7 +73,7 @@ def test_variation_is_half_the_absolute_difference() -> None:
     assert variation(first, second).tolist() == [1.0, 0.0]
 
 
-def test_statistics_are_those_over_all_images_as_a_plain_loop_has_them() -> None:
+def test_statistics_cost_over_all_images_equals_a_plain_loop() -> None:
     images = torch.randn(70, 2, 5, 4, generator=torch.Generator().manual_seed(1)) * 2 + 3
     network = Tiny(mean=1.0, variance=4.0)
     found = statistics(network, images)
@@ -86,14 +86,14 @@ def test_statistics_are_those_over_all_images_as_a_plain_loop_has_them() -> None
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-def test_what_is_seen_as_expected_costs_nothing_and_what_is_not_more() -> None:
+def test_statistics_cost_is_near_0_for_expected_images_and_high_otherwise() -> None:
     images = torch.randn(40, 2, 16, 16, generator=torch.Generator().manual_seed(2))
     near, far = (statistics(network, images) for network in (Tiny(), Tiny(mean=2.0, variance=0.25)))
     assert near < 1e-3
     assert far > 0.3
 
 
-def test_answers_are_those_that_are_served_and_leave_the_network_as_it_was() -> None:
+def test_observe_equals_the_eval_softmax_and_leaves_the_network_unchanged() -> None:
     network = build("resnet18", in_channels=1, classes=3, width=1)
     network.train()
     network(torch.randn(8, 1, 8, 8))
@@ -108,8 +108,8 @@ def test_answers_are_those_that_are_served_and_leave_the_network_as_it_was() -> 
     assert not any(module._forward_pre_hooks for module in network.modules())
 
 
-def test_every_layer_counts_the_same_however_wide() -> None:
-    """Against the gate's distance between states, which goes layer by layer."""
+def test_statistics_cost_weighs_every_layer_equally() -> None:
+    """Compared with the gate's distance between states, which is computed layer by layer."""
     network = build("resnet18", in_channels=1, classes=2, width=2)
     network.train()
     network(torch.randn(16, 1, 16, 16, generator=torch.Generator().manual_seed(4)))
@@ -136,20 +136,20 @@ def test_every_layer_counts_the_same_however_wide() -> None:
     assert statistics(network, images) == pytest.approx(expected, rel=1e-5)
 
 
-def test_every_criterion_on_models_of_which_one_suits() -> None:
-    """`always` says the same thing, and is sure of it; `right` tells the images apart."""
+def test_each_criterion_picks_the_expected_model() -> None:
+    """`always` gives one confident answer for every image; `right` distinguishes the images."""
     right = observed([[0.9, 0.1], [0.1, 0.9]], noisy=[[0.8, 0.2], [0.2, 0.8]])
     always = observed([[0.99, 0.01], [0.99, 0.01]])
     found = {criterion: cheapest(costs(criterion, {"a": always, "b": right})) for criterion in CRITERIA}
     assert found["information"] == "b"
     assert found["combined"] == "b"
     assert (found["entropy"], found["consistency"]) == ("a", "a")
-    # Of two, both are as far from their mean: nothing is told by it.
+    # Two models are equally far from their mean, so consensus cannot choose.
     assert [*costs("consensus", {"a": always, "b": right}).values()] == pytest.approx([0.245, 0.245])
     assert costs("consistency", {"b": right})["b"] == pytest.approx(0.1)
 
 
-def test_the_first_of_equals_is_picked_and_never_what_is_no_number() -> None:
+def test_cheapest_picks_the_first_of_equals_and_skips_non_finite_costs() -> None:
     assert cheapest({"1": 0.2, "2": 0.1, "3": 0.1}) == "2"
     assert cheapest({"1": math.nan, "2": 5.0, "3": -math.inf}) == "2"
     with pytest.raises(ValueError, match="no cluster"):
@@ -158,15 +158,15 @@ def test_the_first_of_equals_is_picked_and_never_what_is_no_number() -> None:
         observe(Tiny(), torch.zeros(0, 2, 8, 8))
 
 
-def test_a_pick_that_hangs_on_one_scan_is_not_stable() -> None:
-    """Of four scans only the first, of two images, is told apart by `b`; the others by neither."""
+def test_stability_is_low_when_the_pick_depends_on_one_scan() -> None:
+    """Of four scans, `b` separates only the first, which has two images; `a` separates none."""
     same = [[0.5, 0.5]] * 3
     a = observed([[0.6, 0.4], [0.5, 0.5], *same])
     b = observed([[0.9, 0.1], [0.1, 0.9], *same])
     scans = torch.tensor([0, 0, 1, 2, 3])
     draws = 400
     found = stability("information", {"a": a, "b": b}, scans, torch.Generator().manual_seed(0), draws)
-    # Only a draw without the first scan ends in a tie, which the first cluster wins: (3/4)^4 of them.
+    # Only a draw without the first scan is a tie, which the first cluster wins: (3/4)^4 of the draws.
     assert found == pytest.approx(1 - 0.75**4, abs=4 * math.sqrt(0.32 * 0.68 / draws))
     sure = stability("information", {"a": b, "b": a}, scans, torch.Generator().manual_seed(0), 50)
     assert sure == 1.0

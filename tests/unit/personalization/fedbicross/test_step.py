@@ -1,4 +1,4 @@
-"""A step of Stage 2 against Alg. 1 written out a second time: naive, all derivatives by autograd."""
+"""A step of Stage 2, compared with a naive second version of Alg. 1 with all derivatives by autograd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from personalization.fedbicross.synthesis import SynthesisConfig, Trajectory
 from personalization.networks import build, initialise
 
 SHAPE, CLASSES, STEPS = (1, 8, 8), 3, 3
-# Heavy enough that a term left out shows; 7 images to learn from and 5 to validate with.
+# Weights large enough that a missing term shows; 7 images for training and 5 for validation.
 CONFIG = SynthesisConfig(
     steps=STEPS,
     batch_size=12,
@@ -38,7 +38,7 @@ def _float64() -> Iterator[None]:
 
 
 class Small(nn.Module):
-    """Two batch norms, of which the second's input depends on the first's mode."""
+    """Two batch norms; the input of the second depends on the mode of the first."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def resnet() -> nn.Module:
 
 
 def network(make: Any, seed: int) -> nn.Module:
-    """With running statistics of something: each network is at home with other images."""
+    """A network with running statistics of images that differ by seed."""
     draw = torch.Generator().manual_seed(seed)
     made = initialise(make(), draw).train()
     with torch.no_grad():
@@ -66,7 +66,7 @@ def network(make: Any, seed: int) -> nn.Module:
 
 
 def norm_inputs(model: nn.Module, images: Tensor) -> tuple[Tensor, list[tuple[nn.BatchNorm2d, Tensor]]]:
-    """A forward pass: the logits, and what went into every batch norm."""
+    """A forward pass: the logits, and the input of every batch norm."""
     seen: list[tuple[nn.BatchNorm2d, Tensor]] = []
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     handles = [n.register_forward_pre_hook(lambda m, inputs: seen.append((m, inputs[0]))) for n in norms]
@@ -109,7 +109,7 @@ def onto_simplex(point: Tensor) -> Tensor:
 
 
 class ByHand:
-    """All that a trajectory carries, begun as it begins: its noise, its split, and labels where drawn."""
+    """The state of a trajectory, with its initial noise, its split and its drawn labels."""
 
     def __init__(self, made: Trajectory, members: Sequence[Sequence[nn.Module]]) -> None:
         self.made, self.config, self.members = made, made.config, members
@@ -181,7 +181,7 @@ class ByHand:
             mixing = self.mixing[k].clone().requires_grad_()
             parameters = {name: p.detach() for name, p in student.named_parameters()}
             for left in reversed(range(self.config.inner_steps)):
-                # Of several steps w is judged by the last.
+                # With several steps only the last one counts for w.
                 parameters = {name: p.detach().requires_grad_() for name, p in parameters.items()}
                 asked = [j for j in range(len(mixing)) if mixing[j] > 0 or (outer and not left)]
                 total = sum(mixing[j] * loss(student, parameters, j, 0) for j in asked)
@@ -203,7 +203,7 @@ class ByHand:
 
 @torch.no_grad()
 def follow(twin: nn.Module, images: Tensor) -> None:
-    """0.9 of the running statistics and 0.1 of the batch's, whose variance is the unbiased one."""
+    """0.9 of the running statistics and 0.1 of the batch's, with the unbiased variance."""
     norms = [module for module in twin.modules() if isinstance(module, nn.BatchNorm2d)]
     before = [(norm.running_mean.clone(), norm.running_var.clone()) for norm in norms]
     found = {id(norm): value for norm, value in norm_inputs(twin.train(), images)[1]}
@@ -239,7 +239,7 @@ def same(found: Any, expected: Any) -> None:
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
-def test_an_outer_step_is_the_one_written_out() -> None:
+def test_outer_step_equals_the_naive_version() -> None:
     """Three clusters of one, three and two ResNets: images, statistics, students and w."""
     made, double = begun(resnet, (1, 3, 2))
     before = made.mixing.clone()
@@ -265,9 +265,9 @@ def test_an_outer_step_is_the_one_written_out() -> None:
     ],
     ids=str,
 )
-def test_a_trajectory_is_the_one_written_out(options: dict[str, Any]) -> None:
+def test_trajectory_equals_the_naive_version(options: dict[str, Any]) -> None:
     compare(*begun(Small, (2, 1), **options), *range(1, STEPS + 1))
 
 
-def test_one_cluster_alone_is_the_one_written_out() -> None:
+def test_trajectory_of_one_cluster_equals_the_naive_version() -> None:
     compare(*begun(Small, (2,)), *range(1, STEPS + 1))

@@ -1,4 +1,4 @@
-"""A trajectory as a whole: taken up again, alone, and in memory that does not grow with its length."""
+"""A whole trajectory: resumed, with one cluster, and in memory independent of its length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHAPE = (1, 8, 8)
 
 
 class Tiny(nn.Module):
-    """The smallest network with batch norm: what is tested is no network's own."""
+    """The smallest network with batch norm; the tests do not depend on the architecture."""
 
     def __init__(self, channels: int = 1) -> None:
         super().__init__()
@@ -58,17 +58,17 @@ def run(made: Trajectory, *steps: int) -> dict[str, torch.Tensor]:
     ("count", "share", "learned"),
     [(256, 0.8, 205), (64, 0.8, 51), (10, 0.8, 8), (6, 0.8, 4), (10, 0.99, 8), (10, 0.01, 2)],
 )
-def test_every_image_is_for_learning_or_for_validation(count: int, share: float, learned: int) -> None:
+def test_each_image_is_used_for_training_or_for_validation(count: int, share: float, learned: int) -> None:
     made = trajectory(3, replace(CONFIG, batch_size=count, train_share=share))
     for inner, outer in made._parts:
         assert (len(inner), len(outer)) == (learned, count - learned)
         assert sorted([*inner.tolist(), *outer.tolist()]) == list(range(count))
-    # Drawn, and for each cluster anew: labels go round in order.
+    # The split is drawn for each cluster, since labels repeat in order.
     orders = {(*inner.tolist(), *outer.tolist()) for inner, outer in made._parts}
     assert len(orders | {tuple(range(count))}) == 4
 
 
-def test_labels_are_balanced_or_drawn() -> None:
+def test_labels_are_balanced_by_default_or_drawn_uniformly() -> None:
     balanced = trajectory(2)._labels
     assert [labels.tolist() for labels in balanced] == [[0, 1, 2, 0, 1, 2, 0, 1, 2, 0]] * 2
     first, second = trajectory(2, replace(CONFIG, batch_size=300, labels="uniform"))._labels
@@ -80,7 +80,7 @@ def test_labels_are_balanced_or_drawn() -> None:
     assert not torch.equal(first, second)
 
 
-def test_images_begin_as_standard_normal_noise_of_their_own() -> None:
+def test_images_start_as_distinct_standard_normal_noise() -> None:
     first, second = trajectory(2, replace(CONFIG, batch_size=256)).images()
     assert not torch.equal(first, second)
     for images in (first, second):
@@ -89,7 +89,7 @@ def test_images_begin_as_standard_normal_noise_of_their_own() -> None:
         assert float(images.std()) == pytest.approx(1, abs=0.03)
 
 
-def test_taken_up_again_it_goes_on_as_if_nothing_had_been() -> None:
+def test_restored_trajectory_equals_an_uninterrupted_one() -> None:
     whole = run(trajectory(), 1, 2, 3, 4)
     half = run(trajectory(), 1, 2)
     other = trajectory()
@@ -101,7 +101,7 @@ def test_taken_up_again_it_goes_on_as_if_nothing_had_been() -> None:
     assert [name for name, tensor in whole.items() if not torch.equal(tensor, found[name])] == []
 
 
-def test_bfloat16_is_for_the_products_only() -> None:
+def test_bfloat16_keeps_the_dtype_of_every_stored_tensor() -> None:
     single = run(trajectory(), 1, 2)
     half = run(trajectory(config=replace(CONFIG, precision="bfloat16")), 1, 2)
     assert {name: tensor.dtype for name, tensor in half.items()} == {n: t.dtype for n, t in single.items()}
@@ -111,7 +111,7 @@ def test_bfloat16_is_for_the_products_only() -> None:
         assert not torch.equal(half[name], single[name])
 
 
-def test_it_depends_on_its_seed_and_on_nothing_else() -> None:
+def test_trajectory_depends_only_on_its_seed() -> None:
     torch.manual_seed(0)
     first = run(trajectory(), 1)
     torch.manual_seed(1)
@@ -119,7 +119,7 @@ def test_it_depends_on_its_seed_and_on_nothing_else() -> None:
     assert not torch.equal(run(trajectory(seed=4), 1)["image/0"], first["image/0"])
 
 
-def test_w_is_learned_at_the_outer_steps_alone_and_stays_a_distribution() -> None:
+def test_w_changes_only_at_outer_steps_and_stays_a_distribution() -> None:
     made = trajectory(3)
     moved = set()
     for step in range(1, 5):
@@ -133,7 +133,7 @@ def test_w_is_learned_at_the_outer_steps_alone_and_stays_a_distribution() -> Non
     assert moved == made.outer
 
 
-def test_without_the_outer_level_w_stays_and_students_learn_all_the_same() -> None:
+def test_without_bilevel_w_stays_fixed_and_students_learn() -> None:
     made = trajectory(2, replace(CONFIG, bilevel=False))
     before = [student.linear.weight.clone() for student in made.students]
     run(made, 1, 2, 3, 4)
@@ -141,7 +141,7 @@ def test_without_the_outer_level_w_stays_and_students_learn_all_the_same() -> No
     assert not any(torch.equal(a, s.linear.weight) for a, s in zip(before, made.students, strict=True))
 
 
-def test_the_literal_reading_learns_at_the_outer_steps_alone() -> None:
+def test_every_step_false_trains_students_only_at_outer_steps() -> None:
     made = trajectory(2, replace(CONFIG, every_step=False))
     for step in range(1, 5):
         before = made.students[0].linear.weight.clone()
@@ -150,7 +150,7 @@ def test_the_literal_reading_learns_at_the_outer_steps_alone() -> None:
         assert ("distillation" in notes) == (step in made.outer)
 
 
-def test_one_cluster_has_no_w_to_learn() -> None:
+def test_one_cluster_keeps_w_at_1_and_its_student_learns() -> None:
     made = trajectory(1)
     before = made.students[0].linear.weight.clone()
     run(made, 1, 2, 3, 4)
@@ -158,8 +158,8 @@ def test_one_cluster_has_no_w_to_learn() -> None:
     assert not torch.equal(before, made.students[0].linear.weight)
 
 
-def test_the_order_of_clusters_is_of_no_account() -> None:
-    """Student 1 of a pair learns the same whether student 0 learned before it or stood still."""
+def test_student_update_does_not_depend_on_the_order_of_clusters() -> None:
+    """Student 1 of a pair learns the same whether student 0 was updated before it or not."""
     made, still = trajectory(), trajectory()
     made.step(1)
     for parameter in still.students[0].parameters():
@@ -170,7 +170,7 @@ def test_the_order_of_clusters_is_of_no_account() -> None:
     assert torch.equal(made.mixing[1], still.mixing[1])
 
 
-def test_a_source_without_weight_teaches_nothing() -> None:
+def test_source_with_zero_weight_does_not_change_the_student() -> None:
     config = replace(CONFIG, bilevel=False)
     made, alone = trajectory(2, config), trajectory(2, config)
     made.mixing = torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=torch.float64)
@@ -183,7 +183,7 @@ def test_a_source_without_weight_teaches_nothing() -> None:
     assert not torch.equal(made.students[1].conv1.weight, alone.students[1].conv1.weight)
 
 
-def test_students_get_the_mixed_statistics_of_their_sources() -> None:
+def test_recalibrate_mixes_the_statistics_of_the_sources() -> None:
     model = network(0)
     sources = [torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(k)) + k for k in range(2)]
     first = [model.conv1(source) for source in sources]
@@ -216,11 +216,11 @@ print(peak() - warm)
 
 
 @pytest.mark.process
-def test_memory_does_not_grow_with_the_trajectory() -> None:
+def test_trajectory_memory_does_not_grow_with_its_length() -> None:
     steps = 24
     command = [sys.executable, "-c", MEASURE, str(Path(__file__).parent), str(steps)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    kept = (steps - 4) * 2 * 96 * 3 * 48 * 48 * 4 / 2**20  # MiB, had every step's images been kept
+    kept = (steps - 4) * 2 * 96 * 3 * 48 * 48 * 4 / 2**20  # MiB, if the images of every step were kept
     assert kept > 100
     assert float(done.stdout) < kept / 4

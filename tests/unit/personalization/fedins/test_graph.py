@@ -1,4 +1,4 @@
-"""The served graph of a pool, run by onnxruntime."""
+"""The exported graph of a pool, run by onnxruntime."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _session(graph: bytes) -> onnxruntime.InferenceSession:
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_onnx_equals_torch(kind: str) -> None:
+def test_exported_pool_equals_torch(kind: str) -> None:
     network = adaptive(kind)
     with torch.no_grad():
         network.pool.centre.copy_(network.query(images(8, seed=9)).mean(0))
@@ -47,7 +47,7 @@ def test_onnx_equals_torch(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_cut_at_its_query_it_answers_as_the_whole_or_by_a_query_that_is_given(kind: str) -> None:
+def test_graph_split_at_query_equals_whole_graph_and_accepts_a_given_query(kind: str) -> None:
     network = adaptive(kind)
     graph, own = to_graph(network), images(5)
     whole = _session(graph).run(None, {"image": own.numpy()})
@@ -58,7 +58,7 @@ def test_cut_at_its_query_it_answers_as_the_whole_or_by_a_query_that_is_given(ki
             np.testing.assert_allclose(found, expected, atol=1e-5)
     queries = served.queries(own.numpy())
     np.testing.assert_allclose(queries, whole[3], atol=1e-5)
-    # All slices of a volume alike, by the mean of their queries.
+    # All slices of a volume share entries, selected by the mean of their queries.
     mean = queries.mean(0, keepdims=True)
     with torch.no_grad():
         shared = network.answer(own, torch.from_numpy(mean))
@@ -70,7 +70,7 @@ def test_cut_at_its_query_it_answers_as_the_whole_or_by_a_query_that_is_given(ki
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_the_halves_share_their_weights_in_memory(kind: str) -> None:
+def test_split_graphs_share_their_weights_in_memory(kind: str) -> None:
     asking, answering = split_at_query(to_graph(adaptive(kind)))
     assert asking.weights
     assert all(answering.weights[name] is weight for name, weight in asking.weights.items())
@@ -83,7 +83,7 @@ def test_the_halves_share_their_weights_in_memory(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_weights_of_the_backbone_lie_in_the_graph_once(kind: str) -> None:
+def test_graph_stores_the_backbone_weights_once(kind: str) -> None:
     network = adaptive(kind)
     model = onnx.load_from_string(to_graph(network))
     stored = sum(len(tensor.raw_data) for tensor in model.graph.initializer)
@@ -91,7 +91,7 @@ def test_weights_of_the_backbone_lie_in_the_graph_once(kind: str) -> None:
     assert 0.8 * once < stored < 1.15 * once
 
 
-def test_ties_go_to_the_lower_entry_in_the_graph_too() -> None:
+def test_graph_breaks_ties_towards_the_lower_entry() -> None:
     network = adaptive("unet")
     with torch.no_grad():
         network.pool.keys.copy_(network.pool.keys[:1].expand_as(network.pool.keys))

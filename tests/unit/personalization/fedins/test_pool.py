@@ -1,4 +1,4 @@
-"""Looking up, adapting and merging, against naive loops and hand-computed cases."""
+"""Lookup, adaptation and merging, compared with naive loops and hand-computed cases."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def adaptive(kind: str, entries: int = 6, top: int = 3) -> InstanceAdaptive:
     draw = torch.Generator().manual_seed(1)
     backbone = initialise(build(kind, **BACKBONES[kind]), draw)
     assert isinstance(backbone, Backbone)
-    for module in backbone.modules():  # batch norms of an image's own kind
+    for module in backbone.modules():  # running statistics come from the batch below
         if isinstance(module, nn.BatchNorm2d):
             module.momentum = 1.0
     with torch.no_grad():
         backbone.train()(torch.randn(16, 1, SIDE, SIDE, generator=draw))
     network = InstanceAdaptive(backbone, 3, entries, top)
     network.pool.draw(draw, backbone.get_submodule(backbone.head_path))
-    with torch.no_grad():  # far enough apart for every entry to show
+    with torch.no_grad():  # entries differ enough to change the output
         network.pool.scale.add_(0.3 * torch.randn(network.pool.scale.shape, generator=draw))
         network.pool.head_weight.add_(0.3 * torch.randn(network.pool.head_weight.shape, generator=draw))
     return network
@@ -59,10 +59,10 @@ def images(count: int = 4, seed: int = 2) -> Tensor:
     return torch.randn(count, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(seed))
 
 
-# ------------------------------------------------------------------ looking up
+# ------------------------------------------------------------------ lookup
 
 
-def test_the_most_similar_keys_are_picked_as_a_loop_finds_them() -> None:
+def test_look_up_picks_the_same_keys_as_a_naive_loop() -> None:
     draw = torch.Generator().manual_seed(0)
     queries, keys = torch.randn(5, 4, generator=draw), torch.randn(7, 4, generator=draw)
     picked = look_up(queries, keys, 3)
@@ -73,26 +73,26 @@ def test_the_most_similar_keys_are_picked_as_a_loop_finds_them() -> None:
         torch.testing.assert_close(similarities, torch.tensor([cosines[index] for index in ranking]))
 
 
-def test_of_equal_keys_the_lower_goes_first_and_a_zero_query_is_like_nothing() -> None:
+def test_look_up_breaks_ties_by_index_and_gives_zero_query_similarity_0() -> None:
     keys = torch.tensor([[0.0, 1.0], [2.0, 0.0], [1.0, 0.0], [3.0, 0.0]])
     picked = look_up(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), keys, 2)
     assert picked.entries.tolist() == [[1, 2], [0, 1]]
     assert picked.similarities.tolist() == [[1.0, 1.0], [0.0, 0.0]]
 
 
-def test_fewer_entries_than_are_picked() -> None:
+def test_look_up_with_fewer_entries_than_top_picks_all() -> None:
     assert look_up(torch.ones(2, 3), torch.ones(2, 3), 5).entries.tolist() == [[0, 1], [0, 1]]
     assert adaptive("unet", entries=2, top=3).answer(images()).picked.entries.shape == (4, 2)
 
 
-def test_a_penalty_moves_the_choice_and_not_the_similarity() -> None:
+def test_look_up_penalty_changes_the_entry_but_not_the_similarity() -> None:
     keys = torch.eye(3)
     picked = look_up(torch.tensor([[1.0, 0.5, 0.0]]), keys, 1, torch.tensor([0.9, 0.0, 0.0]))
     assert picked.entries.tolist() == [[1]]
     assert float(picked.similarities) == pytest.approx(0.5 / math.sqrt(1.25))
 
 
-def test_random_entries_are_distinct_and_the_generators() -> None:
+def test_random_entries_are_distinct_and_reproducible_by_generator() -> None:
     queries, keys = torch.randn(50, 4), torch.randn(6, 4)
     picked = random_entries(queries, keys, 3, torch.Generator().manual_seed(0))
     again = random_entries(queries, keys, 3, torch.Generator().manual_seed(0))
@@ -104,7 +104,7 @@ def test_random_entries_are_distinct_and_the_generators() -> None:
 # ------------------------------------------------------------------ the pool
 
 
-def test_vit_b_16_exchanges_the_published_number_of_parameters() -> None:
+def test_vit_b_16_pool_has_the_published_number_of_parameters() -> None:
     with torch.device("meta"):
         backbone = build("vit", in_channels=3, classes=10)
         assert isinstance(backbone, Backbone)
@@ -113,7 +113,7 @@ def test_vit_b_16_exchanges_the_published_number_of_parameters() -> None:
     assert sum(parameter.numel() for parameter in network.pool.parameters()) == 5_357_050
 
 
-def test_the_delta_is_the_mean_of_the_picked_entries() -> None:
+def test_delta_is_the_mean_of_the_picked_entries() -> None:
     network = adaptive("vit")
     picked = network.pick(network.query(images()))
     delta = network.pool.delta(picked)
@@ -127,7 +127,7 @@ def test_the_delta_is_the_mean_of_the_picked_entries() -> None:
             torch.testing.assert_close(found[image], sum(parameter[entry] for entry in entries) / 3)
 
 
-def test_as_drawn_entries_differ_and_heads_have_the_deviation_that_is_meant() -> None:
+def test_drawn_pool_has_distinct_entries_with_documented_deviations() -> None:
     backbone = build("vit", **{**BACKBONES["vit"], "width": 48, "heads": 1})
     assert isinstance(backbone, Backbone)
     pool = InstanceAdaptive(backbone, 3, 40, 3).pool.draw(torch.Generator().manual_seed(0))
@@ -140,7 +140,7 @@ def test_as_drawn_entries_differ_and_heads_have_the_deviation_that_is_meant() ->
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_a_neutral_pool_leaves_the_backbone_as_it_is(kind: str) -> None:
+def test_neutral_pool_leaves_the_backbone_output_unchanged(kind: str) -> None:
     network = adaptive(kind)
     with torch.no_grad():
         network.pool.scale.fill_(1)
@@ -151,11 +151,11 @@ def test_a_neutral_pool_leaves_the_backbone_as_it_is(kind: str) -> None:
         torch.testing.assert_close(network(images()), network.backbone(images()), atol=1e-5, rtol=0)
 
 
-# ------------------------------------------------------------------ adapting
+# ------------------------------------------------------------------ adaptation
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_a_batch_equals_its_images_one_at_a_time(kind: str) -> None:
+def test_answer_of_a_batch_equals_answers_of_single_images(kind: str) -> None:
     network = adaptive(kind)
     with torch.no_grad():
         together = network.answer(images())
@@ -165,8 +165,8 @@ def test_a_batch_equals_its_images_one_at_a_time(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_scaling_and_shifting_is_of_every_points_output(kind: str) -> None:
-    """Against modules that were replaced by hand."""
+def test_apply_delta_scales_and_shifts_the_output_of_every_point(kind: str) -> None:
+    """Compared with modules replaced by hand."""
     network = adaptive(kind)
 
     class Scaled(nn.Module):
@@ -199,7 +199,7 @@ def test_scaling_and_shifting_is_of_every_points_output(kind: str) -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
-def test_points_are_where_the_specification_says() -> None:
+def test_adaptation_points_match_the_specification() -> None:
     unet = [point.path for point in adaptive("unet").points]
     assert len(unet) == 18 + 4
     assert sum("_bn" in path for path in unet) == 18
@@ -210,7 +210,7 @@ def test_points_are_where_the_specification_says() -> None:
 
 
 @pytest.mark.parametrize("kind", BACKBONES)
-def test_merging_one_delta_equals_applying_it(kind: str) -> None:
+def test_merge_single_equals_apply_delta(kind: str) -> None:
     network = adaptive(kind)
     with torch.no_grad():
         delta = network.pool.delta(network.pick(network.query(images(1))))
@@ -222,7 +222,7 @@ def test_merging_one_delta_equals_applying_it(kind: str) -> None:
         assert torch.equal(network.backbone(images()), before)
 
 
-def test_merging_refuses_two_deltas() -> None:
+def test_merge_single_rejects_several_deltas_and_other_class_counts() -> None:
     network = adaptive("unet")
     delta = network.pool.delta(network.pick(network.query(images(2))))
     with pytest.raises(NetworkError, match="expected one delta, found 2"):
@@ -237,7 +237,7 @@ def test_merging_refuses_two_deltas() -> None:
 # ------------------------------------------------------------------ training
 
 
-def test_keys_learn_from_the_key_matching_term_alone() -> None:
+def test_keys_get_gradients_only_from_the_key_matching_term() -> None:
     network = adaptive("vit").train()
     assert not network.backbone.training
     for weight, moves in ((0.0, False), (0.1, True)):
@@ -253,7 +253,7 @@ def test_keys_learn_from_the_key_matching_term_alone() -> None:
     assert all(parameter.grad is None for parameter in network.backbone.parameters())
 
 
-def test_loss_by_hand() -> None:
+def test_fedins_loss_matches_hand_computed_values() -> None:
     similarities = torch.tensor([[0.5, 0.25], [1.0, 0.25]])
     assert float(key_matching_loss(similarities)) == pytest.approx(1 - (0.75 + 1.25) / 2)
     assert float(fedins_loss(torch.tensor(2.0), similarities, 0.1)) == pytest.approx(0.9 * 2 + 0.1 * 0.0)
@@ -264,7 +264,7 @@ def test_loss_by_hand() -> None:
 # ------------------------------------------------------------------ usage
 
 
-def test_usage_by_hand() -> None:
+def test_usage_and_key_entropy_match_hand_computed_values() -> None:
     usage = usage_of(torch.tensor([[0, 1], [0, 2], [0, 1]]), 4)
     assert usage.tolist() == [3, 2, 1, 0]
     shares = [1 / 2, 1 / 3, 1 / 6]

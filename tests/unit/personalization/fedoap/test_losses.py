@@ -35,12 +35,12 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return logits.requires_grad_(), torch.tensor(TARGETS, dtype=torch.uint8).reshape(2, 2, 2), noise
 
 
-def test_the_loss_by_hand():
+def test_binary_loss_matches_the_hand_computed_value():
     logits, targets, _ = tensors()
     assert binary_loss(logits, targets).item() == pytest.approx(by_hand(LOGITS, TARGETS), rel=1e-9)
 
 
-def test_nothing_found_where_nothing_is_costs_nothing():
+def test_losses_of_a_correct_empty_mask_are_zero():
     logits, targets = torch.full((2, 1, 4, 4), -30.0), torch.zeros(2, 4, 4, dtype=torch.uint8)
     assert binary_loss(logits, targets).item() == pytest.approx(0, abs=1e-6)
     assert perturbed_boundary_loss(logits, targets, torch.ones_like(logits)).item() == pytest.approx(
@@ -48,7 +48,7 @@ def test_nothing_found_where_nothing_is_costs_nothing():
     )
 
 
-def test_the_perturbed_boundary_loss_by_hand():
+def test_perturbed_boundary_loss_matches_the_hand_computed_value():
     logits, targets, noise = tensors()
     assert 0.75 < sigmoid(1.1) < 0.7503  # just above the threshold
     loss = perturbed_boundary_loss(logits, targets, noise)
@@ -61,8 +61,8 @@ def test_the_perturbed_boundary_loss_by_hand():
     )
 
 
-def test_what_is_perturbed_is_no_function_of_the_logits():
-    """With delta detached the gradient is that of the loss at fixed perturbed places."""
+def test_perturbed_boundary_loss_gradient_treats_the_perturbation_as_constant():
+    """With delta detached, the gradient equals that of the loss at fixed perturbed pixels."""
     logits, targets, noise = tensors()
     (found,) = torch.autograd.grad(perturbed_boundary_loss(logits, targets, noise, trade_off=1.0), logits)
     moved = torch.tensor(PERTURBED, dtype=torch.float64).reshape(2, 1, 2, 2).requires_grad_()
@@ -70,14 +70,14 @@ def test_what_is_perturbed_is_no_function_of_the_logits():
     torch.testing.assert_close(found, expected)
 
 
-def test_without_noise_or_without_trade_off_it_is_the_plain_loss():
+def test_perturbed_boundary_loss_without_noise_or_trade_off_is_binary_loss():
     logits, targets, noise = tensors()
     plain = binary_loss(logits, targets)
     torch.testing.assert_close(perturbed_boundary_loss(logits, targets, torch.zeros_like(noise)), plain)
     torch.testing.assert_close(perturbed_boundary_loss(logits, targets, noise, trade_off=0.0), plain)
 
 
-def test_the_second_stage_draws_its_noise_and_the_control_draws_none():
+def test_second_stage_loss_draws_noise_only_when_perturbed():
     logits, targets, _ = tensors()
     draw = torch.Generator().manual_seed(5)
     noise = torch.randn(2, 1, 2, 2, generator=torch.Generator().manual_seed(5))
@@ -89,7 +89,7 @@ def test_the_second_stage_draws_its_noise_and_the_control_draws_none():
     found = second_stage_loss(logits, targets, draw, variance=4.0, **options)
     expected = perturbed_boundary_loss(logits, targets, 2 * noise.double(), **options)
     assert torch.equal(found, expected)
-    # The same generator goes on: another batch has other noise.
+    # The generator advances, so another batch gets other noise.
     assert not torch.equal(second_stage_loss(logits, targets, draw, variance=4.0, **options), found)
 
 
@@ -101,6 +101,6 @@ def test_the_second_stage_draws_its_noise_and_the_control_draws_none():
         (torch.zeros(1, 1, 4, 4), torch.full((1, 4, 4), 2), "expected 0 and 1"),
     ],
 )
-def test_what_does_not_fit_is_refused(logits, targets, said):
+def test_binary_loss_rejects_wrong_shapes_and_targets(logits, targets, said):
     with pytest.raises(LabelError, match=said):
         binary_loss(logits, targets)

@@ -13,7 +13,7 @@ def states() -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
     return split(net.state_dict())
 
 
-def test_a_personal_part_starts_from_its_shared_twins_and_an_adapter_that_does_nothing():
+def test_start_personal_copies_shared_twins_and_zeroes_the_adapter():
     shared, drawn = states()
     before = {name: tensor.clone() for name, tensor in drawn.items()}
     start = start_personal(shared, drawn)
@@ -32,7 +32,7 @@ def test_a_personal_part_starts_from_its_shared_twins_and_an_adapter_that_does_n
     assert not any((tensor == 7).all() for tensor in shared.values())
 
 
-def test_with_own_keys_the_twins_are_the_drawn_ones():
+def test_start_personal_with_own_keys_copies_the_drawn_twins():
     net = initialise(build("fedoap", in_channels=1, width=2), torch.Generator().manual_seed(0))
     shared, drawn = split(net.state_dict(), own_keys=True)
     start = start_personal(shared, drawn)
@@ -40,7 +40,7 @@ def test_with_own_keys_the_twins_are_the_drawn_ones():
     assert torch.equal(start["keyvalue_stage.0.weight"], drawn["keyvalue_stage.0.weight"])
 
 
-def test_the_identity_adapter_is_one():
+def test_identity_adapter_gives_the_output_without_adapter():
     net = initialise(build("fedoap", in_channels=1, width=2), torch.Generator().manual_seed(0))
     image = torch.randn(2, 1, 32, 32, generator=torch.Generator().manual_seed(1))
     without = build("fedoap", in_channels=1, width=2, adapter=False)
@@ -50,7 +50,7 @@ def test_the_identity_adapter_is_one():
     torch.testing.assert_close(net(image), without(image))
 
 
-def test_a_bank_is_in_the_order_of_the_names():
+def test_bank_state_is_sorted_by_site_and_rejects_mixed_shapes():
     entries = {
         site: {"key": torch.full((4, 3), n), "value": -torch.full((4, 3), n)}
         for n, site in ((2.0, "B"), (1.0, "A"))

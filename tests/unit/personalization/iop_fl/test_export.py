@@ -25,7 +25,7 @@ def _run(graph: bytes, image: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("router", "batch_sizes"), [("direct", (1, 3)), ("pooled", (1,))])
-def test_onnx_equals_torch(router: str, batch_sizes: tuple[int, ...]) -> None:
+def test_dynamic_graph_equals_torch(router: str, batch_sizes: tuple[int, ...]) -> None:
     space, drawn = space_of(2, torch.float32), images(4, dtype=torch.float32)
     network = moved(route(space, router))
     before = clone(network.state_dict())
@@ -41,7 +41,7 @@ def test_onnx_equals_torch(router: str, batch_sizes: tuple[int, ...]) -> None:
     assert graph == to_dynamic_onnx(space, network, drawn)
 
 
-def test_routers_are_inside_and_weigh_each_image_on_its_own() -> None:
+def test_pooled_graph_contains_its_routers_and_takes_one_image() -> None:
     space, drawn = space_of(2, torch.float32), images(2, dtype=torch.float32)
     network = moved(route(space, "pooled"))
     model = onnx.load_from_string(to_dynamic_onnx(space, network, drawn))
@@ -50,7 +50,7 @@ def test_routers_are_inside_and_weigh_each_image_on_its_own() -> None:
     assert sides == [1, 2, 32, 48]
 
 
-def test_experts_that_do_not_fit_into_one_file_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_export_of_experts_larger_than_one_file_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     space, drawn = space_of(1, torch.float32), images(1, dtype=torch.float32)
     monkeypatch.setattr(export, "LARGEST_BYTES", 10_000)
     with pytest.raises(ExportError, match=r"10000 bytes for one onnx file, found \d+ of the 2 experts"):

@@ -15,7 +15,7 @@ from tests.helpers.personalization.routing_cases import images, moved, space_of
 
 
 def _inputs_of_norms(network: nn.Module, batch: Tensor) -> dict[str, Tensor]:
-    """What goes into every batch norm of a network when all images pass at once."""
+    """The input of every batch norm when all images pass through the network at once."""
     seen: dict[str, Tensor] = {}
     handles = [
         module.register_forward_pre_hook(
@@ -41,11 +41,11 @@ def test_merged_equals_dynamic_for_direct_coefficients_and_one_full_batch(
     assert type(merged) is UNet
     assert not merged.training
     torch.testing.assert_close(merged(batch), network(batch), rtol=1e-9, atol=1e-9)
-    # And one image now has the prediction it had among the others
+    # A single image gets the same prediction as within the batch
     torch.testing.assert_close(merged(batch[:1]), network(batch)[:1], rtol=1e-9, atol=1e-9)
 
 
-def test_chunks_change_nothing_and_bound_the_batch() -> None:
+def test_merge_in_chunks_is_equal_and_bounds_the_batch_size() -> None:
     space, batch = space_of(2), images(7)
     network = moved(route(space))
     whole = merge(space, network, batch, batch_size=7)
@@ -65,7 +65,7 @@ def test_chunks_change_nothing_and_bound_the_batch() -> None:
         torch.testing.assert_close(chunked[1].state_dict()[name], tensor, rtol=1e-9, atol=1e-9, msg=name)
 
 
-def test_merging_averages_the_coefficients_and_keeps_their_scale_where_no_norm_follows() -> None:
+def test_merge_averages_coefficients_and_rescales_where_a_norm_follows() -> None:
     space, batch = space_of(2), images(3)
     network = moved(route(space, "pooled"))
     before = clone(network.state_dict())
@@ -88,12 +88,12 @@ def test_merging_averages_the_coefficients_and_keeps_their_scale_where_no_norm_f
         assert torch.equal(network.state_dict()[name], tensor)
 
 
-def test_the_scale_that_merging_drops_does_not_matter() -> None:
+def test_merge_equals_fixed_coefficients_although_it_drops_their_scale() -> None:
     space, batch = space_of(2), images(3)
     network = moved(route(space, "pooled"))
     merged = merge(space, network, batch, batch_size=3, prior_images=0)
     fixed = with_coefficients(network, coefficients(network, batch, batch_size=3).mean(0))
-    # Up to batch norm's epsilon, which is not scaled with it
+    # Equal up to batch norm's epsilon, which is not scaled
     torch.testing.assert_close(merged(batch), fixed(batch), rtol=0, atol=5e-3)
     exact = with_coefficients(network, mean_coefficients(network, batch, batch_size=3))
     torch.testing.assert_close(merged(batch), exact(batch), rtol=1e-9, atol=1e-9)
@@ -101,7 +101,7 @@ def test_the_scale_that_merging_drops_does_not_matter() -> None:
 
 @pytest.mark.parametrize("prior_images", [0.0, 4.0])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_baked_statistics_are_those_of_the_network_they_are_baked_into(
+def test_baked_statistics_equal_those_measured_in_the_baked_network(
     prior_images: float, dynamic: bool
 ) -> None:
     space, batch = space_of(2), images(6)
@@ -120,8 +120,8 @@ def test_baked_statistics_are_those_of_the_network_they_are_baked_into(
             torch.testing.assert_close(getattr(norm, field), expected, rtol=1e-9, atol=1e-9)
 
 
-def test_statistics_are_the_total_variance_drawn_towards_the_prior_by_hand() -> None:
-    # Images of 0 and of 2 with nothing within: mean 1, variance 1, all of it between
+def test_bake_statistics_with_prior_matches_hand_computed_values() -> None:
+    # Constant images of 0 and 2: mean 1, variance 1, all of it between images
     pair = torch.tensor([0.0, 2.0]).reshape(2, 1, 1, 1).expand(2, 1, 4, 4)
     network = nn.Sequential(nn.BatchNorm2d(1))
     for batch_size in (1, 2):
@@ -129,12 +129,12 @@ def test_statistics_are_the_total_variance_drawn_towards_the_prior_by_hand() -> 
         assert (network[0].running_mean.item(), network[0].running_var.item()) == (1, 1)
         prior = {"0.running_mean": torch.tensor([5.0]), "0.running_var": torch.tensor([3.0])}
         bake_statistics(network, pair, batch_size, prior, prior_images=6)
-        # Two images against the prior's six
+        # Two images, weighed with the prior's six
         assert network[0].running_mean.item() == pytest.approx(0.75 * 5 + 0.25 * 1)
         assert network[0].running_var.item() == pytest.approx(0.75 * 3 + 0.25 * 1)
 
 
-def test_a_small_offset_of_a_large_mean_is_not_lost() -> None:
+def test_bake_statistics_keeps_a_small_variance_around_a_large_mean() -> None:
     generator = torch.Generator().manual_seed(0)
     batch = 1000 + 0.1 * torch.randn(4, 1, 64, 64, generator=generator)
     network = bake_statistics(nn.Sequential(nn.BatchNorm2d(1)), batch, 2)
@@ -142,7 +142,7 @@ def test_a_small_offset_of_a_large_mean_is_not_lost() -> None:
 
 
 @pytest.mark.parametrize("router", ["direct", "pooled"])
-def test_baking_the_dynamic_network_keeps_its_outputs_on_one_full_batch(router: str) -> None:
+def test_recalibrate_statistics_keeps_outputs_on_one_full_batch(router: str) -> None:
     space, batch = space_of(2), images(4)
     network = moved(route(space, router))
     baked = recalibrate_statistics(space, network, batch, prior_images=0)
@@ -155,7 +155,7 @@ def test_baking_the_dynamic_network_keeps_its_outputs_on_one_full_batch(router: 
 
 
 @pytest.mark.parametrize("count", [1, 2, 500])
-def test_any_number_of_images(count: int) -> None:
+def test_merge_accepts_any_number_of_images(count: int) -> None:
     space = space_of(1, torch.float32)
     many = torch.randn(count, 2, 16, 16, generator=torch.Generator().manual_seed(0))
     merged = merge(space, route(space), many, batch_size=100)
@@ -163,7 +163,7 @@ def test_any_number_of_images(count: int) -> None:
 
 
 @pytest.mark.parametrize("router", ["direct", "pooled"])
-def test_who_asked_for_it_is_asked_before_every_batch_and_may_call_it_off(router: Router) -> None:
+def test_merge_calls_check_cancelled_before_every_batch(router: Router) -> None:
     space, batch = space_of(1), images(6)
     network = route(space, router)
     asked = 0
@@ -189,7 +189,7 @@ def test_who_asked_for_it_is_asked_before_every_batch_and_may_call_it_off(router
         assert asked == allowed
 
 
-def test_what_cannot_be_baked_is_refused() -> None:
+def test_bake_statistics_rejects_invalid_input() -> None:
     space, batch = space_of(1), images(1)
     with pytest.raises(RoutingError, match="prior images: expected 0 or more"):
         bake_statistics(space.plain(), batch, prior=space.experts["global"], prior_images=-1)

@@ -21,7 +21,7 @@ from tests.helpers.personalization.routing_cases import SITES, images, moved, sl
 
 
 def _gradients(network: nn.Module, batch: Tensor) -> dict[str, Tensor]:
-    """Of a loss in which every output has a weight of its own."""
+    """Gradients of a loss that weighs every output differently."""
     network.zero_grad()
     output = network(batch)
     weights = torch.linspace(-1, 1, output.numel(), dtype=output.dtype).reshape(output.shape)
@@ -31,7 +31,7 @@ def _gradients(network: nn.Module, batch: Tensor) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("router", ["direct", "pooled"])
 @pytest.mark.parametrize(("inside", "count"), [(0, 2), (1, 1), (2, 3), (4, 2)])
-def test_outputs_and_gradients_are_those_of_a_loop_over_images_and_experts(
+def test_outputs_and_gradients_equal_a_loop_over_images_and_experts(
     router: str, inside: int, count: int
 ) -> None:
     space, batch = space_of(inside), images(count)
@@ -47,7 +47,7 @@ def test_outputs_and_gradients_are_those_of_a_loop_over_images_and_experts(
 
 
 @pytest.mark.parametrize("router", ["direct", "pooled"])
-def test_float32_is_as_near_to_the_loop_as_its_rounding_allows(router: str) -> None:
+def test_float32_outputs_and_gradients_are_close_to_the_float64_loop(router: str) -> None:
     space, batch = space_of(3, torch.float32), images(3, dtype=torch.float32)
     network = moved(route(space, router))
     reference = slow(space, network.state_dict()).double()
@@ -63,7 +63,7 @@ def test_float32_is_as_near_to_the_loop_as_its_rounding_allows(router: str) -> N
 
 @pytest.mark.parametrize("router", ["direct", "pooled"])
 @pytest.mark.parametrize("inside", [0, 1, 3])
-def test_step_0_is_a_plain_network_of_averaged_convolutions(router: str, inside: int) -> None:
+def test_step_0_equals_a_plain_network_of_averaged_convolutions(router: str, inside: int) -> None:
     space = space_of(inside)
     experts = space.experts
     plain = space.plain().train()
@@ -79,7 +79,7 @@ def test_step_0_is_a_plain_network_of_averaged_convolutions(router: str, inside:
         torch.testing.assert_close(network(batch), plain(batch), rtol=1e-9, atol=1e-9)
 
 
-def test_batch_statistics_are_used_in_eval_mode_too_and_by_one_image() -> None:
+def test_routed_network_uses_batch_statistics_in_eval_mode() -> None:
     network = moved(route(space_of(2)))
     batch = images(4)
     expected = network(batch)
@@ -90,7 +90,7 @@ def test_batch_statistics_are_used_in_eval_mode_too_and_by_one_image() -> None:
     assert network(images(2, 16, 16)).isfinite().all()
 
 
-def test_only_routers_and_affine_are_learned_and_kept_in_the_state() -> None:
+def test_only_routers_and_norm_affines_are_learned_and_in_the_state() -> None:
     space = space_of(3)
     direct, pooled = route(space), route(space, "pooled")
     for network, per_layer in ((direct, 1), (pooled, 4)):
@@ -106,7 +106,7 @@ def test_only_routers_and_affine_are_learned_and_kept_in_the_state() -> None:
 
 
 @pytest.mark.parametrize("router", ["direct", "pooled"])
-def test_learning_moves_the_learned_and_leaves_the_space(router: str) -> None:
+def test_training_changes_learned_parameters_and_not_the_experts(router: str) -> None:
     space = space_of(2)
     before = clone(space.stacks)
     network = route(space, router)
@@ -115,12 +115,12 @@ def test_learning_moves_the_learned_and_leaves_the_space(router: str) -> None:
     for _ in range(2):
         _gradients(network, images(2))
         optimiser.step()
-    # A pooled router's first layer gets a gradient from the second step on: the second starts at weight 0
+    # A pooled router's first layer gets a gradient from step 2 on, since its second layer starts at 0
     assert all(not torch.equal(start[name], tensor) for name, tensor in network.state_dict().items())
     assert all(torch.equal(before[name], tensor) for name, tensor in space.stacks.items())
 
 
-def test_experts_are_never_copied() -> None:
+def test_networks_and_copies_share_the_experts_memory() -> None:
     space = space_of(3)
     first, second = route(space), route(space, "pooled")
     for network in (first, second, share_copy(first), with_coefficients(second, torch.ones(23, 4))):
@@ -131,7 +131,7 @@ def test_experts_are_never_copied() -> None:
 
 
 @pytest.mark.parametrize("router", ["direct", "pooled"])
-def test_what_a_step_keeps_for_its_gradients_does_not_grow_with_the_experts(router: str) -> None:
+def test_memory_saved_for_gradients_does_not_grow_with_the_experts(router: str) -> None:
     def kept(inside: int) -> int:
         space = space_of(inside)
         experts = {stack.untyped_storage().data_ptr() for stack in space.stacks.values()}
@@ -148,11 +148,11 @@ def test_what_a_step_keeps_for_its_gradients_does_not_grow_with_the_experts(rout
         assert output.requires_grad
         return sum(sizes.values())
 
-    # What grows are coefficients and routers: some thousand numbers, where an expert has 31 thousand
+    # Only coefficients and routers grow: some thousand numbers, while an expert has 31 thousand
     assert kept(4) - kept(1) < 0.05 * kept(1)
 
 
-def test_coefficients_are_per_image_and_without_dropout() -> None:
+def test_coefficients_are_per_image_and_ignore_dropout() -> None:
     space, batch = space_of(2), images(5)
     generator = torch.Generator().manual_seed(1)
     network = moved(route(space, "pooled", dropout=0.5, generator=generator))
@@ -170,7 +170,7 @@ def test_coefficients_are_per_image_and_without_dropout() -> None:
     torch.testing.assert_close(uneven[:3], coefficients(network, batch[:3]), rtol=1e-12, atol=0)
 
 
-def test_given_coefficients_replace_the_routers() -> None:
+def test_with_coefficients_replaces_the_routers() -> None:
     space, batch = space_of(1), images(2)
     given = torch.linspace(0.1, 2, 46, dtype=torch.float64).reshape(23, 2)
     network = moved(route(space, "pooled"))
@@ -183,14 +183,14 @@ def test_given_coefficients_replace_the_routers() -> None:
     for row, layer in zip(given, routed_layers(direct).values(), strict=True):
         with torch.no_grad():
             layer.router.logits.copy_(row.log())
-    # Softmax makes them sum to 1; where batch norm follows, that scale does not matter but for its epsilon
+    # Softmax makes them sum to 1; before batch norm that scale matters only through its epsilon
     scaled = with_coefficients(network, given / given.sum(1, keepdim=True))
     torch.testing.assert_close(scaled(batch), direct(batch), rtol=1e-9, atol=1e-9)
     with pytest.raises(RoutingError, match=r"expected \[23, 2\] .* found \[22, 2\]"):
         with_coefficients(network, given[:-1])
 
 
-def test_generator_alone_decides_weights_and_dropout() -> None:
+def test_generator_alone_determines_weights_and_dropout() -> None:
     space, batch = space_of(2), images(2)
     before = torch.random.get_rng_state()
     generators = [torch.Generator().manual_seed(seed) for seed in (5, 5, 6)]
@@ -211,7 +211,7 @@ def test_generator_alone_decides_weights_and_dropout() -> None:
     assert float(rows.std()) > 0.01
 
 
-def test_dropout_keeps_the_mean() -> None:
+def test_router_dropout_keeps_the_mean_logit() -> None:
     layer = routed_layers(
         route(space_of(1), "pooled", init="official", dropout=0.25, generator=torch.Generator())
     )["encoder4.enc4_conv1"]
@@ -236,12 +236,12 @@ def test_dropout_keeps_the_mean() -> None:
         (lambda space: batches(images(1), 0), "batch size"),
     ],
 )
-def test_what_does_not_fit_is_refused(call: Callable[..., object], message: str) -> None:
+def test_invalid_router_argument_or_input_is_rejected(call: Callable[..., object], message: str) -> None:
     with pytest.raises(RoutingError, match=message):
         call(space_of(1))
 
 
-def test_batches_are_even_and_no_larger_than_asked() -> None:
+def test_batches_are_even_and_within_the_batch_size() -> None:
     drawn = images(17, 16, 16)
     assert [len(batch) for batch in batches(drawn, 16)] == [9, 8]
     assert [len(batch) for batch in batches(drawn, 17)] == [17]
@@ -249,7 +249,7 @@ def test_batches_are_even_and_no_larger_than_asked() -> None:
     assert max(len(batch) for batch in batches(drawn, 5)) <= 5
 
 
-def test_experts_are_in_the_order_of_their_names() -> None:
+def test_expert_names_are_sorted_with_global_last() -> None:
     assert space_of(4).names == (*SITES, "global")
 
 

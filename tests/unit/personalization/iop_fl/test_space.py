@@ -13,7 +13,7 @@ from personalization.state import State
 from tests.helpers.personalization.routing_cases import ARGUMENTS, state
 
 
-def test_experts_are_the_given_states_with_the_global_last() -> None:
+def test_routing_space_keeps_the_given_states_with_global_last() -> None:
     inside = {"birch": state(2), "aster": state(1)}
     space = RoutingSpace.of("unet", ARGUMENTS, inside, state(0))
     assert space.names == ("aster", "birch", "global")
@@ -23,7 +23,7 @@ def test_experts_are_the_given_states_with_the_global_last() -> None:
         assert all(torch.equal(space.experts[expert][name], tensor) for name, tensor in given.items())
 
 
-def test_experts_are_views_of_one_copy() -> None:
+def test_routing_space_experts_are_views_of_one_copy() -> None:
     given = state(0)
     space = RoutingSpace.of("unet", ARGUMENTS, {"aster": state(1)}, given)
     before = given["conv.weight"].clone()
@@ -34,9 +34,9 @@ def test_experts_are_views_of_one_copy() -> None:
         assert {tensor.untyped_storage().data_ptr() for tensor in expert.values()} == storages
 
 
-def test_models_are_asked_for_one_at_a_time() -> None:
+def test_routing_space_loads_one_model_at_a_time() -> None:
     class Reading(UserDict[str, State]):
-        """Makes a model when it is asked for, and sees that the one before is gone."""
+        """Makes each model on access, and asserts that the previous one was released."""
 
         alive: weakref.ref[torch.Tensor] | None = None
 
@@ -51,7 +51,7 @@ def test_models_are_asked_for_one_at_a_time() -> None:
     assert torch.equal(space.experts["birch"]["conv.weight"], state(2)["conv.weight"])
 
 
-def test_plain_is_the_global_model_with_weights_of_its_own() -> None:
+def test_plain_copies_the_global_model() -> None:
     space = RoutingSpace.of("unet", ARGUMENTS, {}, state(0, torch.float32))
     expected = build("unet", **ARGUMENTS).eval()
     expected.load_state_dict(state(0, torch.float32))
@@ -64,7 +64,7 @@ def test_plain_is_the_global_model_with_weights_of_its_own() -> None:
     assert torch.equal(space.experts["global"]["conv.weight"], state(0, torch.float32)["conv.weight"])
 
 
-def test_states_that_do_not_fit_are_refused_by_site_and_tensor() -> None:
+def test_routing_space_rejects_a_mismatched_state_by_site_and_tensor() -> None:
     def space(wrong: dict[str, torch.Tensor]) -> RoutingSpace:
         return RoutingSpace.of("unet", ARGUMENTS, {"aster": state(1), "birch": wrong}, state(0))
 
@@ -84,7 +84,7 @@ def test_states_that_do_not_fit_are_refused_by_site_and_tensor() -> None:
         RoutingSpace.of("unet", ARGUMENTS, {"aster": state(1)}, wrong)
 
 
-def test_a_site_called_global_and_an_unknown_network_are_refused() -> None:
+def test_routing_space_rejects_a_site_called_global_and_unknown_networks() -> None:
     with pytest.raises(StateError, match="'global' is reserved for the global model"):
         RoutingSpace.of("unet", ARGUMENTS, {"global": state(1)}, state(0))
     with pytest.raises(NetworkError, match="unknown network 'u-net'"):

@@ -22,7 +22,7 @@ def inputs(sites: int = S) -> list[torch.Tensor]:
 
 
 def naive(q, k, v, bank_k, bank_v, heads):
-    """Eq. 3 by the letter, one number at a time."""
+    """Eq. 3 as printed, one number at a time."""
     width = D // heads
     result, mass = torch.zeros(B, N, D, dtype=torch.float64), torch.zeros(B, 1 + len(bank_k))
     for b in range(B):
@@ -45,7 +45,7 @@ def naive(q, k, v, bank_k, bank_v, heads):
 
 
 @pytest.mark.parametrize("heads", [1, 4])
-def test_it_is_the_naive_loop(heads):
+def test_cross_attention_equals_the_naive_loop(heads):
     attended, mass = cross_attention(*inputs(), heads)
     expected, shares = naive(*inputs(), heads)
     torch.testing.assert_close(attended, expected, rtol=1e-10, atol=1e-12)
@@ -53,7 +53,7 @@ def test_it_is_the_naive_loop(heads):
     assert float(mass.min()) > 0
 
 
-def test_without_a_bank_it_is_plain_self_attention():
+def test_cross_attention_without_bank_equals_self_attention():
     q, k, v, *bank = inputs(sites=0)
     attended, mass = cross_attention(q, k, v, *bank, HEADS)
     split = [x.reshape(B, N, HEADS, D // HEADS).transpose(1, 2) for x in (q, k, v)]
@@ -62,7 +62,7 @@ def test_without_a_bank_it_is_plain_self_attention():
     assert torch.equal(mass, torch.ones(B, 1, dtype=torch.float64))
 
 
-def test_no_gradient_reaches_the_tokens_of_other_sites_and_the_own_ones_get_theirs():
+def test_gradients_reach_own_tokens_but_not_the_bank():
     tensors = [x.requires_grad_() for x in inputs()]
     attended, mass = cross_attention(*tensors, HEADS)
     attended.square().sum().backward()
@@ -76,6 +76,6 @@ def test_no_gradient_reaches_the_tokens_of_other_sites_and_the_own_ones_get_thei
     assert torch.autograd.gradcheck(frozen, tensors[:3])
 
 
-def test_heads_that_do_not_divide_the_features_are_refused():
+def test_heads_that_do_not_divide_the_features_are_rejected():
     with pytest.raises(NetworkError, match="3 heads do not divide 8"):
         cross_attention(*inputs(), 3)

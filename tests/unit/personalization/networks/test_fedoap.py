@@ -14,7 +14,7 @@ SITES = ("A", "B", "C")
 
 
 def network(sites: tuple[str, ...] = (), absent: tuple[str, ...] = (), **options: object) -> FedOapUNet:
-    """A small network with one bank entry per site, the same for a site whatever the others are."""
+    """A small network with one bank entry per site; a site's entry does not depend on the other sites."""
     arguments = {"in_channels": 1, "width": 2, "heads": 4, "groups": 8, **options}
     drawn = initialise(build("fedoap", **arguments), torch.Generator().manual_seed(1))
     entries = {}
@@ -37,14 +37,14 @@ def parameters(**options: object) -> int:
         return sum(p.numel() for p in build("fedoap", in_channels=1, **options).parameters())
 
 
-def test_the_plain_backbone_is_the_papers():
+def test_plain_backbone_has_the_published_number_of_parameters():
     """31,030,593 parameters, 118.37 MiB as float32 (Table 4)."""
     plain = parameters(width=64, attention=False, adapter=False)
     assert plain == 31_030_593
     assert round(plain * 4 / 2**20, 2) == 118.37
 
 
-def test_what_travels_is_the_backbone_with_three_projections_and_a_norm():
+def test_shared_part_is_backbone_with_three_projections_and_a_norm():
     with torch.device("meta"):
         state = build("fedoap", in_channels=1).state_dict()
     shared, personal = split(state)
@@ -56,7 +56,7 @@ def test_what_travels_is_the_backbone_with_three_projections_and_a_norm():
     assert not set(shared) & {"bank_key", "bank_value", "bank_present"}
 
 
-def test_softmax_of_the_two_classes_is_the_sigmoid_of_the_logit():
+def test_softmax_of_two_classes_equals_sigmoid_of_the_logit():
     net = network(SITES)
     logits, mass = net.segment(images())
     assert logits.shape == (3, 1, 32, 32)
@@ -67,8 +67,8 @@ def test_softmax_of_the_two_classes_is_the_sigmoid_of_the_logit():
 
 
 @pytest.mark.parametrize("absent", [("A",), ("A", "C"), SITES])
-def test_an_absent_site_is_as_if_it_had_no_place(absent):
-    """A member sees K-1 entries of K, an outside hospital all of them."""
+def test_absent_site_gives_the_result_of_a_bank_without_it(absent):
+    """A member attends to K-1 of K entries, an outside hospital to all of them."""
     masked, mass = network(SITES, absent).segment(images())
     kept = tuple(site for site in SITES if site not in absent)
     without, fewer = network(kept).segment(images())
@@ -77,12 +77,12 @@ def test_an_absent_site_is_as_if_it_had_no_place(absent):
     assert float(mass[:, [1 + SITES.index(site) for site in absent]].abs().max()) == 0
 
 
-def test_the_tokens_of_a_site_change_what_is_found():
+def test_bank_tokens_of_other_sites_change_the_logits():
     whole, some = network(SITES).segment(images())[0], network(("A",)).segment(images())[0]
     assert float((whole - some).detach().abs().max()) > 1e-4
 
 
-def test_the_bottleneck_is_the_equation():
+def test_bottleneck_equals_torch_multi_head_attention():
     """GroupNorm(z_q + W_o attention(W_q z_q, ...)) with torch's own multi-head attention."""
     net = network().eval()
     pooled = torch.randn(2, 16, 2, 2, generator=torch.Generator().manual_seed(2))
@@ -105,7 +105,7 @@ def test_the_bottleneck_is_the_equation():
     torch.testing.assert_close(mixed, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_the_open_questions_are_options_and_each_decides_something():
+def test_each_architecture_option_changes_the_logits():
     default = network(SITES).segment(images())[0]
     for options in (
         {"norm": "output"},
@@ -118,7 +118,7 @@ def test_the_open_questions_are_options_and_each_decides_something():
         assert float((other - default).detach().abs().max()) > 1e-5, options
 
 
-def test_keys_and_values_are_what_the_attention_takes():
+def test_keys_and_values_equal_the_tokens_used_by_attention():
     net = network()
     key, value = net.keys_and_values(images())
     assert key.shape == value.shape == (3, 4, 32)
@@ -154,7 +154,7 @@ def plain() -> FedOapUNet:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 16, 32), (1, 1, 40, 32), (1, 2, 32, 32), (1, 32, 32)])
-def test_images_that_do_not_fit_are_refused(shape):
+def test_image_of_wrong_shape_is_rejected(shape):
     with pytest.raises(NetworkError, match="fedoap: "):
         network()(torch.zeros(shape))
 
@@ -162,11 +162,11 @@ def test_images_that_do_not_fit_are_refused(shape):
 @pytest.mark.parametrize(
     "options", [{"heads": 3}, {"groups": 5}, {"norm": "x"}, {"convolutions": 3}, {"width": 0}]
 )
-def test_arguments_that_do_not_fit_are_refused(options):
+def test_invalid_argument_is_rejected(options):
     with pytest.raises(NetworkError, match="fedoap: "):
         build("fedoap", **{"in_channels": 1, "width": 2, **options})
 
 
-def test_a_plain_network_has_no_tokens():
+def test_keys_and_values_without_attention_is_rejected():
     with pytest.raises(NetworkError, match="without attention"):
         plain().keys_and_values(images())

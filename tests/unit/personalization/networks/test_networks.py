@@ -20,13 +20,13 @@ def _parameters(network: nn.Module, containing: str = "") -> int:
     return sum(p.numel() for name, p in network.named_parameters() if containing in name)
 
 
-def test_parameter_counts_are_the_papers_without_its_unused_head() -> None:
+def test_unet_has_the_published_parameter_count_without_the_unused_head() -> None:
     network = UNet(in_channels=3, classes=2)
     assert _parameters(network) == OFFICIAL_PARAMETERS - HEAD_PARAMETERS
     assert _parameters(network, "conv") == CONV_PARAMETERS
 
 
-def test_parameter_names_are_those_of_the_public_checkpoints() -> None:
+def test_unet_parameter_names_match_the_public_checkpoints() -> None:
     expected = {"conv.weight", "conv.bias"}
     norm = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
     blocks = [(f"encoder{level}", f"enc{level}") for level in (1, 2, 3, 4)]
@@ -41,7 +41,7 @@ def test_parameter_names_are_those_of_the_public_checkpoints() -> None:
     assert set(UNet(3, 2).state_dict()) == expected
 
 
-def test_forward_is_the_same_as_a_network_written_out_by_hand() -> None:
+def test_unet_forward_equals_a_hand_written_network() -> None:
     network = initialise(UNet(2, 3, width=4), torch.Generator().manual_seed(1)).train()
     state = dict(network.named_parameters())
     image = torch.randn(2, 2, 32, 48, generator=torch.Generator().manual_seed(2))
@@ -71,24 +71,24 @@ def test_forward_is_the_same_as_a_network_written_out_by_hand() -> None:
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 32, 40), (1, 1, 31, 32), (1, 1, 0, 16)])
-def test_sides_that_are_not_multiples_of_16_are_refused(shape: tuple[int, ...]) -> None:
+def test_unet_with_side_not_a_multiple_of_16_is_rejected(shape: tuple[int, ...]) -> None:
     with pytest.raises(NetworkError, match=f"multiples of 16, found {shape[2]}x{shape[3]}"):
         UNet(1, 2, width=1)(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("shape", [(1, 3, 32, 32), (1, 32, 32)])
-def test_other_channels_or_axes_are_refused(shape: tuple[int, ...]) -> None:
+def test_unet_with_wrong_channels_or_axes_is_rejected(shape: tuple[int, ...]) -> None:
     with pytest.raises(NetworkError, match=re.escape("expected images [B, 1, H, W]")):
         UNet(1, 2, width=1)(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("wrong", [{"in_channels": 0}, {"classes": 1}, {"width": 0}])
-def test_impossible_arguments_are_refused_by_name(wrong: dict[str, int]) -> None:
+def test_invalid_unet_argument_is_rejected_by_name(wrong: dict[str, int]) -> None:
     with pytest.raises(NetworkError, match=next(iter(wrong))):
         build("unet", **{"in_channels": 1, "classes": 2, **wrong})
 
 
-def test_registry_lists_the_known_names_and_the_arguments_taken() -> None:
+def test_registry_rejects_unknown_names_arguments_and_duplicates() -> None:
     assert "unet" in names()
     with pytest.raises(NetworkError, match=r"unknown network 'resnet'; known: .*unet"):
         build("resnet")
@@ -109,7 +109,7 @@ def test_registry_lists_the_known_names_and_the_arguments_taken() -> None:
         lambda: nn.Conv2d(3, 5, 3, bias=False),
     ],
 )
-def test_initialise_draws_what_pytorch_would(make: type[nn.Module]) -> None:
+def test_initialise_draws_the_same_values_as_pytorch(make: type[nn.Module]) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(5)
         expected = make()
@@ -118,7 +118,7 @@ def test_initialise_draws_what_pytorch_would(make: type[nn.Module]) -> None:
         assert torch.equal(redrawn.state_dict()[name], tensor), name
 
 
-def test_initialise_does_not_depend_on_the_order_of_memory() -> None:
+def test_initialise_does_not_depend_on_the_memory_format() -> None:
     plain = build("unet", in_channels=3, classes=2, width=2)
     innermost = build("unet", in_channels=3, classes=2, width=2)
     for parameter in innermost.parameters():
@@ -130,7 +130,7 @@ def test_initialise_does_not_depend_on_the_order_of_memory() -> None:
         assert torch.equal(innermost.state_dict()[name], tensor), name
 
 
-def test_initialise_leaves_the_global_generator_alone_and_refuses_unknown_layers() -> None:
+def test_initialise_keeps_the_global_generator_and_rejects_unknown_layers() -> None:
     network = build("unet", in_channels=1, classes=2, width=2)
     before = torch.random.get_rng_state()
     initialise(network, torch.Generator().manual_seed(0))

@@ -1,8 +1,7 @@
-"""ResNet-18 for small images: its size, its layers by hand, what it refuses."""
+"""ResNet-18 for small images: parameter count, layers by hand, rejected input."""
 
 from __future__ import annotations
 
-import io
 import os
 import subprocess
 import sys
@@ -22,13 +21,13 @@ def network(**arguments: int) -> torch.nn.Module:
     return initialise(build("resnet18", **given), torch.Generator().manual_seed(0))
 
 
-def test_it_has_the_published_number_of_parameters() -> None:
+def test_resnet18_has_the_published_number_of_parameters() -> None:
     with torch.device("meta"):
         published = build("resnet18", in_channels=3, classes=10, width=64)
     assert sum(parameter.numel() for parameter in published.parameters()) == 11_173_962
 
 
-def test_it_is_what_the_paper_describes() -> None:
+def test_resnet18_forward_equals_the_paper_written_by_hand() -> None:
     model = network().eval()
     for name, buffer in model.named_buffers():
         if name.endswith("running_mean"):
@@ -60,28 +59,28 @@ def test_it_is_what_the_paper_describes() -> None:
 
 @pytest.mark.parametrize("size", [(8, 8), (28, 28), (31, 50)])
 @pytest.mark.parametrize("channels", [1, 3, 9])
-def test_any_size_and_channel_count_fits(size: tuple[int, int], channels: int) -> None:
+def test_resnet18_accepts_any_size_and_channel_count(size: tuple[int, int], channels: int) -> None:
     assert network(in_channels=channels)(torch.zeros(2, channels, *size)).shape == (2, 4)
 
 
-def test_it_is_served_as_probabilities_of_any_number_of_images() -> None:
+def test_exported_resnet18_equals_torch_at_another_batch_size() -> None:
     model = network().eval()
     graph = to_onnx(model, 3, (12, 20))
-    session = onnxruntime.InferenceSession(io.BytesIO(graph).getvalue(), providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
     images = torch.randn(5, 3, 12, 20, generator=torch.Generator().manual_seed(2))
     (found,) = session.run(["probabilities"], {"image": images.numpy()})
     torch.testing.assert_close(torch.tensor(found), model(images).softmax(1), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("shape", [(2, 1, 28, 28), (2, 3, 7, 28), (3, 28, 28)])
-def test_what_does_not_fit_is_refused(shape: tuple[int, ...]) -> None:
+def test_resnet18_rejects_wrong_shape_and_zero_width(shape: tuple[int, ...]) -> None:
     with pytest.raises(NetworkError, match="at least 8 pixels"):
         network()(torch.zeros(shape))
     with pytest.raises(NetworkError, match="width"):
         network(width=0)
 
 
-# Allocating beside it, so that what is written past an end is noticed: glibc aborts then.
+# Allocates between steps, so that glibc detects a write past the end of a buffer and aborts.
 _LEARNING = """
 import torch
 from personalization.networks import build
@@ -95,6 +94,6 @@ for width in (1, 2, 4, 8, 12):
 
 
 @pytest.mark.process
-def test_narrow_ones_learn_on_processors_without_avx512() -> None:
+def test_narrow_resnet18_trains_without_avx512_without_a_crash() -> None:
     environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
     subprocess.run([sys.executable, "-c", _LEARNING], env=environment, check=True)

@@ -1,4 +1,4 @@
-"""The ViT against a plain reference, and published weights in both layouts."""
+"""The ViT, compared with a plain reference; published weights in both layouts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _reference(w: dict[str, Tensor], image: Tensor, patch: int, heads: int, dept
     return w["head.weight"] @ _norm(tokens[0], w["norm.weight"], w["norm.bias"]) + w["head.bias"]
 
 
-def test_forward_equals_a_plain_reference(vit: ViT) -> None:
+def test_vit_forward_equals_a_plain_reference(vit: ViT) -> None:
     images = torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     with torch.no_grad():
         expected = torch.stack([_reference(vit.state_dict(), image, 8, 3, 2) for image in images])
@@ -72,7 +72,7 @@ def test_forward_equals_a_plain_reference(vit: ViT) -> None:
         torch.testing.assert_close(vit(images), expected, atol=1e-10, rtol=0)
 
 
-def test_a_query_is_the_class_token_though_the_last_block_updates_no_other(vit: ViT) -> None:
+def test_vit_query_equals_features_and_updates_only_the_class_token(vit: ViT) -> None:
     images = torch.randn(2, 3, 16, 24, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
     seen = []
     vit.blocks[-1].mlp.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0].shape[1]))
@@ -88,7 +88,7 @@ def test_vit_b_16_has_the_published_number_of_parameters() -> None:
 
 
 def _as_jax(state: dict[str, Tensor], heads: int) -> dict[str, Tensor]:
-    """The layout of the JAX release, spelt out from its own definition: y = einsum(x, kernel) + bias."""
+    """The layout of the JAX release, from its definition y = einsum(x, kernel) + bias."""
     width = state["norm.weight"].shape[0]
     part = width // heads
     out = {
@@ -125,13 +125,13 @@ SQUARE = {**SMALL, "size": [16, 16]}
 
 
 @pytest.mark.parametrize("layout", ["jax", "torch"])
-def test_published_weights_give_the_features_of_the_network_they_are_of(layout: str) -> None:
+def test_published_weights_give_the_features_of_their_network(layout: str) -> None:
     source = initialise(build("vit", **SQUARE), torch.Generator().manual_seed(4))
     assert isinstance(source, ViT)
     state = source.state_dict()
     published = _as_jax(state, 3) if layout == "jax" else {**state, "head.weight": torch.zeros(1000, 12)}
     if layout == "torch":
-        # Heads cannot be read off such a file: 12 wide is taken to have one.
+        # The file does not give the number of heads: a width of 12 is read as one head.
         source = build("vit", **{**SQUARE, "heads": 1})
         source.load_state_dict(state)
     arguments, found = vit_from_published(published, 3, 2, (16, 16), "vit.npz")
@@ -153,7 +153,7 @@ def test_published_weights_give_the_features_of_the_network_they_are_of(layout: 
         )
 
 
-def test_positions_are_resampled_to_another_grid() -> None:
+def test_resample_positions_interpolates_to_another_grid() -> None:
     grid = torch.arange(4.0).reshape(1, 4, 1).expand(1, 4, 2)
     positions = torch.cat((torch.full((1, 1, 2), 9.0), grid), dim=1)
     assert torch.equal(resample_positions(positions, (2, 2)), positions)
@@ -173,7 +173,7 @@ def test_positions_are_resampled_to_another_grid() -> None:
         (None, 2, "expected 2 input channels as the task has, found 3"),
     ],
 )
-def test_other_weights_are_refused_by_name(
+def test_weights_of_another_network_are_rejected_by_name(
     vit: ViT, published: dict[str, Tensor] | None, channels: int, message: str
 ) -> None:
     with pytest.raises(NetworkError, match=message):
@@ -188,18 +188,18 @@ def test_other_weights_are_refused_by_name(
         ({"depth": 0}, "depth"),
     ],
 )
-def test_arguments_that_do_not_fit(change: dict[str, object], message: str) -> None:
+def test_invalid_vit_argument_is_rejected(change: dict[str, object], message: str) -> None:
     with pytest.raises(NetworkError, match=message):
         build("vit", **{**SMALL, **change})
 
 
-def test_blocks_of_another_make_are_refused_by_name(vit: ViT) -> None:
+def test_published_blocks_with_other_tensors_are_rejected_by_name(vit: ViT) -> None:
     published = vit.state_dict()
     published["blocks.1.mlp.w12.weight"] = published.pop("blocks.1.mlp.fc1.weight")
     with pytest.raises(NetworkError, match=r"missing blocks\.1\.mlp\.fc1\.weight, found"):
         vit_from_published(published, 3, 2, (16, 24), "w.safetensors")
 
 
-def test_an_image_of_another_size_is_refused(vit: ViT) -> None:
+def test_vit_rejects_an_image_of_another_size(vit: ViT) -> None:
     with pytest.raises(NetworkError, match=r"expected images \[B, 3, 16, 24\], found \[1, 3, 16, 16\]"):
         vit(torch.zeros(1, 3, 16, 16))

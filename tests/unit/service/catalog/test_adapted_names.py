@@ -6,11 +6,11 @@ from model_store.reference import NAME
 from service.catalog.adapted import adapted_name
 
 
-def test_the_name_says_which_model_and_whose() -> None:
+def test_adapted_name_joins_model_and_hospital() -> None:
     assert adapted_name("brain", "dune") == "brain.at-dune"
 
 
-def test_too_long_names_are_cut_and_stay_apart() -> None:
+def test_adapted_name_of_long_names_is_cut_and_stays_unique() -> None:
     model, hospital = "m" * 128, "h" * 63
     names = {adapted_name(model, hospital + last) for last in "ab"} | {adapted_name(model[1:], hospital)}
     assert len(names) == 3

@@ -62,11 +62,11 @@ def told(selection: Selection) -> tuple[str, str, str]:
     return str(selection.offered), str(selection.model), selection.header
 
 
-def test_one_model_need_not_be_named_and_its_newest_global_answers(catalogue: Catalogue) -> None:
+def test_resolve_without_name_returns_the_newest_global_of_an_only_model(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue)) == ("brain@2", "brain.global@2", "global")
 
 
-def test_among_several_models_one_must_be_named(catalogue: Catalogue) -> None:
+def test_resolve_without_name_among_several_models_is_rejected(catalogue: Catalogue) -> None:
     publish_model(catalogue.store, "hippocampus")
     with pytest.raises(SelectionError, match="brain, hippocampus") as refused:
         resolve_network(*catalogue)
@@ -74,20 +74,20 @@ def test_among_several_models_one_must_be_named(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue, "hippocampus")) == ("hippocampus@1", "hippocampus@1", "global")
 
 
-def test_an_empty_store_says_so(tmp_path: Path) -> None:
+def test_resolve_in_an_empty_store_is_rejected(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path / 'locum.db'}")
     with pytest.raises(SelectionError, match="offers no model"):
         resolve_network(Store(tmp_path / "none"), database)
 
 
-def test_a_reference_decides_over_everything(catalogue: Catalogue) -> None:
+def test_named_version_overrides_the_assigned_one(catalogue: Catalogue) -> None:
     assign_version(catalogue, "member", 2)
     first = catalogue.store.open("brain@1")
     for reference in ("brain@1", f"brain@{first.digest}"):
         assert told(resolve_network(*catalogue, reference, "member"))[0] == "brain@1"
 
 
-def test_the_assigned_version_serves_its_hospital_and_no_other(catalogue: Catalogue) -> None:
+def test_assigned_version_is_resolved_for_its_hospital_only(catalogue: Catalogue) -> None:
     assign_version(catalogue, "outside", 1)
     selection = resolve_network(*catalogue, "brain", "outside")
     assert told(selection) == ("brain@1", "brain.global@1", "global")
@@ -96,7 +96,7 @@ def test_the_assigned_version_serves_its_hospital_and_no_other(catalogue: Catalo
     assert told(resolve_network(*catalogue, "brain", "lost"))[0] == "brain@2"
 
 
-def test_a_withdrawn_assignment_is_refused_not_replaced(catalogue: Catalogue) -> None:
+def test_withdrawn_assigned_version_is_rejected_and_not_replaced(catalogue: Catalogue) -> None:
     assign_version(catalogue, "outside", 2)
     catalogue.store.withdraw("brain@2", actor="dr", reason="wrong")
     with pytest.raises(ArtefactWithdrawn):
@@ -104,17 +104,17 @@ def test_a_withdrawn_assignment_is_refused_not_replaced(catalogue: Catalogue) ->
     assert told(resolve_network(*catalogue, "brain"))[0] == "brain@1"
 
 
-def test_auto_prefers_the_member_model_of_the_hospitals_site(catalogue: Catalogue) -> None:
+def test_auto_prefers_the_member_model_of_the_hospital_site(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue, None, "member")) == ("brain@2", "brain.CS@2", "member; site=CS")
     assert told(resolve_network(*catalogue, None, "outside"))[1] == "brain.global@2"
     assert told(resolve_network(*catalogue, None, "lost"))[1] == "brain.global@2"
 
 
-def test_global_is_global_for_a_member_too(catalogue: Catalogue) -> None:
+def test_global_returns_the_global_model_for_a_member(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue, None, "member", "global"))[1] == "brain.global@2"
 
 
-def test_member_takes_the_site_or_the_hospitals_own(catalogue: Catalogue) -> None:
+def test_member_uses_the_given_site_or_the_hospital_site(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue, None, None, "member", "DU"))[1] == "brain.DU@2"
     assert told(resolve_network(*catalogue, None, "member", "member", "DU"))[1] == "brain.DU@2"
     assert told(resolve_network(*catalogue, None, "member", "member"))[1] == "brain.CS@2"
@@ -124,7 +124,7 @@ def test_member_takes_the_site_or_the_hospitals_own(catalogue: Catalogue) -> Non
     ("hospital", "site", "status"),
     [(None, None, 422), ("outside", None, 422), ("lost", None, 404), (None, "XX", 404)],
 )
-def test_member_without_a_model_is_refused_with_the_sites_there_are(
+def test_member_without_a_model_is_rejected_with_the_known_sites(
     catalogue: Catalogue, hospital: str | None, site: str | None, status: int
 ) -> None:
     with pytest.raises(SelectionError) as refused:
@@ -133,30 +133,30 @@ def test_member_without_a_model_is_refused_with_the_sites_there_are(
     assert refused.value.extensions["choices"] == ["CS", "DU"]
 
 
-def test_a_site_without_member_contradicts_itself(catalogue: Catalogue) -> None:
+def test_site_without_member_is_rejected(catalogue: Catalogue) -> None:
     with pytest.raises(SelectionError, match="site") as refused:
         resolve_network(*catalogue, None, None, "auto", "CS")
     assert refused.value.status == 422
 
 
-def test_a_part_is_not_offered_on_its_own(catalogue: Catalogue) -> None:
+def test_resolve_of_a_part_is_rejected(catalogue: Catalogue) -> None:
     with pytest.raises(SelectionError, match="part of 'brain'"):
         resolve_network(*catalogue, "brain.CS")
 
 
-def test_a_hospital_nobody_registered_is_unknown(catalogue: Catalogue) -> None:
+def test_resolve_for_an_unregistered_hospital_is_rejected(catalogue: Catalogue) -> None:
     with pytest.raises(HospitalUnknown):
         resolve_network(*catalogue, "brain", "nobody")
 
 
-def test_references_that_do_not_open(catalogue: Catalogue) -> None:
+def test_resolve_with_absent_or_invalid_reference_is_rejected(catalogue: Catalogue) -> None:
     with pytest.raises(ReferenceNotFound):
         resolve_network(*catalogue, "brain@9")
     with pytest.raises(ReferenceInvalid):
         resolve_network(*catalogue, "../brain")
 
 
-def test_a_model_of_one_site_alone_answers_auto_and_member_but_not_global(catalogue: Catalogue) -> None:
+def test_single_site_model_resolves_for_auto_and_member_but_not_global(catalogue: Catalogue) -> None:
     publish_model(catalogue.store, "local", site="CS", role="inside")
     assert told(resolve_network(*catalogue, "local")) == ("local@1", "local@1", "member; site=CS")
     assert told(resolve_network(*catalogue, "local", None, "member", "CS"))[1] == "local@1"
@@ -164,14 +164,14 @@ def test_a_model_of_one_site_alone_answers_auto_and_member_but_not_global(catalo
         resolve_network(*catalogue, "local", None, "global")
 
 
-def test_a_withdrawn_part_is_refused(catalogue: Catalogue) -> None:
+def test_withdrawn_member_part_is_rejected(catalogue: Catalogue) -> None:
     catalogue.store.withdraw("brain.CS@2", actor="dr", reason="wrong")
     with pytest.raises(ArtefactWithdrawn):
         resolve_network(*catalogue, None, "member")
     assert told(resolve_network(*catalogue))[1] == "brain.global@2"
 
 
-def test_a_site_that_no_model_has_is_not_passed_over_in_silence(catalogue: Catalogue) -> None:
+def test_selection_reason_names_a_site_without_a_model(catalogue: Catalogue) -> None:
     assert (
         "hospital 'lost' is registered as site 'XX', which has no model here"
         in resolve_network(*catalogue, hospital="lost").why

@@ -74,7 +74,7 @@ DUNE = ("brain.at-dune@1", "brain.at-dune@1", "hospital; hospital=dune")
 
 @pytest.mark.parametrize("personalization", ["auto", "hospital"])
 @pytest.mark.parametrize("model", [None, "brain"])
-def test_the_assigned_version_of_a_hospital_answers_it(
+def test_assigned_adapted_version_is_resolved_for_its_hospital(
     catalogue: Catalogue, model: str | None, personalization: Personalization
 ) -> None:
     decide(catalogue, "brain.at-dune@1")
@@ -83,20 +83,20 @@ def test_the_assigned_version_of_a_hospital_answers_it(
     assert selection.why == "the version assigned to hospital 'dune'; adapted to hospital 'dune'"
 
 
-def test_a_candidate_serves_nobody_until_it_is_assigned(catalogue: Catalogue) -> None:
+def test_unassigned_candidate_is_not_resolved(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue, None, "dune")) == ("brain@2", "brain.global@2", "global")
     decide(catalogue, "brain.at-dune@1")
     # The second candidate is newer, and still nobody's.
     assert told(resolve_network(*catalogue, None, "dune")) == DUNE
 
 
-def test_auto_prefers_it_to_the_member_model(catalogue: Catalogue) -> None:
+def test_auto_prefers_the_adapted_version_to_the_member_model(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue, None, "member"))[1] == "brain.CS@2"
     decide(catalogue, "brain.at-member@1", "member")
     assert told(resolve_network(*catalogue, None, "member"))[1] == "brain.at-member@1"
 
 
-def test_global_and_member_are_those_of_the_space_it_was_made_from(catalogue: Catalogue) -> None:
+def test_global_and_member_come_from_the_parent_of_the_adapted_version(catalogue: Catalogue) -> None:
     decide(catalogue, "brain.at-member@1", "member")
     assert told(resolve_network(*catalogue, None, "member", "global")) == (
         "brain@1",
@@ -109,7 +109,7 @@ def test_global_and_member_are_those_of_the_space_it_was_made_from(catalogue: Ca
     assert told(resolve_network(*catalogue, None, "member", "member", "DU"))[1] == "brain.DU@1"
 
 
-def test_without_an_assigned_one_there_is_none(catalogue: Catalogue) -> None:
+def test_hospital_without_an_assigned_adapted_version_is_rejected(catalogue: Catalogue) -> None:
     for reference in (None, "brain@1"):
         if reference is not None:
             decide(catalogue, reference)
@@ -118,7 +118,7 @@ def test_without_an_assigned_one_there_is_none(catalogue: Catalogue) -> None:
         assert (refused.value.status, refused.value.slug) == (404, "no-adapted-version")
 
 
-def test_a_rollback_takes_it_back(catalogue: Catalogue) -> None:
+def test_rollback_returns_to_the_earlier_version(catalogue: Catalogue) -> None:
     for reference in ("brain@2", "brain.at-dune@1", "brain.at-dune@2"):
         decide(catalogue, reference)
     assert told(resolve_network(*catalogue, None, "dune"))[0] == "brain.at-dune@2"
@@ -130,7 +130,7 @@ def test_a_rollback_takes_it_back(catalogue: Catalogue) -> None:
 
 @pytest.mark.parametrize("hospital", [None, "dune"])
 @pytest.mark.parametrize("personalization", ["auto", "hospital"])
-def test_a_candidate_that_is_named_answers(
+def test_candidate_named_by_version_or_digest_is_resolved(
     catalogue: Catalogue, hospital: str | None, personalization: Personalization
 ) -> None:
     digest = catalogue.store.open("brain.at-dune@2").digest
@@ -152,41 +152,41 @@ def refusal(
     return refused.value.status, refused.value.slug
 
 
-def test_no_other_hospital_is_answered_by_it(catalogue: Catalogue) -> None:
+def test_adapted_version_of_another_hospital_is_rejected(catalogue: Catalogue) -> None:
     assert refusal(catalogue, "brain.at-dune@1", "erg") == (422, "contradiction")
     assert refusal(catalogue, "brain.at-dune@1", "erg", "hospital") == (422, "contradiction")
 
 
-def test_what_contradicts_an_adapted_version_that_is_named(catalogue: Catalogue) -> None:
+def test_named_adapted_version_with_global_member_or_site_is_rejected(catalogue: Catalogue) -> None:
     assert refusal(catalogue, "brain.at-dune@1", None, "global") == (422, "contradiction")
     assert refusal(catalogue, "brain.at-dune@1", "dune", "member", "CS") == (422, "contradiction")
     assert refusal(catalogue, "brain.at-dune@1", "dune", "auto", "CS") == (422, "contradiction")
 
 
-def test_what_contradicts_hospital(catalogue: Catalogue) -> None:
+def test_personalization_hospital_with_contradicting_options_is_rejected(catalogue: Catalogue) -> None:
     decide(catalogue, "brain.at-dune@1")
     assert refusal(catalogue, "brain", None, "hospital") == (422, "contradiction")
     assert refusal(catalogue, "brain@1", "dune", "hospital") == (422, "contradiction")
     assert refusal(catalogue, "brain", "dune", "hospital", "CS") == (422, "contradiction")
 
 
-def test_a_name_without_a_version_would_serve_candidates_unseen(catalogue: Catalogue) -> None:
+def test_adapted_name_without_a_version_is_rejected(catalogue: Catalogue) -> None:
     assert refusal(catalogue, "brain.at-dune", "dune") == (422, "version-not-named")
 
 
-def test_adapted_names_are_not_offered(catalogue: Catalogue) -> None:
+def test_offered_names_leave_out_adapted_names(catalogue: Catalogue) -> None:
     assert offered_names(catalogue.store) == ["brain"]
     assert told(resolve_network(*catalogue))[0] == "brain@2"
 
 
-def test_a_named_version_decides_over_the_assigned_one(catalogue: Catalogue) -> None:
+def test_named_version_overrides_the_assigned_adapted_version(catalogue: Catalogue) -> None:
     decide(catalogue, "brain.at-dune@1")
     assert told(resolve_network(*catalogue, "brain@2", "dune")) == ("brain@2", "brain.global@2", "global")
     assert told(resolve_network(*catalogue, "brain.at-dune@2", "dune"))[0] == "brain.at-dune@2"
 
 
 @pytest.mark.parametrize("personalization", ["auto", "hospital", "global"])
-def test_one_that_was_withdrawn_is_refused_not_replaced(
+def test_withdrawn_adapted_version_is_rejected_and_not_replaced(
     catalogue: Catalogue, personalization: Personalization
 ) -> None:
     decide(catalogue, "brain.at-dune@1")
@@ -195,7 +195,7 @@ def test_one_that_was_withdrawn_is_refused_not_replaced(
         resolve_network(*catalogue, None, "dune", personalization)
 
 
-def test_one_whose_parent_was_withdrawn_answers_with_a_warning(catalogue: Catalogue) -> None:
+def test_adapted_version_with_a_withdrawn_parent_resolves_with_a_warning(catalogue: Catalogue) -> None:
     decide(catalogue, "brain.at-dune@1")
     assert not resolve_network(*catalogue, None, "dune").warnings
     catalogue.store.withdraw("brain@1", actor="ada", reason="a site withdrew")
@@ -210,7 +210,7 @@ def test_one_whose_parent_was_withdrawn_answers_with_a_warning(catalogue: Catalo
         assert serving(catalogue.store, session, "erg", "brain").flagged == ()
 
 
-def test_one_without_its_parent_answers_itself_alone(catalogue: Catalogue) -> None:
+def test_adapted_version_without_its_parent_resolves_only_itself(catalogue: Catalogue) -> None:
     decide(catalogue, "brain.at-dune@1")
     shutil.rmtree(catalogue.store.root / "brain" / "1")
     catalogue = Catalogue(Store(catalogue.store.root), catalogue.database)
@@ -219,7 +219,7 @@ def test_one_without_its_parent_answers_itself_alone(catalogue: Catalogue) -> No
         resolve_network(*catalogue, None, "dune", "global")
 
 
-def test_the_space_to_adapt_is_named_or_assigned_or_behind_what_is_or_the_newest(
+def test_resolve_parent_prefers_named_then_assigned_then_newest(
     catalogue: Catalogue,
 ) -> None:
     assert str(resolve_parent(*catalogue, "brain@1", "dune")) == "brain@1"
@@ -232,7 +232,7 @@ def test_the_space_to_adapt_is_named_or_assigned_or_behind_what_is_or_the_newest
     assert str(resolve_parent(*catalogue, None, "dune")) == "brain@2"
 
 
-def test_only_a_routing_space_can_be_adapted(catalogue: Catalogue) -> None:
+def test_resolve_parent_of_a_plain_model_is_rejected(catalogue: Catalogue) -> None:
     publish_model(catalogue.store, "plain")
     with pytest.raises(NotAdaptable, match="routing-space") as refused:
         resolve_parent(*catalogue, "plain", "dune")

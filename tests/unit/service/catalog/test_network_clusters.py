@@ -79,7 +79,7 @@ def refusal(catalogue: Catalogue, *asked: Any) -> SelectionError:
     return refused.value
 
 
-def test_auto_is_the_members_own_model_else_that_of_its_cluster(catalogue: Catalogue) -> None:
+def test_auto_returns_the_member_model_or_that_of_its_cluster(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue, "shapes", "at-elm")) == ("shapes.elm@1", "member; site=elm")
     fir = resolve_network(*catalogue, "shapes", "at-fir")
     assert told(fir) == ("shapes.cluster-1@1", "cluster; cluster=1")
@@ -87,7 +87,7 @@ def test_auto_is_the_members_own_model_else_that_of_its_cluster(catalogue: Catal
     assert told(resolve_network(*catalogue, "shapes", "at-hazel"))[1] == "cluster; cluster=2"
 
 
-def test_a_cluster_is_named_or_is_the_hospitals_own(catalogue: Catalogue) -> None:
+def test_cluster_is_the_named_one_or_that_of_the_hospital(catalogue: Catalogue) -> None:
     cluster = ("shapes.cluster-2@1", "cluster; cluster=2")
     assert told(resolve_network(*catalogue, "shapes", None, "cluster", None, "2")) == cluster
     assert told(resolve_network(*catalogue, "shapes", "oak", "cluster", None, "2")) == cluster
@@ -102,7 +102,7 @@ def test_a_cluster_is_named_or_is_the_hospitals_own(catalogue: Catalogue) -> Non
 
 @pytest.mark.parametrize("personalization", ["auto", "global"])
 @pytest.mark.parametrize("hospital", [None, "oak"])
-def test_several_clusters_have_no_global_model(
+def test_global_of_several_clusters_is_rejected_with_the_clusters(
     catalogue: Catalogue, hospital: str | None, personalization: str
 ) -> None:
     problem = refusal(catalogue, "shapes", hospital, personalization)
@@ -112,11 +112,7 @@ def test_several_clusters_have_no_global_model(
     assert f"POST /hospitals/{hospital or 'HOSPITAL'}/adaptations" in str(problem)
 
 
-def test_a_member_has_no_global_model_either(catalogue: Catalogue) -> None:
-    assert refusal(catalogue, "shapes", "at-elm", "global").slug == "no-global-model"
-
-
-def test_the_model_of_an_only_cluster_is_global(catalogue: Catalogue) -> None:
+def test_global_of_an_only_cluster_is_its_model(catalogue: Catalogue) -> None:
     for hospital, personalization in ((None, "auto"), ("oak", "auto"), ("at-elm", "global")):
         found = resolve_network(*catalogue, "single", hospital, personalization)  # type: ignore[arg-type]
         assert told(found) == ("single.cluster-1@1", "global")
@@ -126,6 +122,7 @@ def test_the_model_of_an_only_cluster_is_global(catalogue: Catalogue) -> None:
 @pytest.mark.parametrize(
     ("asked", "status", "slug"),
     [
+        (("shapes", "at-elm", "global"), 422, "no-global-model"),
         (("shapes", None, "cluster"), 422, "cluster-not-named"),
         (("shapes", "oak", "cluster"), 422, "cluster-not-named"),
         (("shapes", None, "cluster", None, "7"), 404, "cluster-not-found"),
@@ -136,18 +133,20 @@ def test_the_model_of_an_only_cluster_is_global(catalogue: Catalogue) -> None:
         (("shapes.cluster-1", None), 422, "part-of-a-model"),
     ],
 )
-def test_what_is_refused(catalogue: Catalogue, asked: tuple[Any, ...], status: int, slug: str) -> None:
+def test_resolve_with_invalid_cluster_options_is_rejected(
+    catalogue: Catalogue, asked: tuple[Any, ...], status: int, slug: str
+) -> None:
     problem = refusal(catalogue, *asked)
     assert (problem.status, problem.slug) == (status, slug)
 
 
-def test_what_has_no_clusters_says_so(catalogue: Catalogue) -> None:
+def test_cluster_of_a_plain_model_is_rejected(catalogue: Catalogue) -> None:
     publish_model(catalogue.store, "plain", task=TASK)
     problem = refusal(catalogue, "plain", None, "cluster")
     assert "has the clusters: none" in str(problem)
 
 
-def test_an_assigned_version_decides_before_the_newest(catalogue: Catalogue) -> None:
+def test_assigned_clusters_version_is_preferred_to_the_newest(catalogue: Catalogue) -> None:
     first = catalogue.store.open("shapes@1")
     publish_clusters(catalogue.store, "shapes", {"elm": "1", "fir": "2", "hazel": "2"}, ())
     with catalogue.database.write() as session:
@@ -164,7 +163,9 @@ def test_an_assigned_version_decides_before_the_newest(catalogue: Catalogue) -> 
     assert told(resolve_network(*catalogue, "shapes", "at-fir"))[0] == "shapes.cluster-1@1"
 
 
-def test_only_models_for_the_same_kind_of_task_count(catalogue: Catalogue, tmp_path: Path) -> None:
+def test_resolve_considers_only_models_of_the_requested_task_kind(
+    catalogue: Catalogue, tmp_path: Path
+) -> None:
     store = Store(tmp_path / "mixed")
     publish_model(store, "brain")
     publish_clusters(store, "shapes", {"elm": "1"}, ())

@@ -24,7 +24,7 @@ from service.runtime.spool import IN_MEMORY_BYTES, Upload
 from tests.helpers.service.cohort_bench import Bench, digest
 
 
-def test_a_scan_lies_under_its_digest_and_for_its_owner_alone(bench: Bench) -> None:
+def test_scan_is_stored_under_its_digest_with_owner_only_access(bench: Bench) -> None:
     content = random.Random(0).randbytes(3 * IN_MEMORY_BYTES + 7)
     assert bench.add("mueller.nii", content)
     assert bench.files() == {f"{bench.cohort}/{digest(content)}": content}
@@ -39,7 +39,7 @@ def test_a_scan_lies_under_its_digest_and_for_its_owner_alone(bench: Bench) -> N
 @pytest.mark.parametrize(
     "name", ["../../../../etc/passwd", "/etc/passwd", "..", "a/b", "C:\\x", "x" * 200, "ä🧠"]
 )
-def test_a_name_is_never_a_path(bench: Bench, name: str, tmp_path: Path) -> None:
+def test_scan_name_is_never_used_as_a_path(bench: Bench, name: str, tmp_path: Path) -> None:
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     bench.add(name, b"scan")
     added = {path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".db-wal"} - before
@@ -47,7 +47,7 @@ def test_a_name_is_never_a_path(bench: Bench, name: str, tmp_path: Path) -> None
     assert bench.names() == [name]
 
 
-def test_the_same_bytes_again_change_nothing_and_other_bytes_are_refused(bench: Bench) -> None:
+def test_same_scan_again_is_ignored_and_other_bytes_are_rejected(bench: Bench) -> None:
     assert bench.add("a", b"one")
     assert not bench.add("a", b"one")
     with pytest.raises(ScanNameTaken, match=digest(b"one")[:12]):
@@ -55,7 +55,7 @@ def test_the_same_bytes_again_change_nothing_and_other_bytes_are_refused(bench: 
     assert list(bench.files().values()) == [b"one"]
 
 
-def test_the_same_bytes_under_two_names_are_kept_until_both_are_gone(bench: Bench) -> None:
+def test_bytes_under_two_names_are_kept_until_both_are_removed(bench: Bench) -> None:
     bench.add("a", b"one")
     bench.add("b", b"one")
     where = (bench.database, bench.settings, "north", bench.cohort)
@@ -67,7 +67,7 @@ def test_the_same_bytes_under_two_names_are_kept_until_both_are_gone(bench: Benc
         cohorts.remove_scan(*where, "b")
 
 
-def test_the_quota_is_over_all_cohorts_and_a_refused_scan_leaves_nothing(
+def test_quota_covers_all_cohorts_and_a_rejected_scan_leaves_no_file(
     database: Database, tmp_path: Path
 ) -> None:
     bench = Bench(database, tmp_path / "state", cohort_quota_bytes=10)
@@ -83,7 +83,7 @@ def test_the_quota_is_over_all_cohorts_and_a_refused_scan_leaves_nothing(
     assert bench.add("b", b"!")
 
 
-def test_a_cohort_has_so_many_scans_and_no_more(database: Database, tmp_path: Path) -> None:
+def test_scan_above_max_cohort_scans_is_rejected(database: Database, tmp_path: Path) -> None:
     bench = Bench(database, tmp_path / "state", max_cohort_scans=2)
     bench.add("a", b"1")
     bench.add("b", b"2")
@@ -96,7 +96,7 @@ def test_a_cohort_has_so_many_scans_and_no_more(database: Database, tmp_path: Pa
             cohorts.check_room(session, bench.settings, "north", bench.cohort, "c", 1)
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(bench: Bench) -> None:
+def test_scan_on_a_full_disk_is_rejected_and_leaves_no_file(bench: Bench) -> None:
     class OnFullDisk(Upload):
         def chunks(self) -> Iterator[bytes]:
             yield b"the first bytes fit"
@@ -111,7 +111,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(bench: Bench) -> None:
     assert bench.files() == {}
 
 
-def test_deleting_a_cohort_removes_its_files_and_keeps_when(bench: Bench) -> None:
+def test_removed_cohort_loses_its_files_and_keeps_the_deletion_time(bench: Bench) -> None:
     bench.add("a", b"one")
     bench.add("b", b"two")
     cohorts.remove(bench.database, bench.settings, "north", bench.cohort)
@@ -130,7 +130,7 @@ def test_deleting_a_cohort_removes_its_files_and_keeps_when(bench: Bench) -> Non
     assert bench.files() == {}
 
 
-def test_a_cohort_is_one_hospitals(bench: Bench) -> None:
+def test_cohort_of_another_hospital_is_not_found(bench: Bench) -> None:
     with bench.database.read() as session:
         with pytest.raises(CohortUnknown, match="'south' has no cohort"):
             cohorts.get(session, "south", bench.cohort)
@@ -139,7 +139,7 @@ def test_a_cohort_is_one_hospitals(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("state", ["queued", "running", "cancelling"])
-def test_scans_stay_as_they_are_while_a_job_needs_them(bench: Bench, state: str) -> None:
+def test_cohort_needed_by_a_job_cannot_be_changed(bench: Bench, state: str) -> None:
     bench.add("a", b"one")
     job_id = bench.job(state)
     where = (bench.database, bench.settings, "north", bench.cohort)
@@ -157,7 +157,7 @@ def test_scans_stay_as_they_are_while_a_job_needs_them(bench: Bench, state: str)
     cohorts.remove(*where)
 
 
-def test_what_is_added_while_the_cohort_is_deleted_does_not_stay(bench: Bench) -> None:
+def test_scans_added_during_deletion_do_not_remain(bench: Bench) -> None:
     barrier = threading.Barrier(4)
     surprises: list[BaseException] = []
 

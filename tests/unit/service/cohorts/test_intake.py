@@ -24,7 +24,7 @@ def draw(bench: Bench, **values: list[int]) -> None:
         bench.draw(name, f"mask of {name}".encode(), found)
 
 
-def test_where_nothing_can_be_learned_the_refusal_says_why(bench: Bench) -> None:
+def test_check_of_masks_without_a_target_is_rejected_with_the_reason(bench: Bench) -> None:
     draw(bench, a=[0, 1], b=[0, 1])
     parent: Any = SimpleNamespace(manifest=SimpleNamespace(task=TASK, lineage=SimpleNamespace(sites=())))
     with bench.database.read() as session, pytest.raises(MasksMissing, match=SAID) as refused:
@@ -32,7 +32,7 @@ def test_where_nothing_can_be_learned_the_refusal_says_why(bench: Bench) -> None
     assert refused.value.status == 422
 
 
-def test_where_something_can_the_job_warns(bench: Bench) -> None:
+def test_masks_of_a_job_warns_of_masks_without_a_target(bench: Bench) -> None:
     draw(bench, a=[0, 1], b=[0, 2], c=[0, 2])
     warnings: list[str] = []
     attempt: Any = SimpleNamespace(

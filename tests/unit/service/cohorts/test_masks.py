@@ -13,7 +13,7 @@ from service.jobs.expiry import expire
 from tests.helpers.service.cohort_bench import Bench, digest
 
 
-def test_a_mask_goes_with_its_scan_and_shared_bytes_when_nobody_names_them(bench: Bench) -> None:
+def test_mask_is_removed_with_its_scan_and_shared_bytes_with_the_last_name(bench: Bench) -> None:
     for name in ("a", "b"):
         bench.add(name, name.encode())
         assert bench.draw(name, b"empty")
@@ -43,7 +43,7 @@ def test_a_mask_goes_with_its_scan_and_shared_bytes_when_nobody_names_them(bench
     assert bench.files() == {}
 
 
-def test_masks_are_bounded_and_wait_for_jobs(database: Database, tmp_path: Path) -> None:
+def test_masks_count_towards_the_quota_and_are_kept_during_a_job(database: Database, tmp_path: Path) -> None:
     bench = Bench(database, tmp_path / "state", cohort_quota_bytes=10)
     bench.add("a", b"1234567")
     with pytest.raises(CohortFull, match="LOCUM_COHORT_QUOTA_BYTES"):

@@ -19,18 +19,18 @@ def digests(names: Iterable[str]) -> dict[str, str]:
     return {name: f"digest of {name}" for name in names}
 
 
-def test_patients_are_numbered_as_they_come_and_a_name_that_tells_none_is_one() -> None:
+def test_numbered_gives_one_patient_per_match_and_per_unmatched_name() -> None:
     names = ["case-7-a.png", "case-3-a.png", "portrait.png", "case-7-b.png", "odd.png", "case-3-b.nii.gz"]
     assert numbered(names, BY_NUMBER) == [0, 1, 2, 0, 3, 1]
     assert numbered(names, TASK) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_target_is_a_value_that_is_not_background() -> None:
+def test_shows_target_requires_a_foreground_value() -> None:
     assert shows_target([0, 1, 2], TASK)
     assert not shows_target([0, 1], TASK)
 
 
-def test_masks_that_look_like_class_indices_are_told_of() -> None:
+def test_other_values_reports_masks_without_target_values() -> None:
     assert other_values({"empty": [0], "ill": [0, 1, 2]}, TASK) is None
     said = other_values({"empty": [0], "a": [0, 1], "ill": [0, 2], "b": [1]}, TASK)
     assert said is not None
@@ -41,7 +41,7 @@ def test_masks_that_look_like_class_indices_are_told_of() -> None:
     assert one.startswith("1 mask counts as drawn and without a target")
 
 
-def test_no_patient_is_on_both_sides_and_both_sides_have_a_target() -> None:
+def test_split_by_patient_separates_patients_with_a_target_on_each_side() -> None:
     drawn = {f"case-{patient}-{visit}.nii.gz": patient < 4 for patient in range(20) for visit in range(3)}
     for seed in range(5):
         split = split_by_patient(drawn, digests(drawn), BY_NUMBER, 0.25, seed)
@@ -58,7 +58,7 @@ def test_no_patient_is_on_both_sides_and_both_sides_have_a_target() -> None:
     )
 
 
-def test_scans_of_the_same_bytes_are_of_one_patient_whatever_their_names() -> None:
+def test_split_by_patient_joins_patients_that_share_scan_bytes() -> None:
     """3 and 9 share a scan, 9 and 5 another: none of them may choose an epoch for what another taught."""
     drawn = {f"case-{patient}-{visit}": True for patient in range(10) for visit in range(2)}
     bytes_of = (
@@ -77,7 +77,7 @@ def test_scans_of_the_same_bytes_are_of_one_patient_whatever_their_names() -> No
         split_by_patient({"case-1": True, "case-2": True}, {"case-1": "a", "case-2": "a"}, BY_NUMBER, 0.5, 0)
 
 
-def test_without_a_rule_every_scan_is_a_patient_whatever_its_suffix() -> None:
+def test_split_by_patient_without_a_pattern_treats_each_scan_as_a_patient() -> None:
     drawn = {"a.png": True, "ward/b.nii.gz": True, "c": False}
     split = split_by_patient(drawn, digests(drawn), TASK, 0.5, 0)
     assert dict(split.patients) == {"a.png": "a", "ward/b.nii.gz": "ward/b", "c": "c"}
@@ -95,12 +95,12 @@ def test_without_a_rule_every_scan_is_a_patient_whatever_its_suffix() -> None:
         ({"case-1": True, "scan": True}, "no patient in the name"),
     ],
 )
-def test_too_little_is_refused_with_its_reason(drawn: dict[str, bool], words: str) -> None:
+def test_split_by_patient_with_too_few_patients_is_rejected(drawn: dict[str, bool], words: str) -> None:
     with pytest.raises(AdaptationRejected, match=words):
         split_by_patient(drawn, digests(drawn), BY_NUMBER, 0.2, 0)
 
 
-def test_the_rule_is_shown_as_the_task_has_it() -> None:
+def test_split_by_patient_error_shows_the_pattern_of_the_task() -> None:
     with pytest.raises(AdaptationRejected) as refused:
         split_by_patient({"case-1.png": True}, {"case-1.png": "a"}, BY_NUMBER, 0.2, 0)
     assert f"by {BY_NUMBER.patient})" in str(refused.value)

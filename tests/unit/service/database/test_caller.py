@@ -29,7 +29,7 @@ def job_of(database: Database, settings: Settings, hospital: str | None) -> str:
         ).id
 
 
-def test_a_session_acts_for_the_service_unless_it_is_a_callers(database: Database) -> None:
+def test_session_acts_for_the_service_unless_bound_to_a_caller(database: Database) -> None:
     bound = database.for_caller(NORTH)
     for opened in (database.read, database.write):
         with opened() as session:
@@ -41,7 +41,7 @@ def test_a_session_acts_for_the_service_unless_it_is_a_callers(database: Databas
         assert caller_of(session) is SERVICE
 
 
-def test_a_hospital_that_the_caller_may_not_see_is_unknown(database: Database) -> None:
+def test_hospital_hidden_from_the_caller_is_unknown(database: Database) -> None:
     with database.for_caller(NORTH).read() as session:
         assert [row.id for row in visible_hospitals(session)] == ["north"]
         assert require_hospital(session, "north").name == "North"
@@ -59,7 +59,7 @@ def test_a_hospital_that_the_caller_may_not_see_is_unknown(database: Database) -
             require_hospital(session, "NORTH")
 
 
-def test_a_cohort_of_another_hospital_is_unknown(database: Database, settings: Settings) -> None:
+def test_cohort_of_another_hospital_is_unknown_to_the_caller(database: Database, settings: Settings) -> None:
     with database.write() as session:
         own, other = (cohorts.create(session, settings, name).id for name in ("north", "south"))
     with database.for_caller(NORTH).read() as session:
@@ -71,7 +71,7 @@ def test_a_cohort_of_another_hospital_is_unknown(database: Database, settings: S
         cohorts.remove(database.for_caller(NORTH), settings, "south", other)
 
 
-def test_a_job_of_another_hospital_is_unknown_and_not_listed(database: Database, settings: Settings) -> None:
+def test_job_of_another_hospital_is_unknown_and_not_listed(database: Database, settings: Settings) -> None:
     own, other, of_none = (job_of(database, settings, hospital) for hospital in ("north", "south", None))
     bound = database.for_caller(NORTH)
     with bound.write() as session:
@@ -88,7 +88,7 @@ def test_a_job_of_another_hospital_is_unknown_and_not_listed(database: Database,
         assert records.get(session, other).state == "queued"
 
 
-def test_bounds_count_the_jobs_that_the_caller_does_not_see(database: Database, settings: Settings) -> None:
+def test_queue_bound_counts_jobs_hidden_from_the_caller(database: Database, settings: Settings) -> None:
     job_of(database, settings, "south")
     tight = settings.model_copy(update={"max_waiting_jobs": 1})
     with pytest.raises(QueueFull):

@@ -21,20 +21,20 @@ from service.errors import DatabaseNotMigrated
 from tests.helpers.service.cohort_bench import Bench
 
 
-def test_the_migrations_make_the_tables_that_the_models_describe(database: Database) -> None:
+def test_migrations_create_the_tables_of_the_models(database: Database) -> None:
     with database.engine.connect() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, Base.metadata) == []
 
 
-def test_upgrading_again_changes_nothing(database: Database) -> None:
+def test_upgrade_of_a_current_database_changes_nothing(database: Database) -> None:
     upgrade(database)
     assert is_current(database)
     with database.read() as session:
         assert session.get(Hospital, "south") is not None
 
 
-def test_a_database_is_not_current_before_it_is_migrated(database_url: str) -> None:
+def test_database_is_not_current_before_migration(database_url: str) -> None:
     database = Database(database_url)
     assert not is_current(database)
     upgrade(database)
@@ -42,7 +42,7 @@ def test_a_database_is_not_current_before_it_is_migrated(database_url: str) -> N
     database.dispose()
 
 
-def test_downgrading_leaves_nothing_behind(database: Database) -> None:
+def test_downgrade_to_base_drops_every_table(database: Database) -> None:
     config = configuration()
     with database.engine.begin() as connection:
         config.attributes["connection"] = connection
@@ -53,7 +53,7 @@ def test_downgrading_leaves_nothing_behind(database: Database) -> None:
 
 
 @pytest.mark.process
-def test_processes_that_start_at_once_migrate_once(database_url: str) -> None:
+def test_concurrent_upgrades_migrate_once(database_url: str) -> None:
     program = (
         "import sys; from service.database import Database, is_current, upgrade\n"
         "database = Database(sys.argv[1]); sys.stdin.read(); upgrade(database); assert is_current(database)"
@@ -68,7 +68,7 @@ def test_processes_that_start_at_once_migrate_once(database_url: str) -> None:
     assert [child.wait() for child in children] == [0, 0, 0]
 
 
-def test_a_database_of_a_newer_locum_is_refused(database: Database) -> None:
+def test_database_of_an_unknown_revision_is_rejected(database: Database) -> None:
     with database.engine.begin() as connection:
         connection.execute(text("UPDATE alembic_version SET version_num = 'from-the-future'"))
     with pytest.raises(DatabaseNotMigrated, match="from-the-future"):
@@ -103,7 +103,7 @@ def entry(sequence: int = 1) -> Assignment:
         "ON CONFLICT (hospital, model, sequence) DO UPDATE SET version = 2",
     ],
 )
-def test_the_serving_log_can_only_be_added_to(database: Database, statement: str) -> None:
+def test_serving_log_rejects_updates_and_deletes(database: Database, statement: str) -> None:
     foreign = "TRUNCATE" if database.is_sqlite else "OR REPLACE"
     if foreign in statement:
         pytest.skip("no such statement in this database")
@@ -116,7 +116,7 @@ def test_the_serving_log_can_only_be_added_to(database: Database, statement: str
         session.add(entry(sequence=2))
 
 
-def test_replacing_is_refused_on_a_plain_connection_too(database: Database, tmp_path: Path) -> None:
+def test_serving_log_rejects_replace_on_a_plain_sqlite_connection(database: Database, tmp_path: Path) -> None:
     if not database.is_sqlite:
         pytest.skip("SQLite only: its triggers depend on what the connection asked for")
     import sqlite3
@@ -132,21 +132,21 @@ def test_replacing_is_refused_on_a_plain_connection_too(database: Database, tmp_
         plain.execute("INSERT OR REPLACE INTO assignment SELECT * FROM assignment")
 
 
-def test_a_sequence_number_is_taken_once(database: Database) -> None:
+def test_duplicate_sequence_number_is_rejected(database: Database) -> None:
     with database.write() as session:
         session.add(entry())
     with pytest.raises(IntegrityError), database.write() as session:
         session.add(entry())
 
 
-def test_an_entry_needs_its_hospital(database: Database) -> None:
+def test_entry_of_an_unknown_hospital_is_rejected(database: Database) -> None:
     lost = entry()
     lost.hospital = "nowhere"
     with pytest.raises(IntegrityError), database.write() as session:
         session.add(lost)
 
 
-def test_times_come_back_in_utc(database: Database) -> None:
+def test_times_are_read_in_utc(database: Database) -> None:
     written = datetime(2026, 1, 2, 3, 4, 5, 678901, tzinfo=timezone(timedelta(hours=-7)))
     with database.write() as session:
         session.add(Hospital(id="west", name="W", site=None, created_at=written, updated_at=written))
@@ -157,13 +157,13 @@ def test_times_come_back_in_utc(database: Database) -> None:
     assert row.created_at.utcoffset() == timedelta(0)
 
 
-def test_a_time_without_a_zone_is_refused(database: Database) -> None:
+def test_time_without_a_zone_is_rejected(database: Database) -> None:
     naive = datetime(2026, 1, 2)
     with pytest.raises(StatementError, match="no time zone"), database.write() as session:
         session.add(Hospital(id="west", name="W", site=None, created_at=naive, updated_at=naive))
 
 
-def test_a_failing_write_leaves_nothing(database: Database) -> None:
+def test_failing_write_is_rolled_back(database: Database) -> None:
 
     def fail() -> None:
         with database.write() as session:
@@ -177,7 +177,7 @@ def test_a_failing_write_leaves_nothing(database: Database) -> None:
         assert session.scalar(text("SELECT count(*) FROM assignment")) == 0
 
 
-def test_readers_are_not_kept_waiting_by_a_writer(database: Database) -> None:
+def test_reader_does_not_wait_for_a_writer(database: Database) -> None:
     with database.write() as writer:
         writer.add(entry())
         writer.flush()
@@ -193,7 +193,7 @@ def test_readers_are_not_kept_waiting_by_a_writer(database: Database) -> None:
         assert seen == [0]
 
 
-def test_writers_that_read_first_wait_for_each_other(database: Database) -> None:
+def test_writers_that_read_first_are_serialized(database: Database) -> None:
     """The upgrade of a read lock, which SQLite refuses without waiting, must not occur."""
     barrier = threading.Barrier(4)
     failures: list[BaseException] = []
@@ -221,7 +221,7 @@ def test_writers_that_read_first_wait_for_each_other(database: Database) -> None
         assert session.scalar(text("SELECT count(*) FROM hospital")) == 2 + 20
 
 
-def test_no_error_says_what_a_statement_was_to_write(database: Database) -> None:
+def test_database_error_hides_statement_parameters(database: Database) -> None:
     """A scan's name may be a patient's, and errors reach logs."""
     now = datetime.now(UTC)
     with pytest.raises(IntegrityError) as refused, database.write() as session:
@@ -229,7 +229,7 @@ def test_no_error_says_what_a_statement_was_to_write(database: Database) -> None
     assert "mueller" not in str(refused.value)
 
 
-def test_nor_does_what_the_database_quotes_of_the_row(bench: Bench) -> None:
+def test_database_error_hides_quoted_row_values(bench: Bench) -> None:
     """PostgreSQL does so in lines of their own."""
     scan = {
         "cohort": bench.cohort,
@@ -245,7 +245,7 @@ def test_nor_does_what_the_database_quotes_of_the_row(bench: Bench) -> None:
     assert "unique" in str(refused.value).lower()
 
 
-def test_of_a_databases_words_the_first_line_is_told(tmp_path: Path) -> None:
+def test_database_error_keeps_only_the_first_line(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/locum.db")
     # SQLite's messages have one line, but for those of a trigger.
     said = "first line\nDETAIL:  Key (name)=(mueller_anna)"
@@ -260,7 +260,7 @@ def test_of_a_databases_words_the_first_line_is_told(tmp_path: Path) -> None:
     database.dispose()
 
 
-def test_who_counts_and_adds_has_its_turn(database: Database) -> None:
+def test_in_turn_serializes_count_and_add(database: Database) -> None:
     def count_and_add(name: str) -> None:
         with database.write() as session:
             in_turn(session, "hospitals")

@@ -9,14 +9,14 @@ from service.database.hospitals import require_hospital, site_of_hospital
 from service.errors import HospitalUnknown
 
 
-def test_the_site_of_a_member_and_of_a_hospital_from_outside(database: Database) -> None:
+def test_site_of_hospital_is_none_for_an_outside_hospital(database: Database) -> None:
     with database.read() as session:
         assert require_hospital(session, "south").name == "South"
         assert site_of_hospital(session, "south") == "CS"
         assert site_of_hospital(session, "north") is None
 
 
-def test_an_unregistered_hospital_is_unknown(database: Database) -> None:
+def test_unregistered_hospital_is_rejected_with_advice(database: Database) -> None:
     with database.read() as session:
         for ask in (site_of_hospital, require_hospital):
             with pytest.raises(HospitalUnknown, match="PUT /hospitals/west registers it"):

@@ -33,7 +33,7 @@ def without_caller(routes: Iterable[APIRoute]) -> list[str]:
     return [route.path for route in routes if caller not in taken(route.dependant)]
 
 
-def test_every_route_of_the_service_takes_its_caller() -> None:
+def test_every_route_depends_on_the_caller() -> None:
     modules = [import_module(f"service.routes.{module.name}") for module in iter_modules(routes.__path__)]
     found = [route for module in modules for route in routes_of(getattr(module, "router", APIRouter()))]
     operations = {(method, route.path_format) for route in found for method in route.methods}
@@ -42,7 +42,7 @@ def test_every_route_of_the_service_takes_its_caller() -> None:
     assert without_caller(found) == []
 
 
-def test_a_route_without_a_caller_is_found() -> None:
+def test_route_without_a_caller_is_detected() -> None:
     router = APIRouter()
 
     @router.get("/bare")
@@ -58,6 +58,6 @@ def test_a_route_without_a_caller_is_found() -> None:
 
 
 @pytest.mark.parametrize("hospital", [None, "north", "nowhere"])
-def test_the_anonymous_caller_sees_everything(hospital: str | None) -> None:
+def test_anonymous_caller_sees_every_hospital(hospital: str | None) -> None:
     assert ANONYMOUS.sees(hospital)
     assert ANONYMOUS.roles == {"operator", "engineer", "researcher"}

@@ -17,7 +17,9 @@ from service.http.problems import Problem
         (3, "*", None),
     ],
 )
-def test_conditions_that_hold(current: int, if_match: str | None, if_none_match: str | None) -> None:
+def test_matching_precondition_returns_the_current_sequence(
+    current: int, if_match: str | None, if_none_match: str | None
+) -> None:
     assert expected_sequence(current, if_match, if_none_match) == current
 
 
@@ -37,7 +39,7 @@ def test_conditions_that_hold(current: int, if_match: str | None, if_none_match:
         (3, None, '"3"', 400, None),
     ],
 )
-def test_conditions_that_do_not(
+def test_failed_or_invalid_precondition_is_rejected_with_its_status(
     current: int, if_match: str | None, if_none_match: str | None, status: int, tag: str | None
 ) -> None:
     with pytest.raises(Problem) as refused:
@@ -46,7 +48,7 @@ def test_conditions_that_do_not(
     assert refused.value.headers.get("ETag") == tag
 
 
-def test_a_tag_is_quoted() -> None:
+def test_entity_tag_is_quoted() -> None:
     assert entity_tag(12) == '"12"'
 
 
@@ -63,7 +65,7 @@ def test_a_tag_is_quoted() -> None:
         (None, '"3"', "If-None-Match: expected *, for a first assignment; found"),
     ],
 )
-def test_a_refusal_says_what_was_found_and_what_this_header_takes(
+def test_rejected_precondition_names_found_and_expected_values(
     if_match: str | None, if_none_match: str | None, said: str
 ) -> None:
     with pytest.raises(Problem) as refused:

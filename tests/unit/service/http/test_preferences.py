@@ -25,7 +25,7 @@ from service.http.conditions import preferred_wait
         (["wait=99999999999999999999"], None),
     ],
 )
-def test_the_first_wait_that_can_be_read_counts_up_to_the_limit(
+def test_preferred_wait_is_the_first_valid_wait_up_to_the_limit(
     headers: list[str], seconds: int | None
 ) -> None:
     assert preferred_wait(headers, 60) == seconds

@@ -75,14 +75,14 @@ def problem_of(response: httpx.Response) -> dict[str, object]:
     return content
 
 
-def test_a_problem_carries_its_headers_and_extensions(app: FastAPI) -> None:
+def test_problem_response_has_headers_and_extensions(app: FastAPI) -> None:
     response = ask(app, "GET", "/teapot")
     content = problem_of(response)
     assert (response.status_code, content["type"], content["spout"]) == (418, "urn:locum:problem:teapot", 1)
     assert response.headers["retry-after"] == "3"
 
 
-def test_a_service_error_is_answered_with_the_kind_of_its_class(app: FastAPI) -> None:
+def test_service_error_response_has_type_title_and_status_of_its_class(app: FastAPI) -> None:
     response = ask(app, "GET", "/busy")
     content = problem_of(response)
     del content["instance"]
@@ -132,12 +132,12 @@ def _below(cls: type[ServiceError]) -> list[type[ServiceError]]:
     return [cls, *(found for child in children for found in _below(child))]
 
 
-def test_an_error_of_the_store_keeps_its_words(app: FastAPI) -> None:
+def test_store_error_response_keeps_its_message(app: FastAPI) -> None:
     content = problem_of(ask(app, "GET", "/store"))
     assert (content["status"], content["detail"]) == (410, "'brain@2' was withdrawn")
 
 
-def test_every_error_of_the_store_has_a_status() -> None:
+def test_every_store_error_has_a_status() -> None:
     def below(cls: type[Exception]) -> list[type[Exception]]:
         return [cls, *(found for child in cls.__subclasses__() for found in below(child))]
 
@@ -149,7 +149,7 @@ def test_every_error_of_the_store_has_a_status() -> None:
     assert 500 not in statuses.values()
 
 
-def test_the_most_specific_class_decides() -> None:
+def test_store_error_subclass_gets_the_status_of_its_base() -> None:
     class Odd(errors.ScanTooLarge):
         pass
 
@@ -157,20 +157,20 @@ def test_the_most_specific_class_decides() -> None:
 
 
 @pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("PUT", "/teapot", 405)])
-def test_the_frameworks_own_errors_are_problems(app: FastAPI, method: str, path: str, status: int) -> None:
+def test_framework_errors_are_problem_responses(app: FastAPI, method: str, path: str, status: int) -> None:
     response = ask(app, method, path)
     assert response.status_code == status
     problem_of(response)
 
 
-def test_an_invalid_field_is_named_but_its_value_is_not_echoed(app: FastAPI) -> None:
+def test_invalid_field_is_named_without_its_value(app: FastAPI) -> None:
     response = ask(app, "POST", "/form", data={"count": "mueller_anna"})
     content = problem_of(response)
     assert content["errors"][0]["field"] == "body.count"  # type: ignore[index]
     assert "mueller" not in response.text
 
 
-def test_a_bug_becomes_a_500_that_tells_nothing(app: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_error_is_a_500_without_details(app: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR, "locum.service"):
         response = ask(app, "GET", "/bug")
     assert response.status_code == 500
@@ -180,7 +180,7 @@ def test_a_bug_becomes_a_500_that_tells_nothing(app: FastAPI, caplog: pytest.Log
     assert any("KeyError" in record.message for record in caplog.records)
 
 
-def test_ids_differ_and_are_not_taken_from_the_client(app: FastAPI) -> None:
+def test_request_ids_are_unique_and_not_taken_from_the_client(app: FastAPI) -> None:
     given = str(uuid.uuid4())
     seen = {
         ask(app, "GET", "/teapot", headers={"Locum-Request": given}).headers["locum-request"] for _ in "ab"
@@ -189,7 +189,7 @@ def test_ids_differ_and_are_not_taken_from_the_client(app: FastAPI) -> None:
     assert given not in seen
 
 
-def test_the_description_shows_problems_and_no_other_validation_error(app: FastAPI) -> None:
+def test_description_declares_problems_as_the_only_validation_error(app: FastAPI) -> None:
     description = app.openapi()
     text = json.dumps(description)
     assert "HTTPValidationError" not in text

@@ -10,7 +10,7 @@ from service.errors import ServiceBusy
 from service.inference.admission import Admission
 
 
-def test_no_more_run_than_there_are_slots_and_all_get_their_turn() -> None:
+def test_admission_runs_at_most_its_slots_in_order() -> None:
     async def scenario() -> tuple[int, list[int]]:
         admission = Admission(2, 10)
         most, order = 0, []
@@ -31,7 +31,7 @@ def test_no_more_run_than_there_are_slots_and_all_get_their_turn() -> None:
     assert order == list(range(12))
 
 
-def test_beyond_the_queue_it_is_503_with_retry_after() -> None:
+def test_admission_above_the_queue_is_503_with_retry_after() -> None:
     async def scenario() -> None:
         admission = Admission(1, 1)
         release = asyncio.Event()
@@ -56,7 +56,7 @@ def test_beyond_the_queue_it_is_503_with_retry_after() -> None:
     asyncio.run(scenario())
 
 
-def test_a_failed_or_cancelled_scan_gives_its_place_back() -> None:
+def test_failed_or_cancelled_scan_releases_its_slot() -> None:
     async def scenario() -> None:
         admission = Admission(1, 1)
         with pytest.raises(ValueError, match="broken"):

@@ -17,7 +17,7 @@ from service.inference.sessions import GraphSession, SessionCache
 Graph = Callable[..., bytes]
 
 
-def test_probabilities_are_those_of_the_graph(threshold_graph: Graph) -> None:
+def test_session_returns_the_probabilities_of_the_graph(threshold_graph: Graph) -> None:
     slices = np.random.default_rng(0).random((5, 1, 16, 16), dtype=np.float32)
     found = GraphSession("d", threshold_graph(at=0.25), device="cpu").run(slices).probabilities
     assert found.shape == (5, 2, 16, 16)
@@ -27,14 +27,14 @@ def test_probabilities_are_those_of_the_graph(threshold_graph: Graph) -> None:
     np.testing.assert_allclose(found.sum(axis=1), 1, atol=1e-6)
 
 
-def test_the_same_slices_give_the_same_bytes(threshold_graph: Graph) -> None:
+def test_session_of_the_same_slices_is_bit_identical(threshold_graph: Graph) -> None:
     slices = np.random.default_rng(0).random((3, 1, 16, 16), dtype=np.float32)
     graph = threshold_graph()
     results = {GraphSession("d", graph, device="cpu").run(slices).probabilities.tobytes() for _ in range(3)}
     assert len(results) == 1
 
 
-def test_a_graph_is_loaded_once_however_many_ask(threshold_graph: Graph) -> None:
+def test_concurrent_requests_load_a_graph_once(threshold_graph: Graph) -> None:
     cache = SessionCache(2, device="cpu")
     reads, together = [], threading.Barrier(8)
 
@@ -51,7 +51,7 @@ def test_a_graph_is_loaded_once_however_many_ask(threshold_graph: Graph) -> None
     assert (len(reads), len(sessions), len(cache)) == (1, 1, 1)
 
 
-def test_the_least_recently_used_goes_first(threshold_graph: Graph) -> None:
+def test_cache_evicts_the_least_recently_used_session(threshold_graph: Graph) -> None:
     cache = SessionCache(2, device="cpu")
     loads: list[str] = []
 
@@ -70,7 +70,7 @@ def test_the_least_recently_used_goes_first(threshold_graph: Graph) -> None:
     assert first.run(np.zeros((1, 1, 16, 16), np.float32)).probabilities.shape == (1, 2, 16, 16)
 
 
-def test_a_failure_reaches_everyone_who_waits_and_the_next_try_is_fresh(threshold_graph: Graph) -> None:
+def test_failed_load_is_raised_and_not_cached(threshold_graph: Graph) -> None:
     cache = SessionCache(2, device="cpu")
 
     def damaged() -> bytes:
@@ -83,18 +83,18 @@ def test_a_failure_reaches_everyone_who_waits_and_the_next_try_is_fresh(threshol
 
 
 @pytest.mark.parametrize("content", [b"", b"not a graph", b"\x08\x0a" * 100])
-def test_what_is_no_graph_is_refused(content: bytes) -> None:
+def test_session_of_invalid_bytes_is_rejected(content: bytes) -> None:
     with pytest.raises(ArtefactDamaged, match="sha256:bad"):
         GraphSession("sha256:bad", content, device="cpu")
 
 
-def test_a_graph_without_the_agreed_names_is_refused(threshold_graph: Graph) -> None:
+def test_session_of_a_graph_with_other_names_is_rejected(threshold_graph: Graph) -> None:
     with pytest.raises(ArtefactDamaged, match="expected an input 'image'"):
         GraphSession("d", threshold_graph(output="logits_or_so"), device="cpu")
 
 
 @pytest.mark.skipif(providers.cuda_is_possible(), reason="this machine has a GPU")
-def test_without_a_gpu_the_cpu_answers_silently_and_cuda_is_not_pretended(
+def test_session_without_a_gpu_uses_the_cpu_and_rejects_cuda(
     threshold_graph: Graph, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert GraphSession("d", threshold_graph(), device="auto").provider == providers.CPU

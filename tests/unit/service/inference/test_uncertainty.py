@@ -17,29 +17,29 @@ def uncertainty_of(*pixels: tuple[float, ...]) -> float:
     return found.value
 
 
-def test_certainty_is_0_and_ignorance_is_1() -> None:
+def test_uncertainty_is_0_for_certain_and_1_for_even_pixels() -> None:
     assert uncertainty_of((0, 1), (1, 0)) == pytest.approx(0, abs=1e-4)
     assert uncertainty_of((0.25, 0.25, 0.25, 0.25)) == pytest.approx(1)
     assert uncertainty_of((1 / 3, 1 / 3, 1 / 3)) == pytest.approx(1)
 
 
-def test_two_pixels_by_hand() -> None:
+def test_uncertainty_of_two_pixels_matches_the_hand_computed_value() -> None:
     h = -(0.8 * math.log(0.8) + 0.2 * math.log(0.2)) / math.log(2)
     g = -(0.4 * math.log(0.4) + 0.6 * math.log(0.6)) / math.log(2)
     assert uncertainty_of((0.8, 0.2), (0.4, 0.6)) == pytest.approx((0.2 * h + 0.6 * g) / 0.8, rel=1e-5)
 
 
-def test_certain_background_does_not_dilute_it() -> None:
+def test_uncertainty_is_not_diluted_by_certain_background() -> None:
     alone = uncertainty_of((0.3, 0.7))
     assert uncertainty_of((0.3, 0.7), *[(1.0, 0.0)] * 1000) == pytest.approx(alone, rel=1e-3)
 
 
-def test_an_empty_mask_can_be_certain_or_not() -> None:
+def test_uncertainty_of_an_empty_mask_follows_its_pixels() -> None:
     assert uncertainty_of(*[(0.9999, 0.0001)] * 4) < 0.01
     assert uncertainty_of(*[(0.6, 0.4)] * 4) > 0.9
 
 
-def test_batches_add_up() -> None:
+def test_uncertainty_of_batches_equals_that_of_the_whole() -> None:
     p = np.random.default_rng(0).dirichlet((1, 1, 1), (5, 4, 4)).astype(np.float32).transpose(0, 3, 1, 2)
     whole, parts = Uncertainty(), Uncertainty()
     whole.add(p)

@@ -19,7 +19,7 @@ from tests.helpers.service.cohort_bench import Bench, digest
 OLD = datetime.now(UTC) - timedelta(days=365)
 
 
-def test_expired_scans_are_deleted_unless_a_job_needs_them(bench: Bench) -> None:
+def test_expired_cohort_is_deleted_unless_a_job_needs_it(bench: Bench) -> None:
     bench.add("a", b"one")
     with bench.database.write() as session:
         kept = cohorts.create(session, bench.settings, "north").id
@@ -37,7 +37,7 @@ def test_expired_scans_are_deleted_unless_a_job_needs_them(bench: Bench) -> None
         assert cohorts.get(session, "north", bench.cohort).deleted_at is not None
 
 
-def test_files_that_nobody_knows_of_are_swept(bench: Bench) -> None:
+def test_orphaned_cohort_files_are_deleted(bench: Bench) -> None:
     """As a process leaves them that is killed between the file and its row, or while it writes."""
     bench.add("a", b"one")
     folder = bench.settings.cohorts / bench.cohort
@@ -53,7 +53,7 @@ def test_files_that_nobody_knows_of_are_swept(bench: Bench) -> None:
     assert sorted(bench.files()) == sorted([f"{bench.cohort}/{digest(b'one')}", ".incoming/2"])
 
 
-def test_the_files_of_a_job_expire_after_its_end(bench: Bench) -> None:
+def test_job_files_are_deleted_when_the_ended_job_expires(bench: Bench) -> None:
     over, running = bench.job("succeeded"), bench.job("running")
     for job_id in (over, running, "f" * 32):
         folder = JobFolder(bench.settings.state_dir, job_id)
@@ -67,7 +67,7 @@ def test_the_files_of_a_job_expire_after_its_end(bench: Bench) -> None:
     assert [path.name for path in bench.settings.jobs.iterdir()] == [running]
 
 
-def test_what_only_an_unfinished_job_needs_does_not_outlive_it(bench: Bench) -> None:
+def test_checkpoint_and_input_of_an_ended_job_are_deleted(bench: Bench) -> None:
     over, running = bench.job("cancelled"), bench.job("running")
     for job_id in (over, running):
         folder = JobFolder(bench.settings.state_dir, job_id)
@@ -78,7 +78,7 @@ def test_what_only_an_unfinished_job_needs_does_not_outlive_it(bench: Bench) -> 
     assert left == {over: {"result"}, running: {"checkpoint", "input", "result"}}
 
 
-def test_a_jobs_folder_is_private_and_its_result_whole_or_not_there(tmp_path: Path) -> None:
+def test_job_folder_is_private_and_reads_only_whole_results(tmp_path: Path) -> None:
     folder = JobFolder(tmp_path, "a" * 32)
     assert not folder.exists
     assert folder.read_result() is None
@@ -94,7 +94,9 @@ def test_a_jobs_folder_is_private_and_its_result_whole_or_not_there(tmp_path: Pa
     assert not folder.exists
 
 
-def test_a_folder_may_go_while_it_is_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delete_unfinished_tolerates_a_vanished_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = JobFolder(tmp_path, "a" * 32)
     folder.write(folder.input, b"of a patient")
 
@@ -108,12 +110,12 @@ def test_a_folder_may_go_while_it_is_cleared(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("job_id", ["../../etc", "", "A" * 32, "a" * 33])
-def test_what_is_no_id_makes_no_folder(tmp_path: Path, job_id: str) -> None:
+def test_job_folder_of_an_invalid_id_is_rejected(tmp_path: Path, job_id: str) -> None:
     with pytest.raises(ValueError, match="no id of a job"):
         JobFolder(tmp_path, job_id)
 
 
-def test_a_cohort_that_cannot_be_deleted_keeps_no_other(
+def test_undeletable_cohort_does_not_block_other_cohorts(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     bench.add("a", b"one")
@@ -142,7 +144,9 @@ def test_a_cohort_that_cannot_be_deleted_keeps_no_other(
         assert cohorts.get(session, "north", stuck).deleted_at is not None
 
 
-def test_neither_does_a_job_nor_a_folder_of_nobody(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_undeletable_job_and_orphaned_folder_do_not_block_others(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     stuck, due = bench.job("failed"), bench.job("failed")
     JobFolder(bench.settings.state_dir, stuck).checkpoint.mkdir(parents=True)
     folder = JobFolder(bench.settings.state_dir, due)
@@ -160,7 +164,7 @@ def test_neither_does_a_job_nor_a_folder_of_nobody(bench: Bench, caplog: pytest.
     assert f"the files of cohort {odd.name} cannot be deleted" in caplog.text
 
 
-def test_what_a_killed_worker_had_half_written_goes_with_what_is_unfinished(bench: Bench) -> None:
+def test_partial_files_of_a_killed_worker_are_deleted(bench: Bench) -> None:
     folder = JobFolder(bench.settings.state_dir, bench.job("succeeded"))
     for path in (folder.path / ".checkpoint.1f", folder.path / ".input.2f", folder.pictures / ".1.png.3f"):
         folder.write(path, b"half")
@@ -169,7 +173,7 @@ def test_what_a_killed_worker_had_half_written_goes_with_what_is_unfinished(benc
     assert [path.name for path in folder.path.rglob("*") if path.is_file()] == ["1.png"]
 
 
-def test_a_folder_is_deleted_whole_though_another_process_deletes_it_too(
+def test_job_folder_is_deleted_despite_a_concurrent_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = JobFolder(tmp_path, "a" * 32)

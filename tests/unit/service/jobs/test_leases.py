@@ -51,7 +51,7 @@ def told(database: Database, job_id: str) -> list[dict[str, Any]]:
         return [event.data for event in records.events_of_type(session, job_id, "state")]
 
 
-def test_a_claim_takes_the_job_with_the_first_token(database: Database) -> None:
+def test_claim_of_a_queued_job_gives_token_1(database: Database) -> None:
     job_id = submitted(database)
     before = datetime.now(UTC)
     lease = claimed(database, job_id)
@@ -67,7 +67,7 @@ def test_a_claim_takes_the_job_with_the_first_token(database: Database) -> None:
     ]
 
 
-def test_of_workers_that_race_exactly_one_wins(database: Database) -> None:
+def test_concurrent_claims_have_exactly_one_winner(database: Database) -> None:
     jobs = [submitted(database) for _ in range(5)]
     workers = 6
     barrier = threading.Barrier(workers)
@@ -97,7 +97,7 @@ def test_of_workers_that_race_exactly_one_wins(database: Database) -> None:
     assert [job_of(database, job_id).token for job_id in jobs] == [1] * 5
 
 
-def test_what_is_anothers_over_or_unknown_is_not_to_be_had(database: Database) -> None:
+def test_claim_of_a_taken_ended_or_unknown_job_gives_no_lease(database: Database) -> None:
     job_id = submitted(database)
     lease = claimed(database, job_id)
     assert claim(database, job_id, "w2", SETTINGS) is None
@@ -110,7 +110,7 @@ def test_what_is_anothers_over_or_unknown_is_not_to_be_had(database: Database) -
     assert claim(database, cancelled, "w2", SETTINGS) is None
 
 
-def test_an_expired_lease_is_taken_over_with_a_higher_token(database: Database) -> None:
+def test_claim_of_an_expired_lease_gives_a_higher_token(database: Database) -> None:
     job_id = submitted(database)
     first = claimed(database, job_id)
     started = job_of(database, job_id).started_at
@@ -120,14 +120,14 @@ def test_an_expired_lease_is_taken_over_with_a_higher_token(database: Database) 
     assert (second.token, second.attempt, job.owner, job.started_at) == (2, 2, "w2", started)
 
 
-def test_an_expired_lease_is_not_taken_over_once_the_attempts_are_used_up(database: Database) -> None:
+def test_claim_after_max_attempts_gives_no_lease(database: Database) -> None:
     job_id = submitted(database)
     for _ in range(SETTINGS.max_attempts):
         expire(database, claimed(database, job_id))
     assert claim(database, job_id, "w2", SETTINGS) is None
 
 
-def test_a_worker_that_comes_back_from_a_long_stop_can_write_nothing(database: Database) -> None:
+def test_worker_with_a_stale_lease_cannot_write(database: Database) -> None:
     job_id = submitted(database)
     stale = claimed(database, job_id)
     expire(database, stale)
@@ -157,7 +157,7 @@ def test_a_worker_that_comes_back_from_a_long_stop_can_write_nothing(database: D
     assert (job.owner, job.lease_until, job.reason) == (None, None, None)
 
 
-def test_a_worker_whose_job_was_put_back_has_lost_it_before_anybody_takes_it(database: Database) -> None:
+def test_lease_of_a_requeued_job_is_lost(database: Database) -> None:
     job_id = submitted(database)
     lease = claimed(database, job_id)
     with database.write() as session:
@@ -167,14 +167,14 @@ def test_a_worker_whose_job_was_put_back_has_lost_it_before_anybody_takes_it(dat
         raise AssertionError("must not be reached")
 
 
-def test_a_lease_that_ran_out_but_was_not_taken_is_in_force_again(database: Database) -> None:
+def test_renewed_expired_lease_is_valid_again(database: Database) -> None:
     lease = claimed(database, submitted(database))
     expire(database, lease)
     assert renew(database, lease) == RenewState(lost=False, cancel=False)
     assert claim(database, lease.job_id, "w2", SETTINGS) is None
 
 
-def test_a_fenced_write_that_fails_leaves_nothing(database: Database) -> None:
+def test_failing_fenced_write_is_rolled_back(database: Database) -> None:
     lease = claimed(database, submitted(database))
 
     def fail() -> None:
@@ -190,7 +190,7 @@ def test_a_fenced_write_that_fails_leaves_nothing(database: Database) -> None:
         assert records.events_of_type(session, lease.job_id, "progress") == []
 
 
-def test_a_running_job_is_told_to_stop_and_ends_as_its_worker_says(database: Database) -> None:
+def test_cancelled_running_job_ends_with_the_reason_of_its_worker(database: Database) -> None:
     job_id = submitted(database)
     lease = claimed(database, job_id)
     with database.write() as session:
@@ -209,7 +209,7 @@ def test_a_running_job_is_told_to_stop_and_ends_as_its_worker_says(database: Dat
         assert records.cancel(session, job_id).reason == "cancelled while adapting"
 
 
-def test_a_job_that_is_to_stop_is_not_begun_again(database: Database) -> None:
+def test_claim_of_a_cancelling_job_gives_no_lease(database: Database) -> None:
     lease = claimed(database, submitted(database))
     with database.write() as session:
         records.cancel(session, lease.job_id)
@@ -217,7 +217,7 @@ def test_a_job_that_is_to_stop_is_not_begun_again(database: Database) -> None:
     assert claim(database, lease.job_id, "w2", SETTINGS) is None
 
 
-def test_a_way_between_states_that_is_not_there_is_refused(database: Database) -> None:
+def test_invalid_state_transition_is_rejected(database: Database) -> None:
     lease = claimed(database, submitted(database))
     finish(database, lease, "failed", reason="because")
     with database.write() as session:
@@ -227,7 +227,7 @@ def test_a_way_between_states_that_is_not_there_is_refused(database: Database) -
             records.cancel(session, "0" * 32)
 
 
-def test_the_files_are_kept_for_their_time_after_the_end(database: Database) -> None:
+def test_finished_job_expires_after_the_files_lifetime(database: Database) -> None:
     lease = claimed(database, submitted(database))
     finish(database, lease, "succeeded")
     job = job_of(database, lease.job_id)
@@ -235,7 +235,7 @@ def test_the_files_are_kept_for_their_time_after_the_end(database: Database) -> 
     assert job.expires_at - job.finished_at == timedelta(days=SETTINGS.job_files_lifetime_days)
 
 
-def test_events_are_read_on_from_any_of_them_and_their_ids_grow(database: Database) -> None:
+def test_events_after_an_id_are_returned_in_growing_order(database: Database) -> None:
     lease = claimed(database, submitted(database))
     other = claimed(database, submitted(database))
     for epoch in range(3):
@@ -252,7 +252,7 @@ def test_events_are_read_on_from_any_of_them_and_their_ids_grow(database: Databa
         assert {event.job for event in session.query(JobEvent)} == {lease.job_id, other.job_id}
 
 
-def test_the_place_in_the_queue_counts_those_that_came_before_and_still_wait(database: Database) -> None:
+def test_queue_position_counts_earlier_waiting_jobs(database: Database) -> None:
     first, second, third = (submitted(database) for _ in range(3))
 
     def places() -> list[int | None]:
@@ -266,7 +266,7 @@ def test_the_place_in_the_queue_counts_those_that_came_before_and_still_wait(dat
 
 @pytest.mark.parametrize("state", ["succeeded", "cancelled"])
 @pytest.mark.parametrize(("kind", "gone"), [("scan", True), ("adaptation", False)])
-def test_no_mask_is_kept_of_a_scan_whose_job_was_to_stop_however_it_ended(
+def test_cancelled_scan_job_expires_at_its_end(
     database: Database, kind: str, gone: bool, state: JobEnd
 ) -> None:
     lease = claimed(database, submitted(database))

@@ -84,7 +84,7 @@ def bench(database: Database, tmp_path: Path) -> Iterator[Bench]:
     made.broker.stop()
 
 
-def test_a_message_is_sent_again_after_redis_was_flushed(bench: Bench) -> None:
+def test_reconciler_resends_messages_after_a_redis_flush(bench: Bench) -> None:
     first, second = bench.submit(), bench.submit()
     assert bench.sent(first, second)
     bench.broker.client.flushall()
@@ -100,7 +100,7 @@ def test_a_message_is_sent_again_after_redis_was_flushed(bench: Bench) -> None:
     assert bench.sent(first, second)
 
 
-def test_a_long_queue_is_not_made_longer(bench: Bench) -> None:
+def test_reconciler_does_not_duplicate_queued_messages(bench: Bench) -> None:
     first, second = bench.submit(), bench.submit()
     for _ in range(3):
         bench.age(first)
@@ -109,7 +109,7 @@ def test_a_long_queue_is_not_made_longer(bench: Bench) -> None:
     assert bench.sent(first, second)
 
 
-def test_a_job_that_is_accepted_without_redis_is_sent_when_it_is_back(bench: Bench) -> None:
+def test_job_accepted_without_redis_is_sent_when_redis_is_back(bench: Bench) -> None:
     before = bench.submit()
     bench.broker.stop()
     job_id = bench.submit()
@@ -122,7 +122,7 @@ def test_a_job_that_is_accepted_without_redis_is_sent_when_it_is_back(bench: Ben
     assert bench.job(job_id).queued_at is not None
 
 
-def test_a_job_without_its_worker_is_queued_again(bench: Bench) -> None:
+def test_job_of_a_lost_worker_is_requeued(bench: Bench) -> None:
     job_id = bench.submit()
     lease = bench.take(job_id)
     bench.broker.client.flushall()
@@ -136,7 +136,7 @@ def test_a_job_without_its_worker_is_queued_again(bench: Bench) -> None:
     assert bench.take(job_id).token == 2
 
 
-def test_a_job_that_lost_too_many_workers_has_failed_and_says_why(bench: Bench) -> None:
+def test_job_that_lost_max_attempts_workers_fails_with_a_reason(bench: Bench) -> None:
     job_id = bench.submit()
     folder = JobFolder(bench.settings.state_dir, job_id)
     folder.write(folder.input, b"a patient's scan")
@@ -154,7 +154,7 @@ def test_a_job_that_lost_too_many_workers_has_failed_and_says_why(bench: Bench) 
     assert not folder.exists
 
 
-def test_a_job_to_be_cancelled_is_cancelled_without_its_worker(bench: Bench) -> None:
+def test_cancelling_job_of_a_lost_worker_is_cancelled(bench: Bench) -> None:
     job_id = bench.submit()
     lease = bench.take(job_id)
     with bench.database.write() as session:
@@ -172,7 +172,7 @@ def test_a_job_to_be_cancelled_is_cancelled_without_its_worker(bench: Bench) -> 
     assert not folder.exists
 
 
-def test_a_worker_that_is_heard_of_keeps_its_job(bench: Bench) -> None:
+def test_worker_with_a_valid_lease_keeps_its_job(bench: Bench) -> None:
     lease = bench.take(bench.submit())
     bench.reconciler.look()
     finish(bench.database, lease, "succeeded")
@@ -180,7 +180,7 @@ def test_a_worker_that_is_heard_of_keeps_its_job(bench: Bench) -> None:
     assert bench.job(lease.job_id).state == "succeeded"
 
 
-def test_several_that_look_at_once_recover_a_job_once(bench: Bench) -> None:
+def test_concurrent_reconcilers_recover_a_job_once(bench: Bench) -> None:
     jobs = [bench.submit() for _ in range(4)]
     for job_id in jobs:
         bench.lose(bench.take(job_id))
@@ -209,7 +209,7 @@ def test_several_that_look_at_once_recover_a_job_once(bench: Bench) -> None:
             assert states == ["queued", "running", "queued"]
 
 
-def test_it_goes_on_while_redis_is_away(bench: Bench) -> None:
+def test_reconciler_continues_without_redis(bench: Bench) -> None:
     lost, submitted = bench.take(bench.submit()), bench.submit()
     bench.broker.stop()
     bench.lose(lost)
@@ -230,7 +230,7 @@ def test_it_goes_on_while_redis_is_away(bench: Bench) -> None:
     assert bench.sent(lost.job_id, submitted)
 
 
-def test_what_there_is_of_jobs_is_told_to_prometheus(bench: Bench) -> None:
+def test_reconciler_exports_job_metrics(bench: Bench) -> None:
     read = bench.metrics.registry.get_sample_value
     bench.submit()
     lease = bench.take(bench.submit())
@@ -248,7 +248,7 @@ def test_what_there_is_of_jobs_is_told_to_prometheus(bench: Bench) -> None:
     assert read("locum_jobs", {"kind": "scan", "state": "running"}) == 0
 
 
-def test_an_unexpected_error_is_logged_and_does_not_end_the_watch(
+def test_reconciler_logs_an_unexpected_error_and_continues(
     database: Database, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Faulty(Reconciler):
@@ -277,7 +277,7 @@ def test_an_unexpected_error_is_logged_and_does_not_end_the_watch(
     assert "KeyError: 'a fault of ours'" in caplog.text
 
 
-def test_a_lost_jobs_files_that_cannot_be_deleted_keep_no_other_job(
+def test_undeletable_files_of_a_lost_job_do_not_block_other_jobs(
     bench: Bench, caplog: pytest.LogCaptureFixture
 ) -> None:
     leases = [bench.take(bench.submit()) for _ in range(2)]

@@ -29,12 +29,12 @@ def making(key: str, fingerprint: str, hospital: str = "north", **settings: int)
     return create
 
 
-def test_requests_are_told_apart_whatever_the_order_of_their_members() -> None:
+def test_fingerprint_ignores_member_order_and_differs_by_value() -> None:
     assert submission.fingerprint({"a": 1, "b": [2]}) == submission.fingerprint({"b": [2], "a": 1})
     assert submission.fingerprint({"a": 1}) != submission.fingerprint({"a": 2})
 
 
-def test_a_key_belongs_to_one_request_of_one_hospital(database: Database) -> None:
+def test_idempotency_key_with_another_request_is_rejected(database: Database) -> None:
     first, created = submission.create_once(database, "north", "k", "f1", making("k", "f1"))
     again, anew = submission.create_once(database, "north", "k", "f1", making("k", "f1"))
     assert (created, anew, again.id) == (True, False, first.id)
@@ -45,7 +45,7 @@ def test_a_key_belongs_to_one_request_of_one_hospital(database: Database) -> Non
     assert other.id != first.id
 
 
-def test_of_those_who_come_at_once_with_one_key_one_makes_the_job(database: Database) -> None:
+def test_concurrent_requests_with_one_key_make_one_job(database: Database) -> None:
     workers = 6
     barrier = threading.Barrier(workers)
     found: list[tuple[str, bool]] = []
@@ -71,7 +71,7 @@ def test_of_those_who_come_at_once_with_one_key_one_makes_the_job(database: Data
         assert session.scalar(select(func.count()).select_from(Job)) == 1
 
 
-def test_so_many_jobs_wait_and_no_more(database: Database) -> None:
+def test_job_above_max_waiting_jobs_is_rejected(database: Database) -> None:
     def submit(key: str) -> str:
         job, _ = submission.create_once(database, "north", key, key, making(key, key, max_waiting_jobs=2))
         return job.id

@@ -22,7 +22,7 @@ MANIFESTS = {"AnyManifest", "BaseManifest", "NetworkManifest"} | {
 
 
 @pytest.mark.parametrize("name", manifest.KINDS)
-def test_every_kind_of_manifest_has_a_declaration(name: str) -> None:
+def test_every_manifest_kind_has_a_declaration(name: str) -> None:
     declared = KINDS[name]
     assert declared.manifest is manifest.KINDS[name]
     assert declared.name == name
@@ -30,13 +30,13 @@ def test_every_kind_of_manifest_has_a_declaration(name: str) -> None:
     (SERVICE / "kinds" / f"{name.replace('-', '_')}.py").read_bytes()
 
 
-def test_only_manifests_kinds_are_declared() -> None:
+def test_only_manifest_kinds_are_declared() -> None:
     assert list(KINDS) == list(manifest.KINDS)
     modules = {path.stem.replace("_", "-") for path in (SERVICE / "kinds").glob("*.py")}
     assert modules - {*manifest.KINDS} == {"--init--", "kind", "card"}
 
 
-def test_the_description_names_every_kind_and_groups_those_alike() -> None:
+def test_description_names_every_kind_and_groups_equal_ones() -> None:
     assert DESCRIPTION.startswith(
         "`model` is one network; `routing-space` and `cross-attention` a global one with one per site; "
         "`clusters` one per cluster of sites; `ssf-pool` one that adapts itself to every scan; "
@@ -47,7 +47,7 @@ def test_the_description_names_every_kind_and_groups_those_alike() -> None:
 
 
 @pytest.mark.parametrize("name", ADAPTABLE)
-def test_the_workers_functions_are_there_and_take_an_attempt(name: str) -> None:
+def test_worker_functions_of_each_kind_take_an_attempt(name: str) -> None:
     adaptation = ADAPTABLE[name]
     for run in (adaptation.run, *([adaptation.scan.run] if adaptation.scan else [])):
         assert list(signature(resolve_name(run)).parameters) == ["attempt"]
@@ -85,11 +85,11 @@ def asks_for_kind(tree: ast.AST) -> Iterator[int]:
         ("isinstance(m, Mapping) and job.kind == 'scan'", []),
     ],
 )
-def test_a_question_for_a_kind_is_recognised(line: str, found: list[int]) -> None:
+def test_asks_for_kind_finds_kind_comparisons(line: str, found: list[int]) -> None:
     assert list(asks_for_kind(ast.parse(line))) == found
 
 
-def test_no_module_but_the_declarations_asks_for_a_kind() -> None:
+def test_no_module_outside_the_declarations_compares_kinds() -> None:
     found: dict[str, Any] = {}
     for path in SERVICE.rglob("*.py"):
         if path.parent == SERVICE / "kinds":

@@ -35,7 +35,7 @@ def segmentation(
     return Segmentation(scan, geometry_of(scan, FUNDUS), classes, 0.0, ())
 
 
-def test_a_label_is_the_union_of_its_classes() -> None:
+def test_measure_sums_the_classes_of_a_label() -> None:
     classes = np.zeros((16, 16), np.uint8)
     classes[:4] = 1
     classes[0, :8] = 2
@@ -46,20 +46,20 @@ def test_a_label_is_the_union_of_its_classes() -> None:
 
 
 @pytest.mark.parametrize(("unit", "factor"), [(1.0, 1.0), (1000.0, 1e9), (0.001, 1e-9)])
-def test_volumes_follow_the_affine_and_its_unit(unit: float, factor: float) -> None:
+def test_measured_volume_follows_the_affine_and_its_unit(unit: float, factor: float) -> None:
     classes = np.ones((16, 16, 10), np.uint8)
     affine = np.array([[0, 0, 5.0, 0], [0.5, 0, 0, 0], [0, -2.0, 0, 0], [0, 0, 0, 1]])
     found = measure(segmentation(classes, affine, unit), FUNDUS)
     assert found["disc"].volume_ml == pytest.approx(2560 * 5.0 * 0.5 * 2.0 / 1000 * factor)
 
 
-def test_the_header_says_what_each_value_stands_for() -> None:
+def test_label_header_maps_values_to_labels_in_ascii() -> None:
     header = label_header(FUNDUS)
     assert json.loads(header) == {"1": ["disc"], "2": ["disc", "cup"]}
     assert label_header(Task(name="t", labels={"Gef\u00e4\u00df": (1,)}, size=(16, 16))).isascii()
 
 
-def test_the_form_of_the_answer_follows_the_scan() -> None:
+def test_choose_output_follows_the_scan_and_rejects_a_mismatch() -> None:
     image = segmentation(np.zeros((16, 16), np.uint8), None).scan
     volume = segmentation(np.zeros((16, 16, 16), np.uint8), np.eye(4)).scan
     assert (choose_output(None, image), choose_output(None, volume)) == ("png", "nifti")
@@ -70,7 +70,7 @@ def test_the_form_of_the_answer_follows_the_scan() -> None:
         assert refused.value.status == 422
 
 
-def test_pictures_that_are_compared_show_the_same_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compared_pictures_show_the_same_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = np.zeros((2, 16, 16, 12), np.uint8)
     before[4:8, 4:8, 1:3] = 1
     after[4:8, 4:8, 9] = 1
@@ -91,7 +91,7 @@ def test_pictures_that_are_compared_show_the_same_slices(monkeypatch: pytest.Mon
     ("names", "said"),
     [((), None), (("zero-shot", "scan-unlike-task"), "warnings: zero-shot, scan-unlike-task")],
 )
-def test_an_overlay_names_the_warnings_in_its_last_line(
+def test_overlay_footer_names_the_warnings(
     names: tuple[str, ...], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lines: list[str] = []

@@ -28,7 +28,7 @@ def share(pixels: NDArray[np.uint8], colour: tuple[int, int, int]) -> int:
     return int((pixels == np.array(colour, np.uint8)).all(axis=-1).sum())
 
 
-def test_contour_and_legend_have_the_colour_of_the_class_and_no_other() -> None:
+def test_contour_and_legend_have_only_the_colour_of_the_class() -> None:
     grey = np.full((64, 64, 3), 127, np.uint8)
     pixels = draw([Panel(grey, square(value=2))], [(2, "tumour")])
     swatch = 15 * 15
@@ -38,7 +38,7 @@ def test_contour_and_legend_have_the_colour_of_the_class_and_no_other() -> None:
     assert share(without, colour_of(2)) == swatch
 
 
-def test_the_fill_blends_and_the_outside_keeps_its_grey() -> None:
+def test_fill_blends_inside_and_keeps_grey_outside() -> None:
     # One pixel is ten in the picture; the image's left upper corner lies at (12, 38).
     grey = np.full((64, 64, 3), 127, np.uint8)
     pixels = draw([Panel(grey, square())], [])
@@ -48,7 +48,7 @@ def test_the_fill_blends_and_the_outside_keeps_its_grey() -> None:
     np.testing.assert_allclose(inside, expected, atol=1)
 
 
-def test_the_contour_lies_inside_the_mask() -> None:
+def test_contour_is_drawn_inside_the_mask() -> None:
     grey = np.full((64, 64, 3), 127, np.uint8)
     pixels = draw([Panel(grey, square())], [])
     marked = (pixels == np.array(colour_of(1), np.uint8)).all(axis=-1)
@@ -57,14 +57,14 @@ def test_the_contour_lies_inside_the_mask() -> None:
     assert (columns.min() - 12, columns.max() - 12) == (160, 479)
 
 
-def test_colours_of_the_image_stay_as_they_are() -> None:
+def test_overlay_keeps_the_colours_of_the_image() -> None:
     red = np.zeros((32, 32, 3), np.uint8)
     red[..., 0] = 255
     pixels = draw([Panel(red, np.zeros((32, 32), np.uint8))], [])
     assert share(pixels, (255, 0, 0)) == 640 * 640
 
 
-def test_pixels_are_drawn_in_their_true_proportion() -> None:
+def test_overlay_keeps_the_aspect_ratio_of_pixels() -> None:
     tall = draw([Panel(np.zeros((32, 32, 3), np.uint8), square(32), aspect=3.0)], [])
     marked = (tall == np.array(colour_of(1), np.uint8)).all(axis=-1)
     rows, columns = np.nonzero(marked)
@@ -72,18 +72,18 @@ def test_pixels_are_drawn_in_their_true_proportion() -> None:
     assert (np.ptp(rows) + 1) / (np.ptp(columns) + 1) == pytest.approx(24 / 16, rel=0.03)
 
 
-def test_a_montage_shows_every_panel() -> None:
+def test_montage_shows_every_panel() -> None:
     panels = [Panel(np.zeros((16, 16, 3), np.uint8), square(16, value=i + 1), str(i)) for i in range(7)]
     pixels = draw(panels, [])
     assert all(share(pixels, colour) > 0 for colour in COLOURS)
 
 
-def test_slices_are_spread_over_the_mask_however_full_they_are() -> None:
+def test_choose_slices_spreads_over_the_mask() -> None:
     assert choose_slices([0, 5, 9, 0, 7, 1], count=4) == [1, 2, 4, 5]
     assert choose_slices([0, 5, 0], count=3) == [1]
     assert choose_slices([0, *[900] * 50, *[1] * 40, 0], count=3) == [16, 46, 76]
 
 
-def test_an_empty_mask_shows_evenly_spread_slices() -> None:
+def test_choose_slices_of_an_empty_mask_spreads_evenly() -> None:
     assert choose_slices([0] * 10, count=5) == [1, 3, 5, 7, 9]
     assert choose_slices([0], count=9) == [0]

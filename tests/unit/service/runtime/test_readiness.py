@@ -8,7 +8,7 @@ import pytest
 from service.runtime.readiness import PartState, Readiness
 
 
-def test_every_part_is_told_and_one_that_fails_spoils_all() -> None:
+def test_readiness_reports_every_part_and_requires_all() -> None:
     told: list[tuple[str, bool]] = []
     trouble = [True]
 
@@ -31,13 +31,13 @@ def test_every_part_is_told_and_one_that_fails_spoils_all() -> None:
     readiness.close()
 
 
-def test_not_ready_before_the_first_look() -> None:
+def test_readiness_is_false_before_the_first_check() -> None:
     readiness = Readiness({"store": lambda: "fine"}, lambda *_: None)
     assert not readiness.ready
     readiness.close()
 
 
-def test_a_check_that_hangs_is_told_by_its_age(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readiness_is_false_while_a_check_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     hang, entered = threading.Event(), threading.Event()
     looks = 0
 

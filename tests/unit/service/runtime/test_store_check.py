@@ -51,7 +51,7 @@ def flip(path: Path) -> None:
     path.write_bytes(content)
 
 
-def test_a_whole_store_is_found_whole(
+def test_verify_store_of_an_intact_store_finds_no_damage(
     store: Store, publish: Callable[[str, bytes], Artefact], database: Database
 ) -> None:
     publish("brain", b"1")
@@ -64,7 +64,7 @@ def test_a_whole_store_is_found_whole(
     assert verdict.finished_at >= before
 
 
-def test_every_damage_is_found_and_hides_no_other(
+def test_verify_store_lists_every_damaged_version(
     store: Store, publish: Callable[[str, bytes], Artefact], database: Database
 ) -> None:
     flip(publish("brain", b"1").path / GRAPH)
@@ -83,7 +83,7 @@ def test_every_damage_is_found_and_hides_no_other(
     assert latest_verdict(database) == verdict
 
 
-def test_an_empty_store_and_no_verdict(database: Database, tmp_path: Path) -> None:
+def test_verify_store_of_an_absent_store_counts_no_version(database: Database, tmp_path: Path) -> None:
     assert latest_verdict(database) is None
     assert verify_store(tmp_path / "nowhere", database).versions == 0
 
@@ -105,7 +105,7 @@ def waiting(broker: Broker) -> int:
     return length
 
 
-def test_a_pass_is_asked_for_when_it_is_due_and_once(
+def test_verifier_requests_a_due_check_once(
     queue: tuple[Settings, Broker, Queue], store: Store, database: Database
 ) -> None:
     settings, broker, sending = queue
@@ -119,7 +119,7 @@ def test_a_pass_is_asked_for_when_it_is_due_and_once(
     assert metrics.registry.get_sample_value("locum_store_verified_timestamp_seconds") == 0
 
 
-def test_a_fresh_verdict_is_shown_and_nothing_is_asked_for(
+def test_verifier_with_a_fresh_verdict_shows_it_and_requests_no_check(
     queue: tuple[Settings, Broker, Queue],
     store: Store,
     publish: Callable[[str, bytes], Artefact],
@@ -136,7 +136,7 @@ def test_a_fresh_verdict_is_shown_and_nothing_is_asked_for(
     assert read("locum_store_damaged_artefacts") == 1
 
 
-def test_a_message_is_json_and_waits_where_the_worker_looks(queue: tuple[Settings, Broker, Queue]) -> None:
+def test_queue_sends_json_to_the_worker_queue(queue: tuple[Settings, Broker, Queue]) -> None:
     import json
 
     _, broker, sending = queue
@@ -147,7 +147,7 @@ def test_a_message_is_json_and_waits_where_the_worker_looks(queue: tuple[Setting
     assert content["headers"]["task"] == "locum.verify_store"
 
 
-def test_what_cannot_be_read_is_damaged_and_hides_no_other(
+def test_verify_store_lists_unreadable_files_and_tombstones(
     store: Store, publish: Callable[[str, bytes], Artefact], database: Database
 ) -> None:
     unreadable(publish("brain", b"").path / GRAPH)
@@ -160,7 +160,7 @@ def test_what_cannot_be_read_is_damaged_and_hides_no_other(
     assert "its tombstone 2.withdrawn.json cannot be read" in verdict.damaged["brain@2"]
 
 
-def test_an_unexpected_error_is_logged_and_does_not_end_the_watch(
+def test_verifier_logs_an_unexpected_error_and_continues(
     queue: tuple[Settings, Broker, Queue],
     database: Database,
     monkeypatch: pytest.MonkeyPatch,

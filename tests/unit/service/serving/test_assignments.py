@@ -37,7 +37,7 @@ def roll_back(session: Session, expected: int) -> Assignment:
     return assignments.roll_back(session, "north", "brain", expected=expected, actor="bo", reason="worse")
 
 
-def test_the_log_of_the_module_docstring(database: Database) -> None:
+def test_assignment_log_matches_the_module_docstring(database: Database) -> None:
     with database.write() as session:
         assign(session, 3, expected=0)
         assign(session, 4, expected=1)
@@ -51,7 +51,7 @@ def test_the_log_of_the_module_docstring(database: Database) -> None:
     assert [e.actor for e in entries] == ["ada", "ada", "bo", "ada"]
 
 
-def test_a_rollback_after_a_rollback_goes_one_further_back(database: Database) -> None:
+def test_second_rollback_goes_one_assignment_further_back(database: Database) -> None:
     with database.write() as session:
         for version in (1, 2, 3):
             assign(session, version, expected=version - 1)
@@ -61,7 +61,7 @@ def test_a_rollback_after_a_rollback_goes_one_further_back(database: Database) -
             roll_back(session, expected=5)
 
 
-def test_a_rollback_restores_the_artefact_and_what_was_overridden(database: Database) -> None:
+def test_rollback_restores_artefact_and_override(database: Database) -> None:
     with database.write() as session:
         for sequence, (artefact, override) in enumerate(((None, False), ("brain.at-north", True))):
             assignments.assign(
@@ -82,12 +82,12 @@ def test_a_rollback_restores_the_artefact_and_what_was_overridden(database: Data
         assert (first.artefact, first.override) == (None, False)
 
 
-def test_nothing_to_roll_back_without_an_assignment(database: Database) -> None:
+def test_rollback_without_an_assignment_is_rejected(database: Database) -> None:
     with database.write() as session, pytest.raises(NothingToRollBack):
         roll_back(session, expected=0)
 
 
-def test_which_version_served_at_an_instant(database: Database) -> None:
+def test_assigned_returns_the_version_in_force_at_an_instant(database: Database) -> None:
     with database.write() as session:
         first = assign(session, 1, expected=0)
         second = assign(session, 2, expected=1)
@@ -110,7 +110,7 @@ def test_which_version_served_at_an_instant(database: Database) -> None:
         assert assigned(session, "south", "brain") is None
 
 
-def test_instants_in_other_zones_are_the_same_instants(database: Database) -> None:
+def test_assigned_compares_instants_across_time_zones(database: Database) -> None:
     from zoneinfo import ZoneInfo
 
     with database.write() as session:
@@ -122,7 +122,7 @@ def test_instants_in_other_zones_are_the_same_instants(database: Database) -> No
         assert assigned(session, "north", "brain", before) is None
 
 
-def test_a_clock_set_back_does_not_reorder_the_log(
+def test_assignment_times_grow_when_the_clock_is_set_back(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     times = [datetime(2026, 5, 2, tzinfo=UTC), datetime(2026, 5, 1, tzinfo=UTC)]
@@ -141,7 +141,7 @@ def test_a_clock_set_back_does_not_reorder_the_log(
         assert assigned(session, "north", "brain", second.at) == digest(2)
 
 
-def test_a_stale_writer_is_refused_and_leaves_nothing(database: Database) -> None:
+def test_assignment_with_a_stale_sequence_is_rejected(database: Database) -> None:
     with database.write() as session:
         assign(session, 1, expected=0)
     with pytest.raises(AssignmentStale, match="at entry 1, not 0"), database.write() as session:
@@ -152,7 +152,7 @@ def test_a_stale_writer_is_refused_and_leaves_nothing(database: Database) -> Non
         assert [e.version for e in assignments.history(session, "north", "brain")] == [1]
 
 
-def test_of_many_who_decide_at_once_one_wins(database: Database) -> None:
+def test_concurrent_assignments_have_exactly_one_winner(database: Database) -> None:
     writers = 8
     barrier = threading.Barrier(writers)
     outcomes: list[str] = []
@@ -176,7 +176,7 @@ def test_of_many_who_decide_at_once_one_wins(database: Database) -> None:
         assert len(assignments.history(session, "north", "brain")) == 1
 
 
-def test_an_unregistered_hospital_has_no_log(database: Database) -> None:
+def test_assignments_of_an_unregistered_hospital_are_rejected(database: Database) -> None:
     with database.read() as session:
         for ask in (assigned, assignments.history, assignments.before):
             with pytest.raises(HospitalUnknown, match="'west'"):

@@ -50,12 +50,12 @@ def row(day: date, scans: int, total: list[float]) -> KeyUsage:
     )
 
 
-def test_a_scan_counts_once_however_many_slices_pick() -> None:
+def test_usage_shares_count_each_scan_once() -> None:
     assert shares([picked(0, 2)], 3).tolist() == [0.5, 0, 0.5]
     assert shares([picked(0, 2), picked(0, 1)], 3).tolist() == [0.5, 0.25, 0.25]
 
 
-def test_drift_by_hand() -> None:
+def test_drift_matches_hand_computed_values() -> None:
     federation = np.array([0.75, 0.25, 0.0])
     assert drift(Usage(4, np.array([3.0, 1, 0])), federation) == pytest.approx(0)
     assert drift(Usage(4, np.array([0.0, 0, 4])), federation) == pytest.approx(1)
@@ -67,13 +67,13 @@ def test_drift_by_hand() -> None:
     assert drift(Usage(1, np.ones(3)), None) is None
 
 
-def test_where_no_site_let_its_picks_out_there_is_nothing_to_compare_with() -> None:
+def test_pool_without_usage_has_no_federation_shares() -> None:
     manifest = pool(None).manifest
     assert isinstance(manifest, SsfPoolManifest)
     assert federation_shares(manifest) is None
 
 
-def test_scans_add_up_by_day_and_version(database: Database) -> None:
+def test_noted_scans_add_up_by_day_hospital_and_version(database: Database) -> None:
     for entries in ((0, 1), (0, 2), (0, 1)):
         note(database, "north", pool(), [picked(*entries)])
     note(database, "south", pool(), [picked(1, 2)])
@@ -93,7 +93,7 @@ def test_scans_add_up_by_day_and_version(database: Database) -> None:
     assert now.keys() == {("north", "organ@1"), ("south", "organ@1")}
 
 
-def test_two_processes_may_note_the_first_scan_of_a_day(
+def test_concurrent_first_notes_of_a_day_are_both_counted(
     database: Database, caplog: pytest.LogCaptureFixture
 ) -> None:
     outrun = []
@@ -115,9 +115,7 @@ def test_two_processes_may_note_the_first_scan_of_a_day(
     assert caplog.text == ""
 
 
-def test_what_cannot_be_noted_is_logged_and_no_failure(
-    database: Database, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failing_note_is_logged_and_not_raised(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     note(database, "nobody", pool(), [picked(0, 1)])  # no such hospital: the foreign key refuses
     assert "key usage of hospital nobody for organ@1 was not noted" in caplog.text
     with database.read() as session:
@@ -129,7 +127,7 @@ def test_what_cannot_be_noted_is_logged_and_no_failure(
     assert key_usage.drifts(cast("Database", SimpleNamespace(read=fail)), cast("Store", None)) == {}
 
 
-def test_the_window_ends_after_thirty_days() -> None:
+def test_usage_window_covers_thirty_days() -> None:
     today = date(2026, 3, 31)
     rows = [row(today - timedelta(days=age), 1, [1.0, 0, 0]) for age in (0, 29, 30, 400)]
     assert recent(rows, today) is not None

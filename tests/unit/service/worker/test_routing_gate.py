@@ -31,7 +31,7 @@ from tests.helpers.personalization.discs import discs, space
 TASK = Task(name="spots", labels={"spot": (1,)}, size=(16, 16), patient=r"^(?P<patient>\w+)-")
 
 
-def test_a_cohort_knows_whose_its_slices_are(tmp_path: Path) -> None:
+def test_load_images_numbers_patients_and_scans_of_slices(tmp_path: Path) -> None:
     files = []
     draw = np.random.default_rng(0)
     for name in ("anna-1.png", "anna-2.png", "bert-1.png"):
@@ -59,7 +59,7 @@ def replicas(patients: list[int]) -> dict[str, tuple[int, list[int]]]:
     return {name: (seed, chosen.tolist()) for name, seed, chosen in found}
 
 
-def test_halves_share_no_patient_and_leave_none_out() -> None:
+def test_replica_halves_split_all_patients_disjointly() -> None:
     patients = [0, 0, 1, 2, 2, 2, 3, 1, 4]
     found = replicas(patients)
     assert found["another seed"] == (6, list(range(9)))
@@ -70,17 +70,17 @@ def test_halves_share_no_patient_and_leave_none_out() -> None:
     assert sorted(image for _, chosen in halves for image in chosen) == list(range(9))
 
 
-def test_the_other_seed_may_be_beyond_what_a_client_may_ask() -> None:
+def test_replica_seed_may_exceed_the_client_limit() -> None:
     found = _replicas(cohort_of([0]), AdaptationConfig(seed=2**31 - 1))
     assert [seed for _, seed, _ in found] == [2**31]
 
 
-def test_many_slices_of_few_patients_have_no_halves() -> None:
+def test_replicas_of_three_patients_have_no_halves() -> None:
     assert list(replicas([0, 1, 2] * 20)) == ["another seed"]
 
 
 @pytest.mark.parametrize("preset", ["statistics", "tent"])
-def test_a_preset_that_draws_nothing_has_no_other_seed(preset: str) -> None:
+def test_replicas_of_a_preset_without_draws_have_no_other_seed(preset: str) -> None:
     cohort = cohort_of([0, 1, 2, 3])
     found = _replicas(cohort, AdaptationConfig(preset=preset))
     assert [name for name, _, _ in found] == ["half 1 of the scans", "half 2 of the scans"]
@@ -139,7 +139,7 @@ def test_the_gate_observes_the_candidate_parent_replicas_and_references(
     assert entered == ["another seed", "half 1 of the scans", "half 2 of the scans", "the federation"]
 
 
-def test_few_images_are_as_far_from_training_as_many() -> None:
+def test_statistics_shift_depends_little_on_the_number_of_images() -> None:
     """The statistics that are served are drawn towards the parent's; the distance is not."""
     over, images = space(), discs(32, 3, contrast=1.6)[0]
     parent = over.plain().state_dict()

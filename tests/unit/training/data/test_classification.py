@@ -1,4 +1,4 @@
-"""Federations of classified images: folders, arrays, shares, and what the network sees."""
+"""Federations of classified images: folders, arrays, partitions, and the network's input."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def problems(path: Path, *given: object) -> tuple[str, ...]:
 
 
 def save(path: Path, **changed: object) -> Path:
-    """An .npz of 60 + 8 + 12 images whose label is written into their first pixel."""
+    """An .npz of 60 + 8 + 12 images with the label in the first pixel."""
     arrays: dict[str, object] = {}
     for split, count in (("train", 60), ("val", 8), ("test", 12)):
         labels = (np.arange(count) % 3).astype(np.uint8)
@@ -53,17 +53,17 @@ def save(path: Path, **changed: object) -> Path:
 class TestFolders:
     """A folder per site and class."""
 
-    def test_every_image_has_the_class_of_its_folder(self, root: Path) -> None:
+    def test_images_get_the_class_of_their_folder(self, root: Path) -> None:
         federation = load_federation(root)
         assert federation.task.class_names == CLASSES
         assert not federation.inferred
         larch = federation.site("larch")
-        # Shares 0, 0.4 and 0.6 of ten; no disc.
+        # Shares 0, 0.4 and 0.6 of ten images: no disc.
         assert [case.label for case in larch.cases] == [1] * 4 + [2] * 6
         assert all(case.image.parent.name == CLASSES[case.label] for case in larch.cases)
         assert all(case.name == f"{CLASSES[case.label]}/{case.image.name}" for case in larch.cases)
 
-    def test_classes_and_size_are_inferred(self, root: Path) -> None:
+    def test_classes_and_size_are_inferred_without_task_yaml(self, root: Path) -> None:
         (root / "task.yaml").unlink()
         federation = load_federation(root)
         assert federation.inferred
@@ -71,7 +71,7 @@ class TestFolders:
         assert (federation.task.kind, federation.task.size) == ("classification", (16, 16))
         assert [case.label for case in federation.site("larch").cases] == [0] * 6 + [2] * 4
 
-    def test_everything_wrong_is_listed_at_once(self, root: Path) -> None:
+    def test_all_problems_of_a_class_folder_federation_are_listed_at_once(self, root: Path) -> None:
         (root / "elm" / "disc" / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n")
         Image.new("RGB", (16, 16), (200, 10, 10)).save(root / "elm" / "ring" / "red.png")
         (root / "larch" / "square").mkdir()
@@ -99,17 +99,17 @@ class TestFolders:
         ]
         assert {c.patient for c in split_by_patient(site, 0).of_split("test")} == {"anna"}
 
-    def test_the_digest_is_of_files_and_task(self, root: Path, tmp_path: Path) -> None:
+    def test_digest_changes_when_an_image_moves_to_another_class(self, root: Path, tmp_path: Path) -> None:
         again = write_shapes(tmp_path / "again", ("elm", "larch"), images_per_site=10, size=16)
         assert load_federation(again).digest == load_federation(root).digest
         moved = next((again / "elm" / "disc").iterdir())
         moved.rename(again / "elm" / "ring" / moved.name)
         assert load_federation(again).digest != load_federation(root).digest
 
-    def test_shares_are_for_arrays(self, root: Path) -> None:
+    def test_partition_of_a_folder_is_rejected(self, root: Path) -> None:
         assert "are for an .npz" in problems(root, None, Partition())[0]
 
-    def test_a_task_of_masks_does_not_read_classes(self, root: Path) -> None:
+    def test_segmentation_task_on_class_folders_is_rejected(self, root: Path) -> None:
         masks = Task(name="m", labels={"a": (1,)}, size=(16, 16))
         assert "elm" in problems(root, masks)[0]
 
@@ -117,7 +117,7 @@ class TestFolders:
 class TestArrays:
     """An .npz in MedMNIST's layout."""
 
-    def test_every_image_goes_to_one_client_with_its_label(self, tmp_path: Path) -> None:
+    def test_npz_images_go_to_exactly_one_client_with_their_label(self, tmp_path: Path) -> None:
         path = save(tmp_path / "a.npz")
         federation = load_federation(path, None, Partition(3, 0.5, 1))
         assert federation.names == ("client-1", "client-2", "client-3")
@@ -133,7 +133,7 @@ class TestArrays:
         assert load_federation(path, None, Partition(3, 0.5, 1)).digest == federation.digest
         assert load_federation(path, None, Partition(3, 0.5, 2)).digest != federation.digest
 
-    def test_the_network_sees_what_serving_would_show_it(self, tmp_path: Path) -> None:
+    def test_npz_images_are_prepared_as_in_serving(self, tmp_path: Path) -> None:
         path = save(tmp_path / "a.npz")
         federation = load_federation(path, None, Partition(1))
         data = LabelledData.load(federation.sites[0], federation.task)
@@ -143,7 +143,7 @@ class TestArrays:
         np.testing.assert_array_equal(data.train.images[17], served)
         assert data.train.images.shape == (60, 1, 12, 14)
 
-    def test_its_task_lies_beside_it(self, tmp_path: Path) -> None:
+    def test_npz_task_is_read_from_the_yaml_of_the_same_name(self, tmp_path: Path) -> None:
         task = Task(name="abc", kind="classification", class_names=("x", "y", "z"), size=(28, 28))
         task.dump(tmp_path / "a.yaml")
         assert load_federation(save(tmp_path / "a.npz")).task == task
@@ -161,13 +161,13 @@ class TestArrays:
             ({"train_labels": np.array([{}] * 60)}, "not an .npz of plain arrays"),
         ],
     )
-    def test_what_does_not_fit_is_refused(
+    def test_npz_with_invalid_arrays_is_rejected(
         self, tmp_path: Path, changed: dict[str, object], says: str
     ) -> None:
         task = Task(name="t", kind="classification", class_names=("a", "b", "c"), size=(28, 28))
         assert says in "\n".join(problems(save(tmp_path / "a.npz", **changed), task))
 
-    def test_a_header_that_lies_is_not_believed(self, tmp_path: Path) -> None:
+    def test_npz_with_a_false_header_or_truncated_is_rejected(self, tmp_path: Path) -> None:
         path = save(tmp_path / "a.npz")
         lie = io.BytesIO()
         header = {"descr": "|u1", "fortran_order": False, "shape": (10**6, 10**4, 10**4)}
@@ -182,16 +182,16 @@ class TestArrays:
 
 
 class TestShares:
-    """Dirichlet."""
+    """Dirichlet partitions."""
 
-    def test_each_has_ten_and_none_is_lost(self) -> None:
+    def test_share_out_gives_each_client_at_least_ten_and_loses_none(self) -> None:
         labels = {"train": np.arange(200) % 4, "val": np.arange(40) % 4, "test": np.arange(40) % 5}
         parts = share_out(labels, Partition(6, 0.3, 5))
         for split, found in labels.items():
             assert sorted(np.concatenate(parts[split]).tolist()) == list(range(len(found)))
         assert min(map(len, parts["train"])) >= 10
 
-    def test_a_small_alpha_is_uneven_and_a_large_one_is_not(self) -> None:
+    def test_share_out_is_more_uneven_with_a_smaller_alpha(self) -> None:
         labels = {"train": np.arange(2000) % 4}
 
         def spread(alpha: float) -> float:
@@ -201,7 +201,7 @@ class TestShares:
 
         assert spread(0.1) > 4 * spread(100.0)
 
-    def test_the_other_parts_have_the_clients_own_mix(self) -> None:
+    def test_share_out_gives_test_images_the_class_mix_of_the_client(self) -> None:
         labels = {"train": np.arange(4000) % 2, "test": np.arange(2000) % 2}
         parts = share_out(labels, Partition(4, 0.5, 3))
         for train, test in zip(parts["train"], parts["test"], strict=True):
@@ -221,12 +221,14 @@ class TestShares:
             (50, Partition(2, float("inf")), "finite, found 2, inf"),
         ],
     )
-    def test_what_cannot_be_is_said(self, count: int, partition: Partition, says: str) -> None:
+    def test_share_out_with_an_impossible_partition_is_rejected(
+        self, count: int, partition: Partition, says: str
+    ) -> None:
         with pytest.raises(FederationError, match=says):
             share_out({"train": np.arange(count) % 2}, partition)
 
 
-def test_a_site_without_validation_images_validates_on_its_training(tmp_path: Path) -> None:
+def test_site_without_validation_images_validates_on_its_training_images(tmp_path: Path) -> None:
     root = write_shapes(tmp_path / "s", ("larch",), images_per_site=10, size=16)
     site = load_federation(root).sites[0]
     trained = site.assigned(dict.fromkeys(site.patients, "train"))
@@ -238,7 +240,7 @@ def test_a_site_without_validation_images_validates_on_its_training(tmp_path: Pa
     assert sorted(set(data.train.labels.tolist())) == [1, 2]
 
 
-def test_the_guard_s_statistics_are_of_training_images_alone(tmp_path: Path) -> None:
+def test_guard_statistics_count_training_images_only(tmp_path: Path) -> None:
     root = write_shapes(tmp_path / "s", ("larch",), images_per_site=10, size=16)
     federation = load_federation(root)
     site = federation.sites[0]
@@ -255,10 +257,10 @@ def image_set(count: int) -> ImageSet:
     return ImageSet(images, np.arange(count) % 3, names, names, (0,) * count)
 
 
-def test_an_epoch_has_every_image_once_with_its_label() -> None:
+def test_labelled_batches_yield_each_image_once_with_its_label() -> None:
     data = image_set(7)
     found = list(labelled_batches(data, 3, torch.Generator().manual_seed(0), augment=False))
-    # The seventh would be alone in its batch.
+    # The seventh image is left out: it would be alone in its batch.
     assert [len(labels) for _, labels, _ in found] == [3, 3]
     indices = torch.cat([chosen for _, _, chosen in found])
     assert len(set(indices.tolist())) == 6
@@ -271,17 +273,17 @@ def test_an_epoch_has_every_image_once_with_its_label() -> None:
 
 
 @pytest.mark.parametrize(("count", "batches"), [(4, 2), (5, 2), (6, 4)])
-def test_as_many_epochs_are_trained_as_were_asked_for(count: int, batches: int) -> None:
-    """Two of them, in batches of four; batch norm counts. The fifth image would be alone in its batch."""
+def test_train_locally_runs_the_scheduled_number_of_epochs(count: int, batches: int) -> None:
+    """Two epochs in batches of four, counted by batch norm. A fifth image would be alone in its batch."""
     network = initialise(build("resnet18", in_channels=1, classes=3, width=1), torch.Generator())
     loss = train_locally(network, image_set(count), Schedule(epochs=2, batch_size=4), torch.Generator())
     assert network.state_dict()["bn1.num_batches_tracked"] == batches
-    # A mean of its batches' losses: near that of a guess among three classes, and no sum.
+    # The mean, not the sum, of the batch losses: near that of guessing among three classes.
     assert 0.5 < loss < 1.9
 
 
-def test_the_rate_falls_to_a_tenth_at_each_milestone() -> None:
-    """A loss whose slope is 1 for each class moves the bias by the rate."""
+def test_sgd_rate_falls_to_a_tenth_at_each_milestone() -> None:
+    """A loss with slope 1 for each class moves the bias by the learning rate."""
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 3))
     seen: list[float] = []
 
@@ -295,7 +297,7 @@ def test_the_rate_falls_to_a_tenth_at_each_milestone() -> None:
     np.testing.assert_allclose(-np.diff(seen), [1.0] * 4 + [0.1] * 2 + [0.01] * 2, rtol=1e-4)
 
 
-def test_shapes_differ_by_class_and_site_and_by_nothing_random() -> None:
+def test_make_shape_depends_on_class_and_site_and_is_deterministic() -> None:
     camera = SITES["elm"].camera
     first = make_shape(camera, 0, 28, 5)
     assert np.array_equal(first, make_shape(camera, 0, 28, 5))

@@ -24,7 +24,7 @@ def federation(phantom_federation: Path) -> Federation:
 
 
 def tiny(count: int = 10) -> SliceSet:
-    """Slice i is filled with i; every third has no foreground."""
+    """Slice i is filled with i; every third slice has no foreground."""
     images = np.arange(count, dtype=np.float32)[:, None, None, None] * np.ones((1, 2, 16, 16), np.float32)
     targets = np.zeros((count, 16, 16), np.uint8)
     for i in range(count):
@@ -37,10 +37,8 @@ class TestLoad:
     """From files to slices."""
 
     @pytest.mark.parametrize("name", ["aster", "birch", "cedar"])
-    def test_slices_are_those_that_a_radiologist_would_number(
-        self, federation: Federation, name: str
-    ) -> None:
-        """Against nibabel's own reorientation: slices from below, rows to the back, columns to the left."""
+    def test_slices_match_the_reorientation_by_nibabel(self, federation: Federation, name: str) -> None:
+        """Compared with nibabel's reorientation: slices upwards, rows to the back, columns to the left."""
         site = split_by_patient(federation.site(name), seed=0)
         data = SiteData.load(site, federation.task)
         case = site.of_split("train")[0]
@@ -50,7 +48,7 @@ class TestLoad:
         expected = nib.orientations.apply_orientation(np.asarray(mask.dataobj), turn)
         ours = data.train.targets[[i for i, c in enumerate(data.train.cases) if c == case.name]]
         assert len(ours) == len(expected)
-        # The sizes differ; places relative to the picture, and the share of it, do not.
+        # The sizes differ; the relative position and area of the organ do not.
         for slice_, truth in zip(ours, expected, strict=True):
             if truth.sum() < 20:
                 continue
@@ -61,7 +59,7 @@ class TestLoad:
                 )
             assert slice_.mean() == pytest.approx(truth.mean(), rel=0.2)
 
-    def test_patients_stay_together_and_are_named(self, federation: Federation) -> None:
+    def test_slices_keep_patients_in_one_split_with_names_and_positions(self, federation: Federation) -> None:
         site = split_by_patient(federation.site("aster"), seed=0)
         data = SiteData.load(site, federation.task)
         assert data.site == "aster"
@@ -73,14 +71,14 @@ class TestLoad:
             assert slices.images.shape == (len(slices), 1, 32, 32)
             assert (slices.images.dtype, slices.targets.dtype) == (np.float32, np.uint8)
 
-    def test_a_volume_is_normalised_as_a_whole(self, federation: Federation) -> None:
+    def test_volume_is_normalised_over_all_slices(self, federation: Federation) -> None:
         data = SiteData.load(split_by_patient(federation.site("aster"), seed=0), federation.task)
         volume = data.train.images[:12]
         assert volume.mean() == pytest.approx(0, abs=0.02)
         assert volume.std() == pytest.approx(1, abs=0.1)
         assert abs(volume[6].mean() - volume[0].mean()) > 0.01
 
-    def test_neighbours_are_channels(self, federation: Federation) -> None:
+    def test_neighbour_slices_become_channels(self, federation: Federation) -> None:
         task = federation.task.model_copy(update={"neighbours": 1})
         site = split_by_patient(federation.site("cedar"), seed=0)
         images = SiteData.load(site, task).train.images[:14]
@@ -90,9 +88,7 @@ class TestLoad:
         np.testing.assert_array_equal(images[0, 0], images[0, 1])
         np.testing.assert_array_equal(images[13, 2], images[13, 1])
 
-    def test_empty_slices_may_be_left_out_of_training_but_never_of_evaluation(
-        self, federation: Federation
-    ) -> None:
+    def test_keep_empty_false_drops_empty_slices_from_training_only(self, federation: Federation) -> None:
         site = split_by_patient(federation.site("aster"), seed=0)
         whole = SiteData.load(site, federation.task)
         thinned = SiteData.load(site, federation.task, keep_empty=False)
@@ -103,7 +99,7 @@ class TestLoad:
         kept = [p for p, e in zip(whole.train.positions, empty, strict=True) if not e]
         assert list(thinned.train.positions) == kept
 
-    def test_one_patient_validates_on_what_it_trains_on(self, federation: Federation) -> None:
+    def test_site_of_one_patient_validates_on_its_training_slices(self, federation: Federation) -> None:
         aster = federation.site("aster")
         alone = Site("aster", tuple(case for case in aster.cases if case.patient == "aster-01"))
         data = SiteData.load(split_by_patient(alone, seed=0), federation.task)
@@ -111,7 +107,7 @@ class TestLoad:
         assert len(data.test) == 0
         assert data.test.images.shape == (0, 1, 32, 32)
 
-    def test_a_site_with_nothing_but_background_still_loads(self, tmp_path: Path) -> None:
+    def test_site_with_only_background_masks_loads(self, tmp_path: Path) -> None:
         path = tmp_path / "a.png"
         Image.fromarray(np.random.default_rng(0).integers(0, 255, (20, 20), dtype=np.uint8)).save(path)
         blank = tmp_path / "m.png"
@@ -122,7 +118,7 @@ class TestLoad:
         assert len(data.train) == 1
         assert not data.train.targets.any()
 
-    def test_statistics_are_those_of_the_training_scans(self, federation: Federation) -> None:
+    def test_site_statistics_count_training_scans_only(self, federation: Federation) -> None:
         site = split_by_patient(federation.site("aster"), seed=0)
         statistics = SiteData.load(site, federation.task).statistics
         assert isinstance(statistics, ReferenceStatistics)
@@ -130,14 +126,16 @@ class TestLoad:
         assert statistics.kinds == {"grey volume": statistics.count}
         assert SiteData.load(all_for_testing(federation.site("aster")), federation.task).statistics is None
 
-    def test_a_file_that_changed_is_named(self, federation: Federation, tmp_path: Path) -> None:
+    def test_load_of_a_file_that_became_unreadable_names_it(
+        self, federation: Federation, tmp_path: Path
+    ) -> None:
         bad = tmp_path / "broken.nii.gz"
         bad.write_bytes(b"\x1f\x8b nothing")
         mask = federation.site("aster").cases[0].mask
         with pytest.raises(FederationError, match=r"aster/broken\.nii\.gz"):
             SiteData.load(Site("aster", (Case(bad, mask, "p", "train"),)), federation.task)
 
-    def test_2d_images_are_normalised_one_by_one(self, tmp_path: Path) -> None:
+    def test_2d_images_are_normalised_individually(self, tmp_path: Path) -> None:
         cases = []
         for i in range(2):
             pixels = np.random.default_rng(i).normal(100 + 50 * i, 10 + 5 * i, (32, 32))
@@ -153,7 +151,7 @@ class TestLoad:
 class TestBatches:
     """One epoch."""
 
-    def test_every_slice_once_with_its_own_target(self) -> None:
+    def test_batches_yield_each_slice_once_with_its_target(self) -> None:
         slices = tiny()
         epoch = list(batches(slices, 4, torch.Generator().manual_seed(0), augment=False))
         assert [len(images) for images, _ in epoch] == [4, 4, 2]
@@ -168,7 +166,7 @@ class TestBatches:
         assert sorted(seen) == list(range(10))
         assert seen != list(range(10))
 
-    def test_the_generator_alone_decides(self) -> None:
+    def test_batches_depend_only_on_the_generator(self) -> None:
         def epoch(seed: int, augment: bool) -> list[torch.Tensor]:
             generator = torch.Generator().manual_seed(seed)
             return [x for pair in batches(tiny(), 4, generator, augment) for x in pair]
@@ -181,7 +179,7 @@ class TestBatches:
             assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
             assert any(not torch.equal(a, b) for a, b in zip(first, epoch(2, augment), strict=True))
 
-    def test_augmentation_changes_targets_but_not_the_slices_themselves(self) -> None:
+    def test_augmentation_changes_batches_but_not_the_stored_slices(self) -> None:
         slices = tiny()
         before = slices.images.copy(), slices.targets.copy()
         targets = torch.cat(
@@ -191,12 +189,12 @@ class TestBatches:
         np.testing.assert_array_equal(slices.images, before[0])
         np.testing.assert_array_equal(slices.targets, before[1])
 
-    def test_no_slices_no_batches(self) -> None:
+    def test_batches_of_no_slices_are_empty(self) -> None:
         none = SliceSet(np.zeros((0, 1, 16, 16), np.float32), np.zeros((0, 16, 16), np.uint8), (), (), ())
         assert list(batches(none, 4, torch.Generator(), augment=True)) == []
 
 
-def test_real_slices_load(real_data: Path) -> None:
+def test_real_volumes_load_as_slices_along_the_task_plane(real_data: Path) -> None:
     folder = real_data / "hippocampus_nifti"
     names = sorted(path.name for path in (folder / "images").iterdir())[:3]
     cases = tuple(Case(folder / "images" / n, folder / "labels" / n, n, "train") for n in names)

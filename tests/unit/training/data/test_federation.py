@@ -62,7 +62,7 @@ def problems(root: Path, task: Task | None = None) -> tuple[str, ...]:
     return caught.value.problems
 
 
-def test_a_sound_federation(root: Path) -> None:
+def test_valid_federation_loads_sites_patients_and_masks(root: Path) -> None:
     federation = load_federation(root)
     assert federation.names == ("north", "south")
     assert not federation.inferred
@@ -77,8 +77,8 @@ def test_a_sound_federation(root: Path) -> None:
         federation.site("west")
 
 
-def test_one_image_at_two_patients_is_told_of(root: Path) -> None:
-    # Patients of two sites are two, and their images the same here; the copy at one site is one patient's.
+def test_repeated_lists_an_image_shared_by_two_patients(root: Path) -> None:
+    # The two sites have the same images but distinct patients; a copy within one patient is not reported.
     assert {group[0] for group in load_federation(root).repeated} == {
         f"north/images/p{patient}_{i}.png" for patient in (1, 2) for i in (0, 1)
     }
@@ -94,14 +94,14 @@ def test_one_image_at_two_patients_is_told_of(root: Path) -> None:
     assert load_federation(root).repeated == (names,)
 
 
-def test_a_given_task_goes_before_the_files(root: Path) -> None:
+def test_given_task_overrides_task_yaml(root: Path) -> None:
     task = Task.load(root / "task.yaml").model_copy(update={"name": "other", "patient": None})
     federation = load_federation(root, task)
     assert federation.task.name == "other"
     assert len(federation.sites[0].patients) == 4
 
 
-def test_everything_wrong_is_listed_at_once(root: Path) -> None:
+def test_all_problems_of_a_mask_federation_are_listed_at_once(root: Path) -> None:
     north, south = root / "north", root / "south"
     (north / "masks" / "p1_0.png").unlink()
     (north / "images" / "p2_0.png").unlink()
@@ -130,7 +130,7 @@ def test_everything_wrong_is_listed_at_once(root: Path) -> None:
     assert len(found) == 10
 
 
-def test_cases_csv_gives_patients_and_whole_patients_their_split(root: Path) -> None:
+def test_cases_csv_sets_patients_and_splits_whole_patients(root: Path) -> None:
     (root / "north" / "cases.csv").write_text(
         "file, patient, split\np1_0.png, ann, test\np1_1.png, ann,\np2_0.png, , train\n"
     )
@@ -141,7 +141,7 @@ def test_cases_csv_gives_patients_and_whole_patients_their_split(root: Path) -> 
     assert (cases["p2_1.png"].patient, cases["p2_1.png"].split) == ("p2", "train")
 
 
-def test_empty_fields_at_the_end_of_a_row_lose_nothing(root: Path) -> None:
+def test_cases_csv_ignores_empty_fields_at_the_end_of_a_row(root: Path) -> None:
     (root / "north" / "cases.csv").write_text("file,patient\np1_0.png,ann,\np1_1.png,ann, ,\n")
     cases = {case.name: case.patient for case in load_federation(root).site("north").cases}
     assert (cases["p1_0.png"], cases["p1_1.png"], cases["p2_0.png"]) == ("ann", "ann", "p2")
@@ -159,51 +159,51 @@ def test_empty_fields_at_the_end_of_a_row_lose_nothing(root: Path) -> None:
         ("file,patient,split,patient\np1_0.png,a,val,b\n", "found patient more than once; keep one"),
     ],
 )
-def test_a_wrong_cases_csv(root: Path, content: str, fragment: str) -> None:
+def test_invalid_cases_csv_is_rejected_with_its_reason(root: Path, content: str, fragment: str) -> None:
     (root / "north" / "cases.csv").write_text(content)
     (problem,) = problems(root)
     assert problem.startswith("north/cases.csv")
     assert fragment in problem
 
 
-def test_binary_junk_as_cases_csv(root: Path) -> None:
+def test_binary_cases_csv_is_rejected(root: Path) -> None:
     (root / "north" / "cases.csv").write_bytes(b"\xff\xfe\x00file")
     (problem,) = problems(root)
     assert "cannot be read as CSV" in problem
 
 
 @pytest.mark.parametrize("name", ["a b", "über", "-x", "a" * 65])
-def test_a_site_name_that_is_unsafe_in_a_path(root: Path, name: str) -> None:
+def test_site_name_unsafe_in_a_path_is_rejected(root: Path, name: str) -> None:
     (root / "north").rename(root / name)
     (problem,) = problems(root)
     assert problem.startswith(f"site {name!r}: a site's name becomes part of paths")
 
 
 @pytest.mark.parametrize("name", ["global", "own", "cluster-1", "at-dune"])
-def test_a_site_name_that_stands_for_something_else(root: Path, name: str) -> None:
+def test_reserved_site_name_is_rejected(root: Path, name: str) -> None:
     (root / "north").rename(root / name)
     assert [*problems(root)] == [f"site {name!r}: the name is reserved; rename the folder"]
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_absent_or_empty_folder_is_rejected(tmp_path: Path) -> None:
     assert "expected a folder" in problems(tmp_path / "absent")[0]
     assert "no site" in problems(tmp_path)[0]
 
 
-def test_a_wrong_task_is_named(root: Path) -> None:
+def test_invalid_task_yaml_is_rejected_by_field(root: Path) -> None:
     (root / "task.yaml").write_text("name: x\nsize: [33, 32]\n")
     (problem,) = problems(root)
     assert "task.yaml" in problem
     assert "labels" in problem
 
 
-def test_hidden_files_and_folders_are_no_cases(root: Path) -> None:
+def test_hidden_files_and_folders_are_ignored(root: Path) -> None:
     (root / "north" / "images" / ".DS_Store").write_bytes(b"x")
     (root / ".cache").mkdir()
     assert len(load_federation(root).site("north").cases) == 4
 
 
-def test_a_root_that_is_one_site_and_calls_its_masks_labels(root: Path) -> None:
+def test_single_site_folder_with_labels_folder_loads(root: Path) -> None:
     single = root.parent / "single"
     shutil.copytree(root / "north", single)
     (single / "masks").rename(single / "labels")
@@ -216,7 +216,7 @@ def test_a_root_that_is_one_site_and_calls_its_masks_labels(root: Path) -> None:
     )
 
 
-def test_colour_may_be_converted_when_the_task_says_so(root: Path) -> None:
+def test_colour_image_is_accepted_when_the_task_converts_it(root: Path) -> None:
     save(root / "north" / "images" / "p1_0.png", colour())
     assert len(problems(root)) == 1
     (root / "task.yaml").write_text(yaml.safe_dump(TASK | {"colour": "luminance"}))
@@ -225,13 +225,13 @@ def test_colour_may_be_converted_when_the_task_says_so(root: Path) -> None:
     load_federation(root)
 
 
-def test_a_coloured_mask_is_refused(root: Path) -> None:
+def test_coloured_mask_is_rejected(root: Path) -> None:
     save(root / "north" / "masks" / "p1_0.png", np.stack([blob(), blob() * 0, blob()], axis=-1))
     assert "expected a mask with one channel" in problems(root)[0]
 
 
 class TestVolumes:
-    """NIfTI sites: grids and affines count too."""
+    """NIfTI sites: grids and affines are checked too."""
 
     @pytest.fixture
     def volumes(self, tmp_path: Path) -> Path:
@@ -252,19 +252,19 @@ class TestVolumes:
         mask[4:9, 6:14, 2:7] = value
         return mask
 
-    def test_sound(self, volumes: Path) -> None:
+    def test_valid_volumes_load_with_an_inferred_task(self, volumes: Path) -> None:
         federation = load_federation(volumes)
         assert federation.inferred
         assert [case.patient for case in federation.sites[0].cases] == ["a", "b"]
         assert federation.task.size == (32, 32)
 
-    def test_a_mask_that_lies_elsewhere(self, volumes: Path) -> None:
+    def test_volume_mask_with_another_affine_is_rejected(self, volumes: Path) -> None:
         path = volumes / "hospital" / "masks" / "b.nii.gz"
         path.write_bytes(nifti_bytes(self.mask(), np.diag([-1.0, 1.0, 2.0, 1.0])))
         (problem,) = problems(volumes)
         assert problem.startswith("hospital/masks/b.nii.gz: the mask is up to 58 mm away from its scan")
 
-    def test_a_mask_of_fractions(self, volumes: Path) -> None:
+    def test_volume_mask_with_fractions_is_rejected(self, volumes: Path) -> None:
         image = nib.Nifti1Image(self.mask() * np.float32(0.5), np.diag([1.0, 1.0, 2.0, 1.0]))
         (volumes / "hospital" / "masks" / "b.nii.gz").unlink()
         nib.save(image, volumes / "hospital" / "masks" / "b.nii.gz")
@@ -275,7 +275,7 @@ class TestVolumes:
 class TestInference:
     """Without task.yaml."""
 
-    def test_binary_from_any_values_and_one_patient_per_file(self, root: Path) -> None:
+    def test_inferred_task_has_one_foreground_label_and_one_patient_per_file(self, root: Path) -> None:
         (root / "task.yaml").unlink()
         save(root / "north" / "masks" / "p1_0.png", blob(7))
         federation = load_federation(root)
@@ -285,19 +285,19 @@ class TestInference:
         assert (task.name, task.channels, task.size) == ("lung-nodules", 1, (16, 32))
         assert federation.site("north").patients == ("p1_0", "p1_1", "p2_0", "p2_1")
 
-    def test_large_images_become_256(self, root: Path) -> None:
+    def test_inferred_size_of_large_images_is_256(self, root: Path) -> None:
         (root / "task.yaml").unlink()
         for path in root.rglob("*.png"):
             save(path, np.asarray(Image.open(path).resize((700, 300), Image.Resampling.NEAREST)))
         assert load_federation(root).task.size == (256, 256)
 
-    def test_mixed_channels_become_three(self, root: Path) -> None:
+    def test_inferred_task_of_grey_and_colour_images_has_three_channels(self, root: Path) -> None:
         (root / "task.yaml").unlink()
         save(root / "north" / "images" / "p1_0.png", colour())
         task = load_federation(root).task
         assert (task.channels, task.colour) == (3, "replicate")
 
-    def test_in_plane_size_follows_the_affine(self, tmp_path: Path) -> None:
+    def test_inferred_size_of_volumes_follows_the_affine(self, tmp_path: Path) -> None:
         # Stored with the axial axis first.
         affine = np.zeros((4, 4))
         affine[2, 0], affine[0, 1], affine[1, 2], affine[3, 3] = 3.0, 1.0, 1.0, 1.0
@@ -308,7 +308,7 @@ class TestInference:
             path.write_bytes(nifti_bytes(voxels, affine))
         assert load_federation(tmp_path).task.size == (64, 48)
 
-    def test_nothing_to_infer_from(self, root: Path) -> None:
+    def test_inference_without_foreground_is_rejected(self, root: Path) -> None:
         (root / "task.yaml").unlink()
         for path in root.glob("*/masks/*.png"):
             save(path, blob(0))
@@ -316,15 +316,15 @@ class TestInference:
 
 
 class TestDigest:
-    """What the digest depends on, and what not."""
+    """Inputs of the digest."""
 
-    def test_the_same_wherever_it_lies(self, root: Path, tmp_path: Path) -> None:
+    def test_digest_does_not_depend_on_the_location(self, root: Path, tmp_path: Path) -> None:
         copy = tmp_path / "copy"
         shutil.copytree(root, copy)
         assert load_federation(copy).digest == load_federation(root).digest
 
     @pytest.mark.parametrize("change", ["image", "mask", "task", "split", "name"])
-    def test_anything_that_training_sees_changes_it(self, root: Path, change: str) -> None:
+    def test_digest_changes_with_every_training_input(self, root: Path, change: str) -> None:
         before = load_federation(root).digest
         north = root / "north"
         if change == "image":

@@ -1,4 +1,4 @@
-"""Training cases that are folders of files, with a format that is registered by the test alone."""
+"""Training cases that are folders of files, with a format registered only by these tests."""
 
 from __future__ import annotations
 
@@ -76,15 +76,15 @@ class TestSegmentation:
                 np.testing.assert_array_equal(one.targets, other.targets)
                 assert one.patients == other.patients
 
-    def test_a_task_is_inferred_from_folders(self, tmp_path: Path) -> None:
+    def test_task_is_inferred_from_scan_folders(self, tmp_path: Path) -> None:
         root = write_site(tmp_path / "site", "folder")
         (root / "task.yaml").unlink()
         federation = load_federation(root)
         assert (federation.task.labels, federation.task.size) == ({"foreground": (1,)}, (16, 16))
-        # The whole name of a folder is the patient: it has no suffix.
+        # The whole name of a folder is the patient, since a folder has no suffix.
         assert federation.site("north").patients == PATIENTS
 
-    def test_a_mask_may_be_a_folder_of_the_same_name(self, tmp_path: Path) -> None:
+    def test_mask_folder_of_the_same_name_is_used(self, tmp_path: Path) -> None:
         root = write_site(tmp_path / "site", "folder")
         mask = root / "north" / "masks" / "p1"
         mask.with_name("p1.nii.gz").unlink()
@@ -92,13 +92,13 @@ class TestSegmentation:
         (case, *_) = load_federation(root).site("north").cases
         assert (case.name, case.mask) == ("p1", mask)
 
-    def test_cases_csv_names_a_folder(self, tmp_path: Path) -> None:
+    def test_cases_csv_may_name_a_scan_folder(self, tmp_path: Path) -> None:
         root = write_site(tmp_path / "site", "folder")
         (root / "north" / "cases.csv").write_text("file,patient,split\np1,p9,test\n")
         (case, *_) = load_federation(root).site("north").cases
         assert (case.patient, case.split) == ("p9", "test")
 
-    def test_the_digest_depends_on_every_byte_and_name_of_a_folder(self, tmp_path: Path) -> None:
+    def test_digest_depends_on_every_name_and_byte_of_a_scan_folder(self, tmp_path: Path) -> None:
         root = write_site(tmp_path / "site", "folder")
         before = load_federation(root).digest
         copied = shutil.copytree(root, tmp_path / "copy")
@@ -111,14 +111,14 @@ class TestSegmentation:
         first.with_name("0000.png").write_bytes(slices(volume_of("p2"))["000.png"])
         assert load_federation(copied).digest not in (before, renamed)
 
-    def test_the_same_folder_at_two_patients_is_reported(self, tmp_path: Path) -> None:
+    def test_repeated_lists_a_scan_folder_shared_by_two_patients(self, tmp_path: Path) -> None:
         root = write_site(tmp_path / "site", "folder")
         images = root / "north" / "images"
         shutil.rmtree(images / "p2")
         shutil.copytree(images / "p1", images / "p2")
         assert load_federation(root).repeated == (("north/images/p1", "north/images/p2"),)
 
-    def test_every_problem_of_a_folder_is_listed(self, tmp_path: Path) -> None:
+    def test_all_problems_of_scan_folders_are_listed(self, tmp_path: Path) -> None:
         root = write_site(tmp_path / "site", "folder")
         (root / "north" / "images" / "p1" / "notes.txt").write_text("the left hip")
         (root / "north" / "masks" / "p2.nii.gz").unlink()
@@ -137,14 +137,14 @@ class TestSegmentation:
             assert expected in found
         assert len(caught.value.problems) == 5
 
-    def test_images_that_are_files_still_need_masks_of_the_same_name(self, tmp_path: Path) -> None:
+    def test_image_file_without_a_mask_of_the_same_name_is_rejected(self, tmp_path: Path) -> None:
         root = write_site(tmp_path / "site", "zip")
         shutil.move(root / "north" / "masks" / "p1.zip", root / "north" / "masks" / "p1.png")
         with pytest.raises(FederationError, match=r"p1\.zip: no mask"):
             load_federation(root)
 
 
-def test_a_folder_of_images_by_class_may_hold_folders(tmp_path: Path) -> None:
+def test_class_folders_may_contain_scan_folders(tmp_path: Path) -> None:
     for index, patient in enumerate(PATIENTS):
         write_folder(tmp_path / "north" / ("dark", "light")[index % 2] / patient, volume_of(patient))
     federation = load_federation(tmp_path)
@@ -158,7 +158,7 @@ def test_a_folder_of_images_by_class_may_hold_folders(tmp_path: Path) -> None:
 
 
 class TestScanFiles:
-    def test_only_folders_that_a_format_recognises_are_scans(self, tmp_path: Path) -> None:
+    def test_scans_in_lists_files_and_recognised_folders_only(self, tmp_path: Path) -> None:
         write_folder(tmp_path / "p1", volume_of("p1"))
         write_folder(tmp_path / ".hidden", volume_of("p1"))
         write_folder(tmp_path / "nested" / "p1", volume_of("p1"))
@@ -169,19 +169,19 @@ class TestScanFiles:
         assert set(scans_in(tmp_path)) == {"p1", "any.txt"}
         assert scans_in(tmp_path / "none") == {}
 
-    def test_no_folder_is_a_scan_without_a_format_of_several_files(
+    def test_scans_in_lists_no_folder_without_a_multi_file_format(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         write_folder(tmp_path / "p1", volume_of("p1"))
         monkeypatch.setattr(formats, "FORMATS", formats.FORMATS[:-1])
         assert scans_in(tmp_path) == {}
 
-    def test_the_stem_of_a_file_and_of_a_folder(self, tmp_path: Path) -> None:
+    def test_stem_of_removes_the_suffix_of_files_but_not_of_folders(self, tmp_path: Path) -> None:
         (tmp_path / "p1.zip").mkdir()
         stems = {name: stem_of(tmp_path / name) for name in ("p1.zip", "p2.zip", "a.nii.gz", "a.b.dat", "a")}
         assert stems == {"p1.zip": "p1.zip", "p2.zip": "p2", "a.nii.gz": "a", "a.b.dat": "a.b", "a": "a"}
 
-    def test_the_digest_of_a_file_is_that_of_its_bytes(self, tmp_path: Path) -> None:
+    def test_content_digest_of_a_file_is_sha256_of_its_bytes(self, tmp_path: Path) -> None:
         (tmp_path / "a").write_bytes(b"abc")
         # FIPS 180-2, example B.1.
         expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -29,7 +29,7 @@ def uploads(w, total, tokens, note, count=3):
     }
 
 
-def test_each_reduction_by_hand():
+def test_each_reduction_matches_hand_computed_values():
     reducer = Reducer(PHASE)
     reducer.add("A", uploads([1.0, 2.0], 1.0, [[1.0], [2.0]], 0.5), 1.0, {"loss": 0.1})
     reducer.add("B", uploads([5.0, 4.0], 10.0, [[3.0]], 1.5, count=9), 3.0, {})
@@ -46,7 +46,7 @@ def test_each_reduction_by_hand():
     assert result.metrics == {"A": {"loss": 0.1}, "B": {}}
 
 
-def test_the_mean_of_many_is_that_of_float64():
+def test_weighted_mean_of_many_sites_equals_float64():
     values = torch.randn(50, 7, generator=torch.Generator().manual_seed(0)) * 1e3
     weights = [1.0 + index for index in range(50)]
     reducer = Reducer(Phase("p", 1, (), (Group("weights", "weights"),)))
@@ -67,7 +67,7 @@ def test_the_mean_of_many_is_that_of_float64():
         ({"weights": {"other": torch.ones(2)}}, "missing"),
     ],
 )
-def test_a_site_that_does_not_fit_changes_nothing(bad, message):
+def test_rejected_site_leaves_the_reduction_unchanged(bad, message):
     good, better = uploads([1.0, 2.0], 1.0, [[1.0]], 1.0), uploads([3.0, 4.0], 2.0, [[2.0]], 2.0)
     with_bad, without = Reducer(PHASE), Reducer(PHASE)
     with_bad.add("A", good, 1.0, {})
@@ -97,7 +97,7 @@ def exported(personal, *notes):
         ({"w": torch.ones(2), "n": torch.tensor(1), "b": torch.ones(1)}, r"unexpected \['b'\]"),
     ],
 )
-def test_collected_weights_are_all_of_one_network(personal, message):
+def test_collected_weights_of_another_network_are_rejected(personal, message):
     reducer = Reducer(EXPORT)
     reducer.add("A", exported({"w": torch.ones(2), "n": torch.tensor(1)}, 1.0), 1.0, {})
     with pytest.raises(SiteFailed, match=message):
@@ -108,7 +108,7 @@ def test_collected_weights_are_all_of_one_network(personal, message):
     assert set(result.collected["notes"]) == {"A", "C"}
 
 
-def test_what_else_is_collected_may_be_of_any_shape():
+def test_collected_statistics_may_have_any_shape():
     reducer = Reducer(EXPORT)
     for site, notes in (("A", (1.0,)), ("B", (1.0, 2.0)), ("C", ())):
         reducer.add(site, exported({"w": torch.ones(2)}, *notes), 1.0, {})
@@ -120,7 +120,7 @@ def test_what_else_is_collected_may_be_of_any_shape():
     }
 
 
-def test_a_site_that_is_refused_sets_no_standard():
+def test_rejected_first_site_does_not_set_the_expected_shapes():
     reducer = Reducer(PHASE)
     with pytest.raises(SiteFailed, match=r"group 'notes'.*not finite"):
         reducer.add("A", uploads([1.0], 1.0, [[1.0, 2.0]], float("nan")), 1.0, {})
@@ -129,12 +129,12 @@ def test_a_site_that_is_refused_sets_no_standard():
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
-def test_a_weight_must_be_positive(weight):
+def test_site_weight_that_is_not_positive_is_rejected(weight):
     with pytest.raises(SiteFailed, match="positive weight"):
         Reducer(PHASE).add("A", uploads([1.0], 1.0, [[1.0]], 1.0), weight, {})
 
 
-def test_a_group_that_nobody_lets_out_is_absent():
+def test_group_withheld_by_every_site_is_absent():
     reducer = Reducer(PHASE)
     reducer.add("A", {"weights": {"w": torch.ones(1)}}, 1.0, {})
     result = reducer.result()

@@ -14,15 +14,15 @@ def memory(value):
     return Memory({"w": torch.tensor([value])}, {"round": value})
 
 
-def test_slots_alternate():
+def test_other_slot_alternates():
     assert [other(None), other("a"), other("b")] == ["a", "b", "a"]
 
 
-def test_a_commit_is_seen_whole_or_not_at_all(tmp_path):
+def test_commit_interrupted_by_a_kill_leaves_the_previous_checkpoint(tmp_path):
     folder = RunFolder(tmp_path)
     assert folder.checkpoint() is None
     first = folder.commit(RunCheckpoint(0, 1, "a", {"A": "b"}), memory(1.0), {"round": 0})
-    # What a kill in the middle of the next commit leaves: the other slot and a line of history.
+    # State after a kill during the next commit: the other slot and an unfinished line of history.
     folder._server_file("b").write_bytes(b"half")
     with (tmp_path / "history.jsonl").open("ab") as file:
         file.write(b'{"rou')
@@ -35,7 +35,7 @@ def test_a_commit_is_seen_whole_or_not_at_all(tmp_path):
     assert folder.server("b").tensors["w"].tolist() == [2.0]
 
 
-def test_a_commit_can_be_taken_back(tmp_path):
+def test_take_back_restores_the_previous_checkpoint(tmp_path):
     folder = RunFolder(tmp_path)
     first = folder.commit(RunCheckpoint(1, 0, "a"), memory(1.0), {"phase": "train"})
     second = folder.commit(
@@ -44,7 +44,7 @@ def test_a_commit_can_be_taken_back(tmp_path):
     assert folder.take_back(second, 1) == first == folder.checkpoint()
 
 
-def test_a_name_that_is_new_is_flushed_and_so_is_every_checkpoint_s(tmp_path, monkeypatch):
+def test_commit_flushes_the_folder_for_new_names_and_every_checkpoint(tmp_path, monkeypatch):
     root, flushed, fsync = tmp_path / "run", [], os.fsync
 
     def watched(descriptor):
@@ -58,7 +58,7 @@ def test_a_name_that_is_new_is_flushed_and_so_is_every_checkpoint_s(tmp_path, mo
 
     monkeypatch.setattr(os, "fsync", watched)
     folder, site = RunFolder(root), SiteFolder(root, "A")
-    # The server's slot where it is new, history.jsonl where it is new, and checkpoint.json.
+    # The server's slot and history.jsonl when they are new, and checkpoint.json always.
     found = [
         in_root(lambda slot=slot: folder.commit(RunCheckpoint(0, 1, slot), memory(1.0), {})) for slot in "aba"
     ]
@@ -67,14 +67,14 @@ def test_a_name_that_is_new_is_flushed_and_so_is_every_checkpoint_s(tmp_path, mo
     assert {(root / "sites").stat().st_ino, (root / "sites" / "A").stat().st_ino} <= set(flushed)
 
 
-def test_a_site_without_memory_has_an_empty_one(tmp_path):
+def test_site_folder_without_memory_loads_an_empty_one(tmp_path):
     place = SiteFolder(tmp_path, "St. Mary's")
     assert place.load(None) == Memory()
     place.save("a", memory(3.0))
     assert SiteFolder(tmp_path, "St. Mary's").load("a").tensors["w"].tolist() == [3.0]
 
 
-def test_one_process_at_a_time(tmp_path):
+def test_run_folder_held_by_another_process_is_rejected(tmp_path):
     first, second = RunFolder(tmp_path), RunFolder(tmp_path)
     with first.held(), pytest.raises(TrainingError, match="in use by another process"), second.held():
         pass
@@ -82,11 +82,11 @@ def test_one_process_at_a_time(tmp_path):
         pass
 
 
-def test_a_folder_belongs_to_one_run(tmp_path):
+def test_claim_rejects_another_run_and_an_unresumed_one(tmp_path):
     identity = {"method": "fedavg", "config": {"rounds": 3, "sites": ("A", "B")}}
     folder = RunFolder(tmp_path)
     folder.claim(identity, resume=False)
-    folder.claim(identity, resume=False)  # nothing was done in it yet
+    folder.claim(identity, resume=False)  # still allowed: no round is committed yet
     folder.commit(RunCheckpoint(0, 1, "a"), memory(1.0), {})
     folder.claim(identity, resume=True)
     with pytest.raises(RunMismatch, match="holds this run already"):

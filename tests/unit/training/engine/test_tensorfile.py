@@ -25,7 +25,7 @@ def same(left, right):
 
 
 @pytest.mark.parametrize("copy", [True, False])
-def test_what_is_written_is_read_in_the_same_order(tmp_path, copy):
+def test_tensors_and_facts_round_trip_in_order(tmp_path, copy):
     write_tensors(tmp_path / "x", STATE, {"round": 3, "list": [1, None]}, durable=True)
     tensors, facts = read_tensors(tmp_path / "x", copy=copy)
     assert same(tensors, STATE)
@@ -33,34 +33,34 @@ def test_what_is_written_is_read_in_the_same_order(tmp_path, copy):
     assert facts == {"round": 3, "list": [1, None]}
 
 
-def test_it_is_the_safetensors_format(tmp_path):
+def test_tensor_file_is_compatible_with_safetensors(tmp_path):
     write_tensors(tmp_path / "ours", STATE)
     assert same(load_file(tmp_path / "ours"), STATE)
     save_file({name: tensor.contiguous() for name, tensor in STATE.items()}, tmp_path / "theirs")
     assert same(read_tensors(tmp_path / "theirs")[0], STATE)
 
 
-def test_a_smaller_state_over_a_larger_one_leaves_no_rest(tmp_path):
+def test_writing_a_smaller_state_truncates_the_file(tmp_path):
     write_tensors(tmp_path / "x", {"w": torch.ones(1000)})
     write_tensors(tmp_path / "x", {"w": torch.ones(2)})
     assert same(read_tensors(tmp_path / "x")[0], {"w": torch.ones(2)})
     assert (tmp_path / "x").stat().st_size < 200
 
 
-def test_copies_do_not_change_with_the_file(tmp_path):
+def test_copied_tensors_do_not_change_with_the_file(tmp_path):
     write_tensors(tmp_path / "x", {"w": torch.ones(4)})
     copied = read_tensors(tmp_path / "x")[0]
     write_tensors(tmp_path / "x", {"w": torch.zeros(4)})
     assert torch.equal(copied["w"], torch.ones(4))
 
 
-def test_more_tensors_than_one_call_takes(tmp_path):
+def test_more_tensors_than_one_write_call_takes_round_trip(tmp_path):
     state = {str(index): torch.full((3,), float(index)) for index in range(1500)}
     write_tensors(tmp_path / "x", state)
     assert same(read_tensors(tmp_path / "x")[0], state)
 
 
-def test_a_file_cut_short_is_refused(tmp_path):
+def test_truncated_tensor_file_is_rejected(tmp_path):
     write_tensors(tmp_path / "x", STATE)
     content = (tmp_path / "x").read_bytes()
     for length in (0, 5, 60, len(content) - 1):
@@ -69,10 +69,10 @@ def test_a_file_cut_short_is_refused(tmp_path):
             read_tensors(tmp_path / "x")
 
 
-def test_a_type_the_format_has_not_is_named(tmp_path):
+def test_unsupported_tensor_type_is_rejected_by_name(tmp_path):
     with pytest.raises(TrainingError, match=r"'z' has type torch\.complex64"):
         write_tensors(tmp_path / "x", {"z": torch.zeros(2, dtype=torch.complex64)})
 
 
-def test_bytes_are_those_of_the_tensors():
+def test_size_of_sums_the_bytes_of_the_tensors():
     assert size_of(STATE) == 3 + 6 * 4 + 5 + 8 + 2 * 2 + 0 + 6 * 8

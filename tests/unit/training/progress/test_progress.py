@@ -19,7 +19,7 @@ def entry(**metrics: float) -> SiteEntry:
 
 
 class Clock:
-    """A clock that is set by hand."""
+    """A clock set by hand."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -29,7 +29,7 @@ class Clock:
 
 
 def play(target, phase: str, round_: int, rounds: int, seconds: float, **sites: SiteEntry) -> RoundEntry:
-    """One round as an engine tells it; sites that are not given drop out."""
+    """One round as reported by an engine; sites that are not given drop out."""
     target.round_started(phase, round_, rounds, SITES)
     for name, site in sites.items():
         target.site_finished(phase, round_, name, site)
@@ -40,13 +40,13 @@ def play(target, phase: str, round_: int, rounds: int, seconds: float, **sites: 
 
 
 class _State(RunState):
-    """The state, called as an observer is."""
+    """The state, called like an observer."""
 
     def site_finished(self, phase: str, round: int, site: str, entry: SiteEntry) -> None:
         super().site_finished(site, entry)
 
 
-def test_time_left_is_the_median_of_the_phase_times_what_remains() -> None:
+def test_time_left_is_the_median_round_time_times_rounds_left() -> None:
     clock = Clock()
     state = _State("run", PLAN, SITES, clock)
     assert (state.total, state.done, state.left) == (6, 0, None)
@@ -63,14 +63,14 @@ def test_time_left_is_the_median_of_the_phase_times_what_remains() -> None:
     assert state.left == 0.0
 
 
-def test_a_resumed_run_counts_the_rounds_before() -> None:
+def test_resumed_run_counts_earlier_rounds() -> None:
     state = _State("run", PLAN, SITES, Clock())
     play(state, "train", 2, 4, 10.0, aster=entry(), birch=entry())
     assert state.done == 4
     assert state.left == 10.0
 
 
-def test_what_a_site_line_knows() -> None:
+def test_site_state_tracks_metrics_bytes_and_participation() -> None:
     state = _State("run", PLAN, SITES, Clock())
     play(state, "train", 0, 4, 1.0, aster=entry(loss=1.0, val_dice=0.25), birch=entry(loss=0.5))
     play(state, "train", 1, 4, 1.0, aster=entry(loss=0.8, val_dice=0.5))
@@ -90,12 +90,12 @@ def console(terminal: bool) -> tuple[Console, io.StringIO]:
     return made, stream
 
 
-def test_a_terminal_gets_a_table_and_a_pipe_lines() -> None:
+def test_open_progress_chooses_rich_for_a_terminal_and_plain_otherwise() -> None:
     assert isinstance(open_progress(console(terminal=True)[0]), RichProgress)
     assert isinstance(open_progress(console(terminal=False)[0]), PlainProgress)
 
 
-def test_plain_lines_say_all_of_a_round_in_one_line_each() -> None:
+def test_plain_progress_prints_one_line_per_round() -> None:
     made, stream = console(terminal=False)
     with PlainProgress(made) as progress:
         progress.run_started("iop-fl on phantom", PLAN, SITES)
@@ -116,7 +116,7 @@ def test_plain_lines_say_all_of_a_round_in_one_line_each() -> None:
     ]
 
 
-def test_many_sites_are_summed_up() -> None:
+def test_plain_progress_of_many_sites_prints_mean_and_range() -> None:
     made, stream = console(terminal=False)
     progress = PlainProgress(made)
     progress.run_started("run", PLAN, [f"s{i}" for i in range(9)])
@@ -128,7 +128,7 @@ def test_many_sites_are_summed_up() -> None:
     assert "Dice 0.400 (0.000 to 0.800)" in stream.getvalue()
 
 
-def test_the_live_table_shows_every_site_and_ends_as_done() -> None:
+def test_rich_progress_shows_every_site_and_ends_as_done() -> None:
     made, stream = console(terminal=True)
     with RichProgress(made) as progress:
         progress.run_started("iop-fl on phantom", PLAN, SITES)
@@ -144,7 +144,7 @@ def test_the_live_table_shows_every_site_and_ends_as_done() -> None:
     assert "0.688" in last  # the mean of 0.875 and 0.5
 
 
-def test_a_display_without_a_run_is_empty() -> None:
+def test_rich_progress_without_a_run_is_empty() -> None:
     made, _ = console(terminal=True)
     assert str(RichProgress(made).render()) == ""
     with pytest.raises(RuntimeError, match="call run_started first"):
@@ -170,5 +170,5 @@ def test_a_display_without_a_run_is_empty() -> None:
         (sparkline([0.0] * 40 + [1.0], width=3), "▁▁█"),
     ],
 )
-def test_wording(found: str, expected: str) -> None:
+def test_size_duration_number_and_sparkline_format_values(found: str, expected: str) -> None:
     assert found == expected

@@ -1,4 +1,4 @@
-"""What a report shows of clusters: w as a heat map, and the synthetic images as they are."""
+"""Clusters in a report: w as a heat map, and the synthetic images."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MIXING = {
     "2": {"1": 0.02, "2": 0.87, "10": 0.11},
     "10": {"1": 0.0, "2": 0.0, "10": 1.0},
 }
-# Six images a row, and right of each and below it a white line.
+# Six images per row, with a white line to the right of and below each.
 COLUMNS, GAP = 6, 1
 
 
 def page(path: Path, images: dict[str, Tensor], task: Task = TASK) -> str:
-    """The report of a run whose synthetic images are these, by cluster."""
+    """The report of a run with these synthetic images, by cluster."""
     spec = NetworkSpec(name="resnet18", arguments={})
     publication = Publication(
         "clusters",
@@ -49,7 +49,7 @@ def page(path: Path, images: dict[str, Tensor], task: Task = TASK) -> str:
 
 
 def sheet(text: str, cluster: str) -> NDArray[np.uint8]:
-    """The picture of a cluster's synthetic images, [H, W] or [H, W, 3]."""
+    """The sheet of a cluster's synthetic images, [H, W] or [H, W, 3]."""
     (source,) = re.findall(rf'alt="synthetic images of cluster {cluster}" src="([^"]+)"', text)
     start, content = source.split(",")
     assert start == "data:image/png;base64"
@@ -57,7 +57,7 @@ def sheet(text: str, cluster: str) -> NDArray[np.uint8]:
 
 
 def tiles(picture: NDArray[np.uint8], height: int, width: int) -> list[NDArray[np.uint8]]:
-    """The places for images, row by row; what lies between them is white."""
+    """The tiles for images, row by row; the gaps between them are white."""
     rows, columns = picture.shape[0] // (height + GAP), picture.shape[1] // (width + GAP)
     assert (rows * (height + GAP), columns * (width + GAP)) == picture.shape[:2]
     assert columns == COLUMNS
@@ -69,7 +69,7 @@ def tiles(picture: NDArray[np.uint8], height: int, width: int) -> list[NDArray[n
 
 
 def drawn(count: int, channels: int = 1, seed: int = 0) -> Tensor:
-    """[N, C, 8, 9], every image on a level and of a contrast of its own."""
+    """[N, C, 8, 9]; every image has its own brightness and contrast."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(count, channels, 8, 9, generator=generator)
     powers = torch.arange(count).view(-1, 1, 1, 1)
@@ -77,7 +77,7 @@ def drawn(count: int, channels: int = 1, seed: int = 0) -> Tensor:
 
 
 def whole_range(image_CHW: Tensor) -> NDArray[np.uint8]:
-    """[H, W, C]: its least value at 0, its greatest at 255, pixel by pixel."""
+    """[H, W, C], computed pixel by pixel: the lowest value becomes 0, the highest 255."""
     values = image_CHW.tolist()
     flat = [v for channel in values for row in channel for v in row]
     low, high = min(flat), max(flat)
@@ -91,7 +91,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> str:
     return page(tmp_path_factory.mktemp("report"), images)
 
 
-def test_the_more_was_learned_of_a_cluster_the_darker_its_cell(text: str) -> None:
+def test_mixing_cell_is_darker_for_a_larger_share(text: str) -> None:
     table = text.split("was distilled</h2>")[1].split("</table>")[0]
     assert re.findall(r"<th class=\"n\">cluster (\w+)", table) == list(MIXING)
     assert re.findall(r"<b>cluster (\w+)", table) == list(MIXING)
@@ -100,13 +100,13 @@ def test_the_more_was_learned_of_a_cluster_the_darker_its_cell(text: str) -> Non
     assert [float(shown) for _, shown in cells] == pytest.approx(values, abs=6e-4)
     found = sorted({(value, float(shade)) for value, (shade, _) in zip(values, cells, strict=True)})
     assert all(w < more and shade < darker for (w, shade), (more, darker) in pairwise(found)), found
-    # No share is white; the whole is dark, though not so that its figure could not be read.
+    # A share of 0 is white; a share of 1 is dark, but its figure stays readable.
     (_, least), *_, (_, greatest) = found
     assert least == 0
     assert 0.5 < greatest < 1
 
 
-def test_every_synthetic_image_is_shown_from_its_own_darkest_to_its_own_brightest(text: str) -> None:
+def test_synthetic_images_are_each_scaled_to_the_full_grey_range(text: str) -> None:
     for cluster, images in (("1", drawn(8)), ("2", drawn(6, seed=1))):
         picture = sheet(text, cluster)
         assert picture.ndim == 2
@@ -118,7 +118,7 @@ def test_every_synthetic_image_is_shown_from_its_own_darkest_to_its_own_brightes
         assert all((rest == 255).all() for rest in found[len(images) :])
 
 
-def test_an_image_without_contrast_is_shown_all_the_same(text: str) -> None:
+def test_synthetic_image_without_contrast_is_shown_black(text: str) -> None:
     first, *rest = tiles(sheet(text, "10"), 8, 9)
     assert (first == 0).all()
     assert all((tile == 255).all() for tile in rest)
@@ -129,7 +129,7 @@ def test_an_image_without_contrast_is_shown_all_the_same(text: str) -> None:
     [(3, 0, [0, 1, 2]), (1, 1, [1]), (1, 2, [2]), (3, 1, [3, 4, 5])],
     ids=["colour", "grey slices", "five grey slices", "colour slices"],
 )
-def test_colour_is_shown_as_it_is_and_of_neighbours_the_middle_one(
+def test_colour_images_keep_colour_and_neighbour_stacks_show_the_middle(
     tmp_path: Path, channels: int, neighbours: int, shown: list[int]
 ) -> None:
     task = TASK.model_copy(update={"channels": channels, "neighbours": neighbours})
@@ -143,7 +143,7 @@ def test_colour_is_shown_as_it_is_and_of_neighbours_the_middle_one(
     assert all((rest == 255).all() for rest in found[3:])
 
 
-def test_the_sheets_and_curves_of_all_clusters_are_there(text: str) -> None:
+def test_report_has_sheets_of_all_clusters_curves_and_silhouettes(text: str) -> None:
     assert re.findall(r'alt="synthetic images of cluster (\w+)"', text) == list(MIXING)
     assert "Cross-entropy of the images" in text
     assert "Distillation loss" not in text

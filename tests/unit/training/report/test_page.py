@@ -26,7 +26,7 @@ from training.run import Result, Run, execute
 
 
 class _Reader(HTMLParser):
-    """Collects text, and every address the page refers to."""
+    """Collects the text and every address that the page refers to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,19 +52,19 @@ def read(path: Path) -> _Reader:
 
 
 class TestRecord:
-    """What a run leaves as JSON."""
+    """The record of a run as JSON."""
 
-    def test_it_comes_back_as_it_was(self, tmp_path: Path) -> None:
+    def test_record_round_trips_through_json(self, tmp_path: Path) -> None:
         record = make_record()
         assert RunRecord.read(record.write(tmp_path / "record.json")) == record
 
-    def test_traffic_by_group_and_time(self) -> None:
+    def test_record_sums_traffic_by_group_and_seconds(self) -> None:
         record = make_record()
         assert record.traffic() == {"sent": {"weights": 6000, "metrics": 96}, "received": {"weights": 3000}}
         assert record.seconds == 6.5
 
     @pytest.mark.parametrize("content", [b"", b"{}", b'{"run": 1}'])
-    def test_what_is_not_a_record_is_named(self, tmp_path: Path, content: bytes) -> None:
+    def test_read_of_an_invalid_record_names_the_file(self, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "record.json").write_bytes(content)
         with pytest.raises(TrainingError, match=r"record\.json is not the record of a run"):
             RunRecord.read(tmp_path / "record.json")
@@ -73,14 +73,14 @@ class TestRecord:
 class TestReport:
     """The page about a run."""
 
-    def test_it_needs_nothing_else(self, tmp_path: Path) -> None:
+    def test_report_refers_to_no_other_file(self, tmp_path: Path) -> None:
         reader = read(write_report(make_record(), tmp_path / "report.html"))
         assert all(address.startswith("#") for address in reader.addresses)
         assert not {"script", "link", "img", "iframe"} & set(reader.tags)
         assert "@import" not in (tmp_path / "report.html").read_text()
         assert reader.tags.count("svg") == 4
 
-    def test_it_says_what_happened(self, tmp_path: Path) -> None:
+    def test_report_shows_sites_dropouts_warnings_and_published_models(self, tmp_path: Path) -> None:
         text = " | ".join(read(write_report(make_record(), tmp_path / "report.html")).texts)
         for fragment in (
             "iop-fl on nodules",
@@ -93,12 +93,12 @@ class TestReport:
             "sha256:abababababababab…",
             "learning_rate | 0.001",
             "For research use only",
-            "0.562 | best Dice, mean",  # of the third round: north alone did better in the second
+            "0.562 | best Dice, mean",  # of round 3; round 2 has a better score, but of north alone
             "9.1 kB | exchanged",
         ):
             assert fragment in text, fragment
 
-    def test_own_models_have_each_their_own_best_round(self, tmp_path: Path) -> None:
+    def test_best_own_score_averages_the_best_round_of_each_site(self, tmp_path: Path) -> None:
         def own(dice: float) -> SiteEntry:
             return SiteEntry(1.0, {"personal_val_dice": dice}, {}, {}, (), 0.1)
 
@@ -110,8 +110,8 @@ class TestReport:
         assert "0.688 | best own Dice, mean" in text
 
     @pytest.mark.parametrize("metric", ["val_dice", "joined_val_dice", "val_accuracy"])
-    def test_no_false_alarm_is_no_worse(self, tmp_path: Path, metric: str) -> None:
-        """The patients of south are healthy: they have a Dice, of 0, only where something is found."""
+    def test_best_score_ignores_a_site_that_has_no_score(self, tmp_path: Path, metric: str) -> None:
+        """The patients of south are healthy: they have a Dice, of 0, only where something is predicted."""
 
         def site(score: float | None) -> SiteEntry:
             return SiteEntry(1.0, {} if score is None else {metric: score}, {}, {}, (), 0.1)
@@ -121,16 +121,16 @@ class TestReport:
             RoundEntry("train", round_, 3, 0.1, {"north": site(north), "south": site(south)})
             for round_, (north, south) in enumerate(told)
         )
-        # A round without south is of other patients.
+        # A round without south covers other patients.
         rounds += (RoundEntry("train", 3, 4, 0.1, {"north": site(1.0)}),)
         text = " | ".join(read(write_report(make_record(rounds=rounds), tmp_path / "report.html")).texts)
         assert "0.900 | best" in text
 
-    def test_the_same_record_gives_the_same_bytes(self, tmp_path: Path) -> None:
+    def test_report_of_the_same_record_has_the_same_bytes(self, tmp_path: Path) -> None:
         first = write_report(make_record(), tmp_path / "a.html").read_bytes()
         assert write_report(make_record(), tmp_path / "b.html").read_bytes() == first
 
-    def test_nothing_measured_and_nothing_published(self, tmp_path: Path) -> None:
+    def test_report_without_metrics_and_models_omits_their_sections(self, tmp_path: Path) -> None:
         bare = SiteEntry(1.0, {}, {}, {}, (), 0.1)
         rounds = (RoundEntry("sum", 0, 1, 0.1, {"north": bare}), RoundEntry("cluster", 0, 1, 0.2))
         record = make_record(rounds=rounds, published=(), warnings=(), left_out=())
@@ -140,7 +140,7 @@ class TestReport:
         assert "Sites" in text
 
 
-def test_a_curve_has_its_points_in_order() -> None:
+def test_line_chart_draws_points_in_order_and_scale() -> None:
     svg = line_chart({"north": Line([(1, 0.0), (2, 1.0), (3, 0.5)], "#123456")}, share=True)
     path = next(d for d in re.findall(r'd="([^"]+)"[^>]*?#123456', svg))
     points = [tuple(map(float, p.split())) for p in re.findall(r"[ML] ([\d.]+ [\d.]+)", path)]
@@ -153,11 +153,11 @@ def test_a_curve_has_its_points_in_order() -> None:
 
 
 class TestOverlays:
-    """A site's own page."""
+    """The page of one site."""
 
     @staticmethod
     def slices() -> SliceSet:
-        """Two patients of three slices; the second slice shows most."""
+        """Two patients of three slices; the second slice shows the most foreground."""
         rng = np.random.default_rng(0)
         targets = np.zeros((6, 16, 16), np.uint8)
         for patient in range(2):
@@ -172,7 +172,7 @@ class TestOverlays:
         sources = [a for a in read(path).addresses if a.startswith("data:image/png;base64,")]
         return [np.asarray(Image.open(io.BytesIO(base64.b64decode(s.split(",")[1])))) for s in sources]
 
-    def test_outlines_lie_where_the_masks_are(self, tmp_path: Path) -> None:
+    def test_overlay_outlines_are_drawn_at_the_mask_borders(self, tmp_path: Path) -> None:
         slices = self.slices()
         predicted = np.zeros_like(slices.targets)
         predicted[:, 2:8, 2:8] = 1
@@ -188,7 +188,7 @@ class TestOverlays:
         assert (rows.max() + 1, columns.max() + 1) == (216, 216)
         assert not orange[60:120, 60:120].any()
 
-    def test_dice_is_over_all_slices_of_the_patient(self, tmp_path: Path) -> None:
+    def test_overlay_dice_covers_all_slices_of_the_patient(self, tmp_path: Path) -> None:
         slices = self.slices()
         predicted = slices.targets.copy()
         predicted[2] = 0  # misses 4 of the first patient's 68 pixels
@@ -198,7 +198,7 @@ class TestOverlays:
         assert "p1 | slice 2 | global: 1.000 | own: 1.000" in text
         assert "must not leave it" in text
 
-    def test_nothing_to_find_has_no_dice(self, tmp_path: Path) -> None:
+    def test_overlay_without_foreground_shows_no_dice(self, tmp_path: Path) -> None:
         slices = self.slices()
         empty = SliceSet(
             slices.images, np.zeros_like(slices.targets), slices.patients, slices.cases, slices.positions
@@ -207,7 +207,7 @@ class TestOverlays:
         assert "global: –" in read(path).texts
         assert "tokens" not in " ".join(read(path).texts)
 
-    def test_attention_is_drawn_in_proportion(self, tmp_path: Path) -> None:
+    def test_overlay_attention_bars_are_proportional(self, tmp_path: Path) -> None:
         slices = self.slices()
         shares = {"own": {"own": 0.75, "aster": 0.25, "s": 0.0}}
         path = write_overlays(tmp_path, "s", TASK, slices, {"own": slices.targets}, shares)
@@ -234,7 +234,7 @@ def result(phantom_federation: Path, tmp_path_factory: pytest.TempPathFactory) -
 class TestOfARun:
     """After a real, small run."""
 
-    def test_its_record(self, result: Result) -> None:
+    def test_record_of_a_run_has_sites_models_and_no_patient_names(self, result: Result) -> None:
         record = RunRecord.of(result, ["look out"])
         assert (record.method, record.left_out, record.warnings) == ("iop-fl", ("cedar",), ("look out",))
         assert [site.name for site in record.sites] == ["aster", "birch"]
@@ -248,7 +248,7 @@ class TestOfARun:
         names = {case.patient for site in result.run.federation.sites for case in site.cases}
         assert not any(name in record.model_dump_json() for name in names)
 
-    def test_each_site_sees_its_own_patients_and_models_only(self, result: Result, tmp_path: Path) -> None:
+    def test_site_page_shows_only_its_own_patients_and_models(self, result: Result, tmp_path: Path) -> None:
         pages = write_site_pages(result, tmp_path)
         assert pages == {name: tmp_path / "sites" / name / "overlays.html" for name in ("aster", "birch")}
         for site in result.run.sites():

@@ -1,4 +1,4 @@
-"""What the report of a FedOAP run says of its bytes, beside the paper's table."""
+"""Transmitted bytes in the report of a FedOAP run, next to the paper's table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def entry(sent: dict[str, int], received: dict[str, int]) -> SiteEntry:
 
 
 def rounds() -> tuple[RoundEntry, ...]:
-    """North and south send tokens, east keeps its own in; the bank is empty at first."""
+    """North and south send tokens, east withholds its own; the bank is empty in the first round."""
     up, down = {"weights": WEIGHTS, "tokens": ENTRY, "metrics": 16}, {"weights": WEIGHTS}
     first = {name: entry(up, {**down, "bank": 0}) for name in ("north", "south")}
     second = {
@@ -43,7 +43,7 @@ def rows(page: Path) -> dict[str, tuple[str, str]]:
     return {html.unescape(name): (sent, received) for name, sent, received in cells}
 
 
-def test_a_rounds_bytes_are_beside_the_papers(tmp_path: Path) -> None:
+def test_fedoap_report_shows_bytes_per_round_next_to_the_paper(tmp_path: Path) -> None:
     record = make_record(method="fedoap", rounds=rounds(), config={"width": 64})
     page = write_report(record, tmp_path / "report.html")
     assert rows(page) == {
@@ -59,13 +59,15 @@ def test_a_rounds_bytes_are_beside_the_papers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [{"width": 16}, {"width": 128}])
-def test_another_width_is_said_to_be_another(config: dict[str, int], tmp_path: Path) -> None:
+def test_fedoap_report_of_another_width_warns_against_comparison(
+    config: dict[str, int], tmp_path: Path
+) -> None:
     record = make_record(method="fedoap", rounds=rounds(), config=config)
     said = write_report(record, tmp_path / "report.html").read_text()
     assert f"this run's has width {config['width']} and cannot be compared with them" in said
 
 
-def test_other_methods_and_runs_without_a_round_have_no_such_table(tmp_path: Path) -> None:
+def test_transmission_is_absent_for_other_methods_and_empty_runs(tmp_path: Path) -> None:
     assert content(make_record(method="fedoap", rounds=()), None) is None
     for record in (make_record(rounds=rounds()), make_record(method="fedoap", rounds=())):
         assert "beside the paper" not in write_report(record, tmp_path / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""Joining: what is learned, which epoch is kept, and that a killed one goes on as if nothing had happened."""
+"""Joining: learned parameters, the epoch that is kept, and an exact resume after a kill."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def joined(config: JoiningConfig = CONFIG, **options: Any) -> tuple[FedOapUNet, 
     return made, join(made, TRAIN, VALIDATION, config, **options)
 
 
-def test_it_learns_the_hospitals_masks_and_leaves_the_bank_alone() -> None:
+def test_join_learns_the_hospital_masks_and_keeps_the_bank() -> None:
     made, found = joined(with_fields(CONFIG, epochs=5, learning_rate=1e-2))
     assert found.best.dice > found.start.dice + 0.2
     assert [epoch.epoch for epoch in found.history] == list(range(6))
@@ -66,7 +66,7 @@ def test_it_learns_the_hospitals_masks_and_leaves_the_bank_alone() -> None:
     assert all(parameter.requires_grad for parameter in made.parameters())
 
 
-def test_the_network_that_is_left_is_the_best_epochs() -> None:
+def test_join_leaves_the_network_of_the_best_epoch() -> None:
     made, found = joined()
     maps, attention = predict(made, VALIDATION.images)
     truth = VALIDATION.targets
@@ -77,17 +77,17 @@ def test_the_network_that_is_left_is_the_best_epochs() -> None:
     torch.testing.assert_close(attention.sum(dim=1), torch.ones(4))
 
 
-def test_step_0_is_kept_where_nothing_is_better() -> None:
+def test_join_keeps_step_0_when_no_epoch_is_better() -> None:
     made, found = joined(with_fields(CONFIG, learning_rate=0.0, least_rate=0.0, weight_decay=0.0))
     assert found.best_epoch == 0
     before = state(network())
     assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
 
 
-def test_only_the_personal_part_learns_if_asked() -> None:
+def test_join_with_trains_personal_changes_only_the_personal_part() -> None:
     made, _ = joined(with_fields(CONFIG, trains="personal", learning_rate=0.05, epochs=1))
     before = state(network())
-    # Whatever was kept, what may not be learned stayed.
+    # Whichever epoch was kept, the frozen parameters are unchanged.
     changed = {name for name, tensor in made.state_dict().items() if not torch.equal(tensor, before[name])}
     assert all(name.startswith((*QUERY, *ADAPTER)) for name in changed)
     seen: list[JoiningCheckpoint] = []
@@ -96,7 +96,7 @@ def test_only_the_personal_part_learns_if_asked() -> None:
     assert any(not torch.equal(seen[0].state[name], seen[1].state[name]) for name in seen[0].state)
 
 
-def test_a_step_is_that_of_the_plain_loss_by_hand() -> None:
+def test_join_with_plain_loss_takes_the_hand_computed_step() -> None:
     config = with_fields(CONFIG, loss="plain", epochs=1, batch_size=8, weight_decay=0.0)
     seen: list[JoiningCheckpoint] = []
     joined(config, after_epoch=seen.append)
@@ -114,14 +114,14 @@ def test_a_step_is_that_of_the_plain_loss_by_hand() -> None:
     )
 
 
-def test_the_perturbed_loss_is_another_loss() -> None:
-    # With a threshold of 0 every pixel is perturbed, so that even a network that is sure of nothing sees it.
+def test_join_with_perturbed_loss_differs_from_plain_loss() -> None:
+    # A threshold of 0 perturbs every pixel, so the loss of an undecided network changes too.
     plain = with_fields(CONFIG, epochs=1, threshold=0.0, variance=4.0, loss="plain")
     found = {joined(config)[1].history[1].loss for config in (plain, with_fields(plain, loss="perturbed"))}
     assert len(found) == 2
 
 
-def test_the_configuration_reaches_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_join_passes_the_configuration_to_every_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """The cosine runs over both epochs of two steps: 0.2 + 0.8 (1 + cos(pi s / 4)) / 2 at s = 0, 1, 2, 3."""
     steps: Any = sys.modules[join.__module__]
     rates: list[list[float]] = []
@@ -152,7 +152,7 @@ def test_the_configuration_reaches_every_step(monkeypatch: pytest.MonkeyPatch) -
     assert augmented == [True, True]
 
 
-def test_what_was_killed_after_any_epoch_comes_to_the_same() -> None:
+def test_join_resumed_after_any_epoch_equals_an_uninterrupted_run() -> None:
     config = with_fields(CONFIG, epochs=2, augment=True)
     left: list[bytes] = []
     whole, straight = joined(config, after_epoch=lambda c: left.append(c.to_bytes()))
@@ -171,7 +171,7 @@ def test_what_was_killed_after_any_epoch_comes_to_the_same() -> None:
         assert resumed == left[len(left) - len(resumed) :]
 
 
-def test_a_checkpoint_of_another_joining_is_refused() -> None:
+def test_join_rejects_a_checkpoint_of_another_run() -> None:
     left: list[JoiningCheckpoint] = []
     joined(with_fields(CONFIG, epochs=1), after_epoch=left.append)
     with pytest.raises(CheckpointError, match="epochs: expected 3, found 1"):
@@ -184,7 +184,7 @@ def test_a_checkpoint_of_another_joining_is_refused() -> None:
         JoiningCheckpoint.from_bytes(left[-1].to_bytes()[:-7])
 
 
-def test_a_loss_that_is_no_number_ends_it_with_the_best_so_far() -> None:
+def test_join_with_non_finite_loss_stops_and_keeps_the_best_epoch() -> None:
     made, found = joined(with_fields(CONFIG, learning_rate=1e30))
     assert found.stopped is not None
     assert "lower learning_rate" in found.stopped
@@ -192,7 +192,7 @@ def test_a_loss_that_is_no_number_ends_it_with_the_best_so_far() -> None:
     assert all(math.isfinite(float(tensor.sum())) for tensor in made.state_dict().values())
 
 
-def test_a_tick_stops_it_before_the_next_step() -> None:
+def test_join_stops_when_check_cancelled_raises() -> None:
     ticks = iter(range(5))
 
     def check_cancelled() -> None:
@@ -203,7 +203,7 @@ def test_a_tick_stops_it_before_the_next_step() -> None:
         joined(with_fields(CONFIG, epochs=100), check_cancelled=check_cancelled)
 
 
-def test_false_alarms_are_counted_on_slices_without_a_tumour() -> None:
+def test_false_positives_count_slices_without_a_tumour() -> None:
     images, truth = discs(4, seed=1)
     drawn = truth.to(torch.uint8)
     drawn[2:] = 0
@@ -211,7 +211,7 @@ def test_false_alarms_are_counted_on_slices_without_a_tumour() -> None:
     made = network()
     found = join(made, TRAIN, validation, with_fields(CONFIG, epochs=1))
     maps, _ = predict(made, images[2:])
-    # Of 32 x 32 pixels a speck is one.
+    # At 32 x 32 pixels a single pixel does not count as a false alarm.
     assert found.best.false_positives == sum(int(one.sum()) >= 2 for one in maps) / 2
 
 
@@ -236,6 +236,6 @@ def test_false_alarms_are_counted_on_slices_without_a_tumour() -> None:
         (lambda: JoiningConfig(learning_rate=1e-4, least_rate=1e-3), "least_rate: expected at most"),
     ],
 )
-def test_what_does_not_fit_is_refused(make: Any, words: str) -> None:
+def test_join_rejects_invalid_examples_and_configuration(make: Any, words: str) -> None:
     with pytest.raises(AdaptationError, match=words):
         make()

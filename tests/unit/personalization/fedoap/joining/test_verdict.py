@@ -1,4 +1,4 @@
-"""The gate of what joined, check by check, on masks drawn by hand."""
+"""The gate of joined networks, check by check, on hand-drawn masks."""
 
 from __future__ import annotations
 
@@ -36,44 +36,44 @@ def failed(joining: Joining = GOOD, found: np.ndarray = FOUND, **more: Any) -> d
     return bad
 
 
-def test_a_good_one_passes() -> None:
+def test_judge_joining_passes_a_good_network() -> None:
     assert failed() == {}
 
 
-def test_what_is_no_better_than_zero_shot_fails() -> None:
+def test_judge_joining_fails_without_dice_gain_or_with_low_dice() -> None:
     kept = Joining((JoiningEpoch(0, None, 0.9, 0.0),), 0)
     assert failed(kept) == {"dice_gain": 0.0}
     poor = Joining((JoiningEpoch(0, None, 0.1, None), JoiningEpoch(1, 0.5, 0.4, None)), 1)
     assert failed(poor) == {"validation_dice": 0.4}
 
 
-def test_finding_tumours_where_none_is_fails() -> None:
+def test_judge_joining_fails_with_many_false_positives() -> None:
     alarmed = Joining((JoiningEpoch(0, None, 0.2, 1.0), JoiningEpoch(1, 0.5, 0.8, 0.6)), 1)
     assert failed(alarmed) == {"false_positives": 0.6}
 
 
-def test_giants_are_told_by_the_largest_that_was_drawn() -> None:
-    # The largest drawn share of a scan: (16 + 36) / 800 = 0.065; twice that are 52 of 400 pixels.
+def test_judge_joining_fails_masks_twice_the_largest_drawn_one() -> None:
+    # The largest drawn share of a scan is (16 + 36) / 800 = 0.065; twice that is 52 of 400 pixels.
     assert failed(found=masks(4, 6, 0, 7, 7)) == {}
     assert failed(found=masks(4, 6, 0, 8, 7)) == {"giant": 0.25}
 
 
-def test_empty_masks_count_beyond_those_that_were_drawn_empty() -> None:
-    # One of two drawn scans is empty, both of the others are found so: half more, which is the limit.
+def test_judge_joining_counts_empty_masks_above_the_drawn_rate() -> None:
+    # One of two drawn scans is empty; both other scans are predicted empty: 0.5 more, which is the limit.
     assert failed(found=masks(4, 6, 0, 0, 0)) == {}
     drawn = masks(4, 6, 2, 0, 0)
     assert failed(found=masks(4, 6, 2, 0, 0), drawn_NHW=drawn) == {"emptied": 1.0}
     assert failed(found=masks(4, 6, 0, 0, 0), drawn_NHW=masks(4, 6, 0, 9, 9), drawn_on_N=[True] * 5) == {}
 
 
-def test_noise_is_in_too_many_pieces() -> None:
+def test_judge_joining_fails_fragmented_masks() -> None:
     found = FOUND.copy()
     found[:, 10::3, 10::3] = 1
-    # 4 x 4 specks beside the square in each of five slices, against one piece in each that was drawn.
+    # 4 x 4 specks next to the square in each of five slices; each drawn slice has one piece.
     assert failed(found=found) == {"fragments": 18 / 2}
 
 
-def test_masks_that_do_not_fit_are_refused() -> None:
+def test_judge_joining_rejects_mismatched_masks() -> None:
     with pytest.raises(LabelError, match="at least one true"):
         failed(drawn_on_N=[False] * 5)
     with pytest.raises(LabelError, match="drawn"):

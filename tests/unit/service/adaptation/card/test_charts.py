@@ -19,18 +19,18 @@ from service.adaptation.card.charts import HEIGHT, WIDTH, Mark, Scale, curve, ti
         (0.0001, 0.00039, [0.0001, 0.0002, 0.0003, 0.0004]),
     ],
 )
-def test_ticks_are_round_and_hold_the_values(low: float, high: float, expected: list[float]) -> None:
+def test_ticks_are_round_and_cover_the_values(low: float, high: float, expected: list[float]) -> None:
     assert ticks(low, high) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("value", [0.0, 0.5, -2.0, 1e-9])
-def test_ticks_around_a_single_value(value: float) -> None:
+def test_ticks_of_a_single_value_surround_it(value: float) -> None:
     found = ticks(value, value)
     assert found[0] < value < found[-1] or value in found
     assert len(found) > 1
 
 
-def test_a_scale_is_linear_and_may_run_downwards() -> None:
+def test_scale_is_linear_and_may_be_inverted() -> None:
     scale = Scale(0.0, 10.0, 100.0, 0.0)
     assert [scale(0), scale(5), scale(10)] == [100.0, 50.0, 0.0]
 
@@ -42,7 +42,7 @@ def lines(svg: str) -> list[list[tuple[float, float]]]:
     ]
 
 
-def test_a_falling_curve_falls() -> None:
+def test_curve_of_falling_values_falls_on_the_page() -> None:
     (points,) = lines(curve([(0, 3.0), (1, 2.0), (2, 1.0)]))
     xs, ys = zip(*points, strict=True)
     assert xs == tuple(sorted(xs))
@@ -52,23 +52,23 @@ def test_a_falling_curve_falls() -> None:
     assert all(0 <= x <= WIDTH and 0 <= y <= HEIGHT for x, y in points)
 
 
-def test_what_is_no_number_leaves_a_gap() -> None:
+def test_curve_has_a_gap_at_missing_and_nan_values() -> None:
     found = lines(curve([(0, 3.0), (1, 2.0), (2, None), (3, 1.0), (4, float("nan")), (5, 1.0), (6, 2.0)]))
     assert [len(piece) for piece in found] == [2, 2, 2]
     assert found[1][0] == found[1][1]
 
 
-def test_without_a_number_there_is_no_curve() -> None:
+def test_curve_without_finite_values_is_empty() -> None:
     assert curve([(0, None), (1, float("inf"))]) == ""
     assert curve([]) == ""
 
 
-def test_marks_lie_on_the_curve_or_nowhere() -> None:
+def test_mark_without_a_value_is_not_drawn() -> None:
     svg = curve([(0, 3.0), (1, 2.0), (2, None)], [Mark(1, "chosen"), Mark(2, "unsafe"), Mark(9, "unsafe")])
     found = re.findall(r'<circle class="(\w+)" cx="([\d.]+)" cy="([\d.]+)"', svg)
     assert [(kind, (float(x), float(y))) for kind, x, y in found] == [("chosen", lines(svg)[0][1])]
 
 
-def test_many_epochs_are_not_all_named() -> None:
+def test_curve_of_many_epochs_labels_at_most_twelve() -> None:
     svg = curve([(epoch, 1.0 / (epoch + 1)) for epoch in range(200)])
     assert len(re.findall(r'<text class="x"', svg)) <= 12

@@ -108,7 +108,7 @@ def page(card: Card) -> Page:
     return Page(render(card))
 
 
-def test_everything_that_is_known_is_on_the_card() -> None:
+def test_card_shows_every_known_fact() -> None:
     shown = page(FULL).text
     for said in (
         "brain.at-dune@1",
@@ -135,11 +135,11 @@ def test_everything_that_is_known_is_on_the_card() -> None:
         assert said in shown
 
 
-def test_the_same_card_is_the_same_page() -> None:
+def test_render_of_the_same_card_is_deterministic() -> None:
     assert render(FULL) == render(FULL)
 
 
-def test_it_needs_nothing_that_is_not_in_it() -> None:
+def test_card_page_refers_to_no_other_file() -> None:
     found = page(FULL)
     assert found.named("script") == found.named("link") == found.named("iframe") == []
     references = [
@@ -160,7 +160,7 @@ def test_it_needs_nothing_that_is_not_in_it() -> None:
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>&amp;{{ 7*7 }}</title></style>"
 
 
-def test_text_from_anybody_is_text() -> None:
+def test_card_page_escapes_hostile_text() -> None:
     found = page(
         replace(
             FULL,
@@ -200,7 +200,7 @@ STATES = {
 
 
 @pytest.mark.parametrize("state", STATES)
-def test_each_state_says_what_it_is_and_why(state: str) -> None:
+def test_card_of_each_state_shows_state_reason_and_gate(state: str) -> None:
     again, sentence, gate = STATES[state]
     found = page(replace(BARE, state=state, reason="because of this", stage="adapting, epoch 2 of 10"))
     assert state.replace("_", " ") in found.text
@@ -215,7 +215,7 @@ def test_each_state_says_what_it_is_and_why(state: str) -> None:
     assert bool(refreshed) == again
 
 
-def test_what_was_learned_is_shown_while_the_job_still_runs() -> None:
+def test_card_of_a_running_job_shows_epochs_and_shares() -> None:
     found = page(replace(BARE, state="running", epochs=FULL.epochs[:2], sections=ROUTED, stage="adapting"))
     assert "Epoch by epoch" in found.text
     assert "Share of each model per layer" in found.text
@@ -223,36 +223,36 @@ def test_what_was_learned_is_shown_while_the_job_still_runs() -> None:
     assert [circle for circle in found.named("circle") if circle["class"] == "chosen"] == []
 
 
-def test_a_gate_that_passed_says_so() -> None:
+def test_card_with_a_passed_gate_offers_assignment_without_override() -> None:
     shown = page(replace(FULL, gate=Gate(True, ()), decisions=())).text
     assert "may be assigned" in shown
     assert "override" not in shown
 
 
-def test_a_candidate_without_a_verdict_is_no_candidate_that_passed() -> None:
+def test_card_of_a_candidate_without_verdict_requires_an_override() -> None:
     shown = page(replace(FULL, gate=None, decisions=())).text
     assert "No verdict is recorded" in shown
     assert "explicit override" in shown
 
 
-def test_pictures_that_are_gone_are_said_to_be() -> None:
+def test_card_without_pictures_says_that_they_expired() -> None:
     found = page(replace(FULL, pictures=()))
     assert found.named("img") == []
     assert "have expired or were deleted" in found.text
 
 
-def test_a_card_of_one_scan_expects_no_gate() -> None:
+def test_card_of_a_scan_job_has_no_gate() -> None:
     shown = page(replace(BARE, kind="scan", state="succeeded", hospital=None)).text
     assert "no candidate to judge" in shown
     assert "For hospital" not in shown
     assert "Before and after" not in shown
 
 
-def test_step_0_is_called_so() -> None:
+def test_card_with_best_epoch_0_names_step_0() -> None:
     assert "step 0 chosen epoch of 2" in page(replace(FULL, best_epoch=0)).text
 
 
-def test_shares_are_normalised_per_layer_and_coloured_by_their_ratio_to_equal_parts() -> None:
+def test_heat_map_normalises_shares_per_layer_and_colours_by_ratio() -> None:
     cells = dict(heat_map(COEFFICIENTS))
     assert [cell.share for cell in cells["aster"]] == [0.75, 0.25, 0.5]
     assert [cell.share for cell in cells["global"]] == [0.25, 0.75, 0.5]
@@ -263,13 +263,13 @@ def test_shares_are_normalised_per_layer_and_coloured_by_their_ratio_to_equal_pa
     assert cells["aster"][0].title == "encoder1: aster 75.0%"
 
 
-def test_a_layer_that_uses_nothing_is_drawn_all_the_same() -> None:
+def test_heat_map_of_a_layer_with_zero_coefficients_shows_zero_shares() -> None:
     cells = dict(heat_map(HeatMap(("head",), ("aster", "global"), ((0.0, 0.0),), "all layers")))
     assert [cell.share for cell in cells["aster"]] == [0.0, 0.0]
     assert cells["aster"][0].strength == 100
 
 
-def test_attention_is_drawn_in_proportion_and_names_are_escaped() -> None:
+def test_attention_bars_are_proportional_and_names_are_escaped() -> None:
     shares = {"own": 0.5, "aster": 0.25, "<b>birch</b>": 0.25}
     sections = (*FULL.sections, *JOINING.sections({"attention": shares}, ()))
     content = render(replace(FULL, sections=sections, words=JOINING.words))
@@ -292,7 +292,7 @@ PICKED = {
 }
 
 
-def test_the_cost_of_every_cluster_is_a_row_and_the_picked_one_is_marked() -> None:
+def test_picking_section_lists_cluster_costs_and_marks_the_picked_one() -> None:
     content = render(
         replace(BARE, state="succeeded", words=PICKING.words, sections=PICKING.sections(PICKED, ()))
     )
@@ -306,11 +306,11 @@ def test_the_cost_of_every_cluster_is_a_row_and_the_picked_one_is_marked() -> No
 
 
 @pytest.mark.parametrize("missing", ["cluster", "options", "sites", "costs"])
-def test_a_result_without_a_whole_pick_has_no_section(missing: str) -> None:
+def test_incomplete_picking_result_has_no_section(missing: str) -> None:
     assert PICKING.sections({name: value for name, value in PICKED.items() if name != missing}, ()) == ()
     assert PICKING.sections({**PICKED, missing: 3}, ()) == () or missing == "cluster"
 
 
 @pytest.mark.parametrize("found", [None, {}, "own", {"own": 1.5}, {"own": 0.5, "aster": "half"}])
-def test_attention_that_is_no_share_of_1_has_no_section(found: object) -> None:
+def test_invalid_attention_shares_have_no_section(found: object) -> None:
     assert JOINING.sections({"attention": found}, ()) == ()

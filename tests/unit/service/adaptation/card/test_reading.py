@@ -68,14 +68,14 @@ def table(*rows: list[Any], layers: int = 2) -> dict[str, Any]:
     return {"layers": [f"l{i}" for i in range(layers)], "models": ["a", "global"], "values": list(rows)}
 
 
-def test_a_job_that_only_waits_has_a_card(here: Place) -> None:
+def test_queued_job_has_a_card(here: Place) -> None:
     card = here.card(submit(here))
     assert (card.state, card.model, card.candidate, card.epochs) == ("queued", "brain", None, ())
     assert card.under_way
     assert "Waiting for a worker" in render(card)
 
 
-def test_a_job_under_way_shows_the_latest_that_is_known(here: Place) -> None:
+def test_card_of_a_running_job_keeps_the_latest_event_of_each_epoch(here: Place) -> None:
     progress = {"stage": "adapting", "epoch": 1, "epochs": 5}
     job = submit(here, state="running", progress=progress, parent=publish_space(here.store, 0).digest)
     first = {"epoch": 0, "loss": 0.5, "entropy": 0.4, "coefficients": table([0.5, 0.5], [0.5, 0.5])}
@@ -95,7 +95,7 @@ def test_a_job_under_way_shows_the_latest_that_is_known(here: Place) -> None:
     assert (card.stage, card.warnings) == ("adapting, epoch 1 of 5", ("one scan is dark",))
 
 
-def test_a_check_that_was_not_measured_is_no_check_that_passed_nor_one_that_failed(
+def test_unmeasured_check_is_neither_passed_nor_failed(
     here: Place,
 ) -> None:
     checks = [
@@ -126,13 +126,13 @@ def test_a_check_that_was_not_measured_is_no_check_that_passed_nor_one_that_fail
         table([0.5, -1.0], [0.5, 0.5]),
     ],
 )
-def test_coefficients_that_are_no_table_are_left_out(here: Place, found: Any) -> None:
+def test_malformed_coefficients_are_left_out_of_the_card(here: Place, found: Any) -> None:
     job = submit(here, parent=publish_space(here.store, 0).digest)
     note(here, job, "epoch", {"epoch": 0, "loss": 0.1, "coefficients": found})
     assert here.card(job).sections == ()
 
 
-def test_what_another_version_may_have_written_breaks_no_card(here: Place) -> None:
+def test_card_ignores_malformed_stored_fields(here: Place) -> None:
     job = submit(
         here,
         state="succeeded",
@@ -150,7 +150,7 @@ def test_what_another_version_may_have_written_breaks_no_card(here: Place) -> No
     assert "No verdict is recorded" in render(card)
 
 
-def test_pictures_come_in_pairs(here: Place) -> None:
+def test_card_pairs_before_and_after_pictures(here: Place) -> None:
     job = submit(here)
     folder = JobFolder(here.settings.state_dir, job)
     for name in ("1-before", "1-after", "2-before", "notes"):
@@ -160,7 +160,7 @@ def test_pictures_come_in_pairs(here: Place) -> None:
     assert (after.caption, after.content) == ("scan 1, after", b"1-after")
 
 
-def test_what_was_made_from_a_withdrawn_parent_is_told_in_its_kinds_words(here: Place) -> None:
+def test_card_of_a_withdrawn_parent_uses_the_words_of_its_kind(here: Place) -> None:
     shared = publish_model(here.store, "brain.global", part_of="brain")
     manifest = shared.manifest
     parent = here.store.publish(
@@ -177,7 +177,7 @@ def test_what_was_made_from_a_withdrawn_parent_is_told_in_its_kinds_words(here: 
     assert card.epochs[0].parts == {"loss": 0.1, "dice": 0.5}
 
 
-def test_a_card_without_its_parent_claims_nothing_about_the_kind(here: Place) -> None:
+def test_card_without_its_parent_names_no_kind(here: Place) -> None:
     job = submit(here, state="succeeded", result={"attention": {"own": 1.0}})
     note(here, job, "epoch", {"epoch": 0, "loss": 0.5, "dice": 0.4})
     card = here.card(job)
@@ -186,6 +186,6 @@ def test_a_card_without_its_parent_claims_nothing_about_the_kind(here: Place) ->
     assert all(found.words.truth not in render(card) for found in ADAPTABLE.values())
 
 
-def test_there_is_no_card_of_no_job(here: Place) -> None:
+def test_card_of_an_unknown_job_is_rejected(here: Place) -> None:
     with pytest.raises(JobUnknown):
         here.card("0" * 32)

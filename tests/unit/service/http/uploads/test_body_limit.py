@@ -43,13 +43,13 @@ async def reading(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.parametrize("sent", [[], [{**END, "body": b"{", "more_body": True}]])
-def test_a_body_that_stalls_is_a_problem(sent: list[Message]) -> None:
+def test_stalled_body_is_a_408_problem(sent: list[Message]) -> None:
     with pytest.raises(Problem, match="Nothing arrived for") as refused:
         run(reading, *sent)
     assert refused.value.status == 408
 
 
-def test_a_large_body_is_a_problem_until_the_limit_is_lifted() -> None:
+def test_large_body_is_a_413_problem_unless_the_limit_is_lifted() -> None:
     async def receiving(scope: Scope, receive: Receive, send: Send) -> None:
         lift(Request(scope))
         await reading(scope, receive, send)
@@ -60,7 +60,7 @@ def test_a_large_body_is_a_problem_until_the_limit_is_lifted() -> None:
     run(receiving, LARGE, END)
 
 
-def test_who_waits_for_a_disconnect_is_not_disturbed() -> None:
+def test_body_limit_does_not_disturb_waiting_for_a_disconnect() -> None:
     waited = []
 
     async def streaming(_: Scope, receive: Receive, send: Send) -> None:

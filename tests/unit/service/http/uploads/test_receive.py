@@ -61,7 +61,7 @@ def spool(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("piece", [1, 7, 64, 10_000])
-def test_a_form_is_read_the_same_however_it_is_cut(spool: Path, piece: int) -> None:
+def test_form_is_read_the_same_for_any_chunk_size(spool: Path, piece: int) -> None:
     content = random.Random(0).randbytes(2000) + f"\r\n--{BOUNDARY[:-1]}".encode() + b"\r\n--\r\n"
     body = body_of(('name="scan"; filename="a.png"', content), ('name="model"', "Gehirn-\u00e4".encode()))
     with send(spool, body, piece=piece) as form:
@@ -71,14 +71,14 @@ def test_a_form_is_read_the_same_however_it_is_cut(spool: Path, piece: int) -> N
         assert form.files["scan"].sha256 == "sha256:" + hashlib.sha256(content).hexdigest()
 
 
-def test_what_httpx_encodes_is_understood(spool: Path) -> None:
+def test_form_encoded_by_httpx_is_read(spool: Path) -> None:
     content = bytes(range(256)) * 50
     request = httpx.Request("POST", "http://x", files={"scan": ("x.nii", content)}, data={"output": "json"})
     with send(spool, request.read(), **{"content-type": request.headers["content-type"]}) as form:
         assert (form.fields, form.files["scan"].read()) == ({"output": "json"}, content)
 
 
-def test_a_large_scan_lies_in_a_file_without_a_name_until_the_form_is_closed(spool: Path) -> None:
+def test_large_scan_is_spooled_to_an_unnamed_file_until_close(spool: Path) -> None:
     content = random.Random(1).randbytes(2 * IN_MEMORY_BYTES + 5)
     form = send(spool, body_of(('name="scan"; filename="../../mueller.nii"', content)))
     assert list(spool.iterdir()) == []
@@ -88,12 +88,12 @@ def test_a_large_scan_lies_in_a_file_without_a_name_until_the_form_is_closed(spo
     assert open_files(spool) == []
 
 
-def test_a_small_scan_never_touches_the_disk(spool: Path) -> None:
+def test_small_scan_is_not_spooled(spool: Path) -> None:
     with send(spool, body_of(('name="scan"; filename="a"', b"x" * 1000))):
         assert open_files(spool) == []
 
 
-def test_the_spool_is_private_and_swept(tmp_path: Path) -> None:
+def test_prepare_spool_makes_it_private_and_empty(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir(mode=0o755)
     (spool / "upload-x1y2").write_bytes(b"half a scan")
@@ -103,7 +103,7 @@ def test_the_spool_is_private_and_swept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_one_byte_beyond_the_limit_is_413(spool: Path, declared: bool) -> None:
+def test_form_one_byte_above_the_limit_is_413(spool: Path, declared: bool) -> None:
     fits = body_of(('name="scan"; filename="a"', b"x" * LIMITS.max_bytes))
     with send(spool, fits) as form:
         assert form.files["scan"].size == LIMITS.max_bytes
@@ -116,14 +116,14 @@ def test_one_byte_beyond_the_limit_is_413(spool: Path, declared: bool) -> None:
     assert open_files(spool) == []
 
 
-def test_a_content_length_beyond_the_limit_is_refused_before_the_body_is_stored(spool: Path) -> None:
+def test_content_length_above_the_limit_is_413_before_the_body_is_read(spool: Path) -> None:
     body = body_of(('name="scan"; filename="a"', b"x"))
     with pytest.raises(Problem) as refused:
         send(spool, body, **{"content-length": str(10**12)})
     assert refused.value.status == 413
 
 
-def test_an_endless_body_is_cut_off(spool: Path) -> None:
+def test_endless_body_is_cut_off_at_the_limit(spool: Path) -> None:
     taken = 0
 
     def endless() -> Iterator[bytes]:
@@ -156,7 +156,7 @@ def test_an_endless_body_is_cut_off(spool: Path) -> None:
         (body_of(('name="x"\r\n' + "\r\n".join(f"X-{i}: y" for i in range(1000)), b"")), "framing"),
     ],
 )
-def test_a_malformed_form_is_422_with_its_reason(spool: Path, body: bytes, reason: str) -> None:
+def test_malformed_form_is_422_with_its_reason(spool: Path, body: bytes, reason: str) -> None:
     with pytest.raises(Problem, match=reason) as refused:
         send(spool, body)
     assert refused.value.status == 422
@@ -166,13 +166,13 @@ def test_a_malformed_form_is_422_with_its_reason(spool: Path, body: bytes, reaso
 @pytest.mark.parametrize(
     "content_type", ["", "application/json", "multipart/form-data", "multipart/mixed; boundary=x", "\x00;;="]
 )
-def test_another_content_type_is_415(spool: Path, content_type: str) -> None:
+def test_form_with_another_content_type_is_415(spool: Path, content_type: str) -> None:
     with pytest.raises(Problem) as refused:
         send(spool, body_of(('name="scan"; filename="a"', b"x")), **{"content-type": content_type})
     assert refused.value.status == 415
 
 
-def test_a_client_that_goes_away_leaves_nothing(spool: Path) -> None:
+def test_client_disconnect_leaves_no_spooled_file(spool: Path) -> None:
     def leaving() -> Iterator[bytes | None]:
         yield body_of(('name="scan"; filename="a"', b"x" * 2 * IN_MEMORY_BYTES), end=False)
         assert len(open_files(spool)) == 1
@@ -183,7 +183,7 @@ def test_a_client_that_goes_away_leaves_nothing(spool: Path) -> None:
     assert open_files(spool) == []
 
 
-def test_a_client_that_stalls_is_told_so(spool: Path) -> None:
+def test_stalled_client_gets_408(spool: Path) -> None:
     async def scenario() -> None:
         request = request_of(iter([body_of(('name="scan"; filename="a"', b"x"), end=False)]))
         silence = asyncio.Event()
@@ -209,7 +209,7 @@ def send_many(spool: Path, *scans: bytes, files: int = 2000) -> UploadForm:
     return asyncio.run(receive(request, spool, limits, file_fields=("scans",), repeated_fields=("scans",)))
 
 
-def test_a_field_that_may_be_repeated_holds_its_files_in_order(spool: Path) -> None:
+def test_repeated_field_keeps_its_files_in_order(spool: Path) -> None:
     draw = random.Random(2)
     scans = [draw.randbytes(draw.choice((0, 1, 1000, IN_MEMORY_BYTES // 3))) for _ in range(7)]
     with send_many(spool, *scans) as form:
@@ -224,14 +224,14 @@ def test_a_field_that_may_be_repeated_holds_its_files_in_order(spool: Path) -> N
     assert open_files(spool) == []
 
 
-def test_thousands_of_files_take_one_descriptor(spool: Path) -> None:
+def test_many_files_of_a_form_use_one_descriptor(spool: Path) -> None:
     with send_many(spool, *[b"x" * 1500] * 1500) as form:
         assert len(form.repeated["scans"]) == 1500
         assert len(open_files(spool)) == 1
     assert open_files(spool) == []
 
 
-def test_repeated_files_are_counted_together(spool: Path) -> None:
+def test_repeated_files_share_count_and_size_limits(spool: Path) -> None:
     with pytest.raises(Problem, match="more than 2 times") as refused:
         send_many(spool, b"1", b"2", b"3", files=2)
     assert refused.value.status == 422
@@ -241,7 +241,7 @@ def test_repeated_files_are_counted_together(spool: Path) -> None:
     assert open_files(spool) == []
 
 
-def test_a_bare_body_is_one_file(spool: Path) -> None:
+def test_raw_body_is_one_file(spool: Path) -> None:
     content = random.Random(3).randbytes(2 * IN_MEMORY_BYTES + 11)
     pieces = (content[i : i + 10_000] for i in range(0, len(content), 10_000))
     with asyncio.run(receive_body(request_of(pieces), spool, LIMITS)) as upload:
@@ -253,7 +253,7 @@ def test_a_bare_body_is_one_file(spool: Path) -> None:
 
 
 @pytest.mark.parametrize("declared", [True, False])
-def test_a_bare_body_beyond_the_limit_is_413(spool: Path, declared: bool) -> None:
+def test_raw_body_above_the_limit_is_413(spool: Path, declared: bool) -> None:
     content = b"x" * (LIMITS.max_bytes + 1)
     headers = {"content-length": str(len(content))} if declared else {}
     with asyncio.run(receive_body(request_of(iter([content[1:]])), spool, LIMITS)) as upload:
@@ -265,9 +265,7 @@ def test_a_bare_body_beyond_the_limit_is_413(spool: Path, declared: bool) -> Non
 
 
 @pytest.mark.parametrize("refusal", [CohortFull("no room"), ReferenceNotFound("no model")])
-def test_a_bare_body_is_refused_at_the_door_and_its_client_may_go_away(
-    spool: Path, refusal: Exception
-) -> None:
+def test_raw_body_rejected_by_admit_is_drained(spool: Path, refusal: Exception) -> None:
     async def refuse() -> None:
         raise refusal
 
@@ -291,7 +289,7 @@ def test_a_bare_body_is_refused_at_the_door_and_its_client_may_go_away(
         (QueueFull("come back"), False),
     ],
 )
-def test_a_rejection_closes_the_connection_unless_it_is_about_a_hospitals_records(
+def test_rejection_closes_the_connection_unless_hospital_records_cause_it(
     spool: Path, refusal: ServiceError, closes: bool
 ) -> None:
     async def refuse() -> None:
@@ -302,7 +300,7 @@ def test_a_rejection_closes_the_connection_unless_it_is_about_a_hospitals_record
     assert refusal.headers == ({"Connection": "close"} if closes else {})
 
 
-def test_a_refusal_at_the_door_comes_before_the_body(spool: Path) -> None:
+def test_form_is_rejected_by_admit_before_its_body(spool: Path) -> None:
     async def refuse() -> None:
         raise Problem(503, "busy", "Busy", "Come back.")
 
