@@ -1,7 +1,7 @@
 """Two small federations that FedBiCross really trained: `shapes` in grey, `stains` in colour.
 
-`shapes` has two clusters, `stains` one, whose model is a global one. The networks see 20x16, which is no
-picture's size and not square, so that a picture that comes in turned or squeezed is answered otherwise.
+`shapes` has two clusters. `stains` has one, and its model is a global one. The networks see 20x16: no picture
+has this size, and it is not square, so a turned or squeezed picture gets another answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`shapes`: two clusters of a drawn network, whose batch norms expect what two hospitals see."""
+"""`shapes`: two clusters of a drawn network, with batch norms that expect what two hospitals see."""
 
 from __future__ import annotations
 

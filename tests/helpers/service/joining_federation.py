@@ -1,6 +1,6 @@
 """A small cross-attention that was really trained: `tumour`, of two sites, and scans with masks from outside.
 
-Its task is the phantom's at 32x32, patients being told by their number. The network has width 8.
+Its task is the phantom's at 32x32, with patients known by their number. The network has width 8.
 """
 
 from __future__ import annotations

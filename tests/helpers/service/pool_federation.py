@@ -13,7 +13,7 @@ USAGE = (10, 30, 0, 40, 20)
 
 
 def publish_pool(root: Path, task: Task, spec: NetworkSpec, name: str = "pool") -> None:
-    """Publish `NAME.backbone` and the ssf-pool `NAME`, of a network whose every float is drawn."""
+    """Publish `NAME.backbone` and the ssf-pool `NAME`, of a network with every float drawn at random."""
     import torch
 
     from personalization.export import to_onnx

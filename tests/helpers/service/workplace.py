@@ -113,7 +113,7 @@ def opened(root: Path, routing_store: Path, **settings: Any) -> Iterator[Workpla
 
 
 def draft_of(loaded: LoadedSpace, weights: bytes = b"weights") -> CandidateDraft:
-    """A candidate made of the space by nobody's work."""
+    """A candidate of the space, made without an adaptation."""
     return CandidateDraft(
         parent=loaded.offered,
         model=loaded.manifest,

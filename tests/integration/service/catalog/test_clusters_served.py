@@ -93,7 +93,7 @@ def told(answer: httpx.Response) -> NDArray[np.float64]:
 
 
 def pick_and_assign(api: Any, scans: list[bytes]) -> str:
-    """The cluster that oak's scans pick, whose model is assigned to it from now on."""
+    """The cluster that oak's scans pick; its model is assigned to oak."""
     files = [("scans", (f"{number}", scan)) for number, scan in enumerate(scans)]
     sent = api.client.post("/hospitals/oak/adaptations", files=files, data={"model": "shapes"})
     assert sent.status_code == 202, sent.text
@@ -109,7 +109,7 @@ def pick_and_assign(api: Any, scans: list[bytes]) -> str:
 
 
 def cases(home: Mapping[str, str]) -> list[tuple[dict[str, str], str, str]]:
-    """What is asked, the artefact whose graph answers, whose it is; `home` is the cluster of each site."""
+    """The query, the artefact with the graph that answers, its owner; `home` is the cluster of each site."""
     found = [({**CLUSTER, "cluster": k}, f"shapes.cluster-{k}", f"cluster; cluster={k}") for k in ("1", "2")]
     for site, k in home.items():
         own = f"shapes.cluster-{k}", f"cluster; cluster={k}"
@@ -156,7 +156,7 @@ def test_classify_with_each_part_equals_its_graph_run_alone(api: Any, grey: Pixe
         answered[name] = told(response)
 
     assert set(answered) == {name for name in store.names() if GRAPH in store.open(name).manifest.files}
-    # Each is told from all others but its copy, so that the right figures say that the right one answered.
+    # Each answer differs from all others but its copy, so the figures show which one answered.
     of_oak = answered.pop("shapes.at-oak")
     np.testing.assert_array_equal(of_oak, answered[f"shapes.cluster-{picked}"])
     names = sorted(answered)

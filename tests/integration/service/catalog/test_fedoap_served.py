@@ -25,7 +25,7 @@ from training.phantom import write_federation
 
 METHOD = {"width": 2, "heads": 4, "rounds": 3, "local_steps": 8, "batch_size": 8, "fine_tune_rounds": 1}
 SOURCES = ("own", "aster", "birch", "cedar")
-# A patient whom no site has seen, on a scanner whose slices have the network's own size.
+# A patient that no site has seen, on a scanner with slices of the network's own size.
 ((SCAN, _),) = drawn_scans(1, "aster").values()
 ASKED = [
     ({"personalization": "global"}, "global", "global", None),

@@ -89,7 +89,7 @@ def test_picked_version_is_assigned_serves_and_is_rolled_back(api: Any) -> None:
     now = api.client.get(SERVING).json()
     assert (now["artefact"], now["because"]) == ("shapes.at-oak@1", "assigned")
 
-    # Before the first pick nobody had decided.
+    # Before the first pick there was no decision.
     further = api.client.post(f"{SERVING}/rollback", json=WHO, headers=if_match(3))
     assert (further.status_code, further.json()["type"]) == (409, "urn:locum:problem:nothing-to-roll-back")
     left = api.client.put(SERVING, json={"version": 1, **WHO}, headers=if_match(3))

@@ -1,4 +1,4 @@
-"""An ssf-pool is served at once: what a scan picks is told, and a hospital's picks are held against the
+"""An ssf-pool is served at once: the answer names a scan's picks, and a hospital's picks are held against the
 federation's."""
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def test_unsupported_options_of_a_pool_are_422(
 
 
 def counted(api: Any, hospital: str, scans: int) -> dict[str, Any]:
-    """What is told of the one version, once so many scans are noted: that is done after each answer."""
+    """The key usage of the one version, once so many scans are recorded: recording follows each answer."""
     deadline = time.monotonic() + 30
     while True:
         versions = api.client.get(f"/hospitals/{hospital}/serving/organ/key-usage").json()["versions"]

@@ -258,7 +258,7 @@ def test_both_nifti_versions_plain_and_gzipped_give_the_same_mask(
 
 
 def test_nifti_slope_and_intercept_are_applied(api: Any, bright: NDArray[np.bool_]) -> None:
-    # Stored 0 and 1, meant 10 and 120.
+    # Stored as 0 and 1, and read as 10 and 120.
     content = nifti(bright.astype(np.int16))
     scaled = patched(content, 112, "<2f", 110.0, 10.0)
     np.testing.assert_array_equal(mask_of(api.segment(scaled)), bright)

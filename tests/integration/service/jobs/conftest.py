@@ -1,4 +1,4 @@
-"""An API with the routing space `brain`, the hospitals `north` and `south`, and nobody who works on jobs."""
+"""An API with the routing space `brain`, the hospitals `north` and `south`, and no worker."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def send(api: Any, scans: list[bytes], key: str | None = None, **fields: str) ->
 
 
 def half_sent(api: Any, hospital: str, key: str = "another") -> httpx.Response:
-    """A form that ends in the middle, which whoever reads it finds malformed."""
+    """A form that ends in the middle, which a reader finds malformed."""
     answer: httpx.Response = api.client.post(
         f"/hospitals/{hospital}/adaptations",
         content=b"--b\r\nContent-Disposition: form-data; name=",

@@ -1,6 +1,6 @@
-"""The mask lies where the organ truly is, however the volume is stored.
+"""The mask covers the organ, however the volume is stored.
 
-A network trained on an asymmetric phantom, whose organ has a darker mirror image on the other side, segments
+The network is trained on an asymmetric phantom, which has a darker mirror image of the organ. It segments
 one unseen patient in all 48 axis orders and directions, and obliquely. The truth is the phantom's formula.
 """
 

@@ -37,7 +37,7 @@ def running(pid: int) -> bool:
 
 
 def running_in(state: Path) -> set[int]:
-    """Processes whose environment or command line names this state folder."""
+    """Processes that name this state folder in their environment or command line."""
     found = set()
     for process in psutil.process_iter():
         try:

@@ -90,7 +90,7 @@ def test_cancelled_job_ends_and_the_next_job_runs(
     assert (done["state"], done["reason"]) == ("succeeded", None)
     assert [epoch["epoch"] for epoch in done["epochs"]] == [0, 1]
     assert done["coefficients"]["models"] == ["aster", "birch", "global"]
-    # The candidate opens, and answers whoever asks for it by name.
+    # The candidate opens, and answers a caller that asks for it by name.
     reference = done["candidate"]["reference"]
     assert reference == "organ.at-dune@1"
     assert api.store.open(reference).digest == done["candidate"]["digest"]

@@ -62,7 +62,7 @@ class Joined:
 
 
 def slices(patient: int = 503) -> NDArray[np.float32]:
-    """What a network sees of a scan; by default of the one that nobody drew on."""
+    """What a network sees of a scan; by default of the one without a mask."""
     return prepare(volume("dune", patient)[0], TUMOUR).slices
 
 
@@ -269,7 +269,7 @@ def test_killed_joining_job_resumes_to_the_same_weights(
     def dies(self: JobFolder, path: Path, content: bytes) -> None:
         write(self, path, content)
         dead.append(path)
-        # Before anybody is told of the epoch.
+        # Before the event of the epoch.
         if len(dead) == checkpoint:
             raise LeaseLost("as if the process were gone")
 

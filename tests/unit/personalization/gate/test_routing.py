@@ -75,7 +75,7 @@ def test_shuffled_weights_fail() -> None:
             order = torch.randperm(value.numel(), generator=generator)
             value.copy_(value.flatten()[order].view_as(value))
     assert "agreement" in failed(verdict_of(network))
-    # Even where their statistics are measured anew, as those of a candidate would be
+    # Even where their statistics are measured again, as those of a candidate would be
     assert {"agreement", "statistics_distance"} <= failed(verdict_of(bake_statistics(network, IMAGES)))
 
 

@@ -155,7 +155,7 @@ def test_without_bn_only_the_routing_learns() -> None:
     adapt(network, images, AdaptationConfig(epochs=1, train_bn_affine=False))
     for name, value in network.named_parameters():
         assert torch.equal(value, before[name]) == ("router" not in name), name
-    # Said anew at each call, so that one without does not decide the next
+    # Set at each call, so that a call without it does not decide the next
     adapt(network, images, AdaptationConfig(epochs=1))
     assert any(not torch.equal(v, before[n]) for n, v in network.named_parameters() if "router" not in n)
 

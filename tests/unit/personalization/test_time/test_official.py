@@ -83,7 +83,7 @@ def reference_loop(model: Reference, images: Tensor, batch: int, epochs: int, se
     for _ in range(epochs):
         for start in range(0, len(images), batch):
             x = images[start : start + batch]
-            generator = torch.Generator().manual_seed(seed_of(seed, "step"))  # anew for every step
+            generator = torch.Generator().manual_seed(seed_of(seed, "step"))  # a new one for every step
             spread = torch.stack([image.std(correction=0) for image in x]).view(-1, 1, 1, 1)
             noisy = x + 0.5 * spread * torch.randn(x.shape, generator=generator, dtype=x.dtype)
             flips = torch.randint(2, (len(x),), generator=generator).tolist()

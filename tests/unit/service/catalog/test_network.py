@@ -1,4 +1,4 @@
-"""Which version and whose network answers."""
+"""Which version and which network answers."""
 
 from __future__ import annotations
 

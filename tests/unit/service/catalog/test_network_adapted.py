@@ -86,7 +86,7 @@ def test_assigned_adapted_version_is_resolved_for_its_hospital(
 def test_unassigned_candidate_is_not_resolved(catalogue: Catalogue) -> None:
     assert told(resolve_network(*catalogue, None, "dune")) == ("brain@2", "brain.global@2", "global")
     decide(catalogue, "brain.at-dune@1")
-    # The second candidate is newer, and still nobody's.
+    # The second candidate is newer, and still assigned to no hospital.
     assert told(resolve_network(*catalogue, None, "dune")) == DUNE
 
 

@@ -1,4 +1,4 @@
-"""Whose model of a FedBiCross artefact answers, and what is refused."""
+"""Which model of a FedBiCross artefact answers, and what is rejected."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_cluster_is_the_named_one_or_that_of_the_hospital(catalogue: Catalogue) 
     assert told(resolve_network(*catalogue, "shapes", None, "cluster", None, "2")) == cluster
     assert told(resolve_network(*catalogue, "shapes", "oak", "cluster", None, "2")) == cluster
     assert told(resolve_network(*catalogue, "shapes", "at-hazel", "cluster")) == cluster
-    # What is named counts, whoever asks.
+    # The named cluster counts, for every caller.
     assert told(resolve_network(*catalogue, "shapes", "at-elm", "cluster", None, "2")) == cluster
     assert told(resolve_network(*catalogue, "shapes", "at-elm", "cluster")) == (
         "shapes.cluster-1@1",

@@ -1,4 +1,4 @@
-"""Who draws class indices where a task's own values are expected is told so, before a job and in it."""
+"""Class indices where a task's own values are expected are rejected by name, before a job and in it."""
 
 from __future__ import annotations
 

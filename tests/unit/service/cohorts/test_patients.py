@@ -1,4 +1,4 @@
-"""Whose a scan is; who is learned from and who validates: by patient, with a target on both sides."""
+"""The patient of a scan; the split into training and validation: by patient, with a target on both sides."""
 
 from __future__ import annotations
 

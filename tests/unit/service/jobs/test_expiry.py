@@ -1,4 +1,4 @@
-"""What expires is deleted, what a job needs is not, and what nobody knows of is swept."""
+"""Expired files are deleted, files that a job needs are kept, and files without a record are swept."""
 
 from __future__ import annotations
 

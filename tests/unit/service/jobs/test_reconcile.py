@@ -28,7 +28,7 @@ pytestmark = pytest.mark.process
 
 
 class Bench:
-    """A database, a Redis and whoever looks after jobs, all real."""
+    """A database, a Redis and the code that reconciles jobs, all real."""
 
     def __init__(self, database: Database, state_dir: Path) -> None:
         self.database = database

@@ -64,7 +64,7 @@ def test_responses_are_counted_by_route_template(app: FastAPI, metrics: Metrics)
         ask(app, path)
     ask(app, "/patients/jane", "BREW")
     with pytest.raises(AssertionError):
-        # Nobody is there any more to be answered, which is what this client asserts.
+        # The client has disconnected, which this test client asserts.
         ask(app, "/patients/impatient")
     assert samples(metrics) == {
         ("GET", "/patients/{name}", "200"): 2,

@@ -116,8 +116,8 @@ def test_concurrent_first_notes_of_a_day_are_both_counted(
 
 
 def test_failing_note_is_logged_and_not_raised(database: Database, caplog: pytest.LogCaptureFixture) -> None:
-    note(database, "nobody", pool(), [picked(0, 1)])  # no such hospital: the foreign key refuses
-    assert "key usage of hospital nobody for organ@1 was not noted" in caplog.text
+    note(database, "unregistered", pool(), [picked(0, 1)])  # no such hospital: the foreign key refuses
+    assert "key usage of hospital unregistered for organ@1 was not noted" in caplog.text
     with database.read() as session:
         assert rows_of(session) == []
 

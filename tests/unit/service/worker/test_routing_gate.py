@@ -1,4 +1,4 @@
-"""Whose slices are judged as one, and what a candidate is held against: halves of the hospital's patients."""
+"""Which slices are judged as one, and what a candidate is compared with: halves of the patients."""
 
 from __future__ import annotations
 

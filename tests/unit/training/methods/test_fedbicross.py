@@ -38,7 +38,7 @@ def hospital() -> LabelledData:
 
 
 def opinionated(seed: int) -> State:
-    """A network whose answers are far from even, and differ from image to image."""
+    """A network with answers far from even, which differ from image to image."""
     draw = torch.Generator().manual_seed(seed)
     network = initialise(build("resnet18", in_channels=1, classes=CLASSES, width=1), draw).double().train()
     with torch.no_grad():
@@ -56,7 +56,7 @@ def loaded(state: State) -> torch.nn.Module:
 
 
 def stage_3(cluster: State, own: State, data: ImageSet, config: FedBiCrossConfig) -> State:
-    """Both teachers asked for every batch anew; SGD with momentum and weight decay by hand."""
+    """Both teachers run on every batch; SGD with momentum and weight decay by hand."""
     network, teachers = loaded(cluster).train(), (loaded(cluster), loaded(own))
     velocity = [torch.zeros_like(parameter) for parameter in network.parameters()]
     draw = context("personalise", 0, 1, "elm").generator("train")

@@ -19,7 +19,7 @@ SHAPE = (1, 8, 8)
 CONFIG = FedBiCrossConfig(
     width=1, probes=4, epochs=1, steps=2, outer_steps=1, synthesis_batch=8, checkpoint_every=2
 )
-# Two opinions, each by two sites whose logits are a hundred apart: a softmax does not see that.
+# Two opinions, each of two sites with logits a hundred apart: a softmax does not see that.
 OPINIONS = {
     "elm": (4.0, 0.0, 0.0),
     "fir": (104.0, 100.0, 100.0),

@@ -169,7 +169,7 @@ def test_all_sites_start_from_one_draw_and_queries_are_made_once(store, monkeypa
     for round_ in range(2):
         server, _ = step(method, server, data, memories, "train", round_)
     assert sum(asked) == 12
-    # Augmented images are other images: each batch asks anew, validation does not.
+    # Augmented images are other images: each batch asks again, validation does not.
     augmenting = method_of(store, local_epochs=2, augment=True)
     step(augmenting, server, data, memories, "train", 0)
     assert sum(asked) == 12 + 2 * (6 + 2)

@@ -60,7 +60,7 @@ def test_fine_tuning_keeps_the_best_of_its_rounds_and_the_start(found, selection
             0,
         ),  # a point more at the one who is ill, false alarms at four who are not
         (ValidationScore(0.8, 5), ValidationScore(0.79, 1), 1),
-        (ValidationScore(0.0, 0), ValidationScore(0.0, 2), 0),  # nobody is ill
+        (ValidationScore(0.0, 0), ValidationScore(0.0, 2), 0),  # no patient is ill
         (ValidationScore(0.0, 2), ValidationScore(0.0, 0), 1),
     ],
 )
@@ -104,7 +104,7 @@ def test_fine_tuning_takes_its_own_steps_rate_and_loss(monkeypatch):
 
 
 def _noting(function, seen, position=None):
-    """The function, whose argument at a position, or whose named arguments, are noted."""
+    """The function; `seen` gets its argument at a position, or its named arguments."""
 
     def noted(*arguments, **named):
         seen.append(named if position is None else arguments[position])

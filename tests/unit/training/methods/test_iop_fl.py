@@ -70,7 +70,7 @@ def test_memory_is_not_shared_with_what_is_uploaded_or_received():
 
 
 def remember(algorithm, dices):
-    """The memory after rounds whose personal models have these Dice; P of round t is all t + 1."""
+    """The memory after rounds with these Dice of the personal models; P of round t is all t + 1."""
     from training.methods.common.local_training import ValidationScore
 
     memory = EMPTY

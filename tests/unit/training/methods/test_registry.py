@@ -46,14 +46,14 @@ def test_a_new_file_in_the_package_is_a_method_of_the_command(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("misspelt", "meant"),
+    ("misspelt", "nearest"),
     [("fedpros", "fedprox"), ("FedProx", "fedprox"), ("iop_fl", "iop-fl"), ("fedbicros", "fedbicross")],
 )
-def test_a_misspelt_method_is_answered_with_the_nearest_name(misspelt: str, meant: str) -> None:
+def test_a_misspelt_method_is_answered_with_the_nearest_name(misspelt: str, nearest: str) -> None:
     with pytest.raises(ConfigurationError) as raised:
         method(misspelt)
     assert str(raised.value) == (
-        f"unknown method '{misspelt}': did you mean '{meant}'?\n  - known methods: {', '.join(methods())}"
+        f"unknown method '{misspelt}': did you mean '{nearest}'?\n  - known methods: {', '.join(methods())}"
     )
 
 

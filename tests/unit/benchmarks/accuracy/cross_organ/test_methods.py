@@ -127,7 +127,7 @@ def test_fedrep_trains_the_head_and_then_the_body(data: SiteData) -> None:
     half = FedOap(CONFIG.model_copy(update={"local_steps": 2}), TASK)
     for round_, result in enumerate(results):
         if round_:
-            # The server had it from nobody else.
+            # No other site sent it to the server.
             own = {name: tensor for name, tensor in state_of(network).items() if name.startswith(HEAD)}
             network.load_state_dict({**_start(method), **own})
         for turn, optimiser in optimisers.items():

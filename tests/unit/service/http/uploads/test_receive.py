@@ -32,7 +32,7 @@ def body_of(*parts: tuple[str, bytes], end: bool = True) -> bytes:
 
 
 def request_of(chunks: Iterator[bytes | None], headers: dict[str, str] | None = None) -> Request:
-    """A request whose client sends `chunks`; None: it goes away."""
+    """A request of a client that sends `chunks`; None: it disconnects."""
     given = {"content-type": f"multipart/form-data; boundary={BOUNDARY}", **(headers or {})}
 
     async def receive_message() -> dict[str, Any]:
