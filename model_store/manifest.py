@@ -143,7 +143,7 @@ class ModelManifest(BaseManifest):
         return self
 
     @model_validator(mode="after")
-    def _told_apart(self) -> ModelManifest:
+    def _unique_sources(self) -> ModelManifest:
         if self.sources is not None and len({*self.sources}) < len(self.sources):
             raise ValueError(f"sources: expected unique names, found {', '.join(self.sources)}")
         return self

@@ -121,7 +121,7 @@ def test_a_verdict_needs_every_training_to_agree() -> None:
     assert {verdict(*each) for each in open_} == {"no difference shown"}
 
 
-def test_clients_are_told_apart_by_what_they_have() -> None:
+def test_table_of_clients_separates_them_by_their_data() -> None:
     arms = ("local-only", "local-only, trained on", "FedAvg-1", "FedAvg-1 + fine-tuning", "FedBiCross")
     own = dict.fromkeys(arms, "0101") | {"local-only": "0001", "FedBiCross": "1101"}
     text = where([_row(labels="0111", owners="1122", own=own, clients={"a": [99, 1], "b": [30, 40]})])[-1]
