@@ -32,7 +32,7 @@ from model_store.errors import (
     StoreError,
     UnknownKind,
 )
-from model_store.manifest import AnyManifest, FileEntry, ModelManifest
+from model_store.manifest import AnyManifest, FileEntry
 from model_store.reference import NAME, parse_reference
 from model_store.staging import staging, sweep
 
@@ -281,7 +281,7 @@ class Store:
             with suppress(ArtefactDamaged, UnknownKind):
                 manifest = self._artefact(name, number).manifest
                 readable.add(number)
-                hospital = manifest.hospital if isinstance(manifest, ModelManifest) else None
+                hospital = manifest.adapted_to
                 if hospital is not None and not sees(hospital):
                     hidden.add(number)
         return [n for n in numbers if n not in hidden] if readable - hidden else []
