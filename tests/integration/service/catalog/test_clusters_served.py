@@ -142,11 +142,11 @@ def test_classify_with_each_part_equals_its_graph_run_alone(api: Any, grey: Pixe
     picked = pick_and_assign(api, [file_of(np.roll(grey, 7 * shift, axis=1), "PNG") for shift in range(4)])
 
     answered: dict[str, NDArray[np.float64]] = {}
-    for asked, name, whose in cases(manifest.assignment):
+    for asked, name, owner in cases(manifest.assignment):
         fields = {"model": "shapes", **asked}
         pixels = colour if fields["model"] == "stains" else grey
         response = api.classify(file_of(pixels, "PNG"), **fields)
-        assert response.headers.get("locum-personalization") == whose, (asked, response.text)
+        assert response.headers.get("locum-personalization") == owner, (asked, response.text)
         assert response.headers["locum-graph"] == store.open(name).manifest.files[GRAPH].sha256, asked
         expected = run_alone(store, name, seen(pixels))
         np.testing.assert_allclose(told(response), expected, rtol=0, atol=TOLERANCE, err_msg=str(asked))

@@ -36,8 +36,8 @@ def test_fingerprint_ignores_member_order_and_differs_by_value() -> None:
 
 def test_idempotency_key_with_another_request_is_rejected(database: Database) -> None:
     first, created = submission.create_once(database, "north", "k", "f1", making("k", "f1"))
-    again, anew = submission.create_once(database, "north", "k", "f1", making("k", "f1"))
-    assert (created, anew, again.id) == (True, False, first.id)
+    again, created_again = submission.create_once(database, "north", "k", "f1", making("k", "f1"))
+    assert (created, created_again, again.id) == (True, False, first.id)
     with pytest.raises(IdempotencyConflict, match=first.id):
         submission.create_once(database, "north", "k", "f2", making("k", "f2"))
     other, created = submission.create_once(database, "south", "k", "f2", making("k", "f2", "south"))
