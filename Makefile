@@ -13,8 +13,9 @@ install: .venv/.installed
 demo: install
 	$(BIN)/python -m demo
 
+# In the order of the folders: the long tests of tests/e2e start first, not last.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --quiet
 
 # Unit tests without processes, for every save.
 test-fast: install
