@@ -62,7 +62,7 @@ def usable(session: Session, hospital: str, cohort_id: str, *, lock: bool = Fals
     """The same, with its scans still there.
 
     Raises:
-        CohortUnknown, CohortGone.
+        CohortUnknown, CohortDeleted.
     """
     found = get(session, hospital, cohort_id, lock=lock)
     if found.deleted_at is not None:
@@ -141,7 +141,7 @@ def add_scan(
         (row, whether it is new): the same bytes under the same name again change nothing.
 
     Raises:
-        CohortUnknown, CohortGone, CohortInUse, ScanNameTaken, CohortFull.
+        CohortUnknown, CohortDeleted, CohortInUse, ScanNameTaken, CohortFull.
     """
     folder = CohortFolder(settings.cohorts, cohort_id)
     sha256 = upload.sha256.removeprefix("sha256:")
@@ -180,7 +180,7 @@ def remove_scan(database: Database, settings: Settings, hospital: str, cohort_id
     """Delete one scan, its file and its mask included.
 
     Raises:
-        CohortUnknown, CohortGone, CohortInUse.
+        CohortUnknown, CohortDeleted, CohortInUse.
     """
     with database.write() as session:
         usable(session, hospital, cohort_id, lock=True)

@@ -36,7 +36,7 @@ class ScanFile:
     what: str = "scan"
 
     def read(self) -> bytes:
-        """Its bytes. Raises CohortGone when they are not there, or are others."""
+        """Its bytes. Raises CohortDeleted when they are not there, or are others."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError as error:

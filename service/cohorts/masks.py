@@ -77,7 +77,7 @@ def add_mask(
         (row, whether it is new): the same bytes again change nothing.
 
     Raises:
-        CohortUnknown, CohortGone, CohortInUse, MaskTaken, CohortFull.
+        CohortUnknown, CohortDeleted, CohortInUse, MaskTaken, CohortFull.
     """
     sha256 = upload.sha256.removeprefix("sha256:")
     aside = cohorts.keep_aside(settings, upload)
@@ -121,7 +121,7 @@ def remove_mask(database: Database, settings: Settings, hospital: str, cohort_id
     """Delete one scan's mask, its file included; the scan stays.
 
     Raises:
-        CohortUnknown, CohortGone, CohortInUse.
+        CohortUnknown, CohortDeleted, CohortInUse.
     """
     with database.write() as session:
         cohorts.usable(session, hospital, cohort_id, lock=True)

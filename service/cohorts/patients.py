@@ -89,7 +89,7 @@ def split_by_patient(
         seed: which patients these are follows from it and from their names alone.
 
     Raises:
-        AdaptationRefused: no masks, a name without a patient, or fewer than two patients with a target.
+        AdaptationRejected: no masks, a name without a patient, or fewer than two patients with a target.
     """
     if not drawn:
         raise AdaptationRejected(

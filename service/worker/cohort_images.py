@@ -90,7 +90,7 @@ def load_labelled(
 
     Raises:
         ScanError, TaskError: a file cannot be read or does not fit; the message names it.
-        CohortGone: a file is not there.
+        CohortDeleted: a file is not there.
     """
     images, targets, names, drawn_on, statistics, left_out = [], [], [], [], [], 0
     room = MOST_IMAGES
@@ -156,8 +156,8 @@ def cohort_files(attempt: Attempt) -> list[ScanFile]:
     """The scans of the job's cohort, by name.
 
     Raises:
-        CohortUnknown, CohortGone: there is no such cohort, or not any more.
-        AdaptationRefused: it is empty.
+        CohortUnknown, CohortDeleted: there is no such cohort, or not any more.
+        AdaptationRejected: it is empty.
     """
     job = attempt.job
     assert job.hospital is not None
@@ -183,7 +183,7 @@ def load_images(
 
     Raises:
         ScanError: a scan cannot be read or does not fit the task; the message names it.
-        CohortGone: a file is not there.
+        CohortDeleted: a file is not there.
     """
     budget = max(1, MOST_IMAGES // len(files))
     parts, summaries, total = [], [], 0
