@@ -44,9 +44,9 @@ class CohortAdaptation(AdaptationRequest):
 
 
 def check_place(context: ServiceContext, hospital: str, key: str | None) -> None:
-    """Refuse what is known to be refused before a single scan was received.
+    """Reject what can be rejected before a scan is received.
 
-    A key that made a job passes: that job is the answer, however many wait.
+    An idempotency key of an earlier job passes: that job is the answer, even if the queue is full.
 
     Raises:
         HospitalUnknown, QueueFull.
@@ -59,7 +59,7 @@ def check_place(context: ServiceContext, hospital: str, key: str | None) -> None
 
 @dataclass(frozen=True)
 class AdaptationSubmission:
-    """One request. `uploads` and their `formats` are there when the scans came with it."""
+    """One request. `uploads` are the scans that came with it, `formats` their formats."""
 
     context: ServiceContext
     hospital: str
@@ -70,17 +70,17 @@ class AdaptationSubmission:
     formats: list[str] = field(default_factory=list)
 
     def is_new(self) -> bool:
-        """Whether its scans are to be decoded: not where its key made a job before. Raises as `make`."""
+        """Return whether the idempotency key is new, so the scans must be decoded. Raises as `make`."""
         new = self._before() is None
         if new:
             self._asked_of()
         return new
 
     def make(self) -> tuple[str, bool]:
-        """Make the job, or find the one that this idempotency key made: (id, whether it is new).
+        """Create the job, or find the job of this idempotency key: (id, whether it is new).
 
         Raises:
-            RequestInvalid: options that this kind of model does not take.
+            RequestInvalid: an option that this kind of model does not have.
             SelectionError, CohortError, JobError: a model that cannot be adapted, or not to this cohort.
             HospitalUnknown, StoreError.
         """
@@ -101,12 +101,12 @@ class AdaptationSubmission:
             job, created = self._submit(parent, adaptation, options, cohort)
         finally:
             if not created:
-                # Refused, or the same request came twice at once and the other one was first.
+                # Rejected, or a simultaneous copy of the request created the job first.
                 cohorts.remove(database, self.context.settings, self.hospital, cohort)
         return job, created
 
     def _before(self) -> str | None:
-        """The job that this idempotency key made before."""
+        """Find the earlier job of this idempotency key."""
         with self.context.database.read() as session:
             require_hospital(session, self.hospital)
             if self.key is None:
@@ -115,7 +115,7 @@ class AdaptationSubmission:
             return None if before is None else before.id
 
     def _asked_of(self) -> tuple[Artefact, Adaptation[Any], dict[str, Any]]:
-        """What is to be adapted, how its kind is, and the options as that takes them."""
+        """Resolve the parent, the adaptation of its kind, and the validated options."""
         parent = resolve_parent(self.context.store, self.context.database, self.asked.model, self.hospital)
         adaptation = kind_of(parent).adaptation
         assert adaptation is not None

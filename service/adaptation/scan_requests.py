@@ -1,8 +1,8 @@
 """Submit `personalization=scan` requests: a job adapts a model to one scan, and its result is the mask.
 
-What can be refused is refused at once, as for every other scan: what cannot be read, what does not fit the
-task, what the guard is to refuse, an output that the scan cannot have. What is accepted is a job, on the disk
-before it is answered. Nothing is kept of it but the result, until that expires.
+A request is rejected at once for the same reasons as any other scan: a scan that cannot be read, does not fit
+the task or is rejected by the guard, or an output format that does not fit the scan. An accepted request
+becomes a job, which is durable before the answer. Only its result is kept, until it expires.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from service.prediction.output import choose_output
 from service.runtime.spool import Upload
 from service.settings import Settings, scan_limits
 
-# Often enough to be hardly noticed beside an adaptation, seldom enough to cost nothing.
+# Short compared with an adaptation, and long enough that polling costs nothing.
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.05, 0.5
 
 
 @dataclass(frozen=True)
 class ScanRequest:
-    """A scan to be segmented by a model adapted to it, and who asks how."""
+    """A request to segment a scan with a model adapted to it."""
 
     context: ServiceContext
     request_id: str
@@ -53,7 +53,7 @@ class ScanRequest:
     upload: Upload
 
     async def submit(self) -> str:
-        """Accept it: the id of a job that is on the disk, and was sent to the workers.
+        """Create a durable job, send it to the workers and return its id.
 
         Raises:
             SelectionError, HospitalUnknown, PredictionError, StoreError, ScanError: as for every scan.
@@ -82,7 +82,7 @@ class ScanRequest:
         return found, adaptation.scan
 
     def _check(self, parent: Artefact, adaptation: ScanAdaptation[Any]) -> None:
-        """Refuse now what the worker would refuse later."""
+        """Reject now what the worker would reject later."""
         manifest = self.context.store.by_digest(adaptation.network(parent), ModelManifest).manifest
         scan = decode(self.upload.read(), scan_limits(self.context.settings))
         choose_output(self.options.output, scan)
@@ -95,7 +95,7 @@ class ScanRequest:
         context, job_id = self.context, records.new_id()
         folder = JobFolder(context.settings.state_dir, job_id)
         try:
-            # The file first: a job without its scan could not run.
+            # The file comes before the row, because a job without its scan cannot run.
             folder.write(folder.input, self.upload.read())
             with context.database.write() as session:
                 _check_room(session, context.settings, self.upload.size)
@@ -124,10 +124,10 @@ class ScanRequest:
 
 
 async def wait_for(request: Request, context: ServiceContext, job_id: str, seconds: float) -> Job:
-    """The job, once it is over or `seconds` have passed. Nothing blocks the event loop.
+    """Wait until the job ends or `seconds` have passed, without blocking the event loop.
 
     Raises:
-        ClientDisconnect: the client went away. No other client knows the job, so it is cancelled.
+        ClientDisconnect: the client disconnected. No other client knows the job, so it is cancelled.
     """
     loop = asyncio.get_running_loop()
     deadline, pause = loop.time() + seconds, _FIRST_LOOK_SECONDS
@@ -144,12 +144,12 @@ async def wait_for(request: Request, context: ServiceContext, job_id: str, secon
 
 
 def _check_room(session: Session, settings: Settings, size: int) -> None:
-    """Raise ScanQuotaExceeded unless so many bytes more may wait: as many as all cohorts may have."""
+    """Raise ScanQuotaExceeded if `size` more bytes exceed the quota of waiting scans: that of cohorts."""
     in_turn(session, records.QUEUE)
     unfinished = select(Job.id).where(Job.kind == "scan", Job.state.not_in(TERMINAL))
     waiting = 0
     for job_id in session.scalars(unfinished):
-        # One that is over by now has none any more.
+        # A job that ended meanwhile has no scan any more.
         with suppress(FileNotFoundError):
             waiting += JobFolder(settings.state_dir, job_id).input.stat().st_size
     quota = settings.cohort_quota_bytes
@@ -176,5 +176,5 @@ def _cancel(context: ServiceContext, job_id: str) -> None:
     with context.database.write() as session:
         job = records.cancel(session, job_id)
     if job.state == "cancelled":
-        # No worker will clear up after it.
+        # No worker will delete its files.
         JobFolder(context.settings.state_dir, job_id).delete()

@@ -29,7 +29,7 @@ QUOTA = "the bytes of cohorts"
 
 
 def create(session: Session, settings: Settings, hospital: str, note: str | None = None) -> Cohort:
-    """An empty cohort. Raises HospitalUnknown."""
+    """Create an empty cohort. Raises HospitalUnknown."""
     require_hospital(session, hospital)
     now = datetime.now(UTC)
     cohort = Cohort(
@@ -45,10 +45,10 @@ def create(session: Session, settings: Settings, hospital: str, note: str | None
 
 
 def get(session: Session, hospital: str, cohort_id: str, *, lock: bool = False) -> Cohort:
-    """The hospital's cohort, deleted ones too; with `lock`, it stays as it is until the transaction ends.
+    """Return the hospital's cohort, even if deleted; `lock` blocks other writers until the transaction ends.
 
     Raises:
-        CohortUnknown: this hospital has none of that id, or the caller may not see the hospital.
+        CohortUnknown: this hospital has no cohort of that id, or the caller may not see the hospital.
     """
     found = session.get(Cohort, cohort_id, with_for_update=lock)
     if found is None or found.hospital != hospital or not caller_of(session).sees(hospital):
@@ -59,7 +59,7 @@ def get(session: Session, hospital: str, cohort_id: str, *, lock: bool = False) 
 
 
 def usable(session: Session, hospital: str, cohort_id: str, *, lock: bool = False) -> Cohort:
-    """The same, with its scans still there.
+    """Return the hospital's cohort, if its scans are not deleted.
 
     Raises:
         CohortUnknown, CohortDeleted.
@@ -74,26 +74,26 @@ def usable(session: Session, hospital: str, cohort_id: str, *, lock: bool = Fals
 
 
 def listed(session: Session, hospital: str) -> list[Cohort]:
-    """The hospital's cohorts that still have their scans, newest first. Raises HospitalUnknown."""
+    """List the hospital's cohorts that are not deleted, newest first. Raises HospitalUnknown."""
     require_hospital(session, hospital)
     query = select(Cohort).where(Cohort.hospital == hospital, Cohort.deleted_at.is_(None))
     return list(session.scalars(query.order_by(Cohort.created_at.desc(), Cohort.id)))
 
 
 def scans(session: Session, cohort_id: str) -> list[CohortScan]:
-    """Its scans, by name."""
+    """List the cohort's scans, by name."""
     query = select(CohortScan).where(CohortScan.cohort == cohort_id)
     return list(session.scalars(query.order_by(CohortScan.name)))
 
 
 def file_of(settings: Settings, row: CohortScan | CohortMask, name: str) -> ScanFile:
-    """The file of the scan of this name, or of its mask."""
+    """Return the file of the scan of this name, or of its mask."""
     what = "scan" if isinstance(row, CohortScan) else "the mask of scan"
     return ScanFile(name, CohortFolder(settings.cohorts, row.cohort).scan(row.sha256), row.sha256, what)
 
 
 def totals(session: Session, cohort_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """Cohort -> (number of scans, their bytes, with the masks'); cohorts without a scan are left out."""
+    """Map each cohort with a scan to (number of scans, bytes of scans and masks)."""
     query = (
         select(CohortScan.cohort, func.count(), func.sum(CohortScan.size + func.coalesce(CohortMask.size, 0)))
         .outerjoin(CohortMask, CohortMask.scan == CohortScan.id)
@@ -106,9 +106,9 @@ def totals(session: Session, cohort_ids: Iterable[str]) -> dict[str, tuple[int, 
 def check_room(
     session: Session, settings: Settings, hospital: str, cohort_id: str, name: str, size: int
 ) -> None:
-    """Whether a scan of `size` bytes could be added, asked before its bytes are taken.
+    """Check that a scan of `size` bytes may be added, before its bytes are received.
 
-    A name that is taken passes: the bytes may be the same ones again. Raises as `add_scan`.
+    A name in use passes, because the client may repeat an upload. Raises as `add_scan`.
     """
     usable(session, hospital, cohort_id)
     if _named(session, cohort_id, name) is None:
@@ -126,19 +126,19 @@ def add_scan(
     upload: Upload,
     scan_format: str,
 ) -> tuple[CohortScan, bool]:
-    """Add a scan that was decoded once. Once this returns it is on the disk. Blocking: call it in a thread.
+    """Add a decoded scan. It is durable when this returns. Blocking: call it in a thread.
 
     Args:
-        database: where the cohort is.
-        settings: quota, and where scans lie.
-        hospital: owner of the cohort.
-        cohort_id: which.
-        name: the client's, for the client: it is never part of a path.
-        upload: its bytes.
-        scan_format: what the decoder found.
+        database: the database of the cohort.
+        settings: the quota, and the folder of scans.
+        hospital: the owner of the cohort.
+        cohort_id: the id of the cohort.
+        name: the client's name for the scan, which is never part of a path.
+        upload: the bytes of the scan.
+        scan_format: the format that the decoder found.
 
     Returns:
-        (row, whether it is new): the same bytes under the same name again change nothing.
+        (row, whether it is new): a repeated upload of the same bytes under the same name changes nothing.
 
     Raises:
         CohortUnknown, CohortDeleted, CohortInUse, ScanNameTaken, CohortFull.
@@ -177,7 +177,7 @@ def add_scan(
 
 
 def remove_scan(database: Database, settings: Settings, hospital: str, cohort_id: str, name: str) -> None:
-    """Delete one scan, its file and its mask included.
+    """Delete one scan with its file and its mask.
 
     Raises:
         CohortUnknown, CohortDeleted, CohortInUse.
@@ -196,7 +196,7 @@ def remove_scan(database: Database, settings: Settings, hospital: str, cohort_id
 
 
 def remove(database: Database, settings: Settings, hospital: str, cohort_id: str) -> None:
-    """Delete every scan of a cohort; what is left of it is when. Repeated, it changes nothing.
+    """Delete every scan of a cohort and keep the time of the deletion. Idempotent.
 
     Raises:
         CohortUnknown, CohortInUse.
@@ -212,7 +212,7 @@ def remove(database: Database, settings: Settings, hospital: str, cohort_id: str
 
 
 def named(session: Session, cohort_id: str, name: str) -> CohortScan:
-    """The scan of this name. Raises CohortUnknown."""
+    """Return the scan of this name. Raises CohortUnknown."""
     found = _named(session, cohort_id, name)
     if found is None:
         raise CohortUnknown(
@@ -222,7 +222,7 @@ def named(session: Session, cohort_id: str, name: str) -> CohortScan:
 
 
 def digests(session: Session, cohort_id: str) -> set[str]:
-    """Those of every file of the cohort, of scans and masks."""
+    """Return the digests of the cohort's files, scans and masks."""
     return {
         digest
         for kind in (CohortScan, CohortMask)
@@ -233,7 +233,7 @@ def digests(session: Session, cohort_id: str) -> set[str]:
 def remove_unnamed(session: Session, settings: Settings, cohort_id: str, sha256s: Iterable[str]) -> None:
     """Delete the files without a row, after the rows were deleted and before the commit.
 
-    A row without its file fails in its job. A file without its row would be a patient's scan that is never
+    A row without its file makes its job fail. A file without its row would be a patient's scan that is never
     deleted.
     """
     known = digests(session, cohort_id)
@@ -270,7 +270,7 @@ def _same(session: Session, cohort_id: str, name: str, sha256: str) -> CohortSca
 
 
 def check_idle(session: Session, cohort_id: str) -> None:
-    """Raise CohortInUse while a job that is not over needs its scans."""
+    """Raise CohortInUse while an unfinished job needs the scans."""
     query = select(Job.id).where(Job.cohort == cohort_id, Job.state.not_in(TERMINAL))
     job = session.scalars(query.limit(1)).first()
     if job is not None:
@@ -291,7 +291,7 @@ def _check_room(session: Session, settings: Settings, cohort_id: str, size: int)
 
 
 def check_quota(session: Session, settings: Settings, size: int) -> None:
-    """Raise CohortFull unless so many bytes more may be kept, over all cohorts."""
+    """Raise CohortFull if `size` more bytes exceed the quota of all cohorts."""
     used = sum(
         int(session.scalar(select(func.coalesce(func.sum(kind.size), 0))) or 0)
         for kind in (CohortScan, CohortMask)
@@ -304,7 +304,7 @@ def check_quota(session: Session, settings: Settings, size: int) -> None:
 
 
 def keep_aside(settings: Settings, upload: Upload) -> Path:
-    """Write an upload where it is no cohort's yet. Raises CohortFull when the disk is."""
+    """Write an upload to a temporary file. Raises CohortFull if the disk is full."""
     try:
         return write_aside(settings.cohorts, upload.chunks())
     except OSError as error:

@@ -1,8 +1,7 @@
 """The files of a cohort: STATE/cohorts/<cohort id>/<sha256>, readable by their owner only.
 
-A file is written aside and flushed before its row is there, and removed before its row is gone for good, so
-that whatever is killed when, no row is without its scan and no scan stays without anybody knowing: what has
-no row is swept.
+An upload is written to a temporary name and flushed before its row is committed, and a file is deleted before
+the deletion of its row is committed. A crash can leave a file without a row, which `sweep` deletes.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from model_store.digest import sha256
 from model_store.durable import remove_folder, sync_folder
 from service.errors import CohortDeleted
 
-# An upload is written within seconds once it was received; what is older was left by a killed process.
+# A received upload is written within seconds. An older temporary file was left by a killed process.
 _ASIDE_LIFETIME_SECONDS = 3600.0
 
 
@@ -36,7 +35,7 @@ class ScanFile:
     what: str = "scan"
 
     def read(self) -> bytes:
-        """Its bytes. Raises CohortDeleted when they are not there, or are others."""
+        """Read the file. Raises CohortDeleted if it is missing or its digest differs."""
         try:
             data = self.path.read_bytes()
         except FileNotFoundError as error:
@@ -51,34 +50,34 @@ class ScanFile:
 
 
 class CohortFolder:
-    """Making one touches nothing. Files are called by digests: no path has a part that a client wrote."""
+    """The folder of one cohort. Files are named by digest, so no path has a part that a client wrote."""
 
     def __init__(self, root: Path, cohort_id: str) -> None:
         self.path = root / cohort_id
 
     def scan(self, sha256: str) -> Path:
-        """Where the scan with this digest (64 hexadecimal digits) lies."""
+        """Path of the scan with this digest (64 hexadecimal digits)."""
         return self.path / sha256
 
     def keep(self, aside: Path, sha256: str) -> None:
-        """Make a file that was written aside part of the cohort."""
+        """Move a file of `write_aside` into the cohort."""
         self.path.mkdir(mode=0o700, exist_ok=True)
         aside.replace(self.scan(sha256))
         sync_folder(self.path)
         sync_folder(self.path.parent)
 
     def remove(self, sha256: str) -> None:
-        """Remove one scan. One that is not there is no error."""
+        """Delete one scan, if it exists."""
         with suppress(FileNotFoundError):
             self.scan(sha256).unlink()
             sync_folder(self.path)
 
     def delete(self) -> None:
-        """Remove every scan. Nothing there is no error."""
+        """Delete every scan, if there are any."""
         remove_folder(self.path)
 
     def sweep(self, known: Collection[str]) -> int:
-        """Remove the files that no row names; how many there were."""
+        """Delete the orphaned files, those without a row, and return their number."""
         found = [path for path in self.path.iterdir() if path.name not in known] if self.path.is_dir() else []
         for path in found:
             path.unlink()
@@ -86,7 +85,7 @@ class CohortFolder:
 
 
 def write_aside(root: Path, chunks: Iterable[bytes]) -> Path:
-    """Write and flush a file that is no cohort's yet. Raises OSError when the disk is full."""
+    """Write and flush a file outside any cohort. Raises OSError if the disk is full."""
     folder = _aside(root)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / uuid.uuid4().hex
@@ -103,7 +102,7 @@ def write_aside(root: Path, chunks: Iterable[bytes]) -> Path:
 
 
 def sweep_aside(root: Path) -> None:
-    """Remove what a killed process left half written."""
+    """Delete the partial files of killed processes."""
     for path in _aside(root).glob("*"):
         with suppress(FileNotFoundError):
             if time.time() - path.stat().st_mtime > _ASIDE_LIFETIME_SECONDS:

@@ -1,4 +1,4 @@
-"""Decode every scan that is kept for a job when it arrives, so that the client gets the error."""
+"""Decode a job's scans on arrival, so that the client gets the error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def formats_of(uploads: Sequence[Upload], limits: Limits, decoding: Capaci
     """Decode each scan, and return its format; `decoding` bounds how many are decoded at once.
 
     Raises:
-        ScanError: one cannot be read; of several the message says which.
+        ScanError: a scan cannot be read; of several scans the message says which.
     """
 
     def check(upload: Upload) -> str:
@@ -28,6 +28,6 @@ async def formats_of(uploads: Sequence[Upload], limits: Limits, decoding: Capaci
         except ScanError as error:
             if len(uploads) == 1:
                 raise
-            # By its place in the form: the names of files are not read.
+            # Named by its position in the form, because file names are ignored.
             raise type(error)(f"scan {number} of {len(uploads)}: {error}") from error
     return formats

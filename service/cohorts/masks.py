@@ -1,6 +1,6 @@
 """Masks of a cohort's scans: stored, bounded, counted and deleted with the scans.
 
-Two scans may have masks of the same bytes (two without a target, say), so a file goes when no row names it.
+Two scans may have masks of the same bytes (for example without a target): a file is deleted with its last row.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from service.settings import Settings
 
 @dataclass(frozen=True)
 class DecodedMask:
-    """What was seen when a mask was decoded once: its format, and the values in it."""
+    """The format of a decoded mask, and its label values."""
 
     format: str
     label_values: list[int]
 
 
 def of_cohort(session: Session, cohort_id: str) -> dict[str, CohortMask]:
-    """Each mask by its scan's name, in the names' order."""
+    """Return the masks by scan name, sorted by name."""
     query = (
         select(CohortScan.name, CohortMask)
         .join(CohortMask, CohortMask.scan == CohortScan.id)
@@ -41,9 +41,9 @@ def of_cohort(session: Session, cohort_id: str) -> dict[str, CohortMask]:
 def check_room(
     session: Session, settings: Settings, hospital: str, cohort_id: str, name: str, size: int
 ) -> CohortScan:
-    """The scan that a mask of `size` bytes could be added to, asked before its bytes are taken.
+    """Return the scan for a mask of `size` bytes, checked before its bytes are received.
 
-    A scan that has a mask passes: the bytes may be the same ones again. Raises as `add_mask`.
+    A scan with a mask passes, because the client may repeat an upload. Raises as `add_mask`.
     """
     cohorts.usable(session, hospital, cohort_id)
     scan = cohorts.named(session, cohort_id, name)
@@ -62,19 +62,19 @@ def add_mask(
     upload: Upload,
     decoded: DecodedMask,
 ) -> tuple[CohortMask, bool]:
-    """Give a scan its mask. Once this returns it is on the disk. Blocking: call it in a thread.
+    """Add the mask of a scan. It is durable when this returns. Blocking: call it in a thread.
 
     Args:
-        database: where the cohort is.
-        settings: quota, and where scans lie.
-        hospital: owner of the cohort.
-        cohort_id: which.
-        scan: that the mask was held against; if another one has its name by now, it is refused.
-        upload: the mask's bytes.
-        decoded: what is in them.
+        database: the database of the cohort.
+        settings: the quota, and the folder of scans.
+        hospital: the owner of the cohort.
+        cohort_id: the id of the cohort.
+        scan: the scan that the mask was compared with; rejected if its name belongs to another scan by now.
+        upload: the bytes of the mask.
+        decoded: the format and values of the mask.
 
     Returns:
-        (row, whether it is new): the same bytes again change nothing.
+        (row, whether it is new): a repeated upload of the same bytes changes nothing.
 
     Raises:
         CohortUnknown, CohortDeleted, CohortInUse, MaskTaken, CohortFull.
@@ -118,7 +118,7 @@ def add_mask(
 
 
 def remove_mask(database: Database, settings: Settings, hospital: str, cohort_id: str, name: str) -> None:
-    """Delete one scan's mask, its file included; the scan stays.
+    """Delete the mask of a scan with its file; keep the scan.
 
     Raises:
         CohortUnknown, CohortDeleted, CohortInUse.

@@ -11,7 +11,7 @@ from model_store.scan import strip_suffix
 from model_store.task import Task
 from service.errors import AdaptationRejected
 
-# One to learn from and one to validate on.
+# One for training and one for validation.
 FEWEST = 2
 
 
@@ -25,25 +25,25 @@ class PatientSplit:
     with_target: frozenset[str]
 
     def count(self, names: Iterable[str]) -> int:
-        """How many patients these scans are of."""
+        """Count the patients of these scans."""
         return len({self.patients[name] for name in names})
 
     @property
     def deciding(self) -> int:
-        """How many patients the epoch is chosen by: a Dice is measured only where there is a target."""
+        """Count the validation patients with a target: only their Dice chooses the epoch."""
         return self.count(name for name in self.validation if self.patients[name] in self.with_target)
 
 
 def shows_target(label_values: Iterable[int], task: Task) -> bool:
-    """Whether a mask with these values shows anything but background."""
+    """Return whether a mask with these values has a class besides background."""
     foreground = {value for task_class in task.classes[1:] for value in task_class.values}
     return not foreground.isdisjoint(label_values)
 
 
 def other_values(label_values: Mapping[str, Iterable[int]], task: Task) -> str | None:
-    """A sentence about masks that have values besides 0 and yet no target; None without any.
+    """Describe masks that have values besides 0 but no target; None if there are none.
 
-    So they look if they hold the class indices of an answer, where the task's own values are expected.
+    Such masks typically have the class indices of an answer instead of the task's own values.
     """
     found = {name: sorted({*values} - {0}) for name, values in label_values.items()}
     found = {name: values for name, values in found.items() if values and not shows_target(values, task)}
@@ -60,9 +60,9 @@ def other_values(label_values: Mapping[str, Iterable[int]], task: Task) -> str |
 
 
 def numbered(names: Sequence[str], task: Task) -> list[int]:
-    """The number of each scan's patient, 0, 1, … by first appearance.
+    """Number the patient of each scan, 0, 1, … by first appearance.
 
-    A name that tells no patient is one of its own: unlike labels, scans alone are not worth refusing for it.
+    A name without a patient counts as a patient of its own: without labels there is no reason to reject it.
     """
     numbers: dict[tuple[str, ...], int] = {}
     found = []
@@ -78,15 +78,15 @@ def numbered(names: Sequence[str], task: Task) -> list[int]:
 def split_by_patient(
     drawn: Mapping[str, bool], digests: Mapping[str, str], task: Task, share: float, seed: int
 ) -> PatientSplit:
-    """About `share` of the patients for validation, of those with a target and of those without alike.
+    """Split about `share` of the patients off for validation, stratified by whether they have a target.
 
     Args:
-        drawn: scans with a mask by name, and whether it shows a target.
-        digests: of each of these scans' bytes; the same bytes are of one patient, whatever their names.
-        task: says how a patient is read from the name of a scan, its suffix left out; without a rule every
-            scan is a patient.
-        share: of the patients.
-        seed: which patients these are follows from it and from their names alone.
+        drawn: names of the scans with a mask, and whether the mask has a target.
+        digests: the digest of each of these scans; scans with equal digests belong to one patient.
+        task: its rule finds the patient in the name of a scan without its suffix; without a rule every scan
+            is a patient.
+        share: the share of patients for validation.
+        seed: with the names, determines the split.
 
     Raises:
         AdaptationRejected: no masks, a name without a patient, or fewer than two patients with a target.
@@ -116,7 +116,7 @@ def split_by_patient(
 
 
 def same_bytes(names: Iterable[str], digests: Mapping[str, str]) -> list[list[str]]:
-    """Names of scans that are the same bytes as another, together, each group in order."""
+    """Group the names of scans with equal bytes; groups of one are left out."""
     groups: dict[str, list[str]] = {}
     for name in sorted(names):
         groups.setdefault(digests[name], []).append(name)
@@ -124,7 +124,7 @@ def same_bytes(names: Iterable[str], digests: Mapping[str, str]) -> list[list[st
 
 
 def _united(patients: dict[str, str], digests: Mapping[str, str]) -> dict[str, str]:
-    """The same by name, patients who share a scan being one."""
+    """Merge patients that share a scan, by name of scan."""
     for group in same_bytes(patients, digests):
         one, others = patients[group[0]], {patients[name] for name in group}
         patients = {name: one if patient in others else patient for name, patient in patients.items()}
@@ -133,7 +133,7 @@ def _united(patients: dict[str, str], digests: Mapping[str, str]) -> dict[str, s
 
 def _some(patients: set[str], share: float, seed: int, least: int) -> set[str]:
     count = min(max(round(share * len(patients)), least), max(len(patients) - 1, 0))
-    # By their hashes: names come in the order of dates or wards.
+    # Sorted by hash, because the order of names may follow dates or wards.
     order = sorted(patients, key=lambda patient: hashlib.sha256(f"{seed}/{patient}".encode()).digest())
     return set(order[:count])
 

@@ -10,4 +10,4 @@ JobEnd = Literal["succeeded", "fell_back", "failed", "cancelled"]
 
 TERMINAL: frozenset[str] = frozenset({"succeeded", "fell_back", "failed", "cancelled"})
 HELD: frozenset[str] = frozenset({"running", "cancelling"})
-"""The states in which a worker holds a lease, or held one when it was last heard of."""
+"""The states in which a worker holds a lease, or held one at its last heartbeat."""
