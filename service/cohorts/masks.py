@@ -1,6 +1,6 @@
 """Masks of a cohort's scans: stored, bounded, counted and deleted with the scans.
 
-Two scans may have masks of the same bytes (for example without a target): a file is deleted with its last row.
+Two scans may have masks of the same bytes (such as empty ones): a file is deleted with its last row.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ UNLIKE_TASK = ScanUnlikeTask.slug
 
 @dataclass(frozen=True)
 class Answer:
-    """A response's body, its media type and its headers; what was picked from a pool, for the drift."""
+    """The body, media type and headers of a response, and the entries picked from a pool, for the drift."""
 
     body: bytes
     media_type: str
@@ -40,7 +40,7 @@ class Answer:
 
 
 def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None:
-    """Raises ScanUnlikeTask for a scan that the guard warns of, if the request rejects such scans."""
+    """Raise ScanUnlikeTask if the guard warns of the scan and the request rejects such scans."""
     if warnings and options.guard == "refuse":
         raise ScanUnlikeTask(
             f"{'; '.join(warnings)}. Send a scan of task '{task}', or guard=warn to have it answered all "
@@ -50,7 +50,7 @@ def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None
 
 
 def check_routing(options: ScanOptions, offered: Artefact) -> None:
-    """Raises ParametersContradict for a request that says how to pick from a pool where there is none."""
+    """Raise ParametersContradict if the request has pool options and the model has no pool."""
     if options.routing is not None and kind_of(offered).adapts_itself_by is None:
         raise ParametersContradict(
             f"`routing` belongs to {ADAPTING_ITSELF}, and '{offered}' is of kind {offered.manifest.kind}; "
@@ -60,7 +60,7 @@ def check_routing(options: ScanOptions, offered: Artefact) -> None:
 
 @dataclass
 class Predictor(ABC, Generic[Options]):
-    """One scan, once its bytes are there and its network is chosen and loaded.
+    """One received scan, with its network chosen and loaded.
 
     `network` is what answers inside `selection`, for the receipt; `input_sha256` the digest of the bytes.
     """
@@ -75,7 +75,7 @@ class Predictor(ABC, Generic[Options]):
     watch: Stopwatch
     _size: int = field(default=0, init=False)
 
-    # Of the task that the network was trained for.
+    # Those of the task that the network was trained for.
     KIND: ClassVar[TaskKind]
 
     def make(self, data: bytes) -> Answer:
@@ -113,7 +113,7 @@ class Predictor(ABC, Generic[Options]):
         }
 
     def _receipt(self, **options: str) -> Receipt:
-        """With `options` in place of what the request left open."""
+        """Make the receipt; `options` are the values of options that the request left out."""
         selection = self.selection
         return Receipt(
             request=self.request_id,
@@ -136,5 +136,5 @@ class Predictor(ABC, Generic[Options]):
 
 
 def receipt_of(artefact: Artefact) -> ModelReceipt:
-    """A published artefact, for a receipt."""
+    """Describe a published artefact in a receipt."""
     return ModelReceipt(name=str(artefact), digest=artefact.digest)

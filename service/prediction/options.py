@@ -55,7 +55,7 @@ def read_options(kind: type[Options], fields: dict[str, str]) -> Options:
         return kind.model_validate({name: value for name, value in fields.items() if value != ""})
     except ValidationError as error:
         entries = [
-            # The name of an unknown field is the client's own text: kept short and printable.
+            # The name of an unknown field is the client's own text, so keep it short and printable.
             {
                 "field": ascii(".".join(map(str, item["loc"])))[1:-1][:64],
                 "reason": reason(item, kind.model_fields),

@@ -44,7 +44,7 @@ class PickReport(BaseModel):
 
 
 def pool_selections(picked: Sequence[PoolPick] | None) -> list[PickReport] | None:
-    """What was picked, as a JSON answer tells it."""
+    """Describe the picked entries for a JSON answer."""
     if picked is None:
         return None
     return [PickReport(entries=list(p.entries), similarities=list(p.similarities)) for p in picked]
@@ -101,7 +101,7 @@ class SegmentationReport(BaseModel):
 
 
 def choose_output(wanted: Output | None, scan: Scan) -> Output:
-    """The form of the answer. Raises OutputMismatch for one the scan cannot have."""
+    """Choose the output format. Raises OutputMismatch if it does not fit the scan."""
     if wanted is None:
         return "nifti" if scan.is_volume else "png"
     if wanted == "png" and scan.is_volume:
@@ -117,17 +117,17 @@ def choose_output(wanted: Output | None, scan: Scan) -> Output:
 
 
 def label_values(task: Task) -> dict[str, list[str]]:
-    """Mask value -> labels, for every class but the background. JSON's keys are strings."""
+    """Map mask values to labels, for every class but the background, with strings as keys for JSON."""
     return {str(c.index): list(c.labels) for c in task.classes if c.index > 0}
 
 
 def label_header(task: Task) -> str:
-    """For `Locum-Labels`: JSON in ASCII, as a header must be."""
+    """Format `Locum-Labels` as JSON in ASCII, since it is a header."""
     return json.dumps(label_values(task), ensure_ascii=True)
 
 
 def measure(segmentation: Segmentation, task: Task) -> dict[str, LabelReport]:
-    """Voxels, fraction and volume of each label."""
+    """Count the voxels, fraction and volume of each label."""
     counts = np.bincount(segmentation.classes.ravel(), minlength=len(task.classes))
     voxel_ml = segmentation.scan.voxel_volume_ml
     reports = {}
@@ -151,7 +151,7 @@ def encode(
     warning_names: Sequence[str],
     report: Callable[[], SegmentationReport],
 ) -> bytes:
-    """The body of the answer. An overlay has the names of the warnings; `report` is only made for JSON."""
+    """Encode the body of the answer. An overlay shows the warnings; `report` is called for JSON only."""
     if output == "nifti":
         affine = segmentation.scan.affine
         assert affine is not None
@@ -170,7 +170,7 @@ def picture(
     warning_names: Sequence[str] = (),
     shown: Sequence[int] | None = None,
 ) -> bytes:
-    """The overlay as a PNG: an image, or a montage of a volume's slices, spread over its mask or `shown`."""
+    """Draw the overlay as a PNG: an image, or a montage of slices spread over the mask or `shown`."""
     # Labels can overlap and classes cannot: the legend names the classes that are drawn, the last line how
     # much there is of each label.
     legend = [(c.index, " + ".join(c.labels)) for c in task.classes[1:]]
@@ -184,7 +184,7 @@ def picture(
 
 
 def common_slices(segmentations: Sequence[Segmentation]) -> list[int]:
-    """Slices spread over all masks of one scan, for pictures that are to be compared."""
+    """Choose slices spread over all masks of one scan, so that pictures can be compared."""
     counts = [np.count_nonzero(to_slices(s.classes, s.geometry), axis=(1, 2)) for s in segmentations]
     return choose_slices(np.sum(counts, axis=0))
 

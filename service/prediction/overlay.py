@@ -54,7 +54,7 @@ class Panel:
 def choose_slices(
     voxels_per_slice: Sequence[int] | NDArray[np.integer], count: int = MAX_PANELS
 ) -> list[int]:
-    """Slices spread evenly over those with foreground (over all for an empty mask), in ascending order.
+    """Choose evenly spread slices of those with foreground (of all for an empty mask), in ascending order.
 
     Spread rather than the fullest, so that every part of the mask is seen: its ends, and each label.
     """
@@ -65,7 +65,7 @@ def choose_slices(
 
 
 def colour_of(index: int) -> tuple[int, int, int]:
-    """The colour of class `index`, 1 being the first; they repeat after the seventh."""
+    """Return the colour of class `index`, counted from 1; colours repeat after the seventh."""
     return COLOURS[(index - 1) % len(COLOURS)]
 
 
@@ -75,7 +75,7 @@ def overlay(
     title: str,
     footer: str,
 ) -> bytes:
-    """The picture as a PNG.
+    """Draw the picture as a PNG.
 
     Args:
         panels: one for an image, several for a volume.

@@ -83,7 +83,7 @@ class Attempt:
         self._over.set()
         self._heart.join()
 
-    # ------------------------------------------------------------------ told
+    # ------------------------------------------------------------------ cancellation
 
     def check_cancelled(self) -> None:
         """Raise if the work must stop. Call it before every small step.
@@ -103,7 +103,7 @@ class Attempt:
             try:
                 told = renew(self.database, self.lease)
             except SQLAlchemyError as error:
-                # Fencing guards what is written; a database that is away for a moment is no reason to stop.
+                # Fencing protects every write, so a short database outage is no reason to stop.
                 _log.warning("job %s: no heartbeat: %s", self.lease.job_id, type(error).__name__)
                 continue
             if told.lost:
@@ -112,7 +112,7 @@ class Attempt:
             if told.cancel:
                 self._cancelled.set()
 
-    # ------------------------------------------------------------------ written
+    # ------------------------------------------------------------------ progress and events
 
     def set_stage(self, stage: str, **more: Any) -> None:
         """Record a new stage, or progress within it. Raises as `check_cancelled`."""

@@ -97,7 +97,7 @@ def publish(
             raise _AlreadyPublished(earlier)
         attempt.check_cancelled()
         with fenced(attempt.database, attempt.lease) as (_, row):
-            # Kept before the version is visible, for a reader that finds it after this worker died.
+            # Stored before the version is visible, for readers after a crash of this worker.
             row.gate, row.result = gate, result
 
     try:

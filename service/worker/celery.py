@@ -29,7 +29,7 @@ worker = celery_app(settings, broker.celery_url)
 
 
 def _configure_logging(**_: object) -> None:
-    # A receiver of this signal is what keeps Celery from setting up logging of its own.
+    # A receiver of this signal keeps Celery from configuring logging itself.
     logs.configure(settings, whole_process=True)
     # Celery advises to cancel what runs when Redis blinks; see `service.runtime.queue` for why that is not
     # done.
@@ -68,13 +68,13 @@ def verify() -> None:
 
 def run(job_id: str) -> None:
     """Run a job."""
-    # Torch comes with it, into the process of the tasks, once there is a job.
+    # Imports torch into the task process, only once there is a job.
     from service.worker.runner import run_job
 
     run_job(job_id, settings)
 
 
-# Called, not used as decorators: Celery has no types, and such a decorator takes a function's own away.
+# Called, not used as decorators: Celery is untyped, and its decorators hide the types of a function.
 setup_logging.connect(_configure_logging)
 worker_init.connect(_prepare)
 worker_shutdown.connect(_finish)

@@ -47,7 +47,7 @@ from service.worker.pictures import draw_answers
 
 @dataclass(frozen=True)
 class LoadedClusters:
-    """`offered` is the artefact of kind `clusters`; its models by the clusters' names, in their order."""
+    """`offered` is the artefact of kind `clusters`, with its models by cluster name, in order."""
 
     offered: Artefact[ClustersManifest]
     manifest: ClustersManifest
@@ -77,7 +77,7 @@ def load_clusters(store: Store, digest: str) -> LoadedClusters:
     """
     offered = store.by_digest(digest, ClustersManifest)
     found = offered.manifest.clusters
-    # "10" after "9", where names are numbers.
+    # Numeric names sort as numbers: "10" after "9".
     names = sorted(found, key=lambda name: (len(name), name))
     models = {name: store.by_digest(found[name], ModelManifest) for name in names}
     return LoadedClusters(
@@ -92,7 +92,7 @@ def _network(model: Artefact[ModelManifest]) -> nn.Module:
 
 
 METHOD = "fedbicross-picking"
-# Draws from fewer patients would be the same few over again.
+# Draws from fewer patients would repeat the same few.
 _FEWEST_PATIENTS = 4
 
 

@@ -47,7 +47,7 @@ class LabelledImages:
 
     @property
     def drawn(self) -> dict[str, bool]:
-        """The scans with masks, and whether any of their slices still shows a target."""
+        """Map the scans with masks to whether any of their slices still has a target."""
         shows = self.targets.flatten(1).any(dim=1).tolist()
         found: dict[str, bool] = {}
         for name, drawn_on, there in zip(self.names, self.drawn_on, shows, strict=True):
@@ -56,7 +56,7 @@ class LabelledImages:
         return found
 
     def examples(self, scans: Sequence[str], split: PatientSplit) -> JoiningExamples:
-        """Every slice of these scans."""
+        """Select every slice of these scans."""
         wanted = set(scans)
         chosen = [index for index, name in enumerate(self.names) if name in wanted]
         patients = tuple(split.patients[self.names[index]] for index in chosen)
@@ -64,7 +64,7 @@ class LabelledImages:
 
 
 def masks_of(attempt: Attempt, task: Task) -> tuple[dict[str, ScanFile], frozenset[str]]:
-    """The masks of the job's cohort by their scans' names, and which scans' show a target.
+    """Load the masks of the job's cohort by scan name, and find which of them have a target.
 
     Warns of masks that look like class indices.
     """
@@ -105,9 +105,9 @@ def load_labelled(
                 target = prepare_mask(decode(mask.read(), limits), task, prepared.geometry)
         except LocumStoreError as error:
             raise type(error)(f"scan '{file.name}': {error}") from error
-        # An equal part of what those before it left.
+        # An equal share of the slices that the earlier scans left.
         budget = max(1, room // after)
-        # Copies: slices with neighbours share memory, which torch must not be given.
+        # Copies, because slices with neighbours share memory and torch tensors must not.
         kept = evenly(torch.from_numpy(prepared.slices.copy()), budget)
         left_out += len(target) - len(kept)
         room -= len(kept)
@@ -153,10 +153,10 @@ class CohortImages:
 
 
 def cohort_files(attempt: Attempt) -> list[ScanFile]:
-    """The scans of the job's cohort, by name.
+    """List the scans of the job's cohort, by name.
 
     Raises:
-        CohortUnknown, CohortDeleted: there is no such cohort, or not any more.
+        CohortUnknown, CohortDeleted: the cohort does not exist, or was deleted.
         AdaptationRejected: it is empty.
     """
     job = attempt.job
@@ -209,20 +209,20 @@ def load_images(
 
 
 def prepare_scan(data: bytes, task: Task, limits: Limits) -> tuple[Tensor, ScanSummary]:
-    """The network's input [S, C, H, W] of a scan's file, and what the guard sees in it. Raises ScanError."""
+    """Return a scan's network input [S, C, H, W] and the guard's summary of it. Raises ScanError."""
     scan = decode(data, limits)
     prepared = prepare(scan, task)
-    # A copy: slices with neighbours share memory, which torch must not be given.
+    # A copy, because slices with neighbours share memory and torch tensors must not.
     return torch.from_numpy(prepared.slices.copy()), summarise(scan, prepared)
 
 
 def evenly(slices: Tensor, most: int = MOST_IMAGES) -> Tensor:
-    """At most so many of the slices, evenly spaced."""
+    """Select at most so many of the slices, evenly spaced."""
     if len(slices) <= most:
         return slices
     return slices[((torch.arange(most) + 0.5) * len(slices) / most).long()]
 
 
 def merged(summaries: Iterable[ScanSummary]) -> ReferenceStatistics:
-    """What the guard may know of all of them."""
+    """Merge the guard's summaries of all scans."""
     return reduce(ReferenceStatistics.merge, map(ReferenceStatistics.of, summaries))

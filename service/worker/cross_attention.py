@@ -42,7 +42,7 @@ from service.worker.device import device_of
 from service.worker.pictures import draw_pictures
 
 METHOD = "fedoap-joining"
-# Fewer validation patients with a target than these say little, whatever their Dice.
+# With fewer validation patients with a target, their Dice is not reliable.
 _FEW_PATIENTS = 3
 
 
@@ -61,7 +61,7 @@ class _Parent:
 
 
 def run_joining(attempt: Attempt) -> PublishedCandidate:
-    """Join, judge, publish. Raises what its parts raise; the runner reports it as the job's reason."""
+    """Join, judge and publish. The runner reports any error as the job's reason."""
     store = Store(attempt.settings.store)
     parent = _load(store, attempt.job.parent)
     config = JoiningConfig(**attempt.job.options)
@@ -70,7 +70,7 @@ def run_joining(attempt: Attempt) -> PublishedCandidate:
     files = cohort_files(attempt)
     cohort = load_labelled(files, masks, task, scan_limits(attempt.settings), attempt.check_cancelled)
     _say_what_was_lost(attempt, cohort, ill)
-    # By what is left of the masks: who has no target any more can neither teach nor choose.
+    # Split by the resampled masks: a patient without a target left is no use for training or validation.
     digests = {file.name: file.sha256 for file in files}
     split = split_by_patient(cohort.drawn, digests, task, config.validation, config.seed)
     _say_what_is_little(attempt, split, digests)
@@ -100,7 +100,7 @@ def run_joining(attempt: Attempt) -> PublishedCandidate:
         epochs=joining.history[-1].epoch,
         seed=config.seed,
         details=result,
-        # Scans of the hospital are no surprise to its own version.
+        # The guard must not warn of the hospital's own scans.
         statistics=cohort.statistics if known is None else known.merge(cohort.statistics),
         metrics={"val_dice": joining.best.dice},
         sources=parent.manifest.sources,
@@ -131,7 +131,7 @@ def _join(
 
     def after_epoch(checkpoint: JoiningCheckpoint) -> None:
         attempt.check_cancelled()
-        # The file first: an epoch with an event is never learned again.
+        # The file comes before the event, so that an epoch with an event is never repeated.
         attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
         for record in checkpoint.history:
             if record.epoch not in noted:
@@ -190,7 +190,7 @@ def _say_what_is_little(attempt: Attempt, split: PatientSplit, digests: Mapping[
 
 
 def _shares(manifest: ModelManifest, attention: Tensor) -> dict[str, float] | None:
-    """By source, the mean over all slices of the cohort."""
+    """Average over all slices of the cohort, by source."""
     if manifest.sources is None:
         return None
     mean = attention.double().mean(dim=0).tolist()

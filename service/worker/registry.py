@@ -30,13 +30,13 @@ def run_adaptation(attempt: Attempt) -> AttemptOutcome:
     if earlier is None:
         made: PublishedCandidate = resolve_name(adaptation.run)(attempt)
     else:
-        # An attempt before this one died between publishing and saying so.
+        # An earlier attempt crashed between publishing and finishing the job.
         made = PublishedCandidate(earlier, job.result or {}, job.gate)
     return made.outcome(adaptation.fallback_reason)
 
 
 def run_scan(attempt: Attempt) -> AttemptOutcome:
-    """Adapt to one scan and answer it. Raises as `run_adaptation`."""
+    """Adapt to one scan and store its answer. Raises as `run_adaptation`."""
     attempt.set_stage("preparing")
     parent = Store(attempt.settings.store).by_digest(attempt.job.parent)
     scan = _adaptation(parent).scan

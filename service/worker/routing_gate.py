@@ -17,7 +17,7 @@ from service.worker.attempt import Attempt
 from service.worker.cohort_images import CohortImages
 from service.worker.routing_adapt import Adapted, LoadedSpace, adapt_and_merge, class_maps
 
-# Halves of fewer would be one patient each: what they tell apart is patients, not stability.
+# Halves of fewer patients have one patient each, and differ by patient, not by stability.
 _FEWEST_PATIENTS = 4
 
 
@@ -42,7 +42,7 @@ def verdict_on(
         replica = adapt_and_merge(
             loaded.space,
             images[torch.from_numpy(chosen)],
-            # A seed beside the one that was asked for may be beyond the bound of the field.
+            # The next seed may exceed the bound of the field.
             config.model_copy(update={"seed": seed}),
             device,
             check_cancelled,
@@ -54,7 +54,7 @@ def verdict_on(
         candidate=class_maps(adapted.merged, images, device, check_cancelled),
         parent=class_maps(parent, images, device, check_cancelled),
         replicas=replicas,
-        # Slices of one patient are no several opinions.
+        # Slices of one patient are not independent.
         scan_index=cohort.patient_of_image,
         classes=len(loaded.task.classes),
         source_warnings=cohort.warned,
@@ -67,12 +67,12 @@ def verdict_on(
 
 
 def _replicas(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
-    """(what it is, its seed, the indices of its images)."""
+    """Return (description, seed, indices of the images) of each replica."""
     patients = cohort.patient_of_image
     if config.of_preset.draws:
-        # Otherwise another seed gives the same candidate once more.
+        # Without random draws another seed gives the same candidate.
         yield "another seed", config.seed + 1, np.arange(len(patients))
     if patients.max() + 1 >= _FEWEST_PATIENTS:
         for half in (0, 1):
-            # Every other patient: uploads are often sorted by date.
+            # Every other patient, because uploads are often sorted by date.
             yield f"half {half + 1} of the scans", config.seed, np.flatnonzero(patients % 2 == half)

@@ -29,7 +29,7 @@ from service.worker.routing_adapt import LoadedSpace, adapt_and_merge, load_spac
 
 
 def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
-    """Adapt and answer. Raises what its parts raise; the runner reports it as the job's reason."""
+    """Adapt and answer. The runner reports any error as the job's reason."""
     data = attempt.folder.read(attempt.folder.input)
     if data is None:
         raise AdaptationRejected("the scan is not there any more; send it again")
@@ -70,7 +70,7 @@ def _adapted_graph(
     attempt: Attempt, options: SegmentOptions, loaded: LoadedSpace, slices: torch.Tensor
 ) -> tuple[Adaptation, bytes]:
     """Adapt without a checkpoint: it takes seconds, and nothing of the scan may remain."""
-    # Options that were not given have the defaults of a hospital's adaptation.
+    # Missing options have the defaults of a hospital's adaptation.
     config = AdaptationConfig(**options.model_dump(include={"preset", "shape_weight"}, exclude_none=True))
 
     def after_epoch(_: torch.nn.Module, checkpoint: AdaptationCheckpoint) -> None:

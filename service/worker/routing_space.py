@@ -43,7 +43,7 @@ DYNAMIC = "dynamic.onnx"
 
 
 def run_routing(attempt: Attempt) -> PublishedCandidate:
-    """Adapt, judge, publish. Raises what its parts raise; the runner reports it as the job's reason."""
+    """Adapt, judge and publish. The runner reports any error as the job's reason."""
     store = Store(attempt.settings.store)
     loaded = load_space(store, attempt.job.parent)
     config = AdaptationConfig(**attempt.job.options)
@@ -95,7 +95,7 @@ def _adapt(
 
     def after_epoch(network: nn.Module, checkpoint: AdaptationCheckpoint) -> None:
         attempt.check_cancelled()
-        # The file first: an epoch with an event is never learned again.
+        # The file comes before the event, so that an epoch with an event is never repeated.
         attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
         used = _coefficients(space, network, cohort, device, attempt.check_cancelled)
         for record in checkpoint.history:
@@ -138,7 +138,7 @@ def _coefficients(
     device: torch.device,
     check_cancelled: CancelCheck,
 ) -> dict[str, Any]:
-    """The mean over the images, layer by layer."""
+    """Average over the images, layer by layer."""
     mean_LE = coefficients(network, cohort.images.to(device), check_cancelled=check_cancelled).mean(dim=0)
     return {
         "layers": list(routed_layers(network)),
@@ -158,7 +158,7 @@ def _dynamic(attempt: Attempt, adapted: Adapted, cohort: CohortImages, device: t
 
 
 def _statistics(loaded: LoadedSpace, cohort: CohortImages) -> ReferenceStatistics | None:
-    """Scans of the hospital are no surprise to its own version."""
+    """Extend the statistics, so that the guard does not warn of the hospital's own scans."""
     known = loaded.manifest.statistics
     return None if known is None else known.merge(cohort.statistics)
 

@@ -27,7 +27,7 @@ _log = logging.getLogger("locum.worker")
 
 HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {"adaptation": run_adaptation, "scan": run_scan}
 
-# Their messages are written for the client of the job.
+# Errors with messages for the client of the job.
 _IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
 
 
@@ -62,9 +62,9 @@ def _attend(attempt: Attempt) -> None:
     except LeaseLost as error:
         _log.warning("%s", error)
         return
-    # Without the reason: it may name a scan as the hospital does, which only readers of the job may see.
+    # Without the reason, which may have the hospital's name of a scan: only readers of the job may see it.
     _log.info("job %s: %s", job_id, outcome.state)
-    # Only a job that is not over can be gone on with.
+    # Only an unfinished job can continue.
     attempt.folder.delete_unfinished()
 
 
@@ -86,7 +86,7 @@ def _outcome(attempt: Attempt) -> AttemptOutcome:
     except _IN_WORDS as error:
         return AttemptOutcome("failed", str(error))
     except SQLAlchemyError:
-        # Nothing can be written down now. The lease runs out, and another attempt is made.
+        # Nothing can be stored now. The lease expires, and the reconciler requeues the job.
         raise
     except (MemoryError, OSError) as error:
         _log.exception("job %s", attempt.lease.job_id)
