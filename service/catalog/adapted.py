@@ -34,12 +34,12 @@ def adapted_name(model: str, hospital: str) -> str:
 
 
 def adapted_for(artefact: Artefact) -> str | None:
-    """The hospital that a version was adapted for; None for every other artefact."""
+    """Return the hospital that a version was adapted to; None for other artefacts."""
     return artefact.manifest.adapted_to
 
 
 def parent_behind(store: Store, artefact: Artefact) -> Artefact:
-    """What an adapted version was made from: an artefact of a kind that can be adapted.
+    """Return the parent of an adapted version: an artefact of a kind that can be adapted.
 
     Raises:
         ArtefactWithdrawn: it was withdrawn.
@@ -57,7 +57,7 @@ def parent_behind(store: Store, artefact: Artefact) -> Artefact:
 
 
 def job_of(session: Session, digest: str) -> Job | None:
-    """The job that made the version with this digest; None where this database knows of none."""
+    """Return the job that made the version with this digest; None if there is no such job."""
     query = select(Job).where(Job.candidate_digest == digest).order_by(Job.created_at.desc()).limit(1)
     return session.scalars(query).first()
 

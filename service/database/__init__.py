@@ -1,4 +1,4 @@
-"""What the service must remember: hospitals, what served whom, cohorts, jobs, verifications of the store."""
+"""The database: hospitals, the serving log, cohorts, jobs, verifications of the store."""
 
 from service.database.caller import ANONYMOUS, Caller, caller_of
 from service.database.engine import Database, in_turn

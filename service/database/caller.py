@@ -31,7 +31,7 @@ class Caller:
     hospitals: frozenset[str] | None
 
     def sees(self, hospital: str | None) -> bool:
-        """Whether what belongs to this hospital exists for the caller.
+        """Return whether the caller may see the records of this hospital.
 
         What belongs to no hospital (None) does: a scan's job without one is known by its id alone, which only
         the client that sent the scan received.
@@ -40,14 +40,14 @@ class Caller:
 
 
 ANONYMOUS = Caller("anonymous", frozenset(get_args(Role)), None)
-"""Every client, as long as the service asks for no key."""
+"""Every client, while the service has no API keys."""
 
 SERVICE = Caller("service", frozenset(get_args(Role)), None)
 """The service itself: the worker, the reconciler and the metrics."""
 
 
 def caller_of(session: Session) -> Caller:
-    """The caller that a session of `Database` acts for."""
+    """Return the caller that a session of `Database` acts for."""
     caller: Caller = session.info[_INFO]
     return caller
 

@@ -19,7 +19,7 @@ from service.database.caller import SERVICE, Caller, acting_for
 
 BUSY_SECONDS = 30.0
 _BEGIN = "locum_begin"
-# A scan's name may be a patient's: no error says, to whatever log, what a statement was to write.
+# A scan's name may be a patient's, so errors and logs have no parameters of statements.
 _PRIVATE = {"hide_parameters": True}
 
 
@@ -49,20 +49,20 @@ class Database:
         return Path(self.url.database) if self.is_sqlite and self.url.database else None
 
     def for_caller(self, caller: Caller) -> Database:
-        """The same database, with sessions that act for this caller: look-ups find only what it may see."""
+        """Return a view of the database for this caller: sessions find only what the caller may see."""
         other = copy.copy(self)
         other.caller = caller
         return other
 
     @contextmanager
     def read(self) -> Iterator[Session]:
-        """A session for looking only: what it changed is given up at the end."""
+        """Open a read-only session: changes are rolled back at the end."""
         with self._readers(info=acting_for(self.caller)) as session:
             yield session
 
     @contextmanager
     def write(self) -> Iterator[Session]:
-        """A session that commits at the end of the block and rolls back when it raises.
+        """Open a session that commits at the end of the block, and rolls back on an error.
 
         On SQLite the write lock is taken at once: a transaction that reads first and writes later would
         otherwise be refused without waiting when another wrote in between.
@@ -76,7 +76,7 @@ class Database:
 
 
 def in_turn(session: Session, what: str) -> None:
-    """Wait until no other transaction has its turn at `what`, and keep it until this one of `write()` ends.
+    """Take the lock `what`, and hold it until this transaction of `write()` ends.
 
     So what is counted stays as it was counted until it is added to. SQLite has one writer at a time anyway.
     """
@@ -85,7 +85,7 @@ def in_turn(session: Session, what: str) -> None:
 
 
 def _first_lines(context: ExceptionContext) -> None:
-    """PostgreSQL says what is wrong in a line, and then quotes the row."""
+    """Cut an error of PostgreSQL to its first line: the next lines quote the row."""
     for error in (context.original_exception, context.sqlalchemy_exception):
         if error is not None:
             error.args = tuple(a.partition("\n")[0] if isinstance(a, str) else a for a in error.args)

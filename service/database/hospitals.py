@@ -15,7 +15,7 @@ from service.errors import HospitalUnknown
 
 
 def visible_hospitals(session: Session) -> list[Hospital]:
-    """Every registered hospital that the caller may see, by id."""
+    """List the registered hospitals that the caller may see, by id."""
     return list(session.scalars(select(Hospital).where(_visible(session)).order_by(Hospital.id)))
 
 

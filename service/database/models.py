@@ -25,7 +25,7 @@ from sqlalchemy.types import TypeDecorator
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware datetime, always in UTC. SQLite keeps no zone, so that it is taken off and put back here."""
+    """An aware datetime in UTC. SQLite stores no time zone, so it is removed and restored here."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -40,7 +40,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return in_utc.replace(tzinfo=None) if dialect.name == "sqlite" else in_utc
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Always aware, always UTC, whatever the session's zone on the server."""
+        """Return an aware datetime in UTC, for every time zone of the server's session."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
@@ -138,7 +138,7 @@ class Verification(Base):
 
 
 class Cohort(Base):
-    """Scans that a hospital uploaded for jobs. The row outlives them: `deleted_at` says when they went."""
+    """Scans that a hospital uploaded for jobs. The row stays after their deletion at `deleted_at`."""
 
     __tablename__ = "cohort"
 
@@ -229,7 +229,7 @@ class Job(Base):
 
 
 class JobEvent(Base):
-    """One thing that happened in a job. The ids grow within a job, so that a reader can resume after one."""
+    """An event of a job. Ids grow within a job, so that a reader can resume after one."""
 
     __tablename__ = "job_event"
     __table_args__ = (Index("ix_job_event_job_id", "job", "id"), {"sqlite_autoincrement": True})

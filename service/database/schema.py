@@ -20,7 +20,7 @@ from service.errors import DatabaseNotMigrated
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
-# Any number will do, as long as nothing else in the same PostgreSQL database uses it.
+# An arbitrary number that nothing else in the same PostgreSQL database uses.
 _ADVISORY_LOCK = 0x4C6F63756D
 
 
@@ -34,14 +34,14 @@ def configuration() -> Config:
 
 @cache
 def head() -> str:
-    """The revision that this code was written for."""
+    """Return the revision that this code needs."""
     revision = ScriptDirectory.from_config(configuration()).get_current_head()
     assert revision is not None
     return revision
 
 
 def current(database: Database) -> str | None:
-    """The revision that the database is at; None for an empty one."""
+    """Return the revision of the database; None for an empty one."""
     with database.engine.connect() as connection:
         return MigrationContext.configure(connection).get_current_revision()
 
@@ -52,7 +52,7 @@ def is_current(database: Database) -> bool:
 
 
 def upgrade(database: Database) -> None:
-    """Migrate to the newest revision; a second process waits, and then finds nothing left to do.
+    """Migrate to the newest revision. A second process waits, and then has nothing to do.
 
     Raises:
         DatabaseNotMigrated: the database was written by a newer Locum.

@@ -58,7 +58,7 @@ def expected_sequence(current: int, if_match: str | None, if_none_match: str | N
 
 
 def _strong_tags(header: str) -> set[str]:
-    # A weak tag never equals a strong one (RFC 9110, 13.1.1), so that it is read and passed over.
+    # A weak tag never equals a strong one (RFC 9110, 13.1.1), so it is parsed and ignored.
     parts = [part.strip() for part in header.split(",")]
     if not all(_TAG.fullmatch(part) for part in parts):
         raise _malformed("If-Match", "the ETag that GET gave, quotes included, or *", header)

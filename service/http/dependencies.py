@@ -18,7 +18,7 @@ from service.database import ANONYMOUS, Caller
 from service.errors import RequestInvalid
 from service.validation import MOST_ENTRIES, place
 
-# Coroutines, though they wait for nothing: a plain function is run in a thread, and health must not need one.
+# Coroutines without an await: FastAPI runs a plain function in a thread, and health must not need one.
 
 
 async def caller(request: Request) -> Caller:  # noqa: ARG001 - a key will be one of its headers

@@ -1,4 +1,4 @@
-"""Parameters and members of bodies that more than one route takes."""
+"""Parameters and body members shared by several routes."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class ProblemDetails(BaseModel):
 
 
 class Problem(ServiceError):
-    """A rejection of a header, a condition or a body; its kind is given where it is raised."""
+    """A rejected header, condition or body; status, slug and title are arguments."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Problem(ServiceError):
         self.status, self.slug, self.title = status, slug, title
 
 
-# The most specific class of an error decides. A damaged artefact is the service's trouble, not the caller's.
+# The most specific class of an error decides. A damaged artefact is the service's error, not the caller's.
 _STORE_STATUS: dict[type[Exception], tuple[int, str, str]] = {
     store_errors.ReferenceInvalid: (422, "invalid-reference", "Not a reference to an artefact"),
     store_errors.ReferenceNotFound: (404, "artefact-not-found", "No such artefact"),
@@ -88,7 +88,7 @@ _STORE_STATUS: dict[type[Exception], tuple[int, str, str]] = {
 
 
 def from_store_error(error: Exception) -> Problem:
-    """The problem that an error of `model_store` becomes."""
+    """Convert an error of `model_store` to a problem."""
     for cls in type(error).__mro__:
         if cls in _STORE_STATUS:
             status, slug, title = _STORE_STATUS[cls]
@@ -111,12 +111,12 @@ def respond(request: Request, error: ServiceError) -> Response:
 
 
 def from_validation_error(error: RequestValidationError, content_type: str | None) -> RequestInvalid:
-    """One entry per field. Values are not repeated: they can be large, and they can be a patient's."""
+    """Make one entry per field, without values: they can be large, or a patient's."""
     return RequestInvalid([_describe_field(item, content_type) for item in error.errors()[:MOST_ENTRIES]])
 
 
 def _describe_field(item: Mapping[str, Any], content_type: str | None) -> dict[str, str]:
-    """The `field` and `reason` of one field that FastAPI rejected."""
+    """Make `field` and `reason` of one field that FastAPI rejected."""
     location = list(item["loc"])
     if item["type"] == "json_invalid" and isinstance(location[-1], int):
         # FastAPI puts the position where a field's name would be.
@@ -180,7 +180,7 @@ def install(app: FastAPI) -> None:
 
     async def on_http_exception(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        # FastAPI answers 400 for whatever fails while it reads a body; a rejection keeps its own reason.
+        # FastAPI answers 400 for any error while it reads a body; a rejection keeps its own reason.
         cause = error.__cause__
         problem = cause if isinstance(cause, Problem) else from_http_exception(error, request)
         return respond(request, problem)
@@ -209,7 +209,7 @@ def install(app: FastAPI) -> None:
 
 
 def problem_responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses=`: the problems it can answer with, in the API's description."""
+    """Describe the problems of a route, for its `responses=`."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}}
     return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
 

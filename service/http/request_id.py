@@ -1,7 +1,7 @@
 """Middleware that gives every request an id, for its answer (`Locum-Request`), log lines and problems.
 
-The outermost middleware. It also ends what nothing else caught: an unexpected error becomes a plain 500
-problem, logged with the id and without its text being shown; a client that went away is no error at all.
+The outermost middleware. It also handles every uncaught error: an unexpected one becomes a plain 500 problem,
+with its text in the log only; a client that disconnected is not an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class RequestIdMiddleware:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        # A client's own id is not taken over: ids are unique, and carry no text from outside into logs.
+        # A client's own id is ignored: ids must be unique, and logs must have no text from outside.
         request_id = str(uuid.uuid4())
         scope.setdefault("state", {})["request_id"] = request_id
         token = current_request.set(request_id)

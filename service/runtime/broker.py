@@ -3,9 +3,8 @@
 The code after the connection is the same for both.
 
 The embedded Redis is a child of the process that first needed it, and every other process on the same state
-folder uses it too. While it lives it holds an inherited lock on a file, so its existence is known exactly
-after any kill -9; a pid file or a stale socket would not tell. The first process that finds it gone restarts
-it.
+folder uses it too. While it runs it holds an inherited lock on a file, which stays correct after any kill -9;
+a pid file or a stale socket would not. The first process that finds it stopped restarts it.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Broker:
         return self._child is not None and self._child.alive
 
     def start(self) -> None:
-        """Make sure that Redis answers; start the embedded one if it is configured and not running.
+        """Check that Redis answers; start the embedded one if it is configured and not running.
 
         Raises:
             BrokerError: it does not answer, or cannot be started.
@@ -187,7 +186,7 @@ def socket_path(state_dir: Path) -> Path:
 
 def _private_folder(folder: Path) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # In a shared temporary folder, somebody else may have made it first, to listen in.
+    # In a shared temporary folder, another user may have created it first, to listen in.
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
         raise BrokerError(

@@ -43,7 +43,7 @@ class _Bounded:
         self._state, self._receive, self._send, self._idle = state, receive, send, idle_seconds
         self._state["bounded"] = True
         self._received = 0
-        # Whether somebody still wants the body: else it is a disconnect that is waited for.
+        # Whether the application still reads the body; otherwise it waits for a disconnect.
         self._wanted = True
 
     async def receive(self) -> Message:
@@ -63,7 +63,7 @@ class _Bounded:
         return message
 
     async def send(self, message: Message) -> None:
-        """Answer: of what still arrives nothing is read."""
+        """Answer without reading the rest of the body."""
         self._wanted = False
         await self._send(message)
 
@@ -83,7 +83,7 @@ class _Bounded:
 
 
 def stalled(seconds: float) -> Problem:
-    """For a body of which nothing more comes."""
+    """Make a 408: nothing more of the body arrives."""
     return Problem(
         408,
         "upload-stalled",
@@ -93,5 +93,5 @@ def stalled(seconds: float) -> Problem:
 
 
 def lift(request: Request) -> None:
-    """Lift the bounds, for a route that counts the body by limits of its own."""
+    """Lift the limit, for a route with its own limits."""
     request.state.bounded = False

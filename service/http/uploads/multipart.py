@@ -42,7 +42,7 @@ class FormReader:
         max_bytes: int,
         repeated: Mapping[str, int] | None = None,
     ) -> None:
-        """`repeated` says of file fields that may be there more than once how often."""
+        """`repeated` maps file fields that may occur more than once to how often."""
         self.fields: dict[str, str] = {}
         self.pending_bytes = 0
         self._pending: list[tuple[Sink, bytes]] = []
@@ -81,12 +81,12 @@ class FormReader:
             raise malformed(f"the multipart framing is broken; {_EXPECTED}") from None
 
     def finish(self) -> None:
-        """The body has ended. Raises Problem 422 if the form has not."""
+        """End the body. Raises Problem 422 if the form is incomplete."""
         if not self._ended:
             raise malformed(f"the body ends before its last boundary; {_EXPECTED}")
 
     def take_pending(self) -> list[tuple[Sink, bytes]]:
-        """The bytes that are waiting to be written, and to which file."""
+        """Return the bytes to write, with their files."""
         pending, self._pending, self.pending_bytes = self._pending, [], 0
         return pending
 
@@ -166,12 +166,12 @@ def too_large(max_bytes: int) -> Problem:
 
 
 def malformed(what: str) -> Problem:
-    """422: the body is not the form it should be."""
+    """Make a 422: the body is not a valid form."""
     return Problem(422, "malformed-form", "The form cannot be read", what)
 
 
 def missing(name: str) -> Problem:
-    """422: the form came without the file that it is about."""
+    """Make a 422: the form has no file."""
     return malformed(f"the field '{name}' is missing, and takes a file; {with_curl(name)}")
 
 
@@ -181,5 +181,5 @@ def with_curl(name: str) -> str:
 
 
 def shown(name: str) -> str:
-    """A name from outside as it may be shown: short and printable."""
+    """Shorten a client's name and make it printable."""
     return ascii(name[:64])[1:-1]

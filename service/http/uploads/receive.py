@@ -34,10 +34,10 @@ MEBIBYTE = 1024 * 1024
 _FORM_BYTES = 256 * 1024
 # What the header of each further part may.
 _PART_BYTES = 1024
-# So much of a refused body is still read: most clients look for an answer only once they have sent.
+# This much of a rejected body is still read: most clients read an answer only after sending.
 _DRAIN_BYTES = 8 * MEBIBYTE
 _DRAIN_SECONDS = 2.0
-# The state of one hospital's records: a client that sends scan after scan goes on with the next one.
+# Rejections by the state of a hospital's records; a client with several scans continues with the next.
 _KEEPS_CONNECTION = (HospitalUnknown, CohortError, JobError)
 _SHA256 = re.compile(r"(?:^|,)\s*sha-256=:([A-Za-z0-9+/]{43}=):\s*(?:,|$)")
 
@@ -100,7 +100,7 @@ async def receive(
     Raises:
         Problem: 413 too large, 415 not multipart, 422 malformed, 408 stalled, 507 no room on the disk.
         ServiceError, LocumStoreError: from `admit`.
-        ClientDisconnect: the client went away.
+        ClientDisconnect: the client disconnected.
     """
     lift(request)
     stream = request.stream()
@@ -126,12 +126,12 @@ async def receive_body(
     *,
     admit: Callable[[], Awaitable[None]] | None = None,
 ) -> Upload:
-    """Receive a body that is one file, as it is. `admit` is awaited before it is read, and may refuse.
+    """Receive a body that is one file, as it is. `admit` is awaited before it is read, and may reject it.
 
     Raises:
         Problem: 413 too large, 408 stalled, 507 no room on the disk.
         ServiceError, LocumStoreError: from `admit`.
-        ClientDisconnect: the client went away.
+        ClientDisconnect: the client disconnected.
     """
     lift(request)
     stream = request.stream()
@@ -204,7 +204,7 @@ def check_digest(header: str | None, upload: Upload) -> None:
 
 
 def declared_length(request: Request) -> int | None:
-    """What `Content-Length` says, if it says a number."""
+    """Return `Content-Length`, if it is a number."""
     declared = request.headers.get("content-length", "")
     return int(declared) if declared.isascii() and declared.isdigit() else None
 
@@ -292,7 +292,7 @@ async def _write(pending: list[tuple[Sink, bytes]]) -> None:
 
 
 async def _drain(stream: AsyncIterator[bytes]) -> None:
-    """Read on for a while without keeping anything, so that the client is ready to hear why it is refused."""
+    """Read and discard for a while, so that the client is ready to receive the rejection."""
     read = 0
     try:
         async with asyncio.timeout(_DRAIN_SECONDS):
