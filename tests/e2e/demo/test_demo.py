@@ -36,6 +36,9 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     assert len(files) == 2 * 3 + 3 * 2
     for path in files:
         assert decode(Path(path).read_bytes()).voxels.size
+    # The request in the README posts one of these scans.
+    (scan,) = re.findall(r"scan=@\.locum/demo/(\S+)", (ROOT / "README.md").read_text())
+    assert (tmp_path / scan).is_file()
 
     # The demo printed every epoch of all three jobs.
     epochs = re.findall(r"^  epoch (\d+)  ", said, re.MULTILINE)
