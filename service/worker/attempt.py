@@ -43,7 +43,7 @@ class PublishedCandidate:
     gate: dict[str, Any] | None
 
     def outcome(self, fallback_reason: str) -> AttemptOutcome:
-        """The end of the job; `fallback_reason`: why it fell back, unless it was stopped."""
+        """Return the end of the job. `fallback_reason` is the reason if it fell back without a stop."""
         result, candidate = self.result, (self.artefact.name, self.artefact.version, self.artefact.digest)
         if not result.get("fell_back"):
             return AttemptOutcome("succeeded", result.get("stopped"), result, self.gate, candidate)
@@ -53,7 +53,7 @@ class PublishedCandidate:
 
 _log = logging.getLogger("locum.worker")
 
-# A cancelled job must free the cores within seconds, however long the lease is.
+# Upper limit of the interval: a cancelled job must free the cores within seconds, even with a long lease.
 _LONGEST_BEAT_SECONDS = 2.0
 
 
@@ -130,7 +130,7 @@ class Attempt:
             records.append_event(session, job, event_type, as_json(data))
 
     def warn(self, message: str) -> None:
-        """Append a warning once, also over several attempts."""
+        """Append a warning, unless this or an earlier attempt did so. Raises LeaseLost."""
         with fenced(self.database, self.lease) as (session, job):
             said = records.warnings_of(session, job.id)
             if message not in said:

@@ -1,4 +1,4 @@
-"""A candidate version: made by a job, published once, and only by the worker that still holds the job."""
+"""Publish the candidate version of a job once, and only from the worker that holds its lease."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SOFTWARE = ("locum", "torch", "onnx", "numpy")
 class CandidateDraft:
     """The content of a candidate before publishing.
 
-    `method` made it from `parent`, a composite, in `epochs` from `seed`. `model` is the manifest of the
-    parent's model with the same task and network. `files` has weights, graph, and more by name; `metrics` and
-    `sources` are the manifest's.
+    `method` derived it from `parent`, a composite artefact, in `epochs` epochs with `seed`. `model` is the
+    manifest of the parent's model with the same task and network. `files` maps names to the bytes of weights,
+    graph and other files. `metrics` and `sources` go into the manifest.
     """
 
     parent: Artefact
@@ -42,7 +42,7 @@ class CandidateDraft:
 
 
 def published_by(store: Store, name: str, job_id: str) -> Artefact | None:
-    """Return the version that an earlier attempt of this job published; None without one."""
+    """Return the version that an earlier attempt of this job published, or None."""
     try:
         versions = store.versions(name)
     except ReferenceNotFound:
@@ -58,11 +58,11 @@ def publish(
     gate: dict[str, Any],
     result: dict[str, Any],
 ) -> PublishedCandidate:
-    """Publish the draft as the job's candidate version, and store verdict and result with the job.
+    """Publish the draft as the job's candidate version, and store verdict and result in the job's row.
 
     Raises:
         LeaseLost, JobCancelled: this worker may not publish.
-        ArtefactWithdrawn: the parent was withdrawn meanwhile.
+        ArtefactWithdrawn: the parent was withdrawn during the job.
     """
     job = attempt.job
     assert job.hospital is not None
@@ -91,7 +91,7 @@ def publish(
 
     def admit() -> None:
         store.by_digest(parent.digest)
-        # Inside the store's lock no other process publishes under this name, so the check holds.
+        # The store holds its lock here: no other process can publish under this name after the check.
         earlier = published_by(Store(store.root), name, job.id)
         if earlier is not None:
             raise _AlreadyPublished(earlier)

@@ -1,7 +1,7 @@
-"""The Celery app of the worker, the half of the service with torch: `celery -A service.worker worker`.
+"""Celery app of the worker process, which imports torch: `celery -A service.worker worker`.
 
-A worker runs one task at a time on the queue `adaptation`. SIGTERM stops it after its task. If it is killed,
-its unacknowledged message goes to the next worker.
+A worker runs one task at a time from the queue `adaptation`. After SIGTERM it finishes its task and stops. If
+it is killed, its unacknowledged message goes to the next worker.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ worker = celery_app(settings, broker.celery_url)
 def _configure_logging(**_: object) -> None:
     # A receiver of this signal keeps Celery from configuring logging itself.
     logs.configure(settings, whole_process=True)
-    # Celery advises to cancel what runs when Redis blinks; see `service.runtime.queue` for why that is not
-    # done.
+    # Celery advises to cancel running tasks when the connection to Redis is lost. `service.runtime.queue`
+    # says why that is not done.
     warnings.simplefilter("ignore", CPendingDeprecationWarning)
 
 
@@ -48,8 +48,7 @@ def _finish(**_: object) -> None:
 
 @contextmanager
 def _database() -> Iterator[Database]:
-    # Opened per task: an engine must not be carried over the fork between the worker and the process of its
-    # tasks.
+    # Opened per task: an engine must not be shared across the fork between the worker and its task process.
     database = Database(settings.resolved_database_url)
     try:
         yield database
@@ -58,7 +57,7 @@ def _database() -> Iterator[Database]:
 
 
 def verify() -> None:
-    """Hash every artefact of the store again, and record the result."""
+    """Verify the digest of every artefact in the store, and record the result."""
     with _database() as database:
         verdict = verify_store(settings.store, database)
     for reference, wrong in verdict.damaged.items():

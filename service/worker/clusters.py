@@ -1,11 +1,14 @@
 """Pick a cluster for a hospital by its unlabeled scans, and publish the cluster's model as a candidate.
 
-preparing   scans and models are read and checked comparing   every cluster's model is asked about every image
-judging     the pick again from draws of the scans, for the gate drawing     what all clusters say, and what
-the picked one says, for a person publishing  once, by the worker that holds the lease
+Stages:
+    preparing   read and check scans and models
+    comparing   run every cluster's model on every image
+    judging     repeat the pick on random draws of the patients, for the gate
+    drawing     show the mean answer of all clusters and the answer of the picked one, for review
+    publishing  once, by the worker that holds the lease
 
-Nothing is learned: the candidate is the cluster's unchanged model under this hospital's name. The work takes
-seconds, so an attempt after a lost one starts over, with the same result.
+Nothing is trained: the candidate is the cluster's unchanged model under this hospital's name. The work takes
+seconds, so a new attempt starts over, with the same result.
 """
 
 from __future__ import annotations
@@ -56,15 +59,15 @@ class LoadedClusters:
 
     @property
     def task(self) -> Task:
-        """The task."""
+        """Task of the clusters."""
         return self.manifest.task
 
     def model_manifest(self, cluster: str) -> ModelManifest:
-        """Description of a cluster's model."""
+        """Return the manifest of a cluster's model."""
         return self.models[cluster].manifest
 
     def sites(self, cluster: str) -> list[str]:
-        """The hospitals of a cluster."""
+        """List the hospitals of a cluster, sorted."""
         return sorted(site for site, found in self.manifest.assignment.items() if found == cluster)
 
 
@@ -72,8 +75,8 @@ def load_clusters(store: Store, digest: str) -> LoadedClusters:
     """Load the clusters with this digest.
 
     Raises:
-        StoreError: it or one of its models is absent, withdrawn, damaged or of another kind.
-        StateError: a model's weights are not its network's.
+        StoreError: the artefact or one of its models is missing, withdrawn, damaged or of another kind.
+        StateError: the weights of a model do not fit its network.
     """
     offered = store.by_digest(digest, ClustersManifest)
     found = offered.manifest.clusters
@@ -97,7 +100,7 @@ _FEWEST_PATIENTS = 4
 
 
 def run_picking(attempt: Attempt) -> PublishedCandidate:
-    """Compare, judge, publish. Raises what its parts raise; the runner reports it as the job's reason."""
+    """Compare, judge and publish. Raises what its parts raise; the runner reports it as the job's reason."""
     store, job = Store(attempt.settings.store), attempt.job
     loaded = load_clusters(store, job.parent)
     options = PickingOptions.model_validate(job.options)

@@ -27,10 +27,10 @@ from service.worker.attempt import Attempt
 
 @dataclass(frozen=True)
 class LabelledImages:
-    """`images` float32 [N, C, H, W]; `targets` uint8 [N, H, W], 0 where no mask was drawn.
+    """Slices of a cohort, `images` float32 [N, C, H, W], with `targets` uint8 [N, H, W], 0 without a mask.
 
-    `names` has the scan of each slice, `drawn_on` whether it has a mask; `statistics` what the guard may add
-    to what it knows, `left_out` the number of slices beyond MOST_IMAGES.
+    `names` has the scan of each slice, `drawn_on` whether that scan has a mask. `statistics` describes the
+    scans for the guard. `left_out` is the number of slices beyond MOST_IMAGES.
     """
 
     images: Tensor
@@ -42,7 +42,7 @@ class LabelledImages:
 
     @property
     def scan_of_image(self) -> NDArray[np.int64]:
-        """The scan of each slice [N]."""
+        """Index of the scan of each slice [N]."""
         return np.unique(self.names, return_inverse=True)[1].astype(np.int64)
 
     @property
@@ -86,7 +86,8 @@ def load_labelled(
 ) -> LabelledImages:
     """Decode and prepare every scan, and its mask if it has one.
 
-    Of more than MOST_IMAGES slices, those of scans with masks are kept first: only they are learned from.
+    If there are more than MOST_IMAGES slices, those of scans with masks are kept first: only they are used in
+    training.
 
     Raises:
         ScanError, TaskError: a file cannot be read or does not fit; the message names it.
@@ -122,26 +123,27 @@ def load_labelled(
 
 
 def _drawn_first(scans: Sequence[ScanFile], drawn: Mapping[str, ScanFile]) -> Iterator[tuple[ScanFile, int]]:
-    """Yield the scans with masks, then the others, each with the number of its kind that is left, itself
-    included.
+    """Yield the scans with masks, then the others.
+
+    Each comes with the number of scans of its group that are left, itself included.
     """
     for kind in (True, False):
         files = [file for file in scans if (file.name in drawn) is kind]
         yield from zip(files, range(len(files), 0, -1), strict=True)
 
 
-# Slices that are adapted to. Of a larger cohort every scan gives as many, evenly spaced: some thousand
-# slices tell what a hospital's scans look like, and all of them have to be in memory.
+# Most slices that a job adapts to. In a larger cohort every scan contributes up to the same number, evenly
+# spaced: some thousand slices represent a hospital's scans well enough, and all of them must fit in memory.
 MOST_IMAGES = 2000
 
 
 @dataclass(frozen=True)
 class CohortImages:
-    """`images` float32 [N, C, H, W]; `scan_of_image` [N] says which scan each came from, `patient_of_image`
-    [N] which patient, as far as the task can tell by the scans' names.
+    """Slices of a cohort, `images` float32 [N, C, H, W].
 
-    `warned` is the share of scans that do not look like training, `statistics` what the guard may add to
-    what it knows, `left_out` the number of slices beyond MOST_IMAGES.
+    `scan_of_image` [N] is the scan's index of each slice. `patient_of_image` [N] is the patient's, as far as
+    the task can derive it from the scans' names. `warned` is the share of scans that the guard warns of.
+    `statistics` describes the scans for the guard. `left_out` is the number of slices beyond MOST_IMAGES.
     """
 
     images: Tensor

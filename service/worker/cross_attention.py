@@ -1,9 +1,11 @@
 """Join a FedOAP model with masks of some of a hospital's scans, and publish a judged candidate.
 
-preparing   scans, masks and the shared model are read and checked; patients are split joining     a
-checkpoint per epoch; a later attempt goes on from it, bit for bit judging     Dice on the validation patients
-against zero-shot, and whether all masks are plausible drawing     before and after, of scans that were not
-learned from publishing  once, by the worker that holds the lease
+Stages:
+    preparing   read and check scans, masks and the shared model; split the patients
+    joining     write a checkpoint per epoch; a later attempt continues from it, bit for bit
+    judging     compare Dice on the validation patients with zero-shot; check that all masks are plausible
+    drawing     show scans that were not trained on, before and after
+    publishing  once, by the worker that holds the lease
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ _FEW_PATIENTS = 3
 
 @dataclass(frozen=True)
 class _Parent:
-    """`offered` is the cross-attention's artefact; `model` and `manifest` are its shared part's."""
+    """A cross-attention artefact, `offered`, with `model`, `manifest` and `network` of its shared part."""
 
     offered: Artefact[CrossAttentionManifest]
     model: Artefact[ModelManifest]

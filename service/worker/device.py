@@ -9,7 +9,7 @@ from service.settings import Settings
 
 
 def prepare_torch(settings: Settings) -> None:
-    """Configure torch by the settings, deterministic for equal jobs."""
+    """Configure torch by the settings, so that equal jobs give equal results."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     torch.backends.cudnn.benchmark = False
@@ -17,8 +17,10 @@ def prepare_torch(settings: Settings) -> None:
 
 
 def device_of(settings: Settings) -> torch.device:
-    """Choose a GPU if there is one and the settings allow it. Raises AdaptationRejected if they require one
-    and there is none.
+    """Choose a GPU if there is one and the settings allow it, else the CPU.
+
+    Raises:
+        AdaptationRejected: the settings require a GPU and there is none.
     """
     if settings.device == "cpu":
         return torch.device("cpu")

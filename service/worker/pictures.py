@@ -37,8 +37,8 @@ def draw_pictures(
 ) -> None:
     """Write `N-before.png` (the global model) and `N-after.png` (the candidate), N from 1, into the pictures.
 
-    Of a scan that has one of `masks` (by its name) there is `N-drawn.png` too. All show the same slices. No
-    file name of the hospital appears on them.
+    A scan with one of `masks` (by its name) gets `N-drawn.png` too. All pictures of a scan show the same
+    slices. No file name of the hospital appears on them.
     """
     sessions = {
         "before": load(parent.read(GRAPH), attempt.settings),
@@ -66,9 +66,9 @@ def draw_answers(
     task: Task,
     told: Mapping[str, Sequence[NDArray[np.float64]]],
 ) -> None:
-    """Draw a few scans of a classifier, each with its class probabilities in words.
+    """Draw a few scans of a classification task, each captioned with its most probable classes.
 
-    `told` has those of every scan [K], by `before` and `after`.
+    `told` maps `before` and `after` to the class probabilities [K] of every scan.
     """
     for number, index in enumerate(_chosen(files), start=1):
         scan = decode(files[index].read(), scan_limits(attempt.settings))

@@ -19,7 +19,7 @@ def run_adaptation(attempt: Attempt) -> AttemptOutcome:
 
     Raises:
         AdaptationRejected: the parent is of a kind that cannot be adapted.
-        Exception: what the work raises; the runner reports it as the job's reason.
+        Exception: any error of the work; the runner reports it as the job's reason.
     """
     attempt.set_stage("preparing")
     store, job = Store(attempt.settings.store), attempt.job

@@ -26,7 +26,7 @@ from personalization.test_time.config import AdaptationConfig
 
 @dataclass(frozen=True)
 class LoadedSpace:
-    """`offered` is the routing space's artefact; `global_model` and `manifest` are its global part's."""
+    """A routing space artefact, `offered`, with the artefact and `manifest` of its global model."""
 
     offered: Artefact[RoutingSpaceManifest]
     global_model: Artefact[ModelManifest]
@@ -35,7 +35,7 @@ class LoadedSpace:
 
     @property
     def task(self) -> Task:
-        """The task."""
+        """Task of the routing space."""
         return self.manifest.task
 
 
@@ -43,8 +43,8 @@ def load_space(store: Store, digest: str) -> LoadedSpace:
     """Load the routing space with this digest.
 
     Raises:
-        StoreError: it or one of its models is absent, withdrawn, damaged or of another kind.
-        StateError: its models do not fit each other.
+        StoreError: the artefact or one of its models is missing, withdrawn, damaged or of another kind.
+        StateError: the models do not fit each other.
     """
     offered = store.by_digest(digest, RoutingSpaceManifest)
     global_model = store.by_digest(offered.manifest.global_model, ModelManifest)
@@ -58,14 +58,14 @@ def _state(artefact: Artefact) -> State:
     return from_safetensors(artefact.read(WEIGHTS))
 
 
-# Images per forward where nothing is learned: bounds the memory. It changes no result but the coefficients of
-# pooled routers, which see the statistics of their batch.
+# Images per forward pass outside training; limits memory use. It affects only the coefficients of pooled
+# routers, which depend on the statistics of their batch.
 _BATCH = 16
 
 
 @dataclass(frozen=True)
 class Adapted:
-    """`routed` is the network over `space` at its chosen epoch, `merged` the plain one that is served."""
+    """An adapted network: `routed` over `space` at its chosen epoch, `merged` into the plain served one."""
 
     adaptation: Adaptation
     space: RoutingSpace
@@ -83,8 +83,9 @@ def adapt_and_merge(
     resume: AdaptationCheckpoint | None = None,
     after_epoch: Callable[[nn.Module, AdaptationCheckpoint], None] | None = None,
 ) -> Adapted:
-    """Adapt to `images` [N, C, H, W]; deterministic. Raises what `adapt`, `check_cancelled` and
-    `after_epoch` raise.
+    """Adapt to `images` [N, C, H, W] deterministically.
+
+    Raises what `adapt`, `check_cancelled` and `after_epoch` raise.
     """
     space = space_for(config, space)
     network = route(space, config.router).to(device)
@@ -104,7 +105,7 @@ def adapt_and_merge(
 def class_maps(
     network: nn.Module, images: Tensor, device: torch.device, check_cancelled: CancelCheck
 ) -> NDArray[np.uint8]:
-    """Class indices [N, H, W] of a plain network with its running statistics, as it is served."""
+    """Compute class indices [N, H, W] of a plain network with its running statistics, as in serving."""
     network = network.to(device).eval()
     maps = []
     with torch.no_grad():

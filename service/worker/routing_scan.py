@@ -1,6 +1,6 @@
-"""Run a job of kind `scan` of a routing space: adapt to one scan, segment it, keep the answer alone.
+"""Run a job of kind `scan` of a routing space: adapt to one scan, segment it, and keep only the answer.
 
-The answer is the one of `/segment`, headers included. The same scan gives the same mask.
+The answer equals that of `/segment`, headers included. The same scan gives the same mask.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
 def _adapted_graph(
     attempt: Attempt, options: SegmentOptions, loaded: LoadedSpace, slices: torch.Tensor
 ) -> tuple[Adaptation, bytes]:
-    """Adapt without a checkpoint: it takes seconds, and nothing of the scan may remain."""
+    """Adapt without a checkpoint: it takes seconds, and no data derived from the scan may stay on disk."""
     # Missing options have the defaults of a hospital's adaptation.
     config = AdaptationConfig(**options.model_dump(include={"preset", "shape_weight"}, exclude_none=True))
 

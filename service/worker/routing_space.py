@@ -1,8 +1,11 @@
 """Adapt a routing space to a hospital's unlabeled scans, and publish a judged candidate.
 
-preparing   scans and models are read and checked adapting    a checkpoint per epoch; a later attempt goes on
-from it, bit for bit judging     the same again from another seed and from halves, for the gate drawing
-before and after, for a person publishing  once, by the worker that holds the lease
+Stages:
+    preparing   read and check scans and models
+    adapting    write a checkpoint per epoch; a later attempt continues from it, bit for bit
+    judging     repeat the adaptation from another seed and from halves of the patients, for the gate
+    drawing     show scans before and after, for review
+    publishing  once, by the worker that holds the lease
 """
 
 from __future__ import annotations

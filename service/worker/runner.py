@@ -1,6 +1,7 @@
 """Run one job in a worker process, from its claim to its end.
 
-A job always ends in a state with a reason, or its lease expires and the reconciler requeues it.
+A job ends in a final state, with a reason unless it succeeded; otherwise its lease expires and the reconciler
+requeues it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
 
 
 def run_job(job_id: str, settings: Settings) -> None:
-    """Run the job if it can be claimed; leave a finished job or another worker's."""
+    """Claim the job and run it. A finished job, or one that another worker holds, is left alone."""
     database = Database(settings.resolved_database_url)
     try:
         lease = claim(database, job_id, f"{socket.gethostname()}:{os.getpid()}", settings)
