@@ -67,6 +67,20 @@ def ema(previous: Mapping[str, Tensor], current: Mapping[str, Tensor], tau: floa
     return result
 
 
+def interpolate(start: Mapping[str, Tensor], end: Mapping[str, Tensor], share: float) -> State:
+    """Compute start + share (end - start). Integer buffers are those of `start`, at share 1 of `end`.
+
+    Raises StateError for incompatible states.
+    """
+    _check_pair(start, end, "end")
+    if share == 1:
+        return clone(end)
+    return {
+        name: old + share * (end[name].to(old) - old) if old.is_floating_point() else old.clone()
+        for name, old in start.items()
+    }
+
+
 class StreamingMean:
     """The weighted mean of states added one by one. It needs memory for one float64 state, for any count.
 

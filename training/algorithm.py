@@ -196,8 +196,8 @@ class Publication:
     """The content to publish from a finished run: the artefact's kind, its models, and facts for the lineage.
 
     `statistics` describes the training scans for the service's guard, if the sites allowed it. `composite`
-    has the fields of a composite's manifest beside its parts. `exhibits` is content for the report that no
-    artefact stores, and never a patient's.
+    has the fields of a composite's manifest beside its parts, `files` its files by name. `exhibits` is
+    content for the report that no artefact stores, and never a patient's.
     """
 
     kind: str
@@ -205,6 +205,7 @@ class Publication:
     details: Mapping[str, Any] = field(default_factory=dict)
     statistics: ReferenceStatistics | None = None
     composite: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
     exhibits: Memory = field(default_factory=Memory)
 
 

@@ -5,8 +5,12 @@ w_g, trains on its own slices (Eq. 3: w_k <- w_k - eta grad L, with Adam), and t
 
     w_g <- sum_k (n_k / n) w_k         n_k training slices; uniform, 1/K, is an option (Eq. 1 as printed)
 
-Batch-norm buffers are part of the weights: running statistics are averaged, counters copied. Adam restarts
-every round. In each round the sites also validate the w_g they receive; the server keeps the best.
+Batch-norm buffers are part of the weights: running statistics are averaged, counters copied. The optimiser
+restarts every round. In each round the sites also validate the w_g they receive; the server keeps the best.
+
+The default is not the paper's: the rate falls by a cosine in the second half of the rounds, a small site
+takes more than one pass where its slices make few batches, and slices go through drawn scanners. `recipe:
+paper` leaves these out (docs/explanation/iop-fl.md has what each was worth).
 
 A classification has cross-entropy for the loss and accuracy for Dice; all else is the same.
 
@@ -19,9 +23,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from model_store.manifest import NetworkSpec
@@ -44,6 +48,7 @@ from training.config import MethodConfig
 from training.methods.common.data_statistics import DESCRIBE, describe, described, merge_described
 from training.methods.common.local_training import (
     AnySiteData,
+    OptimiserName,
     Penalty,
     Schedule,
     ValidationScore,
@@ -68,13 +73,24 @@ class FedAvgConfig(MethodConfig):
     """What FedAvg takes. Defaults suit a laptop; the paper's are 100 rounds at width 32."""
 
     width: int = Field(16, ge=1, description="channels of the network at full resolution")
+    recipe: Literal["locum", "paper"] = Field(
+        "locum", description="where the values that are not given come from: Locum's choice, or the paper"
+    )
     local_epochs: int = Field(1, ge=1, description="passes over the site's slices per round")
     local_steps: int | None = Field(None, ge=1, description="batches per round, instead of local_epochs")
+    least_steps: int = Field(10, ge=0, description="batches per round at least, where few slices make few")
     batch_size: int = Field(16, ge=1)
-    learning_rate: float = Field(1e-3, gt=0)
-    learning_rate_decay: float = Field(1.0, gt=0, le=1, description="factor per round")
-    amsgrad: bool = False
+    optimiser: OptimiserName = Field("adam", description="restarted every round; sgd has momentum 0.9")
+    learning_rate: float = Field(1e-3, gt=0, description="in the first half of the rounds")
+    final_rate: float = Field(
+        0.01, gt=0, le=1, description="share of it in the last round, by a cosine; 1 keeps it constant"
+    )
+    learning_rate_decay: float = Field(1.0, gt=0, le=1, description="factor per round, beside the cosine")
+    amsgrad: bool = Field(False, description="of adam")
     augment: bool = Field(True, description="random rotation and flip in training")
+    intensity: float = Field(
+        1.0, ge=0, le=3, description="severity of the drawn scanners that slices go through; 0: none"
+    )
     precision: Precision = Field(
         "float32", description="of training: bfloat16 takes half the time where the processor has it"
     )
@@ -82,6 +98,19 @@ class FedAvgConfig(MethodConfig):
         "sample", description="weight of a site: n_k / n, or 1/K"
     )
     selection: Literal["best", "last"] = Field("best", description="which round's model is published")
+
+    # What `recipe: paper` takes where nothing is given.
+    PAPER: ClassVar[Mapping[str, Any]] = {
+        "least_steps": 0,
+        "final_rate": 1.0,
+        "intensity": 0.0,
+    }
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_paper(cls, content: Any) -> Any:
+        chosen = isinstance(content, dict) and content.get("recipe") == "paper"
+        return {**cls.PAPER, **content} if chosen else content
 
 
 @register("fedavg", FedAvgConfig, kinds=("segmentation", "classification"))
@@ -150,15 +179,20 @@ class FedAvg(Algorithm[AnySiteData]):
     def schedule(self, round_: int) -> Schedule:
         """How a site trains in a round."""
         config = self.config
-        rate = config.learning_rate * config.learning_rate_decay**round_
+        held = config.rounds // 2
+        passed = max(round_ - held, 0) / max(config.rounds - 1 - held, 1)
+        cosine = config.final_rate + (1 - config.final_rate) * (1 + math.cos(math.pi * passed)) / 2
         return Schedule(
             config.local_epochs,
             config.local_steps,
             config.batch_size,
-            rate,
+            config.learning_rate * cosine * config.learning_rate_decay**round_,
             config.amsgrad,
             config.augment,
             config.precision,
+            config.optimiser,
+            config.least_steps,
+            intensity=config.intensity,
         )
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
@@ -179,11 +213,14 @@ class FedAvg(Algorithm[AnySiteData]):
         """How many rounds of training the w_g that was sent has behind it."""
         return context.round if context.phase == "train" else self.config.rounds
 
-    def publication(self, server: Memory) -> Publication:
-        """The best global model, or the last one where nothing could be validated."""
+    def selected(self, server: Memory) -> tuple[State, dict[str, Any]]:
+        """The best global model, or the last one where nothing could be validated; its score and round."""
         chosen = server.facts.get("best")
-        weights = part(server.tensors, "best" if chosen else "global")
-        facts = chosen or server.facts["latest"]
+        return part(server.tensors, "best" if chosen else "global"), chosen or server.facts["latest"]
+
+    def publication(self, server: Memory) -> Publication:
+        """The selected global model."""
+        weights, facts = self.selected(server)
         metrics = {} if facts[self.metric] is None else {self.metric: facts[self.metric]}
         return Publication(
             "model",

@@ -1,30 +1,44 @@
 """IOP-FL, inside personalization: Jiang et al., IOP-FL, IEEE TMI 2023 (Sections III-B and III-C).
 
-The federation is FedAvg. Beside it, each site k keeps a personal model P_k that follows its own local models
-w_k as an exponential moving average (Eq. 4 with its base point restored: as printed, it decays to zero):
+The federation is FedAvg. Each site k then has a personal model P_k, which never feeds back into training.
+By default it starts where the federation ended, and is published between the two:
+
+    P_k = a few gentle passes over the site's slices from w_g, at a falling rate
+    P_k(lambda) = w_g + lambda (P_k - w_g)
+
+lambda is the smallest on a grid from 0 to 1 that is within one standard error of the best, on the site's own
+validation patients. A site with fewer than three takes the lambda that all sites' patients together choose.
+With lambda = 0 the site has no personal model: the global one serves it.
+
+With `recipe: paper` it follows the site's local models w_k as an exponential moving average (Eq. 4 with its
+base point restored: as printed, it decays to zero), and the P_k with the best Dice is published:
 
     P_k <- (1 - tau) P_k + tau w_k         P_k = w_g of round 0 at first, tau = 0.9, after each local training
 
-P_k never feeds back into training. The site keeps the P_k with the best Dice on its own validation patients.
-
-Shared:  what FedAvg shares. In the phase `export`, and only at sites that consent to it: the best P_k and its
-         validation Dice, because serving a personal model needs it.
+Shared:  what FedAvg shares. Of the validation patients, for every lambda, sum and sum of squares of the
+         change of their Dice. In the phase `export`, and only at sites that consent to it: the published P_k,
+         its validation Dice beside w_g's, and lambda.
 Stays:   P_k until then; images, masks, and everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from model_store.task import Task
-from personalization.state import clone, ema
+from personalization.state import clone, ema, interpolate
 from training.algorithm import (
     ClientResult,
+    Group,
     Memory,
+    ModelDraft,
     Phase,
     Publication,
     RoundResult,
@@ -32,29 +46,55 @@ from training.algorithm import (
     State,
     StepContext,
 )
+from training.data.segmentation.dataset import SiteData
 from training.errors import SiteFailed
-from training.methods.common.export import EXPORT, export_personal, keep_exported, personal_drafts
 from training.methods.common.local_training import (
     AnySiteData,
+    Schedule,
     ValidationScore,
+    dice_per_patient,
     estimate_statistics,
     evaluate,
     network_of,
     state_of,
+    train_locally,
 )
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
 
+# A site without a personal model sends none.
+PERSONAL = Group("personal", "weights", "collect", essential=False)
+COMPARISON = Group("comparison", "statistics", "collect", essential=False)
+# Sums over the validation patients, and the lambda that all of them together choose.
+CHANGES = Group("changes", "statistics", "sum", essential=False)
+SHARE = Group("share", "statistics")
+PERSONALISE = Phase("personalise", 1, (WEIGHTS,), (CHANGES,), everyone=True)
+EXPORT = Phase("export", 1, (SHARE,), (PERSONAL, COMPARISON), consent=True, everyone=True)
+LEAST_PATIENTS = 3
+LAMBDAS: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+
 
 class IopFlConfig(FedAvgConfig):
-    """What IOP-FL takes beside FedAvg's. `selection` applies to the personal models too."""
+    """What IOP-FL takes beside FedAvg's. `selection` applies to the moving average too."""
 
-    tau: float = Field(0.9, gt=0, le=1, description="share of the newest local model in a personal one")
+    personal: Literal["interpolated", "moving-average"] = Field(
+        "interpolated",
+        description="a site's model: between the global one and one tuned from it, or the paper's average",
+    )
+    personal_epochs: int = Field(5, ge=1, description="interpolated: passes from the global model")
+    personal_rate: float = Field(
+        0.01, gt=0, description="interpolated: SGD's learning rate, which falls to nothing by a cosine"
+    )
+    tau: float = Field(
+        0.9, gt=0, le=1, description="moving-average: share of the newest local model in a personal one"
+    )
     personal_statistics: Literal["averaged", "own"] = Field(
         "averaged",
         description="a personal model's batch norm: averaged like its weights, or estimated on its slices",
     )
+
+    PAPER: ClassVar[Mapping[str, Any]] = {**FedAvgConfig.PAPER, "personal": "moving-average"}
 
 
 @register("iop-fl", IopFlConfig)
@@ -66,69 +106,220 @@ class IopFl(FedAvg):
         self.config: IopFlConfig = config
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """FedAvg's, and the consented export."""
-        return (*super().plan(), EXPORT)
+        """FedAvg's, then each site's own model beside the published global one, and the consented export."""
+        return (*super().plan(), PERSONALISE, EXPORT)
+
+    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
+        """w_g; to personalise, the one that is published; to export, the federation's lambda."""
+        if phase.name == "personalise":
+            return {WEIGHTS.name: self.selected(server)[0]}
+        if phase.name == "export":
+            return {SHARE.name: {"share": torch.tensor(server.facts.get("share", 0.0))}}
+        return super().broadcast(phase, server, site)
 
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
     ) -> ClientResult:
-        """FedAvg's step, and after local training the personal model's."""
+        """FedAvg's step; with the moving average, the personal model's after it."""
         if context.phase == "export":
-            return self._export(context, memory, data)
+            return self._export(memory, float(received[SHARE.name]["share"]))
+        if context.phase == "personalise":
+            assert isinstance(data, SiteData)
+            return self._personalise(context, received[WEIGHTS.name], memory, data)
         result = super().client_step(context, received, memory, data)
-        if context.phase == "validate" and not memory.tensors:
-            # It was in no round: what it has is the global model, with no local training.
-            return replace(
-                result, memory=self._remember(0, memory, clone(received[WEIGHTS.name]), ValidationScore())
-            )
-        if context.phase != "train":
+        if context.phase != "train" or self.config.personal == "interpolated":
             return result
         # A site that joins late starts from the first global model it sees.
         previous = part(memory.tensors, "personal") or received[WEIGHTS.name]
         personal = ema(previous, result.uploads[WEIGHTS.name], self.config.tau)
-        network = network_of(self.network, self._published(personal, data, context), context.device)
+        network = network_of(self.network, self._with_statistics(personal, data, context), context.device)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
         metrics = {**result.metrics, **score.metrics("personal_val_dice")}
-        return replace(
-            result, memory=self._remember(context.round + 1, memory, personal, score), metrics=metrics
-        )
+        return replace(result, memory=self._remember(memory, personal, score), metrics=metrics)
 
-    def _remember(self, round_: int, memory: Memory, personal: State, score: ValidationScore) -> Memory:
-        """The site's memory after a round: P_k, and the P_k worth exporting."""
+    def _remember(self, memory: Memory, personal: State, score: ValidationScore) -> Memory:
+        """The site's memory after a round: P_k, and the P_k worth publishing."""
         best = memory.facts.get("best")
-        latest = {"total": score.total, "patients": score.patients, "round": round_}
-        improved = best is None or score.beats(ValidationScore(best["total"], best["patients"]))
+        improved = best is None or score.beats(ValidationScore(**best))
         if self.config.selection == "best" and improved:
-            best, kept = latest, personal
+            best, kept = {"total": score.total, "patients": score.patients}, personal
         else:
             kept = part(memory.tensors, "best")
-        return Memory(join({"personal": personal, "best": kept}), {"latest": latest, "best": best})
+        return Memory(join({"personal": personal, "best": kept}), {"best": best})
 
-    def _published(self, personal: State, data: AnySiteData, context: StepContext) -> State:
-        """What P_k is published as: as it is, or with batch-norm statistics of its own site's."""
+    def _with_statistics(self, personal: State, data: AnySiteData, context: StepContext) -> State:
+        """P_k as it is, or with batch-norm statistics of its own site's."""
         if self.config.personal_statistics == "averaged":
             return personal
         network = network_of(self.network, personal, context.device)
         estimate_statistics(network, data.train, self.config.batch_size)
         return state_of(network)
 
-    def _export(self, context: StepContext, memory: Memory, data: AnySiteData) -> ClientResult:
-        """The chosen P_k. Raises SiteFailed at a site that dropped out of every phase before."""
-        if not memory.facts:
-            raise SiteFailed("it has no personal model: it dropped out of every round")
-        facts = memory.facts["best"] or memory.facts["latest"]
-        chosen = part(memory.tensors, "best" if memory.facts["best"] else "personal")
-        score = ValidationScore(facts["total"], facts["patients"])
-        return export_personal(self._published(chosen, data, context), score)
+    def _personalise(
+        self, context: StepContext, global_model: State, memory: Memory, data: SiteData
+    ) -> ClientResult:
+        """Choose what the site publishes, and compare it with w_g on its validation patients."""
+
+        def dice(state: State) -> dict[str, float]:
+            network = network_of(self.network, state, context.device)
+            return dice_per_patient(network, data.val, self.classes, self.config.batch_size)
+
+        shares: tuple[float, ...]
+        if self.config.personal == "interpolated":
+            tuned, shares = self._tuned(context, global_model, data), LAMBDAS
+        else:
+            # A site that was in no round has the global model.
+            kept = part(memory.tensors, "best") or part(memory.tensors, "personal") or clone(global_model)
+            tuned, shares = self._with_statistics(kept, data, context), (0.0, 1.0)
+        found = [dice(interpolate(global_model, tuned, share)) for share in shares]
+        scores = [ValidationScore.of(each) for each in found]
+        changes = changes_of(found)
+        facts = {
+            "shares": shares,
+            "scores": [[score.total, score.patients] for score in scores],
+            "changes": changes.tolist(),
+        }
+        own = shares[chosen(changes)] if self.config.personal == "interpolated" else 1.0
+        best = scores[shares.index(own)].metrics("personal_val_dice")
+        uploads = {CHANGES.name: {"changes": changes}} if self.config.personal == "interpolated" else {}
+        return ClientResult(
+            {CHANGES.name: {}, **uploads},
+            weight=1.0,
+            memory=Memory(join({"start": global_model, "tuned": tuned}), facts),
+            metrics=best,
+        )
+
+    def _tuned(self, context: StepContext, global_model: State, data: SiteData) -> State:
+        """P_k, from w_g."""
+        config = self.config
+        network = network_of(self.network, global_model, context.device)
+        schedule = Schedule(
+            config.personal_epochs,
+            None,
+            config.batch_size,
+            config.personal_rate,
+            augment=config.augment,
+            precision=config.precision,
+            optimiser="sgd",
+            falls=True,
+            intensity=config.intensity,
+        )
+        train_locally(network, data.train, schedule, context.generator("personalise"))
+        return state_of(network)
+
+    def _export(self, memory: Memory, federation: float) -> ClientResult:
+        """P_k(lambda), by the site's own patients or the federation's.
+
+        Raises SiteFailed at a site that was not there to tune it.
+        """
+        facts = memory.facts
+        if "shares" not in facts:
+            raise SiteFailed("it has no personal model: it dropped out before the phase `personalise`")
+        shares, changes = facts["shares"], torch.tensor(facts["changes"], dtype=torch.float64)
+        share, borrowed = 1.0, False
+        if self.config.personal == "interpolated":
+            borrowed = int(changes[0, 2]) < LEAST_PATIENTS
+            share = federation if borrowed else shares[chosen(changes)]
+        scores = [ValidationScore(total, patients) for total, patients in facts["scores"]]
+        before, after = scores[0], scores[shares.index(share)]
+        comparison: State = {
+            "before": before.state()["score"],
+            "after": after.state()["score"],
+            "share": torch.tensor([share, borrowed], dtype=torch.float64),
+        }
+        start, tuned = part(memory.tensors, "start"), part(memory.tensors, "tuned")
+        published = interpolate(start, tuned, share) if share else {}
+        return ClientResult(
+            {COMPARISON.name: comparison, PERSONAL.name: published},
+            weight=1.0,
+            metrics=after.metrics("personal_val_dice") | {"personal_share": share},
+        )
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Set the exported models beside the global one."""
+        """Set the exported models beside the global one, and what each is worth."""
+        if context.phase == "personalise":
+            together = result.reduced.get(CHANGES.name, {}).get("changes")
+            share = LAMBDAS[chosen(together)] if together is not None else 0.0
+            return Memory(server.tensors, {**server.facts, "share": share})
         if context.phase != "export":
             return super().server_step(context, server, result)
-        return keep_exported(server, result)
+        sent = {site: state for site, state in result.collected.get(PERSONAL.name, {}).items() if state}
+        inside = {f"inside/{site}": dict(state) for site, state in sent.items()}
+        compared = {
+            site: {
+                "share": float(state["share"][0]),
+                "share_from": "the federation's patients" if state["share"][1] else "its own patients",
+                "val_dice_global": _mean(state["before"]),
+                "val_dice": _mean(state["after"]),
+            }
+            for site, state in result.collected.get(COMPARISON.name, {}).items()
+        }
+        facts = {
+            **server.facts,
+            "exported": sorted(sent),
+            "personal": compared,
+            "consented": bool(result.weights),
+        }
+        return Memory({**server.tensors, **join(inside)}, facts)
 
     def publication(self, server: Memory) -> Publication:
-        """A routing space of the global and the exported models; without any of those, the global alone."""
+        """A routing space of the global and the exported models; without consent, the global model alone."""
         base = super().publication(server)
-        inside = personal_drafts(server, self.network)
-        return replace(base, kind="routing-space", models=(*base.models, *inside)) if inside else base
+        compared = server.facts.get("personal", {})
+        inside = tuple(
+            ModelDraft(
+                "inside",
+                self.network,
+                part(server.tensors, f"inside/{site}"),
+                site,
+                {
+                    name: value
+                    for name, value in compared.get(site, {}).items()
+                    if name.startswith("val_dice") and value is not None
+                },
+            )
+            for site in server.facts.get("exported", ())
+        )
+        details = {**base.details, "personal": compared}
+        if not server.facts.get("consented"):
+            return base
+        return replace(base, kind="routing-space", models=(*base.models, *inside), details=details)
+
+
+def changes_of(dice: Sequence[Mapping[str, float]]) -> Tensor:
+    """For each lambda, [L, 3] float64: sum and sum of squares of the changes of Dice, number of patients.
+
+    Changes are from lambda = 0, the first. A patient without a target in whom nothing is found counts 1.
+    """
+    values = torch.tensor(
+        [[_defined(each[patient]) for patient in dice[0]] for each in dice], dtype=torch.float64
+    )
+    changes = values - values[:1]
+    number = torch.full((len(dice),), changes.shape[1], dtype=torch.float64)
+    return torch.stack([changes.sum(dim=1), changes.square().sum(dim=1), number], dim=1)
+
+
+def chosen(changes_L3: Tensor) -> int:
+    """The first lambda within one standard error of the best: P_k is to earn what it changes.
+
+    Fewer than three patients choose the first, 0: what two of them agree on is chance too often.
+    """
+    total, squares, number = changes_L3.unbind(dim=1)
+    count = int(number[0])
+    if count < LEAST_PATIENTS:
+        return 0
+    means = total / count
+    best = int(means.argmax())
+    variance = ((squares[best] - count * means[best] ** 2) / (count - 1)).clamp(min=0)
+    error = (variance / count).sqrt()
+    # Rounding must not let a mean lose against itself.
+    return int((means >= means[best] - error - 1e-12).nonzero()[0])
+
+
+def _defined(value: float) -> float:
+    return 1.0 if math.isnan(value) else value
+
+
+def _mean(score: Any) -> float | None:
+    total, patients = score.tolist()
+    return total / patients if patients else None

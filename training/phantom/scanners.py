@@ -1,4 +1,4 @@
-"""Four simulated scanners that image the same anatomy with different grids, contrast and noise."""
+"""Eight simulated scanners that image the same anatomy with different grids, contrast and noise."""
 
 from __future__ import annotations
 
@@ -89,6 +89,34 @@ SCANNERS: dict[str, Scanner] = {
             offset=60,
             tilt=8.0,
             tissues=Tissues(body=0.46, fat=0.40, organ=0.66, decoy=0.30, spine=0.60),
+        ),
+        Scanner("elder", "RAS", 1.1, 12, response=0.7, noise=0.04, bias=0.25, blur=0.9, gain=900, offset=50),
+        Scanner("furze", "LAS", 0.95, 13, response=1.5, noise=0.06, bias=0.08, blur=1.4, gain=500),
+        Scanner(
+            "grove",
+            "RPI",
+            1.2,
+            12,
+            response=0.9,
+            noise=0.03,
+            bias=0.30,
+            blur=2.2,
+            gain=1500,
+            offset=-100,
+            tissues=Tissues(body=0.36, fat=0.50, organ=0.62, decoy=0.24, spine=0.80),
+        ),
+        Scanner(
+            "heath",
+            "LPS",
+            1.0,
+            14,
+            response=0.6,
+            noise=0.07,
+            bias=0.15,
+            blur=1.1,
+            gain=250,
+            offset=30,
+            tissues=Tissues(body=0.44, fat=0.64, organ=0.70, decoy=0.28, spine=0.85),
         ),
     )
 }

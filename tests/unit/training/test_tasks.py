@@ -41,6 +41,7 @@ REAL = {
     "breast_ultrasound": ("breast_ultrasound/BUSI_tumour",),
     "wbc_cells": ("wbc_cells/Dataset1", "wbc_cells/Dataset2"),
     "hippocampus_nifti": ("hippocampus_nifti",),
+    "lungs_cxr": tuple(f"lungs_cxr/{site}" for site in ("JSRT", "Montgomery", "Shenzhen")),
 }
 
 

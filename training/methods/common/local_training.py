@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import count
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,19 +20,28 @@ from personalization.losses import soft_dice_loss
 from personalization.metrics import foreground_dice
 from personalization.networks import build, initialise
 from personalization.precision import Precision, mixed_precision, to_float32
+from personalization.scanner import augment_intensities
 from training.algorithm import State
 from training.data.classification import ImageSet, LabelledData, labelled_batches
 from training.data.segmentation.dataset import SiteData, SliceSet, batches
 
 TrainingExamples = SliceSet | ImageSet
 AnySiteData = SiteData | LabelledData
+OptimiserName = Literal["adam", "sgd"]
+# Of SGD.
+MOMENTUM = 0.9
 # () -> scalar: what a method adds to the loss of a batch, of the weights as they are then.
 Penalty = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """How a network is trained on one site: `steps` batches, or `epochs` passes when `steps` is None."""
+    """How a network is trained on one site: `steps` batches, or `epochs` passes when `steps` is None.
+
+    With passes there are at least `least_steps` batches. `falls` lets the rate fall by a cosine to nothing
+    over these batches; otherwise it stays. `intensity` is the severity of the drawn scanners
+    (`personalization.scanner`) that slices go through; 0 for none.
+    """
 
     epochs: int = 1
     steps: int | None = None
@@ -40,6 +50,10 @@ class Schedule:
     amsgrad: bool = False
     augment: bool = True
     precision: Precision = "float32"
+    optimiser: OptimiserName = "adam"
+    least_steps: int = 0
+    falls: bool = False
+    intensity: float = 0.0
 
 
 def new_network(spec: NetworkSpec, generator: torch.Generator) -> nn.Module:
@@ -82,7 +96,7 @@ def train_locally(
     generator: torch.Generator,
     penalty: Penalty | None = None,
 ) -> float:
-    """Train in place with a fresh Adam; returns the mean loss of its batches, with the penalty.
+    """Train in place with a fresh optimiser; returns the mean loss of its batches, with the penalty.
 
     Parameters that require no gradient stay as they are. `generator` alone decides order and augmentation.
     Raises ValueError when there is nothing to train on.
@@ -90,13 +104,16 @@ def train_locally(
     if not len(data):
         raise ValueError("there is no slice to train on")
     device = next(network.parameters()).device
-    optimiser = torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, amsgrad=schedule.amsgrad)
-    epochs = range(schedule.epochs) if schedule.steps is None else count()
-    # An epoch may have fewer batches than images would fill, so epochs are counted as epochs.
-    passes = (batch for _ in epochs for batch in _epoch(data, schedule, generator))
+    optimiser = _optimiser(network, schedule)
+    planned = schedule.steps or max(
+        schedule.epochs * math.ceil(len(data) / schedule.batch_size), schedule.least_steps
+    )
     network.train()
     total, done = 0.0, 0
-    for images, targets in islice(passes, schedule.steps):
+    for images, targets in _batches(data, schedule, generator):
+        if schedule.falls:
+            for group in optimiser.param_groups:
+                group["lr"] = schedule.learning_rate * (1 + math.cos(math.pi * done / planned)) / 2
         optimiser.zero_grad(set_to_none=True)
         with mixed_precision(schedule.precision, device):
             logits = network(images.to(device))
@@ -109,12 +126,44 @@ def train_locally(
     return total / max(done, 1)
 
 
+def _optimiser(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
+    if schedule.optimiser == "sgd":
+        return torch.optim.SGD(network.parameters(), lr=schedule.learning_rate, momentum=MOMENTUM)
+    return torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, amsgrad=schedule.amsgrad)
+
+
+def _batches(
+    data: TrainingExamples, schedule: Schedule, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of the schedule, in their order."""
+    done = 0
+    for epoch in count():
+        # An epoch may have fewer batches than images would fill, so epochs are counted as epochs.
+        if schedule.steps is None and epoch >= schedule.epochs and done >= schedule.least_steps:
+            return
+        for batch in _epoch(data, schedule, generator):
+            enough = (
+                schedule.steps
+                if schedule.steps is not None
+                else (schedule.least_steps if epoch >= schedule.epochs else None)
+            )
+            if enough is not None and done >= enough:
+                return
+            yield batch
+            done += 1
+
+
 def _epoch(
     data: TrainingExamples, schedule: Schedule, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches of images and targets: class indices [B, H, W], or [B]."""
     if isinstance(data, SliceSet):
-        return batches(data, schedule.batch_size, generator, schedule.augment)
+        drawn = batches(data, schedule.batch_size, generator, schedule.augment)
+        if not schedule.intensity:
+            return drawn
+        return (
+            (augment_intensities(images, schedule.intensity, generator), targets) for images, targets in drawn
+        )
     return (
         (images, labels)
         for images, labels, _ in labelled_batches(data, schedule.batch_size, generator, schedule.augment)

@@ -29,7 +29,8 @@ def zygote(tmp_path_factory):
     data = write_federation(
         tmp_path_factory.mktemp("phantom"), sites=("aster", "birch"), patients_per_site=3, size=16
     )
-    zygote = Zygote(data, "iop-fl", rounds=4, batch_size=8)
+    # The moving average, so that every site has a model to publish.
+    zygote = Zygote(data, "iop-fl", rounds=4, batch_size=8, personal="moving-average")
     yield zygote
     zygote.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import get_args
 
 import numpy as np
@@ -25,7 +26,7 @@ from training.methods.common.local_training import (
 from training.methods.common.state_tree import part
 from training.methods.fedavg import FedAvg, FedAvgConfig, note_scores
 
-CONFIG = FedAvgConfig(width=2, batch_size=4, rounds=3)
+CONFIG = FedAvgConfig(recipe="paper", width=2, batch_size=4, rounds=3)
 SITES = {"A": site_data("A", 6, 4, 0), "B": site_data("B", 3, 2, 10), "C": site_data("C", 1, 0, 20)}
 
 
@@ -186,6 +187,56 @@ def test_the_last_model_on_request():
     last = part(server.tensors, "global")
     assert all(torch.equal(draft.weights[name], last[name]) for name in last)
     assert draft.metrics["val_dice"] == pytest.approx(after.facts["latest"]["val_dice"])
+
+
+def test_the_learning_rate_falls_by_a_cosine_over_the_rounds():
+    algorithm, _ = start(FedAvgConfig(rounds=9, learning_rate=0.2, final_rate=0.1))
+    rates = [algorithm.schedule(round_).learning_rate for round_ in range(9)]
+    # Constant for four rounds, then 0.02 + 0.18 (1 + cos(pi t / 4)) / 2, by hand
+    cosine = [0.2, 0.02 + 0.18 * 0.853553, 0.11, 0.02 + 0.18 * 0.146447, 0.02]
+    assert rates == pytest.approx([0.2] * 4 + cosine, abs=1e-6)
+    assert start(FedAvgConfig(rounds=1))[0].schedule(0).learning_rate == 1e-3
+
+
+def test_the_paper_s_recipe_fills_in_what_is_not_given():
+    paper = FedAvgConfig(recipe="paper", final_rate=0.5)
+    assert (paper.least_steps, paper.intensity, paper.final_rate) == (0, 0.0, 0.5)
+    assert FedAvgConfig(recipe="paper").final_rate == 1.0
+    assert FedAvgConfig().least_steps > 0
+
+
+def test_a_small_site_takes_at_least_so_many_steps():
+    """Six slices in batches of four are two batches an epoch: five steps are two epochs and a batch."""
+    seen = []
+    network = build("unet", in_channels=1, classes=2, width=2)
+    network.register_forward_hook(lambda _network, inputs, _output: seen.append(len(inputs[0])))
+    schedule = Schedule(epochs=1, batch_size=4, least_steps=5, optimiser="sgd")
+    train_locally(network, SITES["A"].train, schedule, torch.Generator().manual_seed(0))
+    assert seen == [4, 2, 4, 2, 4]
+
+
+def test_sgd_with_momentum_and_a_falling_rate_is_the_plain_loop():
+    """v <- 0.9 v + g, w <- w - rate v, with rate = 0.05 (1 + cos(pi i / 4))."""
+    network = build("unet", in_channels=1, classes=2, width=2)
+    expected = {name: p.detach().clone() for name, p in network.named_parameters()}
+    copy = build("unet", in_channels=1, classes=2, width=2)
+    copy.load_state_dict(network.state_dict())
+    schedule = Schedule(epochs=2, batch_size=4, learning_rate=0.1, augment=False, optimiser="sgd", falls=True)
+    train_locally(network, SITES["A"].train, schedule, torch.Generator().manual_seed(0))
+    draw, velocity = torch.Generator().manual_seed(0), dict.fromkeys(expected, 0.0)
+    copy.train()
+    step = 0
+    for _ in range(2):
+        for images, targets in batches(SITES["A"].train, 4, draw, augment=False):
+            copy.zero_grad()
+            soft_dice_loss(copy(images), targets).backward()
+            for name, parameter in copy.named_parameters():
+                velocity[name] = 0.9 * velocity[name] + parameter.grad
+                parameter.data -= 0.05 * (1 + math.cos(math.pi * step / 4)) * velocity[name]
+            step += 1
+    for name, parameter in copy.named_parameters():
+        torch.testing.assert_close(network.get_parameter(name), parameter, rtol=1e-4, atol=1e-5)
+        assert not torch.equal(parameter, expected[name])
 
 
 def test_the_learning_rate_decays_by_round():

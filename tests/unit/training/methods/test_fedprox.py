@@ -14,7 +14,14 @@ from training.methods.common.state_tree import part
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedprox import FedProx, FedProxConfig, proximal_term
 
-SMALL = {"width": 2, "batch_size": 4, "local_epochs": 2, "learning_rate": 0.01, "augment": False}
+SMALL = {
+    "recipe": "paper",
+    "width": 2,
+    "batch_size": 4,
+    "local_epochs": 2,
+    "learning_rate": 0.01,
+    "augment": False,
+}
 SITES = [(TASK, site_data("A", 8, 2, 0)), (CORNERS, labelled_data("A", 8, 2, 0))]
 
 

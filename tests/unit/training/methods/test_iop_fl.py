@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data
-from training.algorithm import RoundResult
+from training.algorithm import Memory, RoundResult
 from training.errors import SiteFailed
+from training.methods import iop_fl
+from training.methods.common.local_training import evaluate, network_of
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import FedAvg
-from training.methods.iop_fl import IopFl, IopFlConfig
+from training.methods.iop_fl import IopFl, IopFlConfig, changes_of, chosen
 
-CONFIG = IopFlConfig(width=2, batch_size=4, rounds=3, tau=0.75)
+CONFIG = IopFlConfig(recipe="paper", width=2, batch_size=4, rounds=3, tau=0.75)
 DATA = site_data("A", 5, 4, 0)
+
+
+def personalise(algorithm, state, memory=EMPTY, data=DATA):
+    return algorithm.client_step(context("personalise", 0, site="A"), {"weights": state}, memory, data)
+
+
+def export(algorithm, memory, share=0.0):
+    received = {"share": {"share": torch.tensor(share)}}
+    return algorithm.client_step(context("export", 0, site="A"), received, memory, DATA)
 
 
 def start(config=CONFIG):
@@ -77,7 +90,7 @@ def remember(algorithm, dices):
     for round_, dice in enumerate(dices):
         state = {"w": torch.full((2,), round_ + 1.0)}
         score = ValidationScore() if dice is None else ValidationScore(2 * dice, 2)
-        memory = algorithm._remember(round_ + 1, memory, state, score)
+        memory = algorithm._remember(memory, state, score)
     return memory
 
 
@@ -94,21 +107,125 @@ def remember(algorithm, dices):
         ("last", [0.2, 0.6, 0.5], 3),
     ],
 )
-def test_the_exported_model_is_the_best_of_its_site(selection, dices, chosen):
+def test_the_moving_average_with_the_best_dice_is_kept(selection, dices, chosen):
     algorithm, _ = start(CONFIG.model_copy(update={"selection": selection}))
-    result = algorithm.client_step(context("export", 0, site="A"), {}, remember(algorithm, dices), DATA)
-    assert result.uploads["personal"]["w"].tolist() == [chosen, chosen]
-    total, patients = result.uploads["personal_score"]["score"].tolist()
-    dice = dices[chosen - 1]
-    assert (total, patients) == ((0.0, 0.0) if dice is None else (pytest.approx(2 * dice), 2.0))
+    memory = remember(algorithm, dices)
+    kept = part(memory.tensors, "best") or part(memory.tensors, "personal")
+    assert kept["w"].tolist() == [chosen, chosen]
 
 
 def test_a_site_that_was_in_no_round_has_the_global_model():
     algorithm, server = start()
     state = part(server.tensors, "global")
-    result = algorithm.client_step(context("validate", 0, site="A"), {"weights": state}, EMPTY, DATA)
-    exported = algorithm.client_step(context("export", 0, site="A"), {}, result.memory, DATA)
+    exported = export(algorithm, personalise(algorithm, state).memory)
     assert all(torch.equal(exported.uploads["personal"][name], tensor) for name, tensor in state.items())
+
+
+def test_what_a_site_has_is_compared_with_the_global_model_on_its_validation_patients():
+    algorithm, server = start()
+    state = part(server.tensors, "global")
+    memory = train(algorithm, state, EMPTY, 0).memory
+    found = personalise(algorithm, state, memory)
+    sent = export(algorithm, found.memory).uploads["comparison"]
+    for name, weights in (("before", state), ("after", part(memory.tensors, "personal"))):
+        network = network_of(algorithm.network, weights, torch.device("cpu"))
+        score = evaluate(network, DATA.val, 2)
+        assert sent[name].tolist() == [score.total, score.patients]
+    assert sent["share"].tolist() == [1.0, 0.0]
+
+
+def interpolating(monkeypatch, share, least=0):
+    monkeypatch.setattr(iop_fl, "LEAST_PATIENTS", least)
+    monkeypatch.setattr(iop_fl, "chosen", lambda _changes: iop_fl.LAMBDAS.index(share))
+    algorithm, server = start(IopFlConfig(width=2, batch_size=4, rounds=3, personal_epochs=2))
+    return algorithm, part(server.tensors, "global")
+
+
+def test_a_site_publishes_a_point_between_the_global_model_and_one_tuned_from_it(monkeypatch):
+    algorithm, state = interpolating(monkeypatch, 0.25)
+    published = export(algorithm, personalise(algorithm, state).memory).uploads["personal"]
+    tuned = algorithm._tuned(context("personalise", 0, site="A"), state, DATA)
+    assert any(not torch.equal(tuned[name], tensor) for name, tensor in state.items())
+    for name, tensor in state.items():
+        if tensor.is_floating_point():
+            expected = 0.75 * tensor + 0.25 * tuned[name]
+            torch.testing.assert_close(published[name], expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_site_that_gains_nothing_publishes_no_model_and_says_so(monkeypatch):
+    algorithm, state = interpolating(monkeypatch, 0.0)
+    found = personalise(algorithm, state)
+    exported = export(algorithm, found.memory)
+    assert exported.metrics["personal_share"] == 0.0
+    uploads = exported.uploads
+    assert uploads["personal"] == {}
+    server = Memory(join({"global": state}), {"latest": {"val_dice": 0.5, "round": 3}})
+    groups = {"comparison": {"A": uploads["comparison"]}}
+    after = algorithm.server_step(context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
+    publication = algorithm.publication(after)
+    assert [draft.role for draft in publication.models] == ["global"]
+    assert publication.details["personal"]["A"]["share"] == 0.0
+
+
+def test_the_published_global_model_is_where_personal_ones_start():
+    algorithm, server = start(IopFlConfig(width=2, batch_size=4, rounds=3))
+    best = {name: tensor + 1 for name, tensor in part(server.tensors, "global").items()}
+    server = Memory({**server.tensors, **join({"best": best})}, {"best": {"val_dice": 0.5, "round": 2}})
+    phases = {phase.name: phase for phase in algorithm.plan()}
+    sent = algorithm.broadcast(phases["personalise"], server, "A")["weights"]
+    assert all(torch.equal(sent[name], tensor) for name, tensor in best.items())
+
+
+@pytest.mark.parametrize(
+    ("dice", "expected"),
+    [
+        # Differences 0.1 and 0.2 everywhere: no spread, so the best wins.
+        ({0.0: [0.5, 0.5, 0.5], 0.5: [0.6, 0.6, 0.6], 1.0: [0.7, 0.7, 0.7]}, 1.0),
+        # The best is 0.1 (0, 0.1, 0.2), its standard error 0.0577; 0.25 gains 0.05: within one.
+        ({0.0: [0.5, 0.5, 0.5], 0.25: [0.55, 0.55, 0.55], 1.0: [0.5, 0.6, 0.7]}, 0.25),
+        # The best gains 0.02 with a standard error of 0.04: 0 is within one.
+        ({0.0: [0.5, 0.5, 0.5], 1.0: [0.6, 0.48, 0.48]}, 0.0),
+        ({0.0: [0.5, 0.5, 0.5], 1.0: [0.4, 0.4, 0.4]}, 0.0),
+        # Two patients are too few, however much they gain.
+        ({0.0: [0.5, 0.5], 1.0: [0.9, 0.9]}, 0.0),
+        # Nothing is there and nothing was found; then something is found: from 1 to 0.
+        ({0.0: [math.nan, 0.5, 0.5], 1.0: [0.0, 0.8, 0.8]}, 0.0),
+    ],
+)
+def test_the_share_is_the_smallest_within_one_standard_error_of_the_best(dice, expected):
+    found = [{f"p{i}": value for i, value in enumerate(values)} for values in dice.values()]
+    assert [*dice][chosen(changes_of(found))] == expected
+
+
+def test_the_patients_of_several_sites_add_up():
+    """Two patients at one site and one at another choose as three at one would."""
+    together = [{"a": 0.5, "b": 0.5, "c": 0.5}, {"a": 0.5, "b": 0.6, "c": 0.7}]
+    here, there = ([{p: each[p] for p in names} for each in together] for names in ("ab", "c"))
+    total = changes_of(here) + changes_of(there)
+    torch.testing.assert_close(total, changes_of(together))
+    assert (chosen(changes_of(here)), chosen(changes_of(there)), chosen(total)) == (0, 0, 1)
+
+
+def test_a_site_with_few_patients_takes_the_federation_s_share(monkeypatch):
+    algorithm, state = interpolating(monkeypatch, 0.0, least=3)
+    memory = personalise(algorithm, state).memory
+    assert memory.facts["changes"][0][2] == 2
+    uploads = export(algorithm, memory, share=0.5).uploads
+    assert uploads["comparison"]["share"].tolist() == [0.5, 1.0]
+    tuned = part(memory.tensors, "tuned")
+    for name, tensor in uploads["personal"].items():
+        if tensor.is_floating_point():
+            expected = (state[name] + tuned[name]) / 2
+            torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_the_federation_s_share_is_that_of_all_patients(monkeypatch):
+    algorithm, state = interpolating(monkeypatch, 0.75)
+    server = Memory(join({"global": state}), {"latest": {"val_dice": 0.5, "round": 3}})
+    result = RoundResult({"changes": {"changes": torch.zeros(5, 3)}}, {}, {"A": 1.0}, {})
+    after = algorithm.server_step(context("personalise", 0), server, result)
+    phases = {phase.name: phase for phase in algorithm.plan()}
+    assert algorithm.broadcast(phases["export"], after, "A")["share"]["share"].item() == 0.75
 
 
 def test_own_statistics_are_those_of_the_sites_slices_and_leave_the_average_alone():
@@ -119,9 +236,7 @@ def test_own_statistics_are_those_of_the_sites_slices_and_leave_the_average_alon
     memories = [train(each, state, EMPTY, 0).memory for each in (algorithm, plain)]
     personal, averaged = (part(memory.tensors, "personal") for memory in memories)
     assert all(torch.equal(personal[name], tensor) for name, tensor in averaged.items())
-    exported = algorithm.client_step(context("export", 0, site="A"), {}, memories[0], DATA).uploads[
-        "personal"
-    ]
+    exported = export(algorithm, personalise(algorithm, state, memories[0]).memory).uploads["personal"]
     # By hand for the first layer: 5 slices in batches of 4 are every other slice, 3 and 2 of them.
     images = torch.tensor(DATA.train.images)
     weight = personal["encoder1.enc1_conv1.weight"]
@@ -137,7 +252,7 @@ def test_own_statistics_are_those_of_the_sites_slices_and_leave_the_average_alon
 def test_a_site_without_a_personal_model_says_so():
     algorithm, _ = start()
     with pytest.raises(SiteFailed, match="no personal model"):
-        algorithm.client_step(context("export", 0, site="A"), {}, EMPTY, DATA)
+        export(algorithm, EMPTY)
 
 
 def trained(algorithm, server):
@@ -152,7 +267,8 @@ def test_what_is_published_with_and_without_consent():
     alone = algorithm.publication(server)
     assert alone.kind == "model"
     assert [draft.role for draft in alone.models] == ["global"]
-    exported = algorithm.client_step(context("export", 0, site="A"), {}, memory, DATA)
+    found = personalise(algorithm, part(server.tensors, "global"), memory)
+    exported = export(algorithm, found.memory)
     groups = {name: {"A": state} for name, state in exported.uploads.items()}
     server = algorithm.server_step(context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
     space = algorithm.publication(server)
@@ -161,6 +277,7 @@ def test_what_is_published_with_and_without_consent():
     inside = space.models[1]
     assert all(torch.equal(inside.weights[n], t) for n, t in part(memory.tensors, "personal").items())
     assert inside.metrics["val_dice"] == pytest.approx(exported.metrics["personal_val_dice"])
+    assert set(inside.metrics) == {"val_dice", "val_dice_global"}
 
 
 def test_trees_are_taken_apart_as_they_were_joined():

@@ -30,7 +30,7 @@ from training.methods.fedbn import FedBn
 from training.methods.fedper import FedPer
 from training.methods.fedrep import FedRep, FedRepConfig
 
-SMALL = {"width": 2, "batch_size": 4, "rounds": 3, "learning_rate": 0.01}
+SMALL = {"recipe": "paper", "width": 2, "batch_size": 4, "rounds": 3, "learning_rate": 0.01}
 CONFIG = FedRepConfig(**SMALL, head_epochs=2)
 METHODS = [FedBn, FedPer, FedRep]
 TASKS: Mapping[str, tuple[Task, AnySiteData]] = {
