@@ -6,6 +6,7 @@ Legend: B batch, C and O channels in and out, H and W height and width, E expert
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -130,3 +131,23 @@ def use_batch_statistics(network: nn.Module) -> None:
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.BatchNorm2d) and not isinstance(module, BatchStatisticsNorm2d):
             network.set_submodule(name, BatchStatisticsNorm2d(module))
+
+
+class FixedStatisticsNorm2d(nn.BatchNorm2d):
+    """Batch norm by its running statistics, in train and in eval mode, which never change."""
+
+    def __init__(self, plain: nn.BatchNorm2d) -> None:
+        super().__init__(plain.num_features, plain.eps, plain.momentum, plain.affine)
+        self.load_state_dict(plain.state_dict())
+
+    def train(self, mode: bool = True) -> Self:  # noqa: ARG002
+        """Stay in eval mode."""
+        return super().train(False)
+
+
+def fix_statistics(network: nn.Module) -> None:
+    """Make every batch norm of a network keep its running statistics in train mode too, in place."""
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.BatchNorm2d):
+            fixed = FixedStatisticsNorm2d(module).to(module.weight).eval()
+            network.set_submodule(name, fixed)

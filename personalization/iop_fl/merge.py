@@ -35,6 +35,20 @@ def merge(
     per-image coefficients it is an approximation. The routed network is not changed. `check_cancelled` is
     called before every batch, and may raise.
     """
+    merged = merged_weights(space, network, images_NCHW, batch_size, check_cancelled)
+    return bake_statistics(
+        merged, images_NCHW, batch_size, space.experts[GLOBAL], prior_images, check_cancelled
+    )
+
+
+def merged_weights(
+    space: RoutingSpace,
+    network: nn.Module,
+    images_NCHW: Tensor,
+    batch_size: int = 16,
+    check_cancelled: CancelCheck = never_cancelled,
+) -> nn.Module:
+    """`merge` with the global model's batch-norm statistics, which belong to other weights."""
     merged = space.plain().to(images_NCHW.device)
     with torch.no_grad():
         mean_LE = mean_coefficients(network, images_NCHW, batch_size, check_cancelled)
@@ -48,9 +62,7 @@ def merge(
             if isinstance(module, nn.BatchNorm2d):
                 for field, parameter in module.named_parameters():
                     _set(merged.get_submodule(name), field, parameter)
-    return bake_statistics(
-        merged, images_NCHW, batch_size, space.experts[GLOBAL], prior_images, check_cancelled
-    )
+    return merged.eval()
 
 
 def mean_coefficients(

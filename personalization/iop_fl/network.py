@@ -177,6 +177,12 @@ def mixed_batches(images_NCHW: Tensor, batch_size: int) -> tuple[Tensor, ...]:
     return tuple(images_NCHW[first::count] for first in range(count))
 
 
+def mixed_indices(count: int, batch_size: int) -> tuple[Tensor, ...]:
+    """The images of each of the `mixed_batches`, of `count` images, at least one."""
+    number = math.ceil(count / batch_size)
+    return tuple(torch.arange(first, count, number) for first in range(number))
+
+
 def _layers_of(network: nn.Module) -> list[RoutedLayer]:
     layers = list(routed_layers(network).values())
     if not layers:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
 
-from personalization.options.presets import PRESETS, PresetName
+from personalization.options.presets import AUTO, FOR_COHORTS, PRESETS, CohortPreset, describe
 
 Router = Literal["direct", "pooled"]
+Dose = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
 class RoutingOptions(BaseModel):
@@ -16,11 +17,10 @@ class RoutingOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    preset: PresetName = Field(
-        "paper",
-        description="The loss: "
-        + "; ".join(f"`{preset.name}` {preset.description}" for preset in PRESETS.values())
-        + ".",
+    preset: CohortPreset = Field(
+        AUTO,
+        description="What is done with the scans: `auto`, the best recipe that the federation has practised, "
+        f"else `ladder`; {describe(FOR_COHORTS)}.",
     )
     router: Router = Field(
         "direct",
@@ -44,6 +44,12 @@ class RoutingOptions(BaseModel):
         ge=0,
         le=10,
         description="Weight of the shape loss, which expects one compact target; null: the preset's.",
+    )
+    doses: tuple[Dose, Dose, Dose] | None = Field(
+        None,
+        strict=False,  # JSON has no tuples
+        description="With `ladder` and what starts from it: the share of these scans' statistics in batch "
+        "norm, in the first, the middle and the last third of its layers; null: the default.",
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="The seed of everything random.")
 

@@ -5,12 +5,12 @@ The loss and the step of a preset are in `personalization.test_time.presets`, in
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-Learned = Literal["routing", "bn"]
+Learned = Literal["routing", "bn", "prompt", "weights"]
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,11 @@ class Preset:
         name: as a client gives it, and of the module with its loss.
         description: for the API, after the name.
         models: what is adapted: a mixture of `all` models of the routing space, or its `global` model alone.
-        learns: the parameters that change: coefficients of the models (`routing`), and scale and shift of
-            batch norm (`bn`). Without any, only batch norm's statistics are measured.
+        learns: the parameters that change: coefficients of the models (`routing`), scale and shift of batch
+            norm (`bn`), a filter before the network (`prompt`), all of the network (`weights`). Without any,
+            only batch norm's statistics are measured.
         draws: whether the result depends on the seed.
+        unit: what it adapts to: a hospital's `cohort` of scans, one `scan`, or either.
     """
 
     name: str
@@ -31,12 +33,46 @@ class Preset:
     models: Literal["all", "global"] = "all"
     learns: frozenset[Learned] = frozenset({"routing", "bn"})
     draws: bool = True
+    unit: Literal["cohort", "scan", "either"] = "either"
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         preset.name: preset
         for preset in (
+            Preset(
+                "ladder",
+                "learns nothing: the global model, with batch norm's statistics part of the way from the "
+                "federation's to these scans'",
+                models="global",
+                learns=frozenset(),
+                draws=False,
+            ),
+            Preset(
+                "intent",
+                "learns nothing: the mean of six such answers, weighted by how sure each is",
+                models="global",
+                learns=frozenset(),
+                draws=False,
+                unit="scan",
+            ),
+            Preset(
+                "prompt",
+                "a low-frequency filter before the global model, after which batch norm sees what it knows",
+                models="global",
+                learns=frozenset({"prompt"}),
+                draws=False,
+            ),
+            Preset(
+                "distilled",
+                "the mean of all models' answers, learned by the global model",
+                learns=frozenset({"weights"}),
+            ),
+            Preset(
+                "anchored",
+                "a coefficient per model and stage, held near the ensemble's answers and size of the target",
+                learns=frozenset({"routing"}),
+            ),
             Preset("paper", "consistency + 0.01 (shape + entropy), noise only"),
             Preset("official", "as the published code of IOP-FL"),
             Preset(
@@ -53,11 +89,39 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 learns=frozenset({"bn"}),
                 draws=False,
             ),
+            Preset(
+                "sar",
+                "entropy of sure pixels at flat minima, over the global model's batch norm",
+                models="global",
+                learns=frozenset({"bn"}),
+                draws=False,
+            ),
+            Preset(
+                "grata",
+                "consistency of views where entropy agrees, over batch norm's scale and shift of the global "
+                "model",
+                models="global",
+                learns=frozenset({"bn"}),
+            ),
         )
     }
 )
 
+# The presets for a hospital's cohort, and for one scan.
+FOR_COHORTS = tuple(name for name, preset in PRESETS.items() if preset.unit != "scan")
+FOR_SCANS = tuple(name for name, preset in PRESETS.items() if preset.unit != "cohort")
+AUTO = "auto"
+
 if TYPE_CHECKING:
     PresetName: TypeAlias = str
+    CohortPreset: TypeAlias = str
+    ScanPreset: TypeAlias = str
 else:
     PresetName = Literal[tuple(PRESETS)]
+    CohortPreset = Literal[AUTO, *FOR_COHORTS]
+    ScanPreset = Literal[FOR_SCANS]
+
+
+def describe(names: Iterable[str]) -> str:
+    """`name` and description of some presets, for the API."""
+    return "; ".join(f"`{name}` {PRESETS[name].description}" for name in names)

@@ -1,6 +1,6 @@
-"""Test-time routing: fit a routed network to a hospital's unlabeled images (IOP-FL, 1.4 with 1.7).
+"""The loop of test-time adaptation: learn from a hospital's unlabeled images (IOP-FL, 1.4 with 1.7).
 
-    step 0: measure                                    the uniform average of the models
+    step 0: measure                                    for routing, the uniform average of the models
     for each epoch:
         for each batch, each time the same:
             one step of the preset's objective, over what the preset learns
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -24,19 +24,17 @@ from personalization.checkpoint import digest
 from personalization.errors import AdaptationError
 from personalization.iop_fl.network import parameter_groups, routed_layers
 from personalization.iop_fl.routers import PooledRouter
-from personalization.iop_fl.space import RoutingSpace
 from personalization.state import State, clone
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord, Fingerprint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import (
+    Batch,
     EpochScore,
     Objective,
     class_maps,
     json_float,
     score,
-    to_network_dtype,
 )
-from personalization.test_time.presets import objective_of
 from personalization.test_time.safety import SafetyLimits, unsafe_reason
 
 _LIMITS = SafetyLimits()
@@ -56,8 +54,39 @@ class Adaptation:
     fell_back: bool
 
 
-def adapt(
-    network: nn.Module,
+@dataclass(frozen=True)
+class Learning:
+    """What is learned, and by which loss.
+
+    Attributes:
+        network: changed in place. Its parameters outside `groups` are frozen.
+        groups: the learned parameters, each with the rate of Adam.
+        objective: the loss of a batch, and the step.
+        origin: tensors that decide the result too, such as a teacher's answers. A checkpoint belongs to them.
+    """
+
+    network: nn.Module
+    groups: tuple[tuple[list[nn.Parameter], float], ...]
+    objective: Objective
+    origin: State = field(default_factory=dict)
+
+
+def routing(network: nn.Module, config: AdaptationConfig, objective: Objective) -> Learning:
+    """What a preset of routing learns of a routed network: coefficients, batch norm's scale and shift.
+
+    Raises AdaptationError for a network that is not routed as configured.
+    """
+    _check_routed(network, config)
+    rates = {"routing": config.rate, "bn": config.bn_rate}
+    groups = tuple(
+        (parameters if name in config.learns else [], rates[name])
+        for name, parameters in parameter_groups(network).items()
+    )
+    return Learning(network, groups, objective)
+
+
+def learn(
+    learning: Learning,
     images_NCHW: Tensor,
     config: AdaptationConfig,
     *,
@@ -65,25 +94,20 @@ def adapt(
     after_epoch: Callable[[AdaptationCheckpoint], None] | None = None,
     check_cancelled: CancelCheck = never_cancelled,
     limits: SafetyLimits = _LIMITS,
-    objective: Objective | None = None,
 ) -> Adaptation:
-    """Adapt a routed network (`route`) in place to one hospital's images, and leave it at its best safe
-    state.
+    """Adapt a network in place to one hospital's images, and leave it at its best safe state.
 
     `after_epoch` gets a checkpoint after every epoch, step 0 included, with the network in its present state.
     `resume` continues from any of them bit for bit, also in another process, and passes it to `after_epoch`
     again: a killed process may not have handled it. `check_cancelled` is called before every step and every
     batch that is measured. An exception of either ends the adaptation and is raised, with the network at the
-    best safe state so far. Nothing is drawn from torch's global generator. `objective` replaces the preset's,
-    for an experiment; a checkpoint does not record it.
+    best safe state so far. Nothing is drawn from torch's global generator.
 
-    Raises AdaptationError for images or a network that do not fit, CheckpointError for a checkpoint of
-    another configuration, other experts or other images.
+    Raises AdaptationError for images that do not fit, CheckpointError for a checkpoint of another
+    configuration, other experts or other images.
     """
-    _check(network, images_NCHW, config)
-    run = _Run(
-        network, images_NCHW, config, objective or objective_of(config.preset), limits, check_cancelled
-    )
+    _check(images_NCHW)
+    run = _Run(learning, images_NCHW, config, limits, check_cancelled)
     if resume is not None:
         run.check(resume)
     try:
@@ -102,36 +126,30 @@ def adapt(
     return Adaptation(run.best_epoch, tuple(run.history), stopped, fell_back)
 
 
-def space_for(config: AdaptationConfig, space: RoutingSpace) -> RoutingSpace:
-    """The models that an adaptation routes over: all of `space`, or its global model, by the preset."""
-    return space if config.of_preset.models == "all" else space.alone()
-
-
 class _Run:
     """A running adaptation: its parameters, its progress, and the best state so far."""
 
     def __init__(
         self,
-        network: nn.Module,
+        learning: Learning,
         images: Tensor,
         config: AdaptationConfig,
-        objective: Objective,
         limits: SafetyLimits,
         check_cancelled: CancelCheck,
     ) -> None:
+        network, objective = learning.network, learning.objective
         self._network, self._images, self._config = network, images, config
         self._objective, self._limits, self._check_cancelled = objective, limits, check_cancelled
-        self._batches = objective.batches(images, config)
-        rates = {"routing": config.rate, "bn": config.bn_rate}
-        groups = []
-        for name, parameters in parameter_groups(network).items():
+        self._batches = [Batch.of(images, chosen) for chosen in objective.batches(len(images), config)]
+        network.requires_grad_(False)
+        for parameters, _ in learning.groups:
             for parameter in parameters:
-                parameter.requires_grad_(name in config.learns)
-            groups.append({"params": parameters if name in config.learns else [], "lr": rates[name]})
+                parameter.requires_grad_(True)
+        groups = [{"params": parameters, "lr": rate} for parameters, rate in learning.groups]
         self._optimiser = torch.optim.Adam(groups, betas=(0.9, 0.999))
         self._learned = {name: value for name, value in network.named_parameters() if value.requires_grad}
         frozen = {name: value for name, value in network.named_parameters() if not value.requires_grad}
-        experts = digest(frozen | dict(network.named_buffers()))
+        experts = digest(frozen | dict(network.named_buffers()) | learning.origin)
         self._fingerprint = Fingerprint(config.facts(), experts, digest({"images": images}))
         self.history: list[EpochRecord] = []
         self.best_epoch = 0
@@ -213,10 +231,11 @@ class _Run:
         """Train one epoch and measure; the record is not safe if the epoch broke off."""
         self._network.train()
         config, objective = self._config, self._objective
-        for step, batch in enumerate(objective.epoch_batches(self._images, config, epoch)):
+        for step, chosen in enumerate(objective.epoch_batches(len(self._images), config, epoch)):
             self._check_cancelled()
-            images, seed = to_network_dtype(self._network, batch), objective.step_seed(config, epoch, step)
-            if not math.isfinite(objective.step(self._network, images, config, self._optimiser, seed)):
+            batch = Batch.of(self._images, chosen).on(self._network)
+            seed = objective.step_seed(config, epoch, step)
+            if not math.isfinite(objective.step(self._network, batch, config, self._optimiser, seed)):
                 reason = f"the loss of step {step + 1} is not a finite number; lower the learning rates"
                 return EpochRecord(epoch, None, None, None, None, None, None, safe=False, reason=reason)
         return None
@@ -251,7 +270,7 @@ class _Run:
             parameter.copy_(state[name])
 
 
-def _check(network: nn.Module, images: Tensor, config: AdaptationConfig) -> None:
+def _check(images: Tensor) -> None:
     if images.ndim != 4 or not len(images) or not images.is_floating_point():
         raise AdaptationError(
             "images: expected at least one, floating, [N, C, H, W], "
@@ -262,6 +281,9 @@ def _check(network: nn.Module, images: Tensor, config: AdaptationConfig) -> None
         raise AdaptationError(
             f"images: {len(bad)} of {len(images)} have values that are not finite, first image {bad[0]}"
         )
+
+
+def _check_routed(network: nn.Module, config: AdaptationConfig) -> None:
     layers = routed_layers(network).values()
     if not layers:
         raise AdaptationError(

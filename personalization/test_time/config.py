@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 from personalization.iop_fl.routers import ROUTING_RATES
 from personalization.options.adaptation import RoutingOptions
 from personalization.options.checked import Checked
-from personalization.options.presets import PRESETS, Learned, Preset
+from personalization.options.presets import PRESETS, Learned, Preset, PresetName
+from personalization.test_time.ladder import DOSES, Doses
 
 
 class AdaptationConfig(Checked, RoutingOptions):
@@ -17,6 +18,9 @@ class AdaptationConfig(Checked, RoutingOptions):
     """
 
     WHAT: ClassVar[str] = "adaptation"
+
+    # One recipe: what `auto` stands for is decided before, and a scan's are among them.
+    preset: PresetName = "paper"
 
     @property
     def of_preset(self) -> Preset:
@@ -37,6 +41,11 @@ class AdaptationConfig(Checked, RoutingOptions):
     def rate(self) -> float:
         """The coefficients' learning rate, the router's default where none is given."""
         return ROUTING_RATES[self.router] if self.routing_rate is None else self.routing_rate
+
+    @property
+    def ladder(self) -> Doses:
+        """The doses of the ladder, the default where none are given."""
+        return DOSES if self.doses is None else self.doses
 
     def facts(self) -> dict[str, Any]:
         """Every field, as JSON has it: what a checkpoint is compared with."""

@@ -15,13 +15,31 @@ import torch
 from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck
-from personalization.iop_fl.network import mixed_batches
+from personalization.iop_fl.network import mixed_indices
 from personalization.iop_fl.routers import PooledRouter
 from personalization.seeds import seed_of
 from personalization.test_time import losses
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.perturb import add_noise
 from personalization.test_time.safety import MaskOverlap, MaskStats
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Images [B, C, H, W] of a cohort, and which of its images they are [B]."""
+
+    images: Tensor
+    indices: Tensor
+
+    @classmethod
+    def of(cls, images_NCHW: Tensor, indices_B: Tensor) -> Batch:
+        """These of the cohort's images."""
+        return cls(images_NCHW[indices_B], indices_B)
+
+    def on(self, network: nn.Module) -> Batch:
+        """The same where, and of the type in which, the network computes."""
+        reference = next(network.parameters())
+        return Batch(self.images.to(reference.device, reference.dtype), self.indices)
 
 
 @dataclass(frozen=True)
@@ -59,7 +77,7 @@ class Objective(ABC):
     """
 
     @abstractmethod
-    def terms(self, network: nn.Module, images_BCHW: Tensor, config: AdaptationConfig, seed: int) -> Terms:
+    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
         """The loss of one batch, with gradient where gradients are enabled; epochs are compared by it too."""
 
     @abstractmethod
@@ -69,13 +87,13 @@ class Objective(ABC):
     def step(
         self,
         network: nn.Module,
-        images_BCHW: Tensor,
+        batch: Batch,
         config: AdaptationConfig,
         optimiser: torch.optim.Optimizer,
         seed: int,
     ) -> float:
         """Learn from one batch; the loss before. A loss that is not finite changes nothing."""
-        loss = self.terms(network, images_BCHW, config, seed).loss
+        loss = self.terms(network, batch, config, seed).loss
         value = loss.item()
         if math.isfinite(value):
             optimiser.zero_grad()
@@ -83,18 +101,19 @@ class Objective(ABC):
             optimiser.step()
         return value
 
-    def batches(self, images_NCHW: Tensor, config: AdaptationConfig) -> Sequence[Tensor]:
-        """The batches in which images are measured: even, and each from all over, as batch norm needs."""
-        return mixed_batches(images_NCHW, config.batch_size)
+    def batches(self, count: int, config: AdaptationConfig) -> Sequence[Tensor]:
+        """The indices of each batch in which images are measured: even, and each from all over, as batch norm
+        needs."""
+        return mixed_indices(count, config.batch_size)
 
     def epoch_batches(
         self,
-        images_NCHW: Tensor,
+        count: int,
         config: AdaptationConfig,
         epoch: int,  # noqa: ARG002
     ) -> Sequence[Tensor]:
-        """The batches of one epoch of learning, in their order."""
-        return self.batches(images_NCHW, config)
+        """The indices of each batch of one epoch of learning, in their order."""
+        return self.batches(count, config)
 
     def step_seed(self, config: AdaptationConfig, epoch: int, step: int) -> int:
         """The seed of one step."""
@@ -124,13 +143,13 @@ class WeightedSum(Objective):
         own = self._weights
         return own if config.shape_weight is None else replace(own, shape=config.shape_weight)
 
-    def terms(self, network: nn.Module, images_BCHW: Tensor, config: AdaptationConfig, seed: int) -> Terms:
+    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
         """The loss of one batch.
 
         Two forwards: one of the images, one of their perturbed view; a third where dropout makes a second
         look at the same images differ (1.4, the reference loop's o, o1 and o2).
         """
-        weights = self.weights(config)
+        weights, images_BCHW = self.weights(config), batch.images
         dropout = _reseed_dropout(network, seed)
         probabilities = torch.softmax(network(images_BCHW), dim=1)
         consistency = None
@@ -167,20 +186,14 @@ class WeightedSum(Objective):
         return losses.entropy(probabilities_BKHW)
 
 
-def to_network_dtype(network: nn.Module, images: Tensor) -> Tensor:
-    """The images where, and of the type in which, the network computes."""
-    reference = next(network.parameters())
-    return images.to(reference.device, reference.dtype)
-
-
 @torch.no_grad()
-def class_maps(network: nn.Module, batches: Sequence[Tensor], check_cancelled: CancelCheck) -> list[Tensor]:
+def class_maps(network: nn.Module, batches: Sequence[Batch], check_cancelled: CancelCheck) -> list[Tensor]:
     """The most probable class of every pixel, uint8 [B, H, W] on the CPU, for each batch."""
     network.eval()
     maps = []
-    for images in batches:
+    for batch in batches:
         check_cancelled()
-        maps.append(network(to_network_dtype(network, images)).argmax(dim=1).to("cpu", torch.uint8))
+        maps.append(network(batch.on(network).images).argmax(dim=1).to("cpu", torch.uint8))
     return maps
 
 
@@ -188,7 +201,7 @@ def class_maps(network: nn.Module, batches: Sequence[Tensor], check_cancelled: C
 def score(
     objective: Objective,
     network: nn.Module,
-    batches: Sequence[Tensor],
+    batches: Sequence[Batch],
     config: AdaptationConfig,
     before: Sequence[Tensor],
     check_cancelled: CancelCheck,
@@ -201,15 +214,15 @@ def score(
     network.eval()
     rows, counts = [], []
     overlap: MaskOverlap | None = None
-    for index, (images, masks) in enumerate(zip(batches, before, strict=True)):
+    for index, (batch, masks) in enumerate(zip(batches, before, strict=True)):
         check_cancelled()
         seed = seed_of(config.seed, "score", index)
-        terms = objective.terms(network, to_network_dtype(network, images), config, seed)
+        terms = objective.terms(network, batch.on(network), config, seed)
         overlap = overlap or MaskOverlap(terms.probabilities.shape[1])
         overlap.add(terms.probabilities.argmax(dim=1), masks)
         measured = (terms.loss, terms.consistency, terms.shape, terms.entropy)
         rows.append([math.nan if term is None else term.item() for term in measured])
-        counts.append(len(images))
+        counts.append(len(batch.indices))
     assert overlap is not None  # there is at least one batch
     loss, consistency, shape, entropy = (
         sum(value * count for value, count in zip(column, counts, strict=True)) / sum(counts)

@@ -17,6 +17,7 @@ from personalization.test_time import losses
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import LossWeights, WeightedSum
 from personalization.test_time.perturb import RotFlip, add_noise
+from personalization.test_time.recipe import Routing
 
 
 class Official(WeightedSum):
@@ -43,13 +44,13 @@ class Official(WeightedSum):
         weights = self.weights(config)
         return weights.consistency + weights.entropy * largest_batch / classes
 
-    def batches(self, images_NCHW: Tensor, config: AdaptationConfig) -> Sequence[Tensor]:
+    def batches(self, count: int, config: AdaptationConfig) -> Sequence[Tensor]:
         """Neighbours, the last batch with what is left."""
-        return torch.split(images_NCHW, config.batch_size)
+        return torch.split(torch.arange(count), config.batch_size)
 
     def step_seed(self, config: AdaptationConfig, epoch: int, step: int) -> int:  # noqa: ARG002
         """The same for every step."""
         return seed_of(config.seed, "step")
 
 
-OBJECTIVE = Official(LossWeights(consistency=0.1, shape=1.0, entropy=10.0))
+RECIPE = Routing(Official(LossWeights(consistency=0.1, shape=1.0, entropy=10.0)))

@@ -2,4 +2,4 @@
 
 from personalization.test_time.presets import paper
 
-OBJECTIVE = paper.OBJECTIVE
+RECIPE = paper.RECIPE

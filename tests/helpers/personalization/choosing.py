@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 
 from personalization.iop_fl.network import route
-from personalization.test_time.adapt import adapt
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import adapt
 from tests.helpers.personalization.discs import UNGUARDED, discs, space
 
 EPOCHS = 6

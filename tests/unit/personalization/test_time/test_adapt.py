@@ -17,9 +17,9 @@ from personalization.iop_fl.space import GLOBAL
 from personalization.networks import build
 from personalization.seeds import seed_of
 from personalization.state import State, clone
-from personalization.test_time.adapt import adapt, space_for
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import adapt, space_for
 from tests.helpers.personalization.choosing import EPOCHS, with_a_choice
 from tests.helpers.personalization.discs import UNGUARDED, discs, space
 

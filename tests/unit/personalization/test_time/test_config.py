@@ -11,13 +11,13 @@ from personalization.options.adaptation import RoutingOptions
 from personalization.options.presets import PRESETS
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import LossWeights, Objective, WeightedSum
-from personalization.test_time.presets import objective_of
+from personalization.test_time.recipe import Recipe, Routing, objective_of, recipe_of
 
 
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("preset", "sar", "'paper', 'official', 'statistics' or 'tent'"),
+        ("preset", "auto", "'ladder', 'intent', .*"),
         ("router", "soft", "'direct' or 'pooled'"),
         ("epochs", 0, "greater than or equal to 1"),
         ("epochs", 201, "less than or equal to 200"),
@@ -47,7 +47,8 @@ def test_a_preset_must_learn_what_it_is_for() -> None:
 
 
 def test_a_configuration_has_the_fields_and_defaults_of_the_options() -> None:
-    assert AdaptationConfig().model_dump() == RoutingOptions().model_dump()
+    assert AdaptationConfig().model_dump() == RoutingOptions(preset="paper").model_dump()
+    assert RoutingOptions().preset == "auto"
     assert [*AdaptationConfig().facts()] == [*RoutingOptions.model_fields]
 
 
@@ -67,8 +68,14 @@ def test_presets_are_the_losses_they_are_named_for() -> None:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_has_an_objective(preset: str) -> None:
-    assert isinstance(objective_of(preset), Objective)
+def test_every_preset_has_a_recipe(preset: str) -> None:
+    recipe = recipe_of(preset)
+    assert isinstance(recipe, Recipe)
+    if isinstance(recipe, Routing):
+        assert isinstance(objective_of(preset), Objective)
+    else:
+        with pytest.raises(AdaptationError, match="weighs no models"):
+            objective_of(preset)
 
 
 def test_the_rate_follows_the_router_unless_given() -> None:

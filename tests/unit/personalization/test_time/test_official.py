@@ -17,8 +17,8 @@ from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build, initialise
 from personalization.seeds import seed_of
 from personalization.state import State, clone
-from personalization.test_time.adapt import adapt
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import adapt
 from tests.helpers.personalization.discs import discs
 
 ARGUMENTS = {"in_channels": 1, "classes": 2, "width": 2}

@@ -17,8 +17,8 @@ from personalization.iop_fl.network import route
 from personalization.iop_fl.space import RoutingSpace
 from personalization.networks import build, initialise
 from personalization.state import State
-from personalization.test_time.adapt import adapt, space_for
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import adapt, space_for
 from tests.helpers.personalization.discs import UNGUARDED
 
 RECORDED = json.loads(Path(__file__).with_name("recorded_presets.json").read_text(encoding="utf-8"))

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from personalization.errors import CheckpointError
 from personalization.iop_fl.network import route
-from personalization.test_time.adapt import Adaptation, adapt
+from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import adapt
 from tests.helpers.personalization.choosing import EPOCHS, with_a_choice
 from tests.helpers.personalization.discs import UNGUARDED, discs, space
 

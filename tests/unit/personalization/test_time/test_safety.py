@@ -13,9 +13,10 @@ from torch import Tensor
 
 from personalization.iop_fl.network import route
 from personalization.state import clone
-from personalization.test_time.adapt import Adaptation, adapt
+from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import adapt
 from personalization.test_time.safety import MaskOverlap, MaskStats, SafetyLimits, unsafe_reason
 from tests.helpers.personalization.discs import discs, space
 

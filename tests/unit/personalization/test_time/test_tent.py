@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route
-from personalization.test_time.adapt import adapt, space_for
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.presets import objective_of
+from personalization.test_time.objective import Batch
+from personalization.test_time.recipe import adapt, objective_of, space_for
 from tests.helpers.personalization.discs import UNGUARDED, discs, space
 
 CONFIG = AdaptationConfig(preset="tent", epochs=3, batch_size=3, bn_rate=0.01)
@@ -77,7 +77,8 @@ def test_a_step_is_one_forward_and_consistency_is_not_measured() -> None:
     forwards: list[None] = []
     network.register_forward_hook(lambda *_: forwards.append(None))
     optimiser = torch.optim.Adam([parameter for parameter in network.parameters() if parameter.requires_grad])
-    loss = objective_of("tent").step(network, IMAGES[:3].float(), CONFIG, optimiser, seed=0)
+    batch = Batch(IMAGES[:3].float(), torch.arange(3))
+    loss = objective_of("tent").step(network, batch, CONFIG, optimiser, seed=0)
     assert math.isfinite(loss)
     assert len(forwards) == 1
     record = adapt(network, IMAGES.float(), CONFIG).history[0]

@@ -1,0 +1,89 @@
+"""Preset `grata` (Chen et al., AAAI 2025): a step along consistency, as long as entropy agrees.
+
+From scale and shift of batch norm w: the gradient g of the entropy at w; the gradient h of the consistency
+at w - g; then one step of Adam along h from w, at the rate times (1 + cos(g, h))^2 / 4. Consistency is the
+binary cross-entropy between the answer to a strong view, here through drawn scanners, and the mean answer to
+the image and five turned and flipped ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from personalization.scanner import augment_intensities
+from personalization.test_time import losses
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.objective import Batch, Objective, Terms
+from personalization.test_time.recipe import Routing
+from personalization.test_time.trust import trust
+
+SEVERITY = 2.0
+
+
+class GraTa(Objective):
+    """Entropy as the auxiliary gradient, consistency as the one that is followed."""
+
+    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:  # noqa: ARG002
+        """Consistency, by which epochs are compared."""
+        probabilities = torch.softmax(network(batch.images), dim=1)
+        consistency = self._consistency(network, batch.images, seed)
+        return Terms(consistency, probabilities, consistency, None, losses.entropy(probabilities))
+
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
+        """Of an undecided answer."""
+        return math.log(2)
+
+    def step(
+        self,
+        network: nn.Module,
+        batch: Batch,
+        config: AdaptationConfig,  # noqa: ARG002
+        optimiser: torch.optim.Optimizer,
+        seed: int,
+    ) -> float:
+        """Two gradients, one step."""
+        groups = optimiser.param_groups
+        learned = [parameter for group in groups for parameter in group["params"]]
+        entropy = losses.entropy(torch.softmax(network(batch.images), dim=1))
+        auxiliary = torch.autograd.grad(entropy, learned)
+        before = [parameter.detach().clone() for parameter in learned]
+        with torch.no_grad():
+            for parameter, change in zip(learned, auxiliary, strict=True):
+                parameter.sub_(change)
+        consistency = self._consistency(network, batch.images, seed)
+        gradient = torch.autograd.grad(consistency, learned)
+        with torch.no_grad():
+            for parameter, old, own in zip(learned, before, gradient, strict=True):
+                parameter.copy_(old)
+                parameter.grad = own
+        value = consistency.item()
+        if not math.isfinite(value):
+            return value
+        rates, factor = [group["lr"] for group in groups], trust(auxiliary, gradient)
+        for group in groups:
+            group["lr"] *= factor
+        optimiser.step()
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        return value
+
+    def _consistency(self, network: nn.Module, images_BCHW: Tensor, seed: int) -> Tensor:
+        """Binary cross-entropy of the strong view's answer with the mean of six others, which is fixed."""
+        with torch.no_grad():
+            answers = [torch.softmax(network(images_BCHW), dim=1)]
+            for axes in ((), (2,), (3,), (2, 3)):
+                answers.append(torch.softmax(network(images_BCHW.flip(axes)), dim=1).flip(axes))
+            if images_BCHW.shape[2] == images_BCHW.shape[3]:
+                turned = torch.softmax(network(images_BCHW.rot90(1, (2, 3))), dim=1)
+                answers.append(turned.rot90(-1, (2, 3)))
+            wanted = torch.stack(answers).mean(dim=0)
+        generator = torch.Generator().manual_seed(seed)
+        strong = augment_intensities(images_BCHW.cpu(), SEVERITY, generator).to(images_BCHW)
+        found = torch.softmax(network(strong), dim=1).clamp(1e-6, 1 - 1e-6)
+        return torch.nn.functional.binary_cross_entropy(found, wanted.clamp(0, 1))
+
+
+RECIPE = Routing(GraTa())

@@ -1,0 +1,39 @@
+"""Preset `intent` (InTEnt, Dong et al., CVPR Workshops 2024), for one scan: a ladder's rungs, averaged."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from personalization.cancellation import CancelCheck
+from personalization.iop_fl.batch_norm import blend_statistics, doses_by_depth
+from personalization.iop_fl.space import RoutingSpace
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.ladder import Rungs, thinned
+from personalization.test_time.recipe import Recipe
+
+# Six rungs, from training's statistics to the scan's.
+RUNGS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+class Intent(Recipe):
+    """The global model on six rungs. Twelve forward passes; nothing is learned."""
+
+    def merged(
+        self,
+        space: RoutingSpace,
+        learned: nn.Module | None,  # noqa: ARG002
+        images_NCHW: Tensor,
+        config: AdaptationConfig,  # noqa: ARG002
+        check_cancelled: CancelCheck,
+    ) -> nn.Module:
+        """All rungs in one network, which answers for the scan as a whole."""
+        measured = thinned(images_NCHW)
+        networks = []
+        for dose in RUNGS:
+            network = space.plain().to(images_NCHW.device)
+            doses = doses_by_depth(network, (dose, dose, dose))
+            networks.append(blend_statistics(network, measured, doses, len(measured), check_cancelled))
+        return Rungs(networks).eval()
+
+
+RECIPE = Intent()

@@ -1,0 +1,30 @@
+"""Preset `ladder`: batch norm's statistics part of the way from the federation's to these scans'."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from personalization.cancellation import CancelCheck
+from personalization.iop_fl.space import RoutingSpace
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.ladder import blended
+from personalization.test_time.recipe import Recipe
+
+
+class Ladder(Recipe):
+    """The global model with blended statistics. One forward pass; nothing is learned."""
+
+    def merged(
+        self,
+        space: RoutingSpace,
+        learned: nn.Module | None,  # noqa: ARG002
+        images_NCHW: Tensor,
+        config: AdaptationConfig,
+        check_cancelled: CancelCheck,
+    ) -> nn.Module:
+        """Blended by the configured doses."""
+        network = space.plain().to(images_NCHW.device)
+        return blended(network, images_NCHW, config.ladder, check_cancelled)
+
+
+RECIPE = Ladder()

@@ -1,0 +1,117 @@
+"""Preset `prompt`: a low-frequency filter before the network, after which its layers see what they know.
+
+    L = mean over batch norms of mean_c |mean_l(x') - mean_l| + mean_c |sd_l(x') - sd_l|
+
+with the statistics of the batch x' behind the filter and those of training. No weight changes (VPTTA, Chen et
+al., CVPR 2024; ProSFDA, Hu et al., for a cohort). The filter is one for the whole hospital.
+
+Legend: B images of a batch, K classes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from personalization.cancellation import CancelCheck
+from personalization.iop_fl.layers import fix_statistics
+from personalization.iop_fl.space import RoutingSpace
+from personalization.networks import Prompted
+from personalization.test_time.adapt import Learning
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.objective import Batch, Objective, Terms
+from personalization.test_time.recipe import Recipe
+
+RATE = 0.01
+# Steps of an epoch at least: a prompt of a few numbers needs some steps, however few the scans are.
+STEPS = 5
+# About the most the loss is: half a standard deviation in every channel.
+_CEILING = 1.0
+
+
+class Matching(Objective):
+    """How far the statistics that batch norms see are from those of training."""
+
+    def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:  # noqa: ARG002
+        """One forward."""
+        losses: list[Tensor] = []
+        handles = [
+            norm.register_forward_pre_hook(lambda norm, inputs: losses.append(mismatch(norm, inputs[0])))
+            for norm in network.modules()
+            if isinstance(norm, nn.BatchNorm2d)
+        ]
+        try:
+            logits = network(batch.images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return Terms(torch.stack(losses).mean(), torch.softmax(logits, dim=1))
+
+    def ceiling(self, config: AdaptationConfig, largest_batch: int, classes: int) -> float:  # noqa: ARG002
+        """Rough: statistics have no bound."""
+        return _CEILING
+
+    def epoch_batches(self, count: int, config: AdaptationConfig, epoch: int) -> Sequence[Tensor]:  # noqa: ARG002
+        """The batches, repeated until there are enough steps."""
+        batches = self.batches(count, config)
+        return [*batches] * math.ceil(STEPS / len(batches))
+
+
+def mismatch(norm: nn.Module, features_BCHW: Tensor) -> Tensor:
+    """mean_c |mean - running mean| + mean_c |sd - running sd|, over the batch."""
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    variance, mean = torch.var_mean(features_BCHW, dim=(0, 2, 3))
+    return (mean - norm.running_mean).abs().mean() + (variance.sqrt() - norm.running_var.sqrt()).abs().mean()
+
+
+def prompted(space: RoutingSpace, images_NCHW: Tensor) -> Prompted:
+    """The global model with a prompt that changes nothing yet."""
+    _, _, height, width = images_NCHW.shape
+    network = Prompted(space.network, dict(space.arguments), height, width)
+    network.network = space.plain()
+    return network.to(images_NCHW.device).eval()
+
+
+class Prompt(Recipe):
+    """One filter for the cohort."""
+
+    def architecture(self, space: RoutingSpace, images_NCHW: Tensor) -> tuple[str, dict[str, Any]]:
+        """The global model's network behind its filter."""
+        height, width = images_NCHW.shape[2:]
+        own = {"backbone": space.network, "arguments": dict(space.arguments)}
+        return "prompted", own | {"height": height, "width": width}
+
+    def learning(
+        self,
+        space: RoutingSpace,
+        images_NCHW: Tensor,
+        config: AdaptationConfig,  # noqa: ARG002
+        check_cancelled: CancelCheck,  # noqa: ARG002
+    ) -> Learning:
+        """The prompt alone."""
+        network = prompted(space, images_NCHW)
+        fix_statistics(network)
+        return Learning(network, (([network.prompt], RATE),), Matching())
+
+    def merged(
+        self,
+        space: RoutingSpace,
+        learned: nn.Module | None,
+        images_NCHW: Tensor,
+        config: AdaptationConfig,  # noqa: ARG002
+        check_cancelled: CancelCheck,  # noqa: ARG002
+    ) -> nn.Module:
+        """The global model behind its filter."""
+        assert isinstance(learned, Prompted)
+        network = prompted(space, images_NCHW)
+        network.load_state_dict(learned.state_dict())
+        return network.requires_grad_(False)
+
+
+RECIPE = Prompt()

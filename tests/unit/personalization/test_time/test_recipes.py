@@ -1,0 +1,267 @@
+"""Recipes that learn, against plain loops written from their papers."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from personalization.errors import NetworkError
+from personalization.export import to_onnx
+from personalization.iop_fl.network import route, routed_layers
+from personalization.iop_fl.space import RoutingSpace
+from personalization.networks import Prompted, build
+from personalization.options.presets import PRESETS
+from personalization.scanner import augment_intensities
+from personalization.state import State
+from personalization.test_time import losses
+from personalization.test_time.checkpoint import AdaptationCheckpoint
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.ladder import ensemble
+from personalization.test_time.objective import Batch
+from personalization.test_time.presets import anchored, distilled, grata, prompt, sar
+from personalization.test_time.recipe import Adapted, recipe_of
+from personalization.test_time.trust import trust
+from tests.helpers.personalization.discs import discs, space
+
+CPU = torch.device("cpu")
+IMAGES = discs(6, 3, contrast=1.5)[0]
+
+
+def adapted(preset: str, over: RoutingSpace | None = None, **options: object) -> Adapted:
+    config = AdaptationConfig(**{"preset": preset, "epochs": 2, "batch_size": 3, **options})
+    return recipe_of(preset).adapt(over or space(), IMAGES, config, CPU)
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_recipe_ends_in_one_plain_network_the_same_at_every_call(preset: str) -> None:
+    found = adapted(preset)
+    assert not found.merged.training
+    assert not routed_layers(found.merged)
+    again = adapted(preset)
+    for name, tensor in found.merged.state_dict().items():
+        assert torch.equal(again.merged.state_dict()[name], tensor)
+    assert to_onnx(found.merged, 1, (32, 32)) == to_onnx(again.merged, 1, (32, 32))
+    if preset != "intent":  # an answer to one scan, not a network of a hospital
+        name, arguments = recipe_of(preset).architecture(space(), IMAGES)
+        build(name, **arguments).load_state_dict(found.merged.state_dict())
+
+
+@pytest.mark.parametrize("preset", [name for name, preset in PRESETS.items() if preset.learns])
+def test_a_recipe_that_learns_resumes_bit_for_bit(preset: str) -> None:
+    config = AdaptationConfig(preset=preset, epochs=3, batch_size=3)
+    points: list[AdaptationCheckpoint] = []
+    recipe = recipe_of(preset)
+    whole = recipe.adapt(space(), IMAGES, config, CPU, after_epoch=lambda _, point: points.append(point))
+    content = points[1].to_bytes()
+    again = recipe.adapt(space(), IMAGES, config, CPU, resume=AdaptationCheckpoint.from_bytes(content))
+    assert again.adaptation.history == whole.adaptation.history
+    for name, tensor in whole.merged.state_dict().items():
+        assert torch.equal(again.merged.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize("preset", ["distilled", "anchored", "prompt"])
+def test_the_loss_falls(preset: str) -> None:
+    history = adapted(preset, epochs=4).adaptation.history
+    measured = [record.loss for record in history if record.loss is not None]
+    assert measured[-1] < measured[0] or history[-1].reason is not None
+
+
+# ---------------------------------------------------------------------- prompt
+
+
+def test_a_prompt_multiplies_the_amplitudes_of_the_lowest_frequencies() -> None:
+    network = Prompted("unet", {"in_channels": 2, "classes": 2, "width": 2}, 32, 48)
+    images = torch.randn(2, 2, 32, 48, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(network.filtered(images), images)
+    network.prompt.data.uniform_(0.5, 2)
+    factors = torch.ones(2, 32, 48, dtype=torch.float64)
+    index = 0
+    for down in range(-2, 3):
+        for right in range(3):
+            if right == 0 and down < 0:
+                continue
+            for sign in (1, -1):
+                factors[:, sign * down % 32, sign * right % 48] = network.prompt.data[:, index].double()
+            index += 1
+    expected = torch.fft.ifft2(factors * torch.fft.fft2(images.double())).real
+    torch.testing.assert_close(network.filtered(images).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_prompt_is_for_one_size_and_only_it_is_learned() -> None:
+    found = adapted("prompt")
+    with pytest.raises(NetworkError, match=r"expected images of 32x32"):
+        found.merged(torch.zeros(1, 1, 16, 32))
+    plain = space().plain().state_dict()
+    for name, tensor in found.merged.state_dict().items():
+        if name != "prompt":
+            assert torch.equal(plain[name.removeprefix("network.")], tensor)
+    assert not torch.equal(found.merged.get_parameter("prompt"), torch.ones(1, 13))
+
+
+def test_the_prompt_s_loss_is_the_distance_of_means_and_deviations() -> None:
+    network = space().plain().eval()
+    expected, features = [], IMAGES
+    with torch.no_grad():
+        for layer in network.encoder1:
+            if isinstance(layer, nn.BatchNorm2d):
+                mean, deviation = features.mean((0, 2, 3)), features.var((0, 2, 3)).sqrt()
+                away = (mean - layer.running_mean).abs().mean()
+                expected.append(away + (deviation - layer.running_var.sqrt()).abs().mean())
+            features = layer(features)
+        first = prompt.mismatch(network.encoder1[1], network.encoder1[0](IMAGES))
+    torch.testing.assert_close(first, expected[0])
+    steps = prompt.Matching().epoch_batches(6, AdaptationConfig(preset="prompt", batch_size=3), 0)
+    assert len(steps) >= prompt.STEPS
+
+
+# ---------------------------------------------------------------------- distilled
+
+
+def test_distillation_is_soft_dice_and_cross_entropy_with_the_teacher() -> None:
+    teacher = ensemble(space(), IMAGES, (0.5, 0.5, 0.5))
+    chosen = torch.tensor([4, 1])
+    network = space().plain().eval()
+    with torch.no_grad():
+        terms = distilled.Distillation(teacher).terms(
+            network, Batch.of(IMAGES, chosen), AdaptationConfig(preset="distilled"), 0
+        )
+        p, q = torch.softmax(network(IMAGES[chosen]), dim=1), teacher[chosen]
+    dice = [2 * (p[:, c] * q[:, c]).sum() / (p[:, c].square().sum() + q[:, c].square().sum()) for c in (0, 1)]
+    entropy = -(q * p.log()).sum(dim=1).mean()
+    torch.testing.assert_close(terms.loss, 1 - sum(dice) / 2 + entropy, rtol=1e-4, atol=1e-5)
+
+
+def test_the_student_learns_at_fixed_statistics() -> None:
+    over = space()
+    learning = distilled.RECIPE.learning(over, IMAGES, AdaptationConfig(preset="distilled"), lambda: None)
+    before = {name: value.clone() for name, value in learning.network.named_buffers()}
+    adapted_network = adapted("distilled").merged
+    for name, value in before.items():
+        assert torch.equal(dict(adapted_network.named_buffers())[name], value)
+
+
+# ---------------------------------------------------------------------- anchored
+
+
+def test_anchored_routing_starts_near_the_global_model_with_one_coefficient_per_stage() -> None:
+    learning = anchored.RECIPE.learning(space(), IMAGES, AdaptationConfig(preset="anchored"), lambda: None)
+    layers = list(routed_layers(learning.network).values())
+    shares = [layer.router(IMAGES).tolist() for layer in layers]
+    assert all(share == pytest.approx([0.15, 0.15, 0.7]) for share in shares)
+    assert len({id(layer.router) for layer in layers}) == anchored.STAGES
+    [(logits, _)] = learning.groups
+    assert sum(value.numel() for value in logits) == 5 * 3
+
+
+def test_the_anchored_loss_is_its_four_terms() -> None:
+    config = AdaptationConfig(preset="anchored", noise=0.0)
+    learning = anchored.RECIPE.learning(space(), IMAGES, config, lambda: None)
+    teacher = learning.origin["teacher"]
+    [(logits, _)] = learning.groups
+    start = [value.detach().clone() for value in logits]
+    with torch.no_grad():
+        logits[0][0] += 0.5
+        batch = Batch.of(IMAGES, torch.tensor([0, 3]))
+        terms = learning.objective.terms(learning.network.eval(), batch, config, 0)
+        p, q = terms.probabilities, teacher[[0, 3]]
+        dice = [2 * (p[:, c] * q[:, c]).sum() / (p[:, c] ** 2 + q[:, c] ** 2).sum() for c in (0, 1)]
+        share, ratio = p.mean((0, 2, 3)), teacher.mean((0, 2, 3))
+        divergence = (share * (share / ratio).log()).sum()
+        entropy = -(p * p.log()).sum(1) / math.log(2)
+        found = p.argmax(1) > 0
+        balanced = (entropy[found].mean() + entropy[~found].mean()) / 2
+        pull = sum((now - then).square().sum() for now, then in zip(logits, start, strict=True))
+    expected = 1 - sum(dice) / 2 + 0.1 * balanced + divergence + 0.1 * pull
+    torch.testing.assert_close(terms.loss, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_trust_is_1_where_gradients_agree_and_0_where_they_are_opposed() -> None:
+    along, across = (
+        [torch.tensor([1.0, 0.0]), torch.tensor([0.0])],
+        [torch.tensor([0.0, 2.0]), torch.tensor([0.0])],
+    )
+    assert trust(along, [3 * part for part in along]) == pytest.approx(1)
+    assert trust(along, [-part for part in along]) == pytest.approx(0)
+    assert trust(along, across) == pytest.approx(0.25)
+
+
+# ---------------------------------------------------------------------- GraTa and SAR
+
+
+def stepped(objective: grata.GraTa | sar.Sar, preset: str) -> tuple[nn.Module, State]:
+    """One step of SGD at rate 1 over scale and shift of batch norm, and the parameters before."""
+    network = route(space().alone()).train()
+    learned = {n: p for n, p in network.named_parameters() if n.endswith(("bn1.weight", "bn1.bias"))}
+    network.requires_grad_(False)
+    for parameter in learned.values():
+        parameter.requires_grad_(True)
+    before = {name: parameter.detach().clone() for name, parameter in learned.items()}
+    optimiser = torch.optim.SGD(learned.values(), lr=1.0)
+    batch = Batch(IMAGES[:3], torch.arange(3))
+    objective.step(network, batch, AdaptationConfig(preset=preset), optimiser, seed=7)
+    return network, before
+
+
+def gradients(network: nn.Module, at: State, loss: Callable[[nn.Module], Tensor]) -> State:
+    """By names, with the parameters `at`."""
+    copied = copy.deepcopy(network)
+    with torch.no_grad():
+        for name, value in at.items():
+            copied.get_parameter(name).copy_(value)
+    names = list(at)
+    found = torch.autograd.grad(loss(copied), [copied.get_parameter(name) for name in names])
+    return dict(zip(names, found, strict=True))
+
+
+def test_sar_climbs_to_the_worst_point_and_steps_along_its_gradient() -> None:
+    network, before = stepped(sar.Sar(), "sar")
+
+    def entropy(net: nn.Module) -> Tensor:
+        p = torch.softmax(net(IMAGES[:3]), dim=1)
+        return -(p * p.log()).sum(1) / math.log(2)
+
+    with torch.no_grad():
+        start = copy.deepcopy(network)
+        for name, value in before.items():
+            start.get_parameter(name).copy_(value)
+        reliable = entropy(start) < 0.4
+    first = gradients(network, before, lambda net: entropy(net)[reliable].mean())
+    norm = math.sqrt(sum(float(part.square().sum()) for part in first.values()))
+    climbed = {name: value + 0.05 * first[name] / norm for name, value in before.items()}
+
+    def worst(net: nn.Module) -> Tensor:
+        each = entropy(net)
+        return each[reliable & (each.detach() < 0.4)].mean()
+
+    second = gradients(network, climbed, worst)
+    for name, value in before.items():
+        torch.testing.assert_close(network.get_parameter(name), value - second[name], rtol=1e-3, atol=1e-5)
+
+
+def test_grata_steps_along_consistency_as_far_as_entropy_agrees() -> None:
+    network, before = stepped(grata.GraTa(), "grata")
+    auxiliary = gradients(network, before, lambda net: losses.entropy(torch.softmax(net(IMAGES[:3]), dim=1)))
+    moved = {name: value - auxiliary[name] for name, value in before.items()}
+
+    def consistency(net: nn.Module) -> Tensor:
+        with torch.no_grad():
+            views = [IMAGES[:3], IMAGES[:3].flip(2), IMAGES[:3].flip(3), IMAGES[:3].flip((2, 3))]
+            answers = [torch.softmax(net(view), dim=1) for view in views]
+            back = [answers[0], answers[1].flip(2), answers[2].flip(3), answers[3].flip((2, 3))]
+            turned = torch.softmax(net(torch.rot90(IMAGES[:3], 1, (2, 3))), dim=1)
+            wanted = sum([*back, torch.rot90(turned, -1, (2, 3))]) / 5
+        strong = augment_intensities(IMAGES[:3], 2.0, torch.Generator().manual_seed(7))
+        return functional.binary_cross_entropy(torch.softmax(net(strong), dim=1), wanted)
+
+    pseudo = gradients(network, moved, consistency)
+    one, other = (torch.cat([part.flatten() for part in each.values()]) for each in (auxiliary, pseudo))
+    rate = (1 + float(one @ other / (one.norm() * other.norm()))) ** 2 / 4
+    for name, value in before.items():
+        expected = value - rate * pseudo[name]
+        torch.testing.assert_close(network.get_parameter(name), expected, rtol=1e-3, atol=1e-5)
