@@ -21,6 +21,7 @@ from rich.console import Console
 from model_store.errors import LocumStoreError
 from model_store.store import Store
 from model_store.task import TaskKind
+from training.algorithm import Publication
 from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.cases import Federation
 from training.data.classification import Partition
@@ -29,6 +30,7 @@ from training.errors import TrainingError
 from training.methods.registry import Method, methods
 from training.methods.registry import method as find_method
 from training.phantom import phantom_of
+from training.playbook import DEFAULT, check_practises, make_playbook, with_playbook
 from training.progress import open_progress
 from training.publish import check_names, parts_of
 from training.record import RECORD_FILE, RunRecord
@@ -72,6 +74,14 @@ def federate(
         str | None, typer.Option(help="Who agrees to the export of personal models: `all`, or SITE,SITE.")
     ] = None,
     run: Annotated[Path | None, typer.Option(help="The run's folder; beside the store by default.")] = None,
+    playbook: Annotated[
+        bool,
+        typer.Option(
+            "--playbook",
+            help="iop-fl: practise on members that consent, each in turn as the hospital from outside; "
+            "trains the federation once more for each of them.",
+        ),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
 ) -> None:
     """Federate the hospitals of a folder and publish what they learned."""
@@ -96,7 +106,7 @@ def federate(
         check_names(name)
         job = Run(federation, method, method_config.prepared(store, federation.task, name), run_config)
         folder = run or store.root.parent / "runs" / job.id
-        result, warnings = _train(job, store, name, folder, workers, resume)
+        result, warnings = _train(job, store, name, folder, workers, resume, playbook)
         _conclude(result, store, folder, warnings)
 
 
@@ -152,9 +162,11 @@ def _federation(
 
 
 def _train(
-    job: Run, store: Store, name: str, folder: Path, workers: int | None, resume: bool
+    job: Run, store: Store, name: str, folder: Path, workers: int | None, resume: bool, playbook: bool
 ) -> tuple[Result, list[str]]:
     """Execute the run, with its progress shown; returns its result and the warnings that were shown."""
+    if playbook:
+        check_practises(job)
     algorithm, sites, federation = job.algorithm(), job.specs(), job.federation
     # What cannot be published, or a store that cannot be written to, is better known now than after training.
     check_names(name, parts_of(algorithm, sites))
@@ -177,8 +189,26 @@ def _train(
             )
         for warning in warnings:
             progress.warning(warning)
+
+        def practise(publication: Publication) -> Publication:
+            def place(run: Run) -> Path:
+                return folder / "rotations" / ",".join(run.settings.leave_out) if run.id != job.id else folder
+
+            made = make_playbook(job, place, DEFAULT, workers=workers, progress=progress)
+            for warning in made.warnings:
+                progress.warning(warning)
+            warnings.extend(made.warnings)
+            return with_playbook(publication, made)
+
         result = execute(
-            job, folder, workers=workers, resume=resume, observer=progress, store=store, name=name
+            job,
+            folder,
+            workers=workers,
+            resume=resume,
+            observer=progress,
+            store=store,
+            name=name,
+            extend=practise if playbook else None,
         )
         for artefact in result.artefacts:
             progress.published(str(artefact), artefact.digest)

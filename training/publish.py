@@ -134,7 +134,7 @@ def _publish_global_and_inside(
         inside=inside,
         **shared,
     )
-    return (*parts, store.publish(manifest, {}))
+    return (*parts, store.publish(manifest, dict(publication.files)))
 
 
 def _publish_clusters(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:

@@ -149,6 +149,7 @@ def execute(
     observer: Observer | None = None,
     store: Store | None = None,
     name: str | None = None,
+    extend: Callable[[Publication], Publication] | None = None,
 ) -> Result:
     """Execute a run to its end, and publish the result if a store is given.
 
@@ -157,6 +158,7 @@ def execute(
         workers: worker processes, at most one per site; the number of cores by default, 0 for none. The
             result does not depend on it.
         name: name of the published artefact; the task's by default.
+        extend: changes the publication before it is published.
 
     Raises:
         TrainingError: see `training.errors`; RunMismatch when the folder holds another run.
@@ -182,6 +184,8 @@ def execute(
         )
         outcome = engine.run()
         publication = algorithm.publication(outcome.server)
+        if extend is not None:
+            publication = extend(publication)
         artefacts: tuple[Artefact, ...] = ()
         if store is not None:
             artefacts = publish(store, _origin(run, specs, name), publication)

@@ -24,6 +24,10 @@ from personalization.gate.masks import (
     mean_fragments,
 )
 
+# Dice that a candidate may be expected to lose, by the bound.
+TOLERANCE = 0.01
+# By how much a target may be farther from the federation's size than the parent's: 5 %, as tanh(2 ln 1.05).
+AWAY = 0.1
 # Share of all pixels, added to sizes before they are divided, so that 0 / 0 counts as no change.
 EPS = 1e-4
 
@@ -44,6 +48,7 @@ class Observed:
         source_warnings: float,
         statistics_distance: float,
         references: Sequence[ArrayLike] = (),
+        prediction: tuple[float, float, float] | None = None,
     ) -> None:
         """Check the class maps [N, H, W], and compare the candidate's with the parent's.
 
@@ -57,6 +62,8 @@ class Observed:
             source_warnings: share of the scans that do not look like those of training.
             statistics_distance: as the function of that name returns it.
             references: what the federation's models say together (`consensus`); none: not measured.
+            prediction: the change of Dice that the federation's playbook expects, its lower bound, and how
+                much nearer than the parent's the target is to the federation's size (`Features.size_gain`).
 
         Raises:
             LabelError: the maps differ in shape or hold values that are no classes.
@@ -75,6 +82,7 @@ class Observed:
         self.classes = classes
         self.source_warnings = source_warnings
         self.statistics_distance = statistics_distance
+        self.prediction = prediction
         self.comparison = Comparison.of(self.candidate, self.parent, self.scan_index, classes)
 
     @property
@@ -209,6 +217,53 @@ def statistics_distance(observed: Observed) -> float:
     """
     return observed.statistics_distance
 
+
+@check(
+    "predicted_gain",
+    "above",
+    0.0,
+    "the change of Dice that the federation's practice predicts from these scans, without their masks",
+)
+def predicted_gain(observed: Observed) -> float | None:
+    """Where no gain is expected the global model stays."""
+    return None if observed.prediction is None else observed.prediction[0]
+
+
+@check(
+    "gain_bound",
+    "at least",
+    -TOLERANCE,
+    "the lower bound of that prediction: of K + 1 hospitals like the K members about one does worse",
+)
+def gain_bound(observed: Observed) -> float | None:
+    """A point of Dice is what members' own scanners make a model vary by; more is harm."""
+    return None if observed.prediction is None else observed.prediction[1]
+
+
+@check(
+    "size_gain",
+    "at least",
+    -AWAY,
+    "how much nearer the target is than the parent's to the size that the federation's members know",
+)
+def size_gain(observed: Observed) -> float | None:
+    """In practice on phantoms most candidates that lost moved the target away from the members' size. It also
+    refuses a hospital with other targets than the members', which is safe.
+    """
+    return None if observed.prediction is None else observed.prediction[2]
+
+
+# With a playbook: what practice predicts, and the checks that detect a collapse that no practice had.
+PRACTISED: tuple[Check[Observed], ...] = (
+    predicted_gain,
+    gain_bound,
+    size_gain,
+    size_factor,
+    lost_target_rate,
+    oversized_rate,
+    fragments,
+    statistics_distance,
+)
 
 ROUTING: tuple[Check[Observed], ...] = (
     agreement,

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import StateError
-from personalization.iop_fl.batch_norm import bake_statistics
+from personalization.iop_fl.batch_norm import bake_statistics, blend_statistics
+from personalization.test_time.ladder import thinned
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
 # Of batch norm: what it adds to a variance before it divides by it
@@ -30,6 +31,16 @@ def shift_of_statistics(
     """
     measured = bake_statistics(copy.deepcopy(candidate), images_NCHW, check_cancelled=check_cancelled)
     return statistics_distance(parent, measured.state_dict())
+
+
+def shift_in_one_pass(
+    parent: nn.Module, images_NCHW: Tensor, check_cancelled: CancelCheck = never_cancelled
+) -> float:
+    """`statistics_distance` of a parent and the same with statistics of evenly spaced images alone."""
+    measured, images = copy.deepcopy(parent), thinned(images_NCHW)
+    count = sum(isinstance(module, nn.BatchNorm2d) for module in parent.modules())
+    blend_statistics(measured, images, [1.0] * count, len(images), check_cancelled)
+    return statistics_distance(parent.state_dict(), measured.state_dict())
 
 
 def statistics_distance(parent: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> float:

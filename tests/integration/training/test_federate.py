@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from model_store.store import Store
 from personalization.networks import build
+from personalization.playbook import FILE, Playbook
 from personalization.state import from_safetensors
 from training.config import RunConfig
 from training.data.federation import load_federation
@@ -25,6 +26,7 @@ from training.federate import federate
 from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation
+from training.playbook import DEFAULT
 from training.run import Run, execute
 
 app = typer.Typer()
@@ -44,6 +46,13 @@ def config(tmp_path):
     return path
 
 
+@pytest.fixture
+def paper(config):
+    """The paper's recipe, in which every site has a model of its own."""
+    config.write_text("method: {recipe: paper, width: 2, rounds: 2, batch_size: 8}\nrun: {seed: 4}\n")
+    return config
+
+
 def invoke(*arguments: object):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
@@ -58,9 +67,9 @@ def no_pages(monkeypatch):
     monkeypatch.setattr("training.report.write_site_pages", lambda result, folder: {})
 
 
-def test_federate_iop_fl_publishes_space_parts_graphs_and_reports(data, config, tmp_path):
+def test_federate_iop_fl_publishes_space_parts_graphs_and_reports(data, paper, tmp_path):
     command = [sys.executable, "-m", "training.federate", "--method", "iop-fl", "--leave-out", "cedar"]
-    command += ["--data", str(data), "--config", str(config), "--out", str(tmp_path / "store")]
+    command += ["--data", str(data), "--config", str(paper), "--out", str(tmp_path / "store")]
     command += ["--consent", "aster", "--workers", "2"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
@@ -102,15 +111,43 @@ def sites_of(data: Path, **settings: object):
 
 
 @pytest.mark.usefixtures("no_pages")
-def test_federate_without_consent_publishes_the_global_model_only(data, config, tmp_path):
-    alone = invoke("--method", "iop-fl", *options(data, config, tmp_path, "--leave-out", "cedar"))
+def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(data, config, tmp_path):
+    more = ("--consent", "all", "--playbook")
+    done = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more))
+    assert done.exit_code == 0, done.output
+    artefact = Store(tmp_path / "store").open("phantom")
+    playbook = Playbook.model_validate_json(artefact.read(FILE))
+    assert playbook.members == ("aster", "birch", "cedar")
+    assert {record.name for record in playbook.recipes} == {trial.name for trial in DEFAULT.trials}
+    assert playbook.episodes == 3 * len(DEFAULT.severities)
+    bounds = [record.bound for record in playbook.recipes]
+    assert bounds == sorted(bounds, reverse=True)
+    cost = artefact.manifest.lineage.details["playbook"]
+    assert cost["rounds"] == 3 * (2 + 4)
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert sorted(path.name for path in (folder / "rotations").iterdir()) == ["aster", "birch", "cedar"]
+    before = artefact.digest
+    again = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more, "--resume"))
+    assert again.exit_code == 0, again.output
+    assert Store(tmp_path / "store").open("phantom").digest == before
+
+
+def test_a_playbook_is_rejected_for_a_method_without_a_routing_space(data, config, tmp_path):
+    refused = invoke("--method", "fedavg", *options(data, config, tmp_path, "--playbook"))
+    assert refused.exit_code == 2
+    assert "expected --method iop-fl" in " ".join(refused.output.split())
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_federate_without_consent_publishes_the_global_model_only(data, paper, tmp_path):
+    alone = invoke("--method", "iop-fl", *options(data, paper, tmp_path, "--leave-out", "cedar"))
     assert alone.exit_code == 0, alone.output
     assert "--consent all" in alone.output
     store = Store(tmp_path / "store")
     assert store.names() == ["phantom"]
     assert store.open("phantom").manifest.kind == "model"
     more = ("--leave-out", "cedar", "--resume", "--consent", "all")
-    later = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more))
+    later = invoke("--method", "iop-fl", *options(data, paper, tmp_path, *more))
     assert later.exit_code == 0, later.output
     assert store.names() == ["phantom", "phantom.aster", "phantom.birch", "phantom.global"]
     assert store.open("phantom").manifest.kind == "routing-space"

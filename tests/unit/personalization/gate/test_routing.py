@@ -15,8 +15,8 @@ from personalization.gate.masks import Maps
 from personalization.iop_fl.batch_norm import bake_statistics
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route
-from personalization.test_time.adapt import adapt
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import adapt
 from tests.helpers.personalization.discs import UNGUARDED, discs, space
 
 

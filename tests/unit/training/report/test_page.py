@@ -225,7 +225,7 @@ def result(phantom_federation: Path, tmp_path_factory: pytest.TempPathFactory) -
     run = Run(
         load_federation(phantom_federation),
         "iop-fl",
-        IopFlConfig(rounds=1, width=2, local_steps=1),
+        IopFlConfig(recipe="paper", rounds=1, width=2, local_steps=1),
         RunConfig(leave_out=("cedar",), consent=("aster",)),
     )
     return execute(run, root / "run", workers=1, store=Store(root / "store"))

@@ -1,0 +1,36 @@
+"""The playbook: what the federation learned about its recipes by practising on its own members.
+
+Members take turns as the hospital from outside. Recipes adapt to their unlabelled scans, and their labels
+score the change (`practise`). From the aggregates of all members the server fits which recipe to take and
+when to leave the global model alone (`fit`). A service decides by it (`Playbook.decide`).
+"""
+
+from __future__ import annotations
+
+from personalization.playbook.choose import Choice, choose
+from personalization.playbook.features import FEATURES, Features, View, features_of, target_share, view
+from personalization.playbook.fit import fit, fit_gate
+from personalization.playbook.playbook import FILE, Decision, GateModel, Playbook, RecipeRecord
+from personalization.playbook.practice import Episode, Practice, Trial, practise
+
+__all__ = [
+    "FEATURES",
+    "FILE",
+    "Choice",
+    "Decision",
+    "Episode",
+    "Features",
+    "GateModel",
+    "Playbook",
+    "Practice",
+    "RecipeRecord",
+    "Trial",
+    "View",
+    "choose",
+    "features_of",
+    "fit",
+    "fit_gate",
+    "practise",
+    "target_share",
+    "view",
+]

@@ -1,0 +1,162 @@
+"""Label-free features of an adaptation: what the gate predicts its gain from.
+
+All are means over a cohort, and cost one forward pass of the parent and one of the candidate.
+
+Legend: N images, C channels, K classes, H and W height and width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from personalization.cancellation import CancelCheck, never_cancelled
+from personalization.gate.statistics import squared_hellinger
+from personalization.iop_fl.network import mixed_batches
+
+BATCH = 16
+# Share of all pixels, added to a target's size before its logarithm.
+_EPS = 1e-3
+
+
+@dataclass(frozen=True)
+class View:
+    """What one network says of a cohort.
+
+    Attributes:
+        maps: its masks, [N, H, W] uint8.
+        certainty: its soft Dice with its own masks (SDC, arXiv 2402.10665).
+        foreground: share of the pixels that are a target.
+        shift: how far the statistics that its batch norms see are from their running ones, by thirds of the
+            network (`statistics_distance`).
+    """
+
+    maps: Tensor
+    certainty: float
+    foreground: float
+    shift: tuple[float, float, float]
+
+
+@torch.no_grad()
+def view(network: nn.Module, images_NCHW: Tensor, check_cancelled: CancelCheck = never_cancelled) -> View:
+    """One forward pass, with running statistics. The network's batch norms are those of `nn.BatchNorm2d`."""
+    network.eval()
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    sums: list[list[Tensor]] = [[] for _ in norms]
+
+    def note(index: int, features_BCHW: Tensor) -> None:
+        variance, mean = torch.var_mean(features_BCHW, dim=(2, 3), correction=0)
+        sums[index].append(torch.stack([mean, variance + mean.square()]).double().sum(dim=1))
+
+    handles = [
+        norm.register_forward_pre_hook(lambda _norm, inputs, index=index: note(index, inputs[0]))
+        for index, norm in enumerate(norms)
+    ]
+    batches = mixed_batches(images_NCHW, BATCH)
+    maps, overlap, total, target = [], 0.0, 0.0, 0
+    try:
+        for batch in batches:
+            check_cancelled()
+            probabilities = torch.softmax(network(batch), dim=1)
+            found = probabilities.argmax(dim=1)
+            maps.append(found.to("cpu", torch.uint8))
+            foreground, mask = 1 - probabilities[:, 0], (found > 0).to(probabilities)
+            overlap += float(2 * (foreground * mask).sum())
+            total += float(foreground.sum() + mask.sum())
+            target += int(mask.sum())
+    finally:
+        for handle in handles:
+            handle.remove()
+    order = torch.cat([torch.arange(first, len(images_NCHW), len(batches)) for first in range(len(batches))])
+    together = torch.cat(maps)
+    return View(
+        torch.empty_like(together).index_copy_(0, order, together),
+        overlap / total if total else 1.0,
+        target / together.numel(),
+        _thirds([_distance(norm, parts, len(images_NCHW)) for norm, parts in zip(norms, sums, strict=True)]),
+    )
+
+
+def _distance(norm: nn.BatchNorm2d, parts: list[Tensor], count: int) -> float:
+    """Mean squared Hellinger distance over a layer's channels."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    mean, square = torch.stack(parts).sum(dim=0) / count
+    variance = (square - mean.square()).clamp(min=0)
+    running = norm.running_mean.double(), norm.running_var.double()
+    return float(squared_hellinger(*running, mean, variance).mean())
+
+
+def _thirds(distances: list[float]) -> tuple[float, float, float]:
+    """Mean over the first, the middle and the last third of the layers; 0 of none."""
+    groups: list[list[float]] = [[], [], []]
+    for index, distance in enumerate(distances):
+        groups[3 * index // len(distances)].append(distance)
+    early, middle, late = (sum(group) / max(len(group), 1) for group in groups)
+    return early, middle, late
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the gate knows of one adaptation.
+
+    Attributes:
+        early, middle, late: square root of the shift of the parent's statistics, by thirds of the layers.
+        certainty: that of the parent.
+        certainty_change: the candidate's minus the parent's.
+        size_change: logarithm of the candidate's target over the parent's, squashed.
+        size_gain: how much nearer the candidate's target is than the parent's to the federation's, in
+            logarithms, squashed: beyond a factor of two a target is found or lost.
+        disagreement: 1 - Dice of the candidate's masks with the parent's, all images as one.
+    """
+
+    early: float
+    middle: float
+    late: float
+    certainty: float
+    certainty_change: float
+    size_change: float
+    size_gain: float
+    disagreement: float
+
+    def values(self) -> list[float]:
+        """In the order of `FEATURES`."""
+        return [getattr(self, name) for name in FEATURES]
+
+
+FEATURES = tuple(Features.__dataclass_fields__)
+
+
+def features_of(parent: View, candidate: View, share: float) -> Features:
+    """Of a candidate beside its parent, from what both say of the cohort that was adapted to.
+
+    `share` is the share of the pixels that are a target at the federation's members.
+    """
+    early, middle, late = (math.sqrt(shift) for shift in parent.shift)
+    ours, theirs = candidate.maps > 0, parent.maps > 0
+    both = int(ours.sum()) + int(theirs.sum())
+    agreement = 2 * int((ours & (candidate.maps == parent.maps)).sum()) / both if both else 1.0
+    return Features(
+        early,
+        middle,
+        late,
+        parent.certainty,
+        candidate.certainty - parent.certainty,
+        math.tanh(2 * _log_ratio(candidate.foreground, parent.foreground)),
+        math.tanh(
+            2 * (abs(_log_ratio(parent.foreground, share)) - abs(_log_ratio(candidate.foreground, share)))
+        ),
+        1 - agreement,
+    )
+
+
+def _log_ratio(one: float, other: float) -> float:
+    return math.log((one + _EPS) / (other + _EPS))
+
+
+def target_share(targets_NHW: Tensor) -> float:
+    """The share of the pixels that are a target, of class indices."""
+    return float((targets_NHW > 0).double().mean())

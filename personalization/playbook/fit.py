@@ -1,0 +1,162 @@
+"""Fit a playbook on the members' episodes: recipes by their lower bound, and a gate for each.
+
+A patient is not a hospital: a thousand patients of four members are four. So all that is promised comes from
+leaving members out, and the ridge is heavy.
+
+Legend: M episodes of one recipe, F features, K members.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from personalization.playbook.features import FEATURES
+from personalization.playbook.playbook import GateModel, LinearModel, Playbook, RecipeRecord, moved
+from personalization.playbook.practice import POINT, Episode
+
+# Penalties that are tried, as a multiple of the number of episodes. The one with the least error at members
+# left out is taken.
+PENALTIES = (0.03, 0.1, 0.3, 1.0, 3.0)
+# One-sided, of the recipes' bounds.
+CONFIDENCE = 0.9
+Floats = NDArray[np.float64]
+
+
+def fit(
+    episodes: Mapping[str, Sequence[Episode]],
+    options: Mapping[str, Mapping[str, Any]],
+    share: float,
+) -> Playbook:
+    """The playbook of the members' episodes. `options` has each recipe's by trial, `share` is the playbook's.
+
+    Raises ValueError for episodes of fewer than two members.
+    """
+    members = [member for member, found in sorted(episodes.items()) if found]
+    if len(members) < 2:
+        raise ValueError(f"expected episodes of at least two members, found those of {members}")
+    spreads = {name: _member_means(episodes, members, name).var(ddof=1) for name in options}
+    typical = float(np.mean(list(spreads.values())))
+    records = [_record(episodes, members, name, dict(options[name]), typical) for name in options]
+    ranked = sorted(records, key=lambda record: record.bound, reverse=True)
+    first = next(iter(options))
+    own = [episode for member in members for episode in episodes[member] if episode.trial == first]
+    return Playbook(
+        members=tuple(members),
+        episodes=len(own),
+        severities=tuple(sorted({episode.severity for episode in own})),
+        recipes=tuple(ranked),
+        share=share,
+    )
+
+
+def _of(episodes: Sequence[Episode], name: str) -> list[Episode]:
+    return [episode for episode in episodes if episode.trial == name]
+
+
+def _member_means(episodes: Mapping[str, Sequence[Episode]], members: Sequence[str], name: str) -> Floats:
+    means = [np.mean([each.change for each in _of(episodes[member], name)]) for member in members]
+    return np.array(means, dtype=np.float64)
+
+
+def _record(
+    episodes: Mapping[str, Sequence[Episode]],
+    members: Sequence[str],
+    name: str,
+    options: dict[str, Any],
+    typical: float,
+) -> RecipeRecord:
+    means = _member_means(episodes, members, name)
+    count = len(members)
+    # Empirical Bayes: few members tell little of a recipe's own variance.
+    variance = ((count - 1) * means.var(ddof=1) + typical) / count
+    bound = means.mean() - special.stdtrit(count - 1, CONFIDENCE) * np.sqrt(variance / count)
+    own = [episode for member in members for episode in _of(episodes[member], name)]
+    changes = np.array([episode.change for episode in own])
+    untouched = [episode.change for episode in own if not episode.severity]
+    return RecipeRecord(
+        name=name,
+        options=options,
+        mean=float(means.mean()),
+        spread=float(means.std(ddof=1)),
+        bound=float(bound),
+        as_is=float(np.mean(untouched)) if untouched else 0.0,
+        worst=float(changes.min()),
+        harmful=float(np.mean(changes < POINT)),
+        members={member: _range(_of(episodes[member], name)) for member in members},
+        gate=fit_gate({member: _of(episodes[member], name) for member in members}),
+    )
+
+
+def _range(episodes: Sequence[Episode]) -> tuple[float, float, float]:
+    """Mean, lowest and highest change."""
+    changes = [episode.change for episode in episodes]
+    return float(np.mean(changes)), min(changes), max(changes)
+
+
+def fit_gate(episodes: Mapping[str, Sequence[Episode]]) -> GateModel:
+    """A ridge regression of the change on the features, for one recipe, and those without each member."""
+    members = [*episodes]
+    groups = np.array([member for member in members for _ in episodes[member]])
+    raw = np.array([each.features.values() for member in members for each in episodes[member]])
+    change = np.array([each.change for member in members for each in episodes[member]])
+    # A candidate that differs little can neither gain nor lose much: the error of a prediction grows with it.
+    relative = change / moved(raw)
+    centre, scale = raw.mean(axis=0), raw.std(axis=0)
+    scale = np.where(scale > 0, scale, 1.0)
+    features = (raw - centre) / scale
+    penalty = min(PENALTIES, key=lambda each: _error(features, relative, groups, members, each))
+    without = {
+        member: _ridge(features[groups != member], relative[groups != member], penalty) for member in members
+    }
+    residuals = {
+        member: relative[groups == member] - without[member].predict(features[groups == member])
+        for member in members
+    }
+    return GateModel(
+        features=FEATURES,
+        centre=tuple(centre.tolist()),
+        scale=tuple(scale.tolist()),
+        lowest=tuple(features.min(axis=0).tolist()),
+        highest=tuple(features.max(axis=0).tolist()),
+        whole=_ridge(features, relative, penalty),
+        without=without,
+        residual=_pooled_quantile([*residuals.values()], 1 / (len(members) + 1)),
+    )
+
+
+def _pooled_quantile(groups: Sequence[Floats], level: float) -> float:
+    """The largest value with at most `level` of the weight below it, every group weighing the same (Dunn,
+    Wasserman and Ramdas, JASA 2022, pooling of distributions)."""
+    values = np.concatenate(groups)
+    weights = np.concatenate([np.full(len(group), 1 / (len(group) * len(groups))) for group in groups])
+    order = np.argsort(values)
+    below = np.cumsum(weights[order]) - weights[order]
+    return float(values[order][below <= level + 1e-12][-1])
+
+
+def _error(
+    features_MF: Floats, change_M: Floats, groups: NDArray[Any], members: Sequence[str], penalty: float
+) -> float:
+    """Mean squared error at members left out."""
+    errors = [
+        change_M[groups == member]
+        - _ridge(features_MF[groups != member], change_M[groups != member], penalty).predict(
+            features_MF[groups == member]
+        )
+        for member in members
+    ]
+    return float(np.mean(np.concatenate(errors) ** 2))
+
+
+def _ridge(features_MF: Floats, change_M: Floats, penalty: float) -> LinearModel:
+    """Least squares with penalty M |w|^2; the intercept is free."""
+    mean, level = features_MF.mean(axis=0), change_M.mean()
+    centred = features_MF - mean
+    gram = centred.T @ centred + penalty * len(change_M) * np.eye(features_MF.shape[1])
+    weights = np.linalg.solve(gram, centred.T @ (change_M - level))
+    return LinearModel(intercept=float(level - weights @ mean), weights=tuple(weights.tolist()))

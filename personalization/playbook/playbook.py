@@ -1,0 +1,174 @@
+"""The playbook as an artefact carries it, and the decision that it takes for a hospital."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
+
+from personalization.gate.routing import AWAY, TOLERANCE
+from personalization.playbook.features import FEATURES
+
+FILE = "playbook.json"
+# Places of two features.
+DISAGREEMENT = FEATURES.index("disagreement")
+SIZE_GAIN = FEATURES.index("size_gain")
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def moved(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How much a candidate differs from its parent, of features [..., F]: their disagreement, plus 0.01."""
+    result: NDArray[np.float64] = values[..., DISAGREEMENT] + 0.01
+    return result
+
+
+class LinearModel(_Frozen):
+    """intercept + sum of weights times standardised features."""
+
+    intercept: FiniteFloat
+    weights: tuple[FiniteFloat, ...]
+
+    def predict(self, features: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Of standardised features [..., F], the predictions [...]."""
+        result: NDArray[np.float64] = self.intercept + features @ np.array(self.weights)
+        return result
+
+
+class GateModel(_Frozen):
+    """Predicts the change of Dice of one recipe from label-free features of a cohort.
+
+    The models predict the change in units of how much the candidate differs from its parent (`moved`).
+
+    Attributes:
+        features: names of the features, in order.
+        centre, scale: by which they are standardised.
+        lowest, highest: of the standardised features in practice; what lies outside is taken as the nearest.
+        whole: fitted on all members.
+        without: fitted without each of the members, by name.
+        residual: the 1 / (K + 1) quantile, over the K members' episodes, of what the model without a member
+            got wrong there.
+    """
+
+    features: tuple[str, ...]
+    centre: tuple[FiniteFloat, ...]
+    scale: tuple[FiniteFloat, ...]
+    lowest: tuple[FiniteFloat, ...]
+    highest: tuple[FiniteFloat, ...]
+    whole: LinearModel
+    without: dict[str, LinearModel]
+    residual: FiniteFloat
+
+    def standardised(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Features [..., F] as the models take them."""
+        raw = (np.asarray(values, dtype=np.float64) - np.array(self.centre)) / np.array(self.scale)
+        result: NDArray[np.float64] = np.clip(raw, np.array(self.lowest), np.array(self.highest))
+        return result
+
+    def predict(self, values: Sequence[float]) -> tuple[float, float]:
+        """The predicted change, and its lower bound: the lowest prediction without a member, plus `residual`
+        (jackknife-minmax, Barber et al., Annals of Statistics 2021)."""
+        features, unit = self.standardised(values), float(moved(np.array(values)))
+        lowest = min(float(model.predict(features)) for model in self.without.values())
+        return unit * float(self.whole.predict(features)), unit * (lowest + self.residual)
+
+
+class RecipeRecord(_Frozen):
+    """How a recipe did in practice.
+
+    Attributes:
+        name: of the trial.
+        options: what an adaptation takes to repeat it.
+        mean: change of Dice, the mean of the members' means over their episodes.
+        spread: standard deviation of the members' means.
+        bound: one-sided 90 % t-bound of `mean` over members, its variance shrunk towards the recipes'.
+        as_is: the mean on scans without a drawn scanner.
+        worst: the lowest change of an episode.
+        harmful: share of the episodes that lose more than a point.
+        members: of each member, the mean, the lowest and the highest change of its episodes.
+        gate: predicts its change at a hospital.
+    """
+
+    name: str
+    options: dict[str, Any]
+    mean: FiniteFloat
+    spread: FiniteFloat
+    bound: FiniteFloat
+    as_is: FiniteFloat
+    worst: FiniteFloat
+    harmful: FiniteFloat
+    members: dict[str, tuple[FiniteFloat, FiniteFloat, FiniteFloat]]
+    gate: GateModel
+
+
+class Playbook(_Frozen):
+    """Recipes by their lower bound, best first, and what the federation's targets look like.
+
+    Attributes:
+        members: who practised.
+        episodes: how many there are of each recipe.
+        severities: of the drawn scanners.
+        recipes: best first.
+        share: share of the pixels that are a target, the geometric mean over members.
+    """
+
+    format: Literal["locum-playbook/1"] = "locum-playbook/1"
+    members: tuple[str, ...]
+    episodes: int = Field(ge=1)
+    severities: tuple[FiniteFloat, ...]
+    recipes: tuple[RecipeRecord, ...]
+    share: float = Field(ge=0, le=1)
+
+    @property
+    def certainty(self) -> float:
+        """Share of hospitals that the bound holds for, K / (K + 1), if hospitals are like the members."""
+        return len(self.members) / (len(self.members) + 1)
+
+    @property
+    def promise(self) -> str:
+        """What a bound means, for a person."""
+        count = len(self.members)
+        return (
+            f"Of {count + 1} hospitals like the {count} members, about one may do worse than the bound. It "
+            f"was calibrated on {', '.join(self.members)} in {self.episodes} episodes of each recipe, as they"
+            " are and through drawn scanners. A hospital that is unlike all of these has no such promise."
+        )
+
+    def decide(self, features: Mapping[str, Sequence[float]]) -> Decision:
+        """The recipe with the highest lower bound among those with features, and whether it may serve."""
+        found = []
+        for record in self.recipes:
+            if record.name in features:
+                values = features[record.name]
+                predicted, bound = record.gate.predict(values)
+                nearer = values[SIZE_GAIN]
+                accepted = predicted > 0 and bound >= -TOLERANCE and nearer >= -AWAY
+                found.append(Decision(record.name, predicted, bound, nearer, accepted))
+        if not found:
+            raise ValueError("expected features of at least one recipe of the playbook")
+        return max(found, key=lambda decision: (decision.accepted, decision.bound))
+
+    def to_bytes(self) -> bytes:
+        """As JSON; equal playbooks give equal bytes."""
+        return (self.model_dump_json(indent=1) + "\n").encode()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The best recipe for a hospital, as the gate will see it.
+
+    `predicted` is the change of Dice, `bound` its lower bound, `nearer` the feature `size_gain`; `accepted`
+    whether these three pass.
+    """
+
+    trial: str
+    predicted: float
+    bound: float
+    nearer: float
+    accepted: bool

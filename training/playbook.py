@@ -1,0 +1,288 @@
+"""The federation practises: members take turns as the hospital from outside, and what that teaches is kept.
+
+    each member: the share of its pixels that are a target
+    for each member k:
+        federate the others                       a run of its own, which k has no part in
+        at k: adapt to its scans without labels, score the change with them, send home aggregates
+    fit the playbook of all members' episodes
+
+A rotation is an ordinary run with `leave_out`, so it resumes, and does not depend on the number of workers. A
+rotation that cannot be finished costs its own episodes only. Scans of the test split take no part.
+
+Shared:  what the method shares, once more per rotation; per episode about 20 numbers, as statistics.
+Stays:   images, masks, and the Dice of every patient.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from model_store.task import Task
+from personalization.iop_fl.space import GLOBAL, RoutingSpace
+from personalization.playbook import (
+    FILE,
+    Episode,
+    Features,
+    Playbook,
+    Practice,
+    Trial,
+    fit,
+    practise,
+    target_share,
+)
+from personalization.test_time.config import AdaptationConfig
+from training.algorithm import (
+    Algorithm,
+    ClientResult,
+    Group,
+    Memory,
+    ModelDraft,
+    Phase,
+    Publication,
+    RoundResult,
+    State,
+    StepContext,
+)
+from training.data.segmentation.dataset import SiteData
+from training.engine.client import RunEnvironment
+from training.engine.folder import RunFolder
+from training.engine.history import RoundEntry
+from training.engine.in_process import InProcessEngine
+from training.errors import ConfigurationError, FederationError, TrainingError
+from training.methods.common.state_tree import join, part
+from training.progress import Progress
+from training.run import Run, execute
+
+SPACE = Group("space", "weights", "collect")
+SHARE = Group("share", "statistics", "collect")
+EPISODES = Group("episodes", "statistics", "collect")
+MEASURE = Phase("measure", 1, (), (SHARE,), consent=True, everyone=True)
+PRACTISE = Phase("practise", 1, (SPACE, SHARE), (EPISODES,), consent=True, everyone=True)
+
+
+LADDER = {
+    "quarter": (0.25, 0.25, 0.25),
+    "half": (0.5, 0.5, 0.5),
+    "full": (1.0, 1.0, 1.0),
+    "early": (1.0, 0.5, 0.0),
+}
+# Recipes of forward passes alone: the least spread, and minutes for a member of a hundred slices. A scanner
+# of a severity above 0 is drawn, so a severity may come twice.
+DEFAULT = Practice(
+    tuple(
+        Trial(f"ladder, {name}", AdaptationConfig(preset="ladder", doses=doses))
+        for name, doses in LADDER.items()
+    ),
+    severities=(0.0, 1.0, 1.0, 2.0, 2.0, 3.0),
+)
+
+
+@dataclass(frozen=True)
+class Made:
+    """A playbook, the episodes that it rests on by member, what it cost, and what went wrong."""
+
+    playbook: Playbook
+    episodes: Mapping[str, tuple[Episode, ...]]
+    rounds: int
+    warnings: tuple[str, ...]
+
+
+def make_playbook(
+    run: Run,
+    place: Callable[[Run], Path],
+    practice: Practice,
+    *,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Made:
+    """Rotate, practise and fit. `place` gives the folder of a rotation's run; one that is there goes on.
+
+    Raises ConfigurationError for a run with fewer than two members, or with none that consents.
+    """
+    check_practises(run)
+    members = [spec.name for spec in run.specs() if spec.consents]
+    if len(run.specs()) < 2 or not members:
+        raise ConfigurationError(
+            "the federation cannot practise",
+            [f"expected at least two members, one of which consents, found {len(run.specs())}, {members}"],
+        )
+    spaces: dict[str, tuple[ModelDraft, ...]] = {}
+    warnings: list[str] = []
+    rounds = 0
+    for member in members:
+        rotation = rotation_of(run, member)
+        try:
+            if progress is not None:
+                sites = [spec.name for spec in rotation.specs()]
+                progress.run_started(f"practice without {member}", rotation.algorithm().plan(), sites)
+            result = execute(rotation, place(rotation), workers=workers, resume=True, observer=progress)
+        except TrainingError as error:
+            warnings.append(f"no playbook without {member}: {error}")
+            continue
+        spaces[member] = result.publication.models
+        rounds += len(result.history)
+    algorithm = Rotations(run.federation.task, spaces, practice)
+    specs = [spec for spec in run.specs() if spec.name in spaces]
+    folder = RunFolder(place(run) / "practice")
+    settings = run.settings
+    if progress is not None:
+        progress.run_started("practice", algorithm.plan(), [spec.name for spec in specs])
+    with folder.held():
+        folder.claim({**run.identity(), "practice": _facts(practice)}, resume=True)
+        outcome = InProcessEngine(
+            algorithm,
+            specs,
+            RunEnvironment(settings.seed, settings.device, settings.threads),
+            folder,
+            workers=1 if workers is None else workers,
+            observer=progress,
+        ).run()
+    episodes = episodes_of(outcome.server)
+    try:
+        options = {trial.name: trial.config.facts() for trial in practice.trials}
+        playbook = fit(episodes, options, typical_share(outcome.server.facts["shares"]))
+    except ValueError as error:
+        raise FederationError("the federation's practice came to no playbook", [str(error)]) from error
+    return Made(playbook, episodes, rounds, (*warnings, *_dropped(outcome.history)))
+
+
+def with_playbook(publication: Publication, made: Made) -> Publication:
+    """The publication with the playbook as a file of its artefact, and what it cost."""
+    best = made.playbook.recipes[0]
+    facts = {
+        "members": list(made.playbook.members),
+        "rounds": made.rounds,
+        "recipes": {record.name: record.bound for record in made.playbook.recipes},
+        "best": best.name,
+    }
+    return replace(
+        publication,
+        files={**publication.files, FILE: made.playbook.to_bytes()},
+        details={**publication.details, "playbook": facts},
+    )
+
+
+def check_practises(run: Run) -> None:
+    """Raise ConfigurationError for a run that publishes nothing that a playbook is for."""
+    if run.method != "iop-fl":
+        raise ConfigurationError(
+            "the federation cannot practise",
+            [f"expected --method iop-fl, which publishes a routing space, found {run.method}"],
+        )
+
+
+def rotation_of(run: Run, member: str) -> Run:
+    """The run of all members but one. The order in which sites are left out changes nothing."""
+    left = tuple(sorted({*run.settings.leave_out, member}))
+    return replace(run, settings=run.settings.model_copy(update={"leave_out": left}))
+
+
+class Rotations(Algorithm[SiteData]):
+    """Each member practises with the models that were trained without it."""
+
+    def __init__(self, task: Task, spaces: Mapping[str, tuple[ModelDraft, ...]], practice: Practice) -> None:
+        self._classes = len(task.classes)
+        self._spaces = spaces
+        self._practice = practice
+
+    def plan(self) -> tuple[Phase, ...]:
+        """Measure targets, then practise."""
+        return (MEASURE, PRACTISE)
+
+    def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
+        """Nothing."""
+        return Memory()
+
+    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
+        """To practise: the models of the rotation without the site, and what the others' targets are like."""
+        if phase.name == "measure":
+            return {}
+        others = {name: share for name, share in server.facts["shares"].items() if name != site}
+        return {
+            SPACE.name: join({draft.site or GLOBAL: draft.weights for draft in self._spaces[site]}),
+            SHARE.name: {"share": torch.tensor(typical_share(others), dtype=torch.float64)},
+        }
+
+    def client_step(
+        self,
+        context: StepContext,
+        received: Mapping[str, State],
+        memory: Memory,  # noqa: ARG002
+        data: SiteData,
+    ) -> ClientResult:
+        """Practise on the site's scans of training and validation."""
+        assert context.site is not None
+        sets = [data.train] if data.val is data.train else [data.train, data.val]
+        targets = torch.cat([torch.from_numpy(each.targets) for each in sets])
+        if context.phase == "measure":
+            share = torch.tensor(target_share(targets), dtype=torch.float64)
+            return ClientResult({SHARE.name: {"share": share}}, weight=1.0)
+        drafts = self._spaces[context.site]
+        states = {draft.site or GLOBAL: part(received[SPACE.name], draft.site or GLOBAL) for draft in drafts}
+        global_model = states.pop(GLOBAL)
+        network = drafts[0].network
+        space = RoutingSpace.of(network.name, network.arguments, states, global_model)
+        episodes = practise(
+            space,
+            torch.cat([torch.from_numpy(each.images) for each in sets]),
+            targets,
+            [patient for each in sets for patient in each.patients],
+            self._practice,
+            float(received[SHARE.name]["share"]),
+            int(torch.randint(2**31, (1,), generator=context.generator("practise"))),
+            context.device,
+        )
+        content = json.dumps([asdict(episode) for episode in episodes]).encode()
+        packed = {"json": torch.tensor(list(content), dtype=torch.uint8)}
+        return ClientResult({EPISODES.name: packed}, weight=1.0)
+
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep every member's share, then its episodes."""
+        if context.phase == "measure":
+            shares = {site: float(state["share"]) for site, state in result.collected[SHARE.name].items()}
+            return Memory(server.tensors, {"shares": shares})
+        found = {
+            site: json.loads(bytes(state["json"].tolist()))
+            for site, state in result.collected[EPISODES.name].items()
+        }
+        return Memory(server.tensors, {**server.facts, "episodes": found})
+
+    def publication(self, server: Memory) -> Publication:
+        """Nothing: the playbook goes into another run's artefact."""
+        return Publication("none", (), server.facts)
+
+
+def typical_share(shares: Mapping[str, float]) -> float:
+    """The geometric mean of the members' shares; 0 where there are none, or one has no target."""
+    if not shares or not all(shares.values()):
+        return 0.0
+    return math.exp(math.fsum(math.log(share) for share in shares.values()) / len(shares))
+
+
+def episodes_of(server: Memory) -> dict[str, tuple[Episode, ...]]:
+    """The members' episodes, of what `Rotations` left with the server."""
+    return {
+        site: tuple(Episode(**{**row, "features": Features(**row["features"])}) for row in rows)
+        for site, rows in server.facts["episodes"].items()
+    }
+
+
+def _facts(practice: Practice) -> dict[str, Any]:
+    return {
+        "trials": {trial.name: trial.config.facts() for trial in practice.trials},
+        "severities": list(practice.severities),
+        "most": practice.most,
+    }
+
+
+def _dropped(history: tuple[RoundEntry, ...]) -> tuple[str, ...]:
+    return tuple(
+        f"{site} did not practise: {reason}" for entry in history for site, reason in entry.dropped.items()
+    )
