@@ -8,7 +8,8 @@ not withdrawn. The network within it, by personalization:
     cluster  the one that `cluster` names, else that of the hospital's own site
     global   the federation's
     auto     the hospital's adapted version, if one is assigned; else the member model of the hospital's site,
-             if the hospital is a member and the version has one; else that of its cluster; else the global
+             if the hospital is a member and the version has one (in a routing space: one that beat the global
+             model on its validation patients); else that of its cluster; else the global
              model
     scan     that of each scan: an ssf-pool adapts its one network to every scan by itself, and offers nothing
              else, so that it is `auto` there too. Other kinds are adapted to a scan by a job

@@ -52,7 +52,11 @@ def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
         member = f"hospital '{asked.hospital}' is a member of the federation"
         home = asked.home or ""
         if home in parts.members:
-            return PartChoice(parts.members[home], "member", member, site=home)
+            worth, reason = _worth(parts, home)
+            if worth:
+                return PartChoice(parts.members[home], "member", f"{member}{reason}", site=home)
+            assert parts.global_model is not None  # what the member's model was to be compared with
+            return PartChoice(parts.global_model, "global", f"{member}, but {reason}")
         cluster = parts.assignment.get(home)
         if cluster is not None:
             return PartChoice(
@@ -67,6 +71,21 @@ def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
         (site,) = parts.members
         return PartChoice(artefact.digest, "member", "the only model there is", site=site)
     raise _no_global(artefact, parts, asked)
+
+
+def _worth(parts: Parts, site: str) -> tuple[bool, str]:
+    """Whether a member's own model is served without being asked for, and why."""
+    if parts.gains is None:
+        return True, ""
+    gain = parts.gains.get(site)
+    if gain is None:
+        return False, "its own model was never compared with the global one"
+    if gain > 0:
+        return True, f"; its own model is {gain:.3f} of Dice above the global one on its validation patients"
+    return (
+        False,
+        f"its own model is not above the global one on its validation patients ({gain:+.3f} of Dice)",
+    )
 
 
 def _member(artefact: Artefact, parts: Parts, asked: PartRequest) -> PartChoice:

@@ -42,6 +42,24 @@ class Bars:
 
 
 @dataclass(frozen=True)
+class Interval:
+    """A row of a forest plot: a value with its lowest and highest; `own` stands apart from the others."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    own: bool = False
+
+
+@dataclass(frozen=True)
+class Forest:
+    """Changes of Dice beside each other, from a line at 0."""
+
+    rows: tuple[Interval, ...]
+
+
+@dataclass(frozen=True)
 class Row:
     """A row of a table; `mark`, if any, is emphasised in a last column."""
 
@@ -66,7 +84,7 @@ class Section:
 
     title: str
     text: str
-    body: HeatMap | Bars | Table
+    body: HeatMap | Bars | Forest | Table
 
 
 def number(value: Any) -> float | None:

@@ -25,12 +25,17 @@ CardSections = Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], tuple[
 
 @dataclass(frozen=True)
 class Parts:
-    """The networks that an artefact offers, by digest; `assignment` says in which cluster a site is."""
+    """The networks that an artefact offers, by digest; `assignment` says in which cluster a site is.
+
+    `gains` has, by member, how much more Dice than the global model its own has on its validation patients;
+    None of a kind that does not compare them.
+    """
 
     global_model: str | None
     members: Mapping[str, str] = field(default_factory=dict)
     clusters: Mapping[str, str] = field(default_factory=dict)
     assignment: Mapping[str, str] = field(default_factory=dict)
+    gains: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from model_store.manifest import RoutingSpaceManifest
 from personalization.options.adaptation import RoutingOptions
-from service.kinds.card import HeatMap, Section
+from service.kinds.card import Forest, HeatMap, Interval, Row, Section, Table, number
 from service.kinds.kind import Adaptation, ArtefactKind, Parts, ScanAdaptation, Words
 
 _TEXT = Markup(
@@ -21,7 +21,51 @@ _TEXT = Markup(
 
 
 def sections(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
-    """The routing coefficients: of the candidate, else of the latest epoch that reported some."""
+    """What the federation's practice expects, the routing coefficients, and what each stage cost.
+
+    Coefficients are those of the candidate, else of the latest epoch that reported some.
+    """
+    return (*_practice(result.get("playbook")), *_routing(result, epochs), *_cost(result.get("milliseconds")))
+
+
+def _practice(found: Any) -> tuple[Section, ...]:
+    """The recipes that were tried here, and the members that practised the chosen one; else none."""
+    try:
+        tried = {each["recipe"]: (float(each["predicted"]), float(each["bound"])) for each in found["tried"]}
+        predicted, bound = tried[found["recipe"]]
+        members = [
+            Interval(str(name), float(mean), float(low), float(high))
+            for name, (mean, low, high) in found["members"].items()
+        ]
+        recipe, promise = str(found["recipe"]), str(found["promise"])
+    except (KeyError, TypeError, ValueError):
+        return ()
+    here = Interval("this hospital, predicted", predicted, bound, max(predicted, bound), own=True)
+    text = (
+        f"Change of Dice by “{recipe}”: at the members when they played the hospital from outside (mean, "
+        "lowest and highest of their episodes), and as predicted here from the scans alone, with its lower "
+        f"bound. {promise}"
+    )
+    rows = tuple(Row(name, (), values, "taken" if name == recipe else "") for name, values in tried.items())
+    return (
+        Section("What the federation's practice expects", text, Forest((*members, here))),
+        Section(
+            "Recipes that were tried on these scans",
+            "Predicted change of Dice, and its lower bound.",
+            Table(("recipe",), ("predicted", "at least"), rows),
+        ),
+    )
+
+
+def _cost(found: Any) -> tuple[Section, ...]:
+    """Seconds of the worker by stage."""
+    if not isinstance(found, Mapping) or not all(number(value) is not None for value in found.values()):
+        return ()
+    rows = tuple(Row(str(name), (), (float(value) / 1000,)) for name, value in found.items())
+    return (Section("What it cost", "Seconds of the worker.", Table(("stage",), ("seconds",), rows)),)
+
+
+def _routing(result: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> tuple[Section, ...]:
     latest = (data["coefficients"] for data in reversed(epochs) if data.get("coefficients"))
     found = _coefficients(result.get("coefficients") or next(latest, None))
     if found is None:
@@ -42,11 +86,23 @@ def _coefficients(found: Any) -> HeatMap | None:
     return HeatMap(layers, models, values, "all layers") if whole and finite and models else None
 
 
+def _gains(manifest: RoutingSpaceManifest) -> dict[str, float]:
+    """By member, of those that were compared with the global model."""
+    metrics = manifest.metrics
+    return {
+        site: metrics[f"{site}.val_dice"] - metrics[f"{site}.val_dice_global"]
+        for site in manifest.inside
+        if {f"{site}.val_dice", f"{site}.val_dice_global"} <= metrics.keys()
+    }
+
+
 KIND = ArtefactKind(
     manifest=RoutingSpaceManifest,
     noun="a routing-space",
     description="a global one with one per site",
-    parts=lambda artefact: Parts(artefact.manifest.global_model, artefact.manifest.inside),
+    parts=lambda artefact: Parts(
+        artefact.manifest.global_model, artefact.manifest.inside, gains=_gains(artefact.manifest)
+    ),
     adaptation=Adaptation(
         source="a global model with those of the federation's sites, as `python -m training.federate "
         "--method iop-fl` publishes it with consent",
@@ -62,7 +118,7 @@ KIND = ArtefactKind(
             truth="no score on it was taken against a ground truth: this hospital sent none.",
             gate="The gate has seen no ground truth: look at the pictures too.",
             epochs="No labels are involved. Epoch 0 is step 0, before anything was learned: all models in "
-            "equal parts (with presets “statistics” and “tent” the global model alone).",
+            "equal parts, or the global model alone, by the preset. “ladder” learns nothing.",
             before="The global model it came from first",
             parts={
                 "consistency": "Mean squared difference between the answers to an image and to the image "

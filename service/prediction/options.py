@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
 from model_store.scan import list_formats
-from personalization.options.presets import PresetName
+from personalization.options.presets import FOR_SCANS, ScanPreset, describe
 from service.catalog.network import Personalization
 from service.errors import RequestInvalid
 from service.inference.pool import PickUnit
@@ -79,14 +79,15 @@ class SegmentOptions(ScanOptions):
     personalization: Literal["auto", "global", "member", "hospital", "scan"] = Field(
         "auto",
         description="The model. `auto`: the version adapted to the hospital and assigned to it, else the "
-        "member model of its site, else the global model. `hospital`: the first of these, or a refusal. "
+        "member model of its site (of a routing-space, where it beat the global model on the site's "
+        "validation patients), else the global model. `hospital`: the first of these, or a refusal. "
         f"`scan`: one adapted to this scan alone: of {ADAPTING_ITSELF} at once, and its `auto`; of "
         f"{SCAN_BY_JOB} by a job.",
     )
-    preset: PresetName | None = Field(
+    preset: ScanPreset | None = Field(
         None,
-        description="With `scan` of a routing-space: what is learned from the scan, as in "
-        "the options of an adaptation, with the same default.",
+        description="With `scan` of a routing-space: what is done with the scan, `intent` by default; "
+        f"{describe(FOR_SCANS)}.",
     )
     shape_weight: FiniteFloat | None = Field(
         None,

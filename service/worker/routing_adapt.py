@@ -1,8 +1,7 @@
-"""Route, adapt and merge: one test-time adaptation of a routing space on the worker's device."""
+"""A routing space as the worker computes with it: its models loaded, and the masks of one network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,23 +14,22 @@ from model_store.manifest import WEIGHTS, ModelManifest, RoutingSpaceManifest
 from model_store.store import Store
 from model_store.task import Task
 from personalization.cancellation import CancelCheck
-from personalization.iop_fl.merge import merge
-from personalization.iop_fl.network import batches, route
+from personalization.iop_fl.network import batches
 from personalization.iop_fl.space import RoutingSpace
+from personalization.playbook import FILE, Playbook
 from personalization.state import State, from_safetensors
-from personalization.test_time.adapt import Adaptation, adapt, space_for
-from personalization.test_time.checkpoint import AdaptationCheckpoint
-from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import BATCH
 
 
 @dataclass(frozen=True)
 class LoadedSpace:
-    """A routing space artefact, `offered`, with the artefact and `manifest` of its global model."""
+    """A routing space artefact, `offered`, with its playbook, and its global model with its manifest."""
 
     offered: Artefact[RoutingSpaceManifest]
     global_model: Artefact[ModelManifest]
     manifest: ModelManifest
     space: RoutingSpace
+    playbook: Playbook | None
 
     @property
     def task(self) -> Task:
@@ -51,55 +49,13 @@ def load_space(store: Store, digest: str) -> LoadedSpace:
     manifest = global_model.manifest
     inside = {site: _state(store.by_digest(part)) for site, part in offered.manifest.inside.items()}
     space = RoutingSpace.of(manifest.network.name, manifest.network.arguments, inside, _state(global_model))
-    return LoadedSpace(offered, global_model, manifest, space)
+    content = offered.read(FILE) if FILE in offered.manifest.files else None
+    playbook = None if content is None else Playbook.model_validate_json(content)
+    return LoadedSpace(offered, global_model, manifest, space, playbook)
 
 
 def _state(artefact: Artefact) -> State:
     return from_safetensors(artefact.read(WEIGHTS))
-
-
-# Images per forward pass outside training; limits memory use. It affects only the coefficients of pooled
-# routers, which depend on the statistics of their batch.
-_BATCH = 16
-
-
-@dataclass(frozen=True)
-class Adapted:
-    """An adapted network: `routed` over `space` at its chosen epoch, `merged` into the plain served one."""
-
-    adaptation: Adaptation
-    space: RoutingSpace
-    routed: nn.Module
-    merged: nn.Module
-
-
-def adapt_and_merge(
-    space: RoutingSpace,
-    images: Tensor,
-    config: AdaptationConfig,
-    device: torch.device,
-    check_cancelled: CancelCheck,
-    *,
-    resume: AdaptationCheckpoint | None = None,
-    after_epoch: Callable[[nn.Module, AdaptationCheckpoint], None] | None = None,
-) -> Adapted:
-    """Adapt to `images` [N, C, H, W] deterministically.
-
-    Raises what `adapt`, `check_cancelled` and `after_epoch` raise.
-    """
-    space = space_for(config, space)
-    network = route(space, config.router).to(device)
-    images = images.to(device)
-
-    def note(checkpoint: AdaptationCheckpoint) -> None:
-        if after_epoch is not None:
-            after_epoch(network, checkpoint)
-
-    adaptation = adapt(
-        network, images, config, resume=resume, after_epoch=note, check_cancelled=check_cancelled
-    )
-    merged = merge(space, network, images, batch_size=_BATCH, check_cancelled=check_cancelled)
-    return Adapted(adaptation, space, network, merged)
 
 
 def class_maps(
@@ -109,7 +65,7 @@ def class_maps(
     network = network.to(device).eval()
     maps = []
     with torch.no_grad():
-        for batch in batches(images, _BATCH):
+        for batch in batches(images, BATCH):
             check_cancelled()
             maps.append(network(batch.to(device)).argmax(dim=1).to(torch.uint8).cpu().numpy())
     return np.concatenate(maps)

@@ -11,12 +11,25 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from personalization.gate import ROUTING, GateVerdict, Observed, consensus, judge, shift_of_statistics
+from personalization.gate import (
+    PRACTISED,
+    ROUTING,
+    GateVerdict,
+    Observed,
+    consensus,
+    judge,
+    shift_in_one_pass,
+    shift_of_statistics,
+)
+from personalization.playbook import Choice
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import Adapted, recipe_of
 from service.worker.attempt import Attempt
 from service.worker.cohort_images import CohortImages
-from service.worker.routing_adapt import Adapted, LoadedSpace, adapt_and_merge, class_maps
+from service.worker.routing_adapt import LoadedSpace, class_maps
 
+# Nothing is learned, so that neither chance nor a few scans decide much.
+FORWARD_ONLY = ("ladder",)
 # Halves of fewer patients have one patient each, and differ by patient, not by stability.
 _FEWEST_PATIENTS = 4
 
@@ -27,19 +40,33 @@ def verdict_on(
     adapted: Adapted,
     cohort: CohortImages,
     config: AdaptationConfig,
+    choice: Choice | None,
     device: torch.device,
 ) -> GateVerdict:
-    """Observe the candidate and judge it.
+    """Observe the candidate and judge it: by the playbook's choice, if it was made by one.
 
-    Costs as much again as the adaptation twice, two forwards of each of the federation's models, and half a
-    forward of the candidate for each of its batch norms.
+    By the playbook it costs three forward passes. Without one, what learns costs as much again as the
+    adaptation twice, and all cost two forward passes of each of the federation's models.
     """
     check_cancelled, images = attempt.check_cancelled, cohort.images
     parent = loaded.space.plain()
+    if choice is not None:
+        attempt.set_stage("judging", against="the federation's practice")
+        observed = Observed(
+            candidate=class_maps(adapted.merged, images, device, check_cancelled),
+            parent=class_maps(parent, images, device, check_cancelled),
+            replicas=(),
+            scan_index=cohort.patient_of_image,
+            classes=len(loaded.task.classes),
+            source_warnings=cohort.warned,
+            statistics_distance=shift_in_one_pass(parent.to(device), images.to(device), check_cancelled),
+            prediction=(choice.decision.predicted, choice.decision.bound, choice.decision.nearer),
+        )
+        return judge(PRACTISED, observed)
     replicas = []
     for name, seed, chosen in _replicas(cohort, config):
         attempt.set_stage("judging", against=name)
-        replica = adapt_and_merge(
+        replica = recipe_of(config.preset).adapt(
             loaded.space,
             images[torch.from_numpy(chosen)],
             # The next seed may exceed the bound of the field.
@@ -67,8 +94,10 @@ def verdict_on(
 
 
 def _replicas(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Return (description, seed, indices of the images) of each replica."""
+    """Return (description, seed, indices of the images) of each replica; none of what learns nothing."""
     patients = cohort.patient_of_image
+    if config.preset in FORWARD_ONLY:
+        return
     if config.of_preset.draws:
         # Without random draws another seed gives the same candidate.
         yield "another seed", config.seed + 1, np.arange(len(patients))

@@ -13,6 +13,7 @@ from personalization.export import to_onnx
 from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import recipe_of
 from service.catalog.network import Selection
 from service.errors import AdaptationRejected
 from service.inference.pipeline import Stopwatch
@@ -25,7 +26,10 @@ from service.worker.attempt import Attempt, AttemptOutcome
 from service.worker.cohort_images import evenly, prepare_scan
 from service.worker.device import device_of
 from service.worker.pictures import load
-from service.worker.routing_adapt import LoadedSpace, adapt_and_merge, load_space
+from service.worker.routing_adapt import LoadedSpace, load_space
+
+# InTEnt: no gradient, and the least spread of those that were compared on one scan.
+DEFAULT_PRESET = "intent"
 
 
 def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
@@ -71,13 +75,15 @@ def _adapted_graph(
 ) -> tuple[Adaptation, bytes]:
     """Adapt without a checkpoint: it takes seconds, and no data derived from the scan may stay on disk."""
     # Missing options have the defaults of a hospital's adaptation.
-    config = AdaptationConfig(**options.model_dump(include={"preset", "shape_weight"}, exclude_none=True))
+    given = options.model_dump(include={"preset", "shape_weight"}, exclude_none=True)
+    config = AdaptationConfig(**{"preset": DEFAULT_PRESET, **given})
 
     def after_epoch(_: torch.nn.Module, checkpoint: AdaptationCheckpoint) -> None:
         attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes)
 
     device = device_of(attempt.settings)
-    adapted = adapt_and_merge(
+    attempt.set_stage("adapting", epoch=0, epochs=config.passes)
+    adapted = recipe_of(config.preset).adapt(
         loaded.space, evenly(slices), config, device, attempt.check_cancelled, after_epoch=after_epoch
     )
     return adapted.adaptation, to_onnx(adapted.merged, loaded.task.in_channels, loaded.task.size)

@@ -2,8 +2,9 @@
 
 Stages:
     preparing   read and check scans and models
+    choosing    with `auto`: try the recipes that the federation has practised
     adapting    write a checkpoint per epoch; a later attempt continues from it, bit for bit
-    judging     repeat the adaptation from another seed and from halves of the patients, for the gate
+    judging     for the gate: by the playbook, else repeat what is learned from another seed and from halves
     drawing     show scans before and after, for review
     publishing  once, by the worker that holds the lease
 """
@@ -18,7 +19,7 @@ import torch
 from torch import nn
 
 from model_store.guard import ReferenceStatistics
-from model_store.manifest import GRAPH, WEIGHTS
+from model_store.manifest import GRAPH, WEIGHTS, NetworkSpec
 from model_store.store import Store
 from personalization.cancellation import CancelCheck
 from personalization.errors import CheckpointError, ExportError
@@ -26,11 +27,15 @@ from personalization.export import to_onnx
 from personalization.iop_fl.export import to_dynamic_onnx
 from personalization.iop_fl.network import coefficients, routed_layers
 from personalization.iop_fl.space import RoutingSpace
+from personalization.options.presets import AUTO
+from personalization.playbook import Choice, Playbook, choose
 from personalization.state import to_safetensors
-from personalization.test_time.adapt import Adaptation, space_for
+from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint, EpochRecord
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import Adapted, Routing, recipe_of
 from service.cohorts.files import ScanFile
+from service.inference.pipeline import Stopwatch
 from service.jobs import records
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, PublishedCandidate, as_json
@@ -38,10 +43,12 @@ from service.worker.candidate import CandidateDraft, publish
 from service.worker.cohort_images import CohortImages, cohort_files, load_images
 from service.worker.device import device_of
 from service.worker.pictures import draw_pictures
-from service.worker.routing_adapt import Adapted, LoadedSpace, adapt_and_merge, load_space
+from service.worker.routing_adapt import LoadedSpace, load_space
 from service.worker.routing_gate import verdict_on
 
 METHOD = "iop-fl-routing"
+# The recipe of `auto` without a playbook.
+FALLBACK = "ladder"
 DYNAMIC = "dynamic.onnx"
 
 
@@ -49,7 +56,6 @@ def run_routing(attempt: Attempt) -> PublishedCandidate:
     """Adapt, judge and publish. The runner reports any error as the job's reason."""
     store = Store(attempt.settings.store)
     loaded = load_space(store, attempt.job.parent)
-    config = AdaptationConfig(**attempt.job.options)
     files = cohort_files(attempt)
     limits = scan_limits(attempt.settings)
     cohort = load_images(files, loaded.task, loaded.manifest.statistics, limits, attempt.check_cancelled)
@@ -59,29 +65,56 @@ def run_routing(attempt: Attempt) -> PublishedCandidate:
             f"{len(cohort.images)}, evenly spaced, are used"
         )
     device = device_of(attempt.settings)
-    adapted = _adapt(attempt, loaded.space, cohort, config, device)
-    verdict = verdict_on(attempt, loaded, adapted, cohort, config, device)
+    watch = Stopwatch()
+    with watch.stage("choose"):
+        config, choice = _chosen(attempt, loaded, cohort, device)
+    with watch.stage("adapt"):
+        adapted = _adapt(attempt, loaded.space, cohort, config, device)
+    with watch.stage("judge"):
+        verdict = verdict_on(attempt, loaded, adapted, cohort, config, choice, device)
     gate = as_json(verdict.to_json())
     attempt.emit("gate", gate)
     attempt.set_stage("drawing")
-    graph = to_onnx(adapted.merged, loaded.task.in_channels, loaded.task.size)
-    draw_pictures(attempt, files, loaded.global_model, graph)
+    with watch.stage("draw"):
+        graph = to_onnx(adapted.merged, loaded.task.in_channels, loaded.task.size)
+        draw_pictures(attempt, files, loaded.global_model, graph)
     attempt.set_stage("publishing")
-    result = _result(adapted.adaptation, config, cohort, files)
-    used = _coefficients(adapted.space, adapted.routed, cohort, device, attempt.check_cancelled)
+    result = _result(adapted.adaptation, config, choice, loaded.playbook, cohort, files)
+    used = _coefficients(adapted.space, adapted.learned, cohort, device, attempt.check_cancelled)
     files_out = {WEIGHTS: to_safetensors(adapted.merged.state_dict()), GRAPH: graph}
-    dynamic = _dynamic(attempt, adapted, cohort, device)
+    dynamic = _dynamic(attempt, adapted, config, cohort, device)
+    name, arguments = recipe_of(config.preset).architecture(loaded.space, cohort.images)
+    network = NetworkSpec(name=name, arguments=arguments)
     draft = CandidateDraft(
         parent=loaded.offered,
-        model=loaded.manifest,
+        model=loaded.manifest.model_copy(update={"network": network}),
         method=METHOD,
         files=files_out if dynamic is None else {**files_out, DYNAMIC: dynamic},
         epochs=adapted.adaptation.history[-1].epoch,
         seed=config.seed,
-        details=result | {"coefficients": used},
+        details=result | ({} if used is None else {"coefficients": used}),
         statistics=_statistics(loaded, cohort),
     )
-    return publish(attempt, store, draft, gate=gate, result=result)
+    # What it cost is no part of the version: the same job made again is the same version.
+    return publish(attempt, store, draft, gate=gate, result=result | {"milliseconds": watch.stages})
+
+
+def _chosen(
+    attempt: Attempt, loaded: LoadedSpace, cohort: CohortImages, device: torch.device
+) -> tuple[AdaptationConfig, Choice | None]:
+    """What the request asked for; with `auto` the playbook's choice, with what it expects."""
+    options = dict(attempt.job.options)
+    if options.get("preset", AUTO) != AUTO:
+        return AdaptationConfig(**options), None
+    if loaded.playbook is None:
+        attempt.warn(
+            f"the federation has not practised: '{loaded.offered}' has no playbook, so the recipe is "
+            f"'{FALLBACK}' with its defaults, and no gain can be predicted"
+        )
+        return AdaptationConfig(**{**options, "preset": FALLBACK}), None
+    attempt.set_stage("choosing")
+    choice = choose(loaded.playbook, loaded.space, cohort.images, device, attempt.check_cancelled)
+    return choice.config, choice
 
 
 def _adapt(
@@ -92,7 +125,8 @@ def _adapt(
     device: torch.device,
 ) -> Adapted:
     attempt.set_stage("adapting", epoch=0, epochs=config.passes)
-    space = space_for(config, space)
+    recipe = recipe_of(config.preset)
+    over = recipe.over(space, config)
     with attempt.database.read() as session:
         noted = {event.data["epoch"] for event in records.events_of_type(session, attempt.job.id, "epoch")}
 
@@ -100,7 +134,7 @@ def _adapt(
         attempt.check_cancelled()
         # The file comes before the event, so that an epoch with an event is never repeated.
         attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
-        used = _coefficients(space, network, cohort, device, attempt.check_cancelled)
+        used = _coefficients(over, network, cohort, device, attempt.check_cancelled)
         for record in checkpoint.history:
             if record.epoch not in noted:
                 noted.add(record.epoch)
@@ -108,7 +142,7 @@ def _adapt(
         attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes)
 
     def go(resume: AdaptationCheckpoint | None) -> Adapted:
-        return adapt_and_merge(
+        return recipe.adapt(
             space,
             cohort.images,
             config,
@@ -136,12 +170,14 @@ def _epoch(record: EpochRecord, used: dict[str, Any] | None) -> dict[str, Any]:
 
 def _coefficients(
     space: RoutingSpace,
-    network: nn.Module,
+    network: nn.Module | None,
     cohort: CohortImages,
     device: torch.device,
     check_cancelled: CancelCheck,
-) -> dict[str, Any]:
-    """Average over the images, layer by layer."""
+) -> dict[str, Any] | None:
+    """Average over the images, layer by layer; None of a network without coefficients."""
+    if network is None or not routed_layers(network):
+        return None
     mean_LE = coefficients(network, cohort.images.to(device), check_cancelled=check_cancelled).mean(dim=0)
     return {
         "layers": list(routed_layers(network)),
@@ -150,10 +186,14 @@ def _coefficients(
     }
 
 
-def _dynamic(attempt: Attempt, adapted: Adapted, cohort: CohortImages, device: torch.device) -> bytes | None:
+def _dynamic(
+    attempt: Attempt, adapted: Adapted, config: AdaptationConfig, cohort: CohortImages, device: torch.device
+) -> bytes | None:
+    if adapted.learned is None or not isinstance(recipe_of(config.preset), Routing):
+        return None
     try:
         return to_dynamic_onnx(
-            adapted.space, adapted.routed, cohort.images.to(device), check_cancelled=attempt.check_cancelled
+            adapted.space, adapted.learned, cohort.images.to(device), check_cancelled=attempt.check_cancelled
         )
     except ExportError as error:
         attempt.warn(f"the candidate has no graph with its routers inside: {error}")
@@ -167,9 +207,15 @@ def _statistics(loaded: LoadedSpace, cohort: CohortImages) -> ReferenceStatistic
 
 
 def _result(
-    adaptation: Adaptation, config: AdaptationConfig, cohort: CohortImages, files: Sequence[ScanFile]
+    adaptation: Adaptation,
+    config: AdaptationConfig,
+    choice: Choice | None,
+    playbook: Playbook | None,
+    cohort: CohortImages,
+    files: Sequence[ScanFile],
 ) -> dict[str, Any]:
-    return {
+    expected = {} if choice is None else {"playbook": _expected(choice, playbook)}
+    return expected | {
         "options": config.facts(),
         "scans": len(files),
         "images": len(cohort.images),
@@ -177,4 +223,19 @@ def _result(
         "best_epoch": adaptation.best_epoch,
         "fell_back": adaptation.fell_back,
         "stopped": adaptation.stopped,
+    }
+
+
+def _expected(choice: Choice, playbook: Playbook | None) -> dict[str, Any]:
+    """What the playbook expects of each recipe that was tried here, and what that rests on, for the card."""
+    assert playbook is not None  # it made the choice
+    record = next(each for each in playbook.recipes if each.name == choice.decision.trial)
+    return {
+        "recipe": choice.decision.trial,
+        "promise": playbook.promise,
+        "members": {name: [round(value, 4) for value in values] for name, values in record.members.items()},
+        "tried": [
+            {"recipe": name, "predicted": round(each.predicted, 4), "bound": round(each.bound, 4)}
+            for name, each in choice.tried.items()
+        ],
     }

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-WIDTH = 640
-_ROW, _BAR, _LEFT, _RIGHT = 26, 16, 170, 60
+from service.kinds.card import Interval
+
+# Of bars and forest plots, which have names at their left.
+NAMED_WIDTH = 640
+_ROW, _BAR, _NAMES, _SHARES = 26, 16, 170, 60
 _LONGEST_NAME = 24
 
 
@@ -26,21 +29,49 @@ def bars(shares: Mapping[str, float], own: str = "own") -> Markup:
         return Markup("")
     parts = []
     for row, (name, share) in enumerate(shares.items()):
-        top, length = row * _ROW + (_ROW - _BAR) / 2, round(share * (WIDTH - _LEFT - _RIGHT), 2)
+        top, length = row * _ROW + (_ROW - _BAR) / 2, round(share * (NAMED_WIDTH - _NAMES - _SHARES), 2)
         shown = name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 1]}…"
         parts.append(
-            f'<g><title>{escape(name)}: {share:.2%}</title><text class="y" x="{_LEFT - 8}" y="{top + 12:g}">'
-            f'{escape(shown)}</text><rect class="{"own" if name == own else "bar"}" x="{_LEFT}" y="{top:g}" '
-            f'width="{length:g}" height="{_BAR}" rx="2"/><text class="share" x="{_LEFT + length + 7:g}" '
+            f'<g><title>{escape(name)}: {share:.2%}</title><text class="y" x="{_NAMES - 8}" y="{top + 12:g}">'
+            f'{escape(shown)}</text><rect class="{"own" if name == own else "bar"}" x="{_NAMES}" y="{top:g}" '
+            f'width="{length:g}" height="{_BAR}" rx="2"/><text class="share" x="{_NAMES + length + 7:g}" '
             f'y="{top + 12:g}">{share:.1%}</text></g>'
         )
     said = escape(", ".join(f"{name} {share:.1%}" for name, share in shares.items()))
     return Markup(
-        f'<svg viewBox="0 0 {WIDTH} {len(shares) * _ROW}" role="img" aria-label="{said}">'
+        f'<svg viewBox="0 0 {NAMED_WIDTH} {len(shares) * _ROW}" role="img" aria-label="{said}">'
         f"{''.join(parts)}</svg>"
     )
 
 
+def forest(rows: Sequence[Interval]) -> Markup:
+    """A forest plot of changes of Dice: a dot with its range per row, and a line at 0."""
+    if not rows:
+        return Markup("")
+    levels = ticks(min(0.0, *(row.low for row in rows)), max(0.0, *(row.high for row in rows)))
+    x = Scale(levels[0], levels[-1], _NAMES, NAMED_WIDTH - _SHARES)
+    height = (len(rows) + 1) * _ROW
+    parts = [
+        f'<line class="{"zero" if abs(level) < 1e-9 else "grid"}" x1="{x(level)}" x2="{x(level)}" y1="0" '
+        f'y2="{height - _ROW}"/><text class="x" x="{x(level)}" y="{height - 8}">{level:+.3g}</text>'
+        for level in levels
+    ]
+    for index, row in enumerate(rows):
+        middle, kind = index * _ROW + _ROW / 2, "chosen" if row.own else "dot"
+        shown = row.name if len(row.name) <= _LONGEST_NAME else f"{row.name[: _LONGEST_NAME - 1]}…"
+        parts.append(
+            f"<g><title>{escape(row.name)}: {row.value:+.3f} ({row.low:+.3f} to {row.high:+.3f})</title>"
+            f'<text class="y" x="{_NAMES - 8}" y="{middle + 4:g}">{escape(shown)}</text>'
+            f'<line class="range" x1="{x(row.low)}" x2="{x(row.high)}" y1="{middle:g}" y2="{middle:g}"/>'
+            f'<circle class="{kind}" cx="{x(row.value)}" cy="{middle:g}" r="5"/></g>'
+        )
+    said = escape(", ".join(f"{row.name} {row.value:+.3f}" for row in rows))
+    return Markup(
+        f'<svg viewBox="0 0 {NAMED_WIDTH} {height}" role="img" aria-label="{said}">{"".join(parts)}</svg>'
+    )
+
+
+# Of curves.
 WIDTH, HEIGHT = 420, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 12, 34
 _MOST_LABELS = 10

@@ -11,9 +11,9 @@ from typing import Final
 import jinja2
 from markupsafe import Markup
 
-from service.adaptation.card.charts import Mark, bars, curve
+from service.adaptation.card.charts import Mark, bars, curve, forest
 from service.adaptation.card.model import Card, Epoch
-from service.kinds.card import Bars, HeatMap
+from service.kinds.card import Bars, Forest, HeatMap
 from service.prediction.receipt import NOTICE
 
 REFRESH_SECONDS: Final = 5
@@ -137,10 +137,11 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     found.filters |= {"number": _number, "instant": _instant, "data_uri": _data_uri, "percent": _percent}
-    found.filters |= {"heat_map": heat_map, "bars": _bars}
+    found.filters |= {"heat_map": heat_map, "bars": _bars, "forest": _forest}
     found.tests |= {
         "heat_map": lambda body: isinstance(body, HeatMap),
         "bars": lambda body: isinstance(body, Bars),
+        "forest": lambda body: isinstance(body, Forest),
     }
     found.globals["duration"] = _duration
     return found
@@ -148,6 +149,10 @@ def _environment() -> jinja2.Environment:
 
 def _bars(body: Bars) -> Markup:
     return bars(body.shares)
+
+
+def _forest(body: Forest) -> Markup:
+    return forest(body.rows)
 
 
 def _number(value: float | None) -> str:

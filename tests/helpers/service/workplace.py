@@ -47,7 +47,10 @@ class Workplace:
         return made.id
 
     def adaptation(self, cohort: str | None, **fields: Any) -> str:
-        """A queued job, by default of two epochs."""
+        """A queued job, by default of preset `paper` with two epochs."""
+        options = fields.pop("options", {"epochs": 2})
+        if fields.get("kind") != "scan":
+            options = {"preset": "paper", **options}
         with self.database.write() as session:
             return records.create(
                 session,
@@ -58,7 +61,7 @@ class Workplace:
                     "model": "organ",
                     "parent": self.space,
                     "cohort": cohort,
-                    "options": {"epochs": 2},
+                    "options": options,
                     **fields,
                 },
             ).id

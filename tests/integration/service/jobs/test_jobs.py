@@ -48,7 +48,7 @@ def test_adaptation_job_reports_every_state_up_to_its_candidate(api: Any, cohort
     assert found["request"] == accepted.headers["locum-request"]
     assert (found["options"]["epochs"], found["options"]["seed"]) == (2, 7)
     # Every option is written down, so that the run can be repeated whatever the defaults become.
-    assert found["options"]["preset"] == "paper"
+    assert found["options"]["preset"] == "auto"
     assert isinstance(found["queue_position"], int)
 
     lease = take(api, found["id"])

@@ -300,6 +300,7 @@ def test_segment_for_a_member_uses_its_own_network(
         lineage=whole.manifest.lineage,
         global_model=whole.digest,
         inside={"CS": inside.digest},
+        metrics={"CS.val_dice": 0.8, "CS.val_dice_global": 0.7},
     )
     Store(tmp_path).publish(manifest, {})
     api = start(tmp_path)

@@ -58,7 +58,7 @@ def submit(api: Any, scans: int, **options: Any) -> str:
     for name, data in outside_scans(scans).items():
         uploaded = api.client.put(f"/hospitals/dune/cohorts/{cohort}/scans/{name}", content=data)
         assert uploaded.status_code == 201
-    body = {"cohort": cohort, "model": "organ", "options": options}
+    body = {"cohort": cohort, "model": "organ", "options": {"preset": "paper", **options}}
     accepted = api.client.post("/hospitals/dune/adaptations", json=body)
     assert accepted.status_code == 202, accepted.text
     location: str = accepted.headers["Location"]

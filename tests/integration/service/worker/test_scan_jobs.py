@@ -13,7 +13,6 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.digest import sha256
-from personalization.options.adaptation import RoutingOptions
 from service.worker.runner import run_job
 from tests.helpers.service.routing_federation import outside_scans, volume
 from tests.helpers.service.workplace import Workplace, opened
@@ -68,9 +67,10 @@ def _dice(mask: NDArray[np.generic], truth: NDArray[np.generic]) -> float:
 def test_scan_job_options_change_the_adapted_graph(place: Workplace, scan: bytes) -> None:
     found = {}
     for name, options in {
-        "as a hospital's": {},
-        "the default, said": {"preset": RoutingOptions().preset},
-        "no shape": {"shape_weight": 0.0},
+        "the default": {},
+        "the default, said": {"preset": "intent"},
+        "paper": {"preset": "paper"},
+        "no shape": {"preset": "paper", "shape_weight": 0.0},
         "statistics": {"preset": "statistics"},
         "Tent": {"preset": "tent"},
     }.items():
@@ -80,9 +80,9 @@ def test_scan_job_options_change_the_adapted_graph(place: Workplace, scan: bytes
         assert answer is not None
         assert result is not None
         found[name] = (answer.headers["Locum-Graph"], result["epochs"])
-    assert found["as a hospital's"] == found["the default, said"]
-    assert len({graph for graph, _ in found.values()}) == 4
-    assert found["statistics"][1] == 0
+    assert found["the default"] == found["the default, said"]
+    assert len({graph for graph, _ in found.values()}) == 5
+    assert found["the default"][1] == found["statistics"][1] == 0
     assert found["no shape"][1] > 0
     assert found["Tent"][1] > 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -108,6 +109,33 @@ def test_auto_prefers_the_member_model_of_the_hospital_site(catalogue: Catalogue
     assert told(resolve_network(*catalogue, None, "member")) == ("brain@2", "brain.CS@2", "member; site=CS")
     assert told(resolve_network(*catalogue, None, "outside"))[1] == "brain.global@2"
     assert told(resolve_network(*catalogue, None, "lost"))[1] == "brain.global@2"
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reason"),
+    [
+        (
+            {"CS.val_dice": 0.7, "CS.val_dice_global": 0.7},
+            r"is not above .* \(\+0.000 of Dice\)",
+        ),
+        ({"CS.val_dice": 0.6, "CS.val_dice_global": 0.75}, r".*\(-0.150 of Dice\)"),
+        ({"CS.val_dice": 0.9}, "was never compared with the global one"),
+    ],
+)
+def test_auto_returns_the_global_model_to_a_member_that_gains_nothing(
+    catalogue: Catalogue, metrics: dict[str, float], reason: str
+) -> None:
+    publish_space(catalogue.store, 3, metrics=metrics)
+    found = resolve_network(*catalogue, None, "member")
+    assert told(found) == ("brain@3", "brain.global@3", "global")
+    assert re.search(
+        f"hospital 'member' is a member of the federation, but its own model {reason}", found.why
+    )
+    assert told(resolve_network(*catalogue, None, "member", "member"))[1] == "brain.CS@3"
+
+
+def test_the_reason_of_a_member_model_is_its_gain(catalogue: Catalogue) -> None:
+    assert "0.050 of Dice above the global one" in resolve_network(*catalogue, None, "member").why
 
 
 def test_global_returns_the_global_model_for_a_member(catalogue: Catalogue) -> None:

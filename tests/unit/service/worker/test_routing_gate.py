@@ -21,10 +21,10 @@ from model_store.task import Task
 from personalization.cancellation import never_cancelled
 from personalization.gate import Observed, consensus, shift_of_statistics, statistics_distance
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import Adapted, recipe_of
 from service.cohorts.files import ScanFile
 from service.worker import routing_gate
 from service.worker.cohort_images import CohortImages, load_images
-from service.worker.routing_adapt import Adapted, adapt_and_merge
 from service.worker.routing_gate import _replicas
 from tests.helpers.personalization.discs import discs, space
 
@@ -104,9 +104,7 @@ def test_the_gate_observes_the_candidate_parent_replicas_and_references(
     device = torch.device("cpu")
 
     def adapted(chosen: Tensor, seed: int) -> Adapted:
-        return adapt_and_merge(
-            over, chosen, config.model_copy(update={"seed": seed}), device, never_cancelled
-        )
+        return recipe_of(config.preset).adapt(over, chosen, config.model_copy(update={"seed": seed}), device)
 
     seen: dict[str, Any] = {}
 
@@ -116,7 +114,7 @@ def test_the_gate_observes_the_candidate_parent_replicas_and_references(
 
     monkeypatch.setattr(routing_gate, "Observed", spy)
     candidate = adapted(images, 5)
-    routing_gate.verdict_on(attempt, loaded, candidate, cohort, config, device)
+    routing_gate.verdict_on(attempt, loaded, candidate, cohort, config, None, device)
 
     def maps(network: nn.Module) -> NDArray[np.int64]:
         with torch.no_grad():
@@ -147,7 +145,7 @@ def test_statistics_shift_depends_little_on_the_number_of_images() -> None:
     found = {}
     for count in (2, 32):
         chosen = images[:count]
-        merged = adapt_and_merge(over.alone(), chosen, config, torch.device("cpu"), never_cancelled).merged
+        merged = recipe_of("statistics").adapt(over, chosen, config, torch.device("cpu")).merged
         served = merged.state_dict()
         found[count] = shift_of_statistics(parent, merged, chosen)
         assert statistics_distance(parent, served) < found[count]

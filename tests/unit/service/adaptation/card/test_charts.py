@@ -6,7 +6,18 @@ import re
 
 import pytest
 
-from service.adaptation.card.charts import HEIGHT, WIDTH, Mark, Scale, curve, ticks
+from service.adaptation.card.charts import (
+    HEIGHT,
+    NAMED_WIDTH,
+    WIDTH,
+    Mark,
+    Scale,
+    bars,
+    curve,
+    forest,
+    ticks,
+)
+from service.kinds.card import Interval
 
 
 @pytest.mark.parametrize(
@@ -72,3 +83,25 @@ def test_mark_without_a_value_is_not_drawn() -> None:
 def test_curve_of_many_epochs_labels_at_most_twelve() -> None:
     svg = curve([(epoch, 1.0 / (epoch + 1)) for epoch in range(200)])
     assert len(re.findall(r'<text class="x"', svg)) <= 12
+
+
+def test_bars_leave_room_for_names() -> None:
+    drawn = str(bars({"own": 0.25, "a site with a long name": 0.75}))
+    [left] = {float(x) for x in re.findall(r'<rect class="\w+" x="([\d.]+)"', drawn)}
+    widths = [float(width) for width in re.findall(r'width="([\d.]+)" height', drawn)]
+    assert left >= 150
+    assert widths[1] == pytest.approx(3 * widths[0])
+    assert left + max(widths) <= NAMED_WIDTH
+
+
+def test_a_forest_plot_has_a_dot_in_its_range_per_row_and_a_line_at_0() -> None:
+    rows = (Interval("<CS>", 0.02, -0.01, 0.05), Interval("here", -0.03, -0.06, -0.03, own=True))
+    drawn = str(forest(rows))
+    assert "<CS>" not in drawn
+    assert "&lt;CS&gt;: +0.020 (-0.010 to +0.050)" in drawn
+    zero = float(re.search(r'class="zero" x1="([\d.]+)"', drawn)[1])  # type: ignore[index]
+    dots = {kind: float(x) for kind, x in re.findall(r'<circle class="(\w+)" cx="([\d.]+)"', drawn)}
+    assert dots["chosen"] < zero < dots["dot"]
+    ranges = [tuple(map(float, pair)) for pair in re.findall(r'"range" x1="([\d.]+)" x2="([\d.]+)"', drawn)]
+    assert ranges[0][0] < zero < dots["dot"] < ranges[0][1]
+    assert forest(()) == ""
