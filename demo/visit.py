@@ -34,7 +34,7 @@ class Visit:
         self,
         name: str,
         scans: Mapping[str, PhantomScan],
-        epochs: int | None,
+        epochs: int | None = None,
         *,
         model: str = api.MODEL,
         with_masks: bool = False,

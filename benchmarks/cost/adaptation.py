@@ -35,9 +35,9 @@ from personalization.iop_fl.network import parameter_groups, route
 from personalization.iop_fl.space import RoutingSpace
 from personalization.losses import soft_dice_loss
 from personalization.state import State
-from personalization.test_time.adapt import adapt
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.presets import objective_of
+from personalization.test_time.objective import Batch
+from personalization.test_time.recipe import adapt, objective_of
 from training.methods.common.local_training import network_of, new_network, state_of
 
 BATCH = 16
@@ -134,7 +134,7 @@ def _step(cell: Cell) -> dict[str, Any]:
     counter = iter(range(sys.maxsize))
 
     def adaptation() -> None:
-        objective.step(routed, images, config, optimiser, next(counter))
+        objective.step(routed, Batch(images, torch.arange(len(images))), config, optimiser, next(counter))
 
     def training() -> None:
         for _ in range(2):

@@ -138,7 +138,13 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     """Measure one cell: seconds per round of both sides, their medians and the ratio."""
     width, slices, size, rounds = (cell[name] for name in ("width", "slices", "size", "rounds"))
     task = Task(name="cost", labels={"disc": (1,)}, size=(size, size))
-    settings = {"width": width, "rounds": rounds, "batch_size": BATCH, "learning_rate": RATE}
+    settings = {
+        "recipe": "paper",
+        "width": width,
+        "rounds": rounds,
+        "batch_size": BATCH,
+        "learning_rate": RATE,
+    }
     personal = cell["method"] == "iop-fl"
     algorithm = (
         IopFl(IopFlConfig(**settings, tau=TAU), task)

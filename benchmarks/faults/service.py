@@ -229,7 +229,7 @@ class Service:
 
     def submit(self, *, epochs: int = 1) -> str:
         """Submit an adaptation and return its job id. The idempotency key makes retries one job."""
-        body = {"cohort": self.cohort, "model": NAME, "options": {"epochs": epochs}}
+        body = {"cohort": self.cohort, "model": NAME, "options": {"preset": "paper", "epochs": epochs}}
         key = {"Idempotency-Key": uuid.uuid4().hex}
         answer = self.ask("POST", f"/hospitals/{HOSPITAL}/adaptations", json=body, headers=key)
         answer.raise_for_status()

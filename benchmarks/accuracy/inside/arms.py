@@ -118,7 +118,11 @@ def _curve(history: Sequence[RoundEntry], metric: str) -> dict[str, list[float]]
 
     def values(site: str) -> Iterator[float]:
         for entry in history:
-            if site in entry.sites and metric in entry.sites[site].metrics and entry.phase != "export":
+            if (
+                site in entry.sites
+                and metric in entry.sites[site].metrics
+                and entry.phase not in ("personalise", "export")
+            ):
                 yield round(entry.sites[site].metrics[metric], 4)
 
     names = {site for entry in history for site in entry.sites}

@@ -38,9 +38,9 @@ class Profile:
 
 
 PROFILES = {
-    "smoke": Profile(32, 2, 1, 1, method={"width": 4, "rounds": 2}),
-    "cpu": Profile(96, 2, 2, 5, method={"width": 16, "rounds": 25}),
-    "full": Profile(256, 5, 3, 10, "cuda", method={"width": 32, "rounds": 100}),
+    "smoke": Profile(32, 2, 1, 1, method={"recipe": "paper", "width": 4, "rounds": 2}),
+    "cpu": Profile(96, 2, 2, 5, method={"recipe": "paper", "width": 16, "rounds": 25}),
+    "full": Profile(256, 5, 3, 10, "cuda", method={"recipe": "paper", "width": 32, "rounds": 100}),
 }
 
 

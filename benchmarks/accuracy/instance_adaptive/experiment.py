@@ -50,8 +50,15 @@ class Profile:
 
 _SMALL_VIT = {"patch": 7, "width": 64, "depth": 4, "heads": 4}
 _SEGMENTING = {"rounds": 5, "precision": "bfloat16"}
-_GLOBAL = {"rounds": 20, "width": 16, "precision": "bfloat16"}
-_TUNING = {"local_epochs": 2, "batch_size": 32, "learning_rate": 1e-3, "selection": "last", "augment": False}
+_GLOBAL = {"recipe": "paper", "rounds": 20, "width": 16, "precision": "bfloat16"}
+_TUNING = {
+    "recipe": "paper",
+    "local_epochs": 2,
+    "batch_size": 32,
+    "learning_rate": 1e-3,
+    "selection": "last",
+    "augment": False,
+}
 _POOL = {
     "entries": 10,
     "local_epochs": 2,

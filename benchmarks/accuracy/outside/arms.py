@@ -23,11 +23,10 @@ from personalization.iop_fl.layers import use_batch_statistics
 from personalization.iop_fl.network import route
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.state import State, StreamingMean
-from personalization.test_time.adapt import adapt, space_for
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import WeightedSum
-from personalization.test_time.presets import tent as preset
+from personalization.test_time.recipe import adapt, objective_of, space_for
 from personalization.test_time.safety import SafetyLimits
 from training.methods.common.local_training import network_of
 
@@ -120,11 +119,10 @@ class TentResult:
 class _ShuffledTent(WeightedSum):
     """Preset `tent` on batches that are drawn again for every epoch, as the recorded rows have it."""
 
-    def epoch_batches(self, images_NCHW: Tensor, config: AdaptationConfig, epoch: int) -> list[Tensor]:
+    def epoch_batches(self, count: int, config: AdaptationConfig, epoch: int) -> Sequence[Tensor]:
         """In random order, the last batch with what is left."""
         generator = torch.Generator().manual_seed(config.seed + epoch)
-        drawn = torch.randperm(len(images_NCHW), generator=generator)
-        return [images_NCHW[chosen] for chosen in torch.split(drawn, config.batch_size)]
+        return torch.split(torch.randperm(count, generator=generator), config.batch_size)
 
 
 def tent(models: Models, scans: Scans, epochs: int, seed: int, diagnosed: Scans | None = None) -> TentResult:
@@ -141,7 +139,9 @@ def tent(models: Models, scans: Scans, epochs: int, seed: int, diagnosed: Scans 
         if diagnosed is not None:
             dice.append(mean_dice(diagnosed.dice(predict(network, diagnosed.images))))
 
-    objective = _ShuffledTent(preset.OBJECTIVE.weights(config))
+    tent_objective = objective_of("tent")
+    assert isinstance(tent_objective, WeightedSum)
+    objective = _ShuffledTent(tent_objective.weights(config))
     found = adapt(
         network,
         scans.images.to(models.device),

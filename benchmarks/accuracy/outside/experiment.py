@@ -24,11 +24,11 @@ from benchmarks.harness.experiment import Experiment, Table
 from personalization.gate import ROUTING, limits
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import WeightedSum
-from personalization.test_time.presets import objective_of
+from personalization.test_time.recipe import objective_of
 from training.data.cases import Federation
 from training.data.federation import TASK_FILE, load_federation
 from training.methods.iop_fl import IopFlConfig
-from training.phantom import TRAINING, write_federation
+from training.phantom import write_federation
 from training.tasks import template
 
 
@@ -66,9 +66,17 @@ class Profile:
     train: bool = True
 
 
-SHORT = {"rounds": 25, "width": 16, "precision": "bfloat16"}
+SHORT = {"recipe": "paper", "rounds": 25, "width": 16, "precision": "bfloat16"}
+PHANTOM = {
+    "recipe": "paper",
+    "rounds": 12,
+    "width": 8,
+    "batch_size": 8,
+    "learning_rate": 0.004,
+    "learning_rate_decay": 0.9,
+}
 PROFILES = {
-    "smoke": Profile(1, 2, 24, 16, 32, method={"rounds": 2, "width": 4}),
+    "smoke": Profile(1, 2, 24, 16, 32, method={"recipe": "paper", "rounds": 2, "width": 4}),
     "cpu": Profile(
         3,
         5,
@@ -87,8 +95,8 @@ PROFILES = {
         method=SHORT | {"augment": False, "selection": "last"},
     ),
     # Synthetic scans: defaults and limits may be chosen on them.
-    "phantom": Profile(3, 10, 128, 64, method=TRAINING),
-    "full": Profile(3, 10, 512, 256, 256, "cuda", {"rounds": 100, "width": 32}),
+    "phantom": Profile(3, 10, 128, 64, method=PHANTOM),
+    "full": Profile(3, 10, 512, 256, 256, "cuda", {"recipe": "paper", "rounds": 100, "width": 32}),
 }
 # Fixed before any run on this set: vessels are thin and branched, which the shape prior penalises, and the
 # few images of a site make few steps of 16.
@@ -193,7 +201,7 @@ def adaptation_of(arms: str, set_: str, settings: Profile) -> dict[str, Any]:
     tries = settings.adaptation.given()
     fields = {"preset": preset, "router": router, "epochs": settings.epochs, **shape, **tries}
     config = AdaptationConfig(**fields)
-    facts = {name: value for name, value in config.facts().items() if name != "seed"}
+    facts = {name: value for name, value in config.facts().items() if name not in ("seed", "doses")}
     planted = {"planted": settings.planted} if arms == "planted" else {}
     objective = objective_of(config.preset)
     assert isinstance(objective, WeightedSum)

@@ -24,9 +24,10 @@ from personalization.iop_fl.merge import mean_coefficients, merge
 from personalization.iop_fl.network import route, with_coefficients
 from personalization.iop_fl.routers import PooledRouter
 from personalization.iop_fl.space import RoutingSpace
-from personalization.test_time.adapt import Adaptation, adapt, space_for
+from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import adapt, space_for
 from personalization.test_time.safety import SafetyLimits
 
 _LIMITS = SafetyLimits()

@@ -26,7 +26,7 @@ from training.engine.folder import RunFolder
 from training.methods.common.local_training import new_network, state_of
 
 ROOT = Path(__file__).parents[4]
-SETTINGS = Profile(1, 1, 24, 16, method={"rounds": 1, "width": 2, "batch_size": 8})
+SETTINGS = Profile(1, 1, 24, 16, method={"recipe": "paper", "rounds": 1, "width": 2, "batch_size": 8})
 SPEC = NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": 2})
 
 
