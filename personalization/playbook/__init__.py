@@ -7,7 +7,7 @@ when to leave the global model alone (`fit`). A service decides by it (`Playbook
 
 from __future__ import annotations
 
-from personalization.playbook.choose import Choice, choose
+from personalization.playbook.choose import Choice, Tried, choose, verdict_by_practice
 from personalization.playbook.features import FEATURES, Features, View, features_of, target_share, view
 from personalization.playbook.fit import fit, fit_gate
 from personalization.playbook.playbook import FILE, Decision, GateModel, Playbook, RecipeRecord
@@ -25,6 +25,7 @@ __all__ = [
     "Practice",
     "RecipeRecord",
     "Trial",
+    "Tried",
     "View",
     "choose",
     "features_of",
@@ -32,5 +33,6 @@ __all__ = [
     "fit_gate",
     "practise",
     "target_share",
+    "verdict_by_practice",
     "view",
 ]

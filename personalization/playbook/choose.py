@@ -1,4 +1,4 @@
-"""Choose for a hospital: try the practised recipes on its scans, and take the one with the highest bound."""
+"""Choose for a hospital: try the practised recipes on its scans, and judge the one with the highest bound."""
 
 from __future__ import annotations
 
@@ -7,27 +7,39 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from numpy.typing import ArrayLike
+from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
+from personalization.gate import PRACTISED, GateVerdict, Observed, judge, shift_in_one_pass
 from personalization.iop_fl.space import RoutingSpace
-from personalization.playbook.features import Features, features_of, view
+from personalization.playbook.features import Features, View, features_of, view
 from personalization.playbook.playbook import Decision, Playbook
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.recipe import recipe_of
+from personalization.test_time.recipe import Adapted, recipe_of
 
 # Recipes that are tried at a hospital, best first: each costs two forward passes if it learns nothing.
 MOST_RECIPES = 4
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The chosen recipe, what the playbook expects of it, and the features that this rests on."""
+class Tried:
+    """One recipe at the hospital: the candidate, what it and its parent say of the scans, the expectation."""
 
-    decision: Decision
     config: AdaptationConfig
+    adapted: Adapted
     features: Features
-    tried: Mapping[str, Decision]
+    candidate: View
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The chosen recipe among those that were tried, by trial. `parent` is the global model's view."""
+
+    parent: View
+    chosen: Tried
+    tried: Mapping[str, Tried]
 
 
 def choose(
@@ -39,21 +51,47 @@ def choose(
 ) -> Choice:
     """Try the playbook's recipes on images [N, C, H, W]; deterministic.
 
-    One forward pass of the parent, and for each recipe its adaptation and one of its candidate.
+    Costs one forward pass of the parent, and for each recipe its adaptation and one of its candidate.
     """
     images = images_NCHW.to(device)
-    before = view(space.plain().to(device), images, check_cancelled)
-    found: dict[str, Features] = {}
+    parent = view(space.plain().to(device), images, check_cancelled)
+    tried: dict[str, Tried] = {}
     for record in playbook.recipes[:MOST_RECIPES]:
-        adapted = recipe_of(options_of(record.options).preset).adapt(
-            space, images, options_of(record.options), device, check_cancelled
-        )
-        after = view(adapted.merged, images, check_cancelled)
-        found[record.name] = features_of(before, after, playbook.share)
-    tried = {name: playbook.decide({name: features.values()}) for name, features in found.items()}
-    decision = playbook.decide({name: features.values() for name, features in found.items()})
-    record = next(each for each in playbook.recipes if each.name == decision.trial)
-    return Choice(decision, options_of(record.options), found[decision.trial], tried)
+        config = options_of(record.options)
+        adapted = recipe_of(config.preset).adapt(space, images, config, device, check_cancelled)
+        candidate = view(adapted.merged, images, check_cancelled)
+        features = features_of(parent, candidate, playbook.share)
+        decision = playbook.decide({record.name: features.values()})
+        tried[record.name] = Tried(config, adapted, features, candidate, decision)
+    decision = playbook.decide({name: each.features.values() for name, each in tried.items()})
+    return Choice(parent, tried[decision.trial], tried)
+
+
+def verdict_by_practice(
+    choice: Choice,
+    parent: nn.Module,
+    images_NCHW: Tensor,
+    patient_of_image: ArrayLike,
+    classes: int,
+    source_warnings: float = 0.0,
+    check_cancelled: CancelCheck = never_cancelled,
+) -> GateVerdict:
+    """Judge the chosen candidate by what practice predicts, and by the detectors of collapse.
+
+    Costs one forward pass of the parent: the masks are those that were found when it was tried.
+    """
+    decision = choice.chosen.decision
+    observed = Observed(
+        candidate=choice.chosen.candidate.maps,
+        parent=choice.parent.maps,
+        replicas=(),
+        scan_index=patient_of_image,
+        classes=classes,
+        source_warnings=source_warnings,
+        statistics_distance=shift_in_one_pass(parent, images_NCHW, check_cancelled),
+        prediction=(decision.predicted, decision.bound, decision.nearer),
+    )
+    return judge(PRACTISED, observed)
 
 
 def options_of(options: Mapping[str, Any]) -> AdaptationConfig:

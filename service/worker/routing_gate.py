@@ -12,16 +12,14 @@ import numpy as np
 import torch
 
 from personalization.gate import (
-    PRACTISED,
     ROUTING,
     GateVerdict,
     Observed,
     consensus,
     judge,
-    shift_in_one_pass,
     shift_of_statistics,
 )
-from personalization.playbook import Choice
+from personalization.playbook import Choice, verdict_by_practice
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, recipe_of
 from service.worker.attempt import Attempt
@@ -45,24 +43,22 @@ def verdict_on(
 ) -> GateVerdict:
     """Observe the candidate and judge it: by the playbook's choice, if it was made by one.
 
-    By the playbook it costs three forward passes. Without one, what learns costs as much again as the
+    By the playbook it costs one forward pass. Without one, what learns costs as much again as the
     adaptation twice, and all cost two forward passes of each of the federation's models.
     """
     check_cancelled, images = attempt.check_cancelled, cohort.images
     parent = loaded.space.plain()
     if choice is not None:
         attempt.set_stage("judging", against="the federation's practice")
-        observed = Observed(
-            candidate=class_maps(adapted.merged, images, device, check_cancelled),
-            parent=class_maps(parent, images, device, check_cancelled),
-            replicas=(),
-            scan_index=cohort.patient_of_image,
-            classes=len(loaded.task.classes),
-            source_warnings=cohort.warned,
-            statistics_distance=shift_in_one_pass(parent.to(device), images.to(device), check_cancelled),
-            prediction=(choice.decision.predicted, choice.decision.bound, choice.decision.nearer),
+        return verdict_by_practice(
+            choice,
+            parent.to(device),
+            images.to(device),
+            cohort.patient_of_image,
+            len(loaded.task.classes),
+            cohort.warned,
+            check_cancelled,
         )
-        return judge(PRACTISED, observed)
     replicas = []
     for name, seed, chosen in _replicas(cohort, config):
         attempt.set_stage("judging", against=name)

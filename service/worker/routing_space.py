@@ -66,10 +66,16 @@ def run_routing(attempt: Attempt) -> PublishedCandidate:
         )
     device = device_of(attempt.settings)
     watch = Stopwatch()
-    with watch.stage("choose"):
-        config, choice = _chosen(attempt, loaded, cohort, device)
+    choice = None
     with watch.stage("adapt"):
-        adapted = _adapt(attempt, loaded.space, cohort, config, device)
+        if _practised(attempt, loaded):
+            assert loaded.playbook is not None
+            attempt.set_stage("choosing")
+            choice = choose(loaded.playbook, loaded.space, cohort.images, device, attempt.check_cancelled)
+            config, adapted = choice.chosen.config, choice.chosen.adapted
+        else:
+            config = _configured(attempt, loaded)
+            adapted = _adapt(attempt, loaded.space, cohort, config, device)
     with watch.stage("judge"):
         verdict = verdict_on(attempt, loaded, adapted, cohort, config, choice, device)
     gate = as_json(verdict.to_json())
@@ -99,22 +105,21 @@ def run_routing(attempt: Attempt) -> PublishedCandidate:
     return publish(attempt, store, draft, gate=gate, result=result | {"milliseconds": watch.stages})
 
 
-def _chosen(
-    attempt: Attempt, loaded: LoadedSpace, cohort: CohortImages, device: torch.device
-) -> tuple[AdaptationConfig, Choice | None]:
-    """What the request asked for; with `auto` the playbook's choice, with what it expects."""
+def _practised(attempt: Attempt, loaded: LoadedSpace) -> bool:
+    """Whether the playbook chooses."""
+    return loaded.playbook is not None and attempt.job.options.get("preset", AUTO) == AUTO
+
+
+def _configured(attempt: Attempt, loaded: LoadedSpace) -> AdaptationConfig:
+    """What the request asked for; for `auto`, without a playbook, the fallback."""
     options = dict(attempt.job.options)
     if options.get("preset", AUTO) != AUTO:
-        return AdaptationConfig(**options), None
-    if loaded.playbook is None:
-        attempt.warn(
-            f"the federation has not practised: '{loaded.offered}' has no playbook, so the recipe is "
-            f"'{FALLBACK}' with its defaults, and no gain can be predicted"
-        )
-        return AdaptationConfig(**{**options, "preset": FALLBACK}), None
-    attempt.set_stage("choosing")
-    choice = choose(loaded.playbook, loaded.space, cohort.images, device, attempt.check_cancelled)
-    return choice.config, choice
+        return AdaptationConfig(**options)
+    attempt.warn(
+        f"the federation has not practised: '{loaded.offered}' has no playbook, so the recipe is "
+        f"'{FALLBACK}' with its defaults, and no gain can be predicted"
+    )
+    return AdaptationConfig(**{**options, "preset": FALLBACK})
 
 
 def _adapt(
@@ -229,13 +234,18 @@ def _result(
 def _expected(choice: Choice, playbook: Playbook | None) -> dict[str, Any]:
     """What the playbook expects of each recipe that was tried here, and what that rests on, for the card."""
     assert playbook is not None  # it made the choice
-    record = next(each for each in playbook.recipes if each.name == choice.decision.trial)
+    trial = choice.chosen.decision.trial
+    record = next(each for each in playbook.recipes if each.name == trial)
     return {
-        "recipe": choice.decision.trial,
+        "recipe": trial,
         "promise": playbook.promise,
         "members": {name: [round(value, 4) for value in values] for name, values in record.members.items()},
         "tried": [
-            {"recipe": name, "predicted": round(each.predicted, 4), "bound": round(each.bound, 4)}
+            {
+                "recipe": name,
+                "predicted": round(each.decision.predicted, 4),
+                "bound": round(each.decision.bound, 4),
+            }
             for name, each in choice.tried.items()
         ],
     }

@@ -25,6 +25,7 @@ from personalization.playbook import (
     fit_gate,
     practise,
     target_share,
+    verdict_by_practice,
     view,
 )
 from personalization.playbook.fit import _pooled_quantile
@@ -257,6 +258,11 @@ def test_a_choice_costs_two_passes_per_recipe_and_one_of_the_parent(monkeypatch:
     monkeypatch.setattr(network, "forward", counted)
     choice = choose(playbook, space(), images, CPU)
     assert sum(passes) == 24 * (1 + 2 * 2)
-    assert choice.config.ladder == {"half": HALF, "full": FULL}[choice.decision.trial].ladder
+    trial = choice.chosen.decision.trial
+    assert choice.chosen.config.ladder == {"half": HALF, "full": FULL}[trial].ladder
     assert set(choice.tried) == {"half", "full"}
-    assert choice.decision == choice.tried[choice.decision.trial]
+    assert choice.chosen is choice.tried[trial]
+    verdict = verdict_by_practice(choice, space().plain(), images, range(24), 2)
+    # With four recipes it is ten passes of at most twelve.
+    assert sum(passes) == 24 * (1 + 2 * 2 + 1)
+    assert {result.name for result in verdict.checks} >= {"predicted_gain", "gain_bound", "size_factor"}

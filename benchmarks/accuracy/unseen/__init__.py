@@ -1,0 +1,1 @@
+"""What Locum serves to a hospital that it has never seen."""

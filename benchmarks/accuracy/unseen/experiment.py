@@ -1,0 +1,150 @@
+"""What does Locum serve a hospital that it has never seen, and is it better than the global model as it is?
+
+The evidence for the defaults. `docs/results/protocol-outside.md` says what was fixed before it was run. Each
+hospital of a set is left out in turn; the others federate, practise among themselves, and serve it by what
+they learned. The scans come as they are and, for real sets, through a scanner that can be turned up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy.unseen.hospital import Hospitals
+from benchmarks.accuracy.unseen.report import sections
+from benchmarks.accuracy.unseen.scanner import SEVERITIES
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
+from training.data.federation import load_federation
+from training.methods.iop_fl import IopFlConfig
+from training.phantom import SCANNERS, write_federation
+from training.tasks import template
+
+PHANTOM = "phantom"
+# Presets that are no part of the practice, with InTEnt, which takes scans one by one.
+LEARNED = ("statistics", "tent", "prompt", "distilled", "anchored", "paper")
+# What is computed first answers the question.
+PARTS = ("served", "inside", "paper", "reference")
+
+
+@dataclass(frozen=True)
+class SetOf:
+    """A set's size of images, and fields of IopFlConfig."""
+
+    size: int
+    method: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How often, on what; `phantoms` patients for each of so many drawn scanners."""
+
+    seeds: int
+    sets: Mapping[str, SetOf]
+    scanners: int = 8
+    phantoms: int = 8
+
+
+_TINY = {"rounds": 2, "width": 4, "batch_size": 8}
+PROFILES = {
+    "smoke": Profile(1, {PHANTOM: SetOf(32, _TINY)}, 3, 3),
+    "cpu": Profile(
+        3,
+        {
+            PHANTOM: SetOf(48, {"rounds": 12, "width": 8, "batch_size": 8, "learning_rate": 0.004}),
+            "lungs_cxr": SetOf(96, {"rounds": 15, "precision": "bfloat16"}),
+            "retina_vessels": SetOf(144, {"rounds": 25, "batch_size": 4, "precision": "bfloat16"}),
+            "brain_lgg_flair": SetOf(96, {"rounds": 25, "precision": "bfloat16"}),
+        },
+    ),
+}
+
+
+class Unseen(Experiment[Profile]):
+    """What `auto` serves an outside hospital."""
+
+    name = "unseen"
+    title = "What an unseen hospital is served"
+    question = "Is what Locum serves by default to an unseen hospital better than the global model?"
+    profiles = PROFILES
+    tables = (Table("unseen.cpu", data="../shared/data"),)
+    # Sites are known from the data, so the page shows every row.
+    shows_tries = True
+    data_help = "the folder that has the sets; the phantom is written to the state folder"
+
+    def cells(self) -> list[Cell]:
+        """Seed by seed, what is served first; what is no part of the practice last."""
+        first = [
+            self._cell(set_, site, seed, part)
+            for seed in range(self.profile.seeds)
+            for part in PARTS
+            for set_ in self._present()
+            for site in (("all",) if part == "inside" else self._sites(set_))
+        ]
+        last = [
+            self._cell(set_, site, 0, "learned") for set_ in self._present() for site in self._sites(set_)
+        ]
+        return first + last
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
+        """One part at one hospital."""
+        hospitals, site, seed = self._hospitals(cell["set"]), cell["site"], cell["seed"]
+        if cell["part"] == "inside":
+            return hospitals.inside(seed)
+        if cell["part"] == "reference":
+            return hospitals.reference(site, seed)
+        severities = cell["severities"]
+        if cell["part"] == "paper":
+            return hospitals.paper(site, seed, severities)
+        if cell["part"] == "learned":
+            return hospitals.learned(site, seed, LEARNED, severities[:: max(len(severities) - 1, 1)])
+        return hospitals.served(site, seed, severities)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """The criteria first, then every set."""
+        return sections(rows)
+
+    def _cell(self, set_: str, site: str, seed: int, part: str) -> Cell:
+        chosen = self.profile.sets[set_]
+        return {
+            "set": set_,
+            "site": site,
+            "seed": seed,
+            "part": part,
+            "profile": self.options.profile,
+            "size": chosen.size,
+            "severities": [0] if set_ == PHANTOM else [*SEVERITIES],
+            "method": IopFlConfig(**chosen.method).model_dump(mode="json"),
+        }
+
+    def _present(self) -> list[str]:
+        return [set_ for set_ in self.profile.sets if set_ == PHANTOM or (self.data / set_).is_dir()]
+
+    @cached_property
+    def _opened(self) -> dict[str, Hospitals]:
+        return {}
+
+    def _hospitals(self, set_: str) -> Hospitals:
+        if set_ not in self._opened:
+            self._opened[set_] = self._open(set_)
+        return self._opened[set_]
+
+    def _open(self, set_: str) -> Hospitals:
+        chosen = self.profile.sets[set_]
+        folder = self.options.state_dir / f"{self.name}.{self.options.profile}" / set_
+        root = self.data / set_
+        if set_ == PHANTOM:
+            root = folder / "data"
+            if not root.exists():
+                sites = tuple(SCANNERS)[: self.profile.scanners]
+                write_federation(root, sites, self.profile.phantoms, chosen.size)
+        federation = load_federation(root, None if set_ == PHANTOM else template(set_))
+        size = (chosen.size, chosen.size)
+        federation = replace(federation, task=federation.task.model_copy(update={"size": size}))
+        return Hospitals(federation, folder / "runs", chosen.method, self.options.workers)
+
+    def _sites(self, set_: str) -> tuple[str, ...]:
+        return self._hospitals(set_).federation.names

@@ -1,0 +1,346 @@
+"""A cell of `unseen`: the federation of the other hospitals practises, and serves the one that is left out.
+
+The hospital's patients are halved. Each half is the cohort of a job in turn, and the other half is scored, as
+a hospital would be served after it. Labels are for reporting only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from benchmarks.accuracy.outside.arms import NO_LIMITS, HeldOutHospital, Turn
+from benchmarks.accuracy.outside.gate import shuffled
+from benchmarks.accuracy.outside.planted import ONE_LAYER, RATE_FACTOR
+from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
+from benchmarks.harness.evaluation import BATCH, Scans, mean_dice, predict
+from personalization.iop_fl.network import route
+from personalization.iop_fl.space import GLOBAL, RoutingSpace
+from personalization.playbook import (
+    Choice,
+    Episode,
+    Playbook,
+    Tried,
+    choose,
+    features_of,
+    fit,
+    verdict_by_practice,
+    view,
+)
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.ladder import blended
+from personalization.test_time.recipe import adapt, recipe_of
+from training.config import RunConfig
+from training.data.cases import Case, Federation
+from training.methods.common.local_training import network_of
+from training.methods.fedavg import FedAvgConfig
+from training.methods.iop_fl import IopFlConfig
+from training.playbook import DEFAULT, Made, make_playbook
+from training.run import Run, execute
+
+CPU = torch.device("cpu")
+# A hospital's patients who take part at most, evenly spaced by name.
+MOST_PATIENTS = 200
+# Slices of a cohort, about.
+MOST_SLICES = 128
+# Playbooks that are fitted to features in the wrong places.
+SHUFFLES = 5
+Dice: TypeAlias = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Hospitals:
+    """Trains what cells need, each federation once, in `folder`. `method` has fields of IopFlConfig."""
+
+    federation: Federation
+    folder: Path
+    method: Mapping[str, Any]
+    workers: int
+
+    def served(self, site: str, seed: int, severities: Sequence[int] = SEVERITIES) -> dict[str, Any]:
+        """What every practised recipe does, what `auto` serves, and what the gate says, per severity."""
+        run = self._run(seed, (site,))
+        made = make_playbook(run, self._place, DEFAULT, workers=self.workers)
+        space = space_of(run, self._place(run), self.workers)
+        found = {
+            str(severity): _at_severity(made, space, self._hospital(site, seed, severity), seed)
+            for severity in severities
+        }
+        records = {
+            record.name: [round(value, 4) for value in (record.mean, record.bound, record.worst)]
+            for record in made.playbook.recipes
+        }
+        return {"playbook": records, "warnings": list(made.warnings), "at": found}
+
+    def inside(self, seed: int) -> dict[str, Any]:
+        """Dice on the members' own test patients, of the global model and of what `auto` serves them."""
+        run = self._run(seed, ())
+        result = execute(run, self._place(run), workers=self.workers, resume=True)
+        drafts = {draft.site or GLOBAL: draft for draft in result.publication.models}
+        found = {}
+        for site in run.sites():
+            scans = Scans.load(site.of_split("test"), run.federation.task)
+            dice = {
+                name: scans.dice(predict(network_of(draft.network, draft.weights, CPU), scans.images))
+                for name, draft in drafts.items()
+                if name in (GLOBAL, site.name)
+            }
+            metrics = drafts[site.name].metrics if site.name in drafts else {}
+            won = metrics.get("val_dice", 0.0) > metrics.get("val_dice_global", 0.0)
+            found[site.name] = {
+                "global": _short(mean_dice(dice[GLOBAL])),
+                "personal": _short(mean_dice(dice.get(site.name, dice[GLOBAL]))),
+                "auto": _short(mean_dice(dice[site.name if won else GLOBAL])),
+                "share": result.publication.details["personal"][site.name]["share"],
+                "patients": len(dice[GLOBAL]),
+            }
+        return found
+
+    def paper(self, site: str, seed: int, severities: Sequence[int] = SEVERITIES) -> dict[str, Any]:
+        """Dice of the global model as it was trained before, with the paper's recipe, per severity."""
+        fields = {name: self.method[name] for name in self.method if name in FedAvgConfig.model_fields}
+        run = replace(
+            self._run(seed, (site,)),
+            method="fedavg",
+            config=FedAvgConfig(**{**fields, "recipe": "paper"}),
+        )
+        network = self._global(run)
+        scans = {severity: self._hospital(site, seed, severity).scans for severity in severities}
+        return {str(key): _short(mean_dice(_dice(network, each))) for key, each in scans.items()}
+
+    def reference(self, site: str, seed: int) -> dict[str, Any]:
+        """Dice on the hospital's test patients, of the others' global model and of one trained at home."""
+        others = self._run(seed, (site,))
+        alone = self._run(seed, tuple(name for name in self.federation.names if name != site))
+        fields = {name: self.method[name] for name in self.method if name in FedAvgConfig.model_fields}
+        alone = replace(alone, method="fedavg", config=FedAvgConfig(**fields))
+        tested = next(each for each in alone.sites() if each.name == site).of_split("test")
+        scans = Scans.load(tested, alone.federation.task)
+        space = space_of(others, self._place(others), self.workers)
+        return {
+            "global": _short(mean_dice(_dice(space.plain(), scans))),
+            "home": _short(mean_dice(_dice(self._global(alone), scans))),
+            "patients": len(scans.patients),
+        }
+
+    def learned(
+        self, site: str, seed: int, presets: Sequence[str], severities: Sequence[int]
+    ) -> dict[str, Any]:
+        """Dice of the presets that are no part of the practice, as they come, beside the global model's."""
+        run = self._run(seed, (site,))
+        space = space_of(run, self._place(run), self.workers)
+        found = {}
+        for severity in severities:
+            hospital = self._hospital(site, seed, severity)
+            before = _dice(space.plain(), hospital.scans)
+            arms: dict[str, Dice] = {preset: {} for preset in presets}
+            for turn in hospital.turns():
+                for preset in presets:
+                    config = AdaptationConfig(preset=preset, seed=seed)
+                    adapted = recipe_of(preset).adapt(space, turn.learned.images, config, CPU)
+                    arms[preset] |= _dice(adapted.merged, turn.reported)
+            arms["intent"] = _scan_by_scan(space, hospital.scans)
+            found[str(severity)] = _arms(before, arms)
+        return found
+
+    def _run(self, seed: int, leave_out: tuple[str, ...]) -> Run:
+        settings = RunConfig(seed=seed, leave_out=leave_out, consent="all")
+        return Run(self.federation, "iop-fl", IopFlConfig(**self.method), settings)
+
+    def _place(self, run: Run) -> Path:
+        return self.folder / run.id
+
+    def _global(self, run: Run) -> nn.Module:
+        result = execute(run, self._place(run), workers=self.workers, resume=True)
+        draft = next(draft for draft in result.publication.models if draft.site is None)
+        return network_of(draft.network, draft.weights, CPU)
+
+    def _hospital(self, site: str, seed: int, severity: int) -> HeldOutHospital:
+        cases = _some(self.federation.site(site).cases)
+        change = ShiftedScanner.of(site, seed).at(severity)
+        scans = Scans.load(cases, self.federation.task, change)
+        return HeldOutHospital.of(scans, seed, MOST_SLICES)
+
+
+def space_of(run: Run, folder: Path, workers: int) -> RoutingSpace:
+    """The models that a run publishes."""
+    models = execute(run, folder, workers=workers, resume=True).publication.models
+    states = {draft.site or GLOBAL: draft.weights for draft in models}
+    network = models[0].network
+    inside = {name: state for name, state in states.items() if name != GLOBAL}
+    return RoutingSpace.of(network.name, network.arguments, inside, states[GLOBAL])
+
+
+def _some(cases: Sequence[Case]) -> list[Case]:
+    patients = sorted({case.patient for case in cases})
+    kept = set(patients[:: math.ceil(len(patients) / MOST_PATIENTS)])
+    return [case for case in cases if case.patient in kept]
+
+
+def _at_severity(made: Made, space: RoutingSpace, hospital: HeldOutHospital, seed: int) -> dict[str, Any]:
+    before = _dice(space.plain(), hospital.scans)
+    arms: dict[str, Dice] = {name: {} for name in ("auto", "ladder", *_names(made.playbook))}
+    wrong = [_shuffled_playbook(made, seed, number) for number in range(SHUFFLES)]
+    arms |= {f"shuffled {number}": {} for number in range(SHUFFLES)}
+    cohorts, planted = [], []
+    for turn in hospital.turns():
+        reported = turn.reported
+        parent = {patient: before[patient] for patient in reported.patients}
+        choice = choose(made.playbook, space, turn.learned.images, CPU)
+        after = {name: _dice(tried.adapted.merged, reported) for name, tried in choice.tried.items()}
+        default = recipe_of("ladder").adapt(
+            space, turn.learned.images, AdaptationConfig(preset="ladder"), CPU
+        )
+        arms["ladder"] |= _dice(default.merged, reported)
+        tries = []
+        for name, tried in choice.tried.items():
+            arms[name] |= after[name]
+            failed = _failed(replace(choice, chosen=tried), space, turn)
+            tries.append(_judged(name, tried, failed, _change(parent, after[name])))
+        chosen = choice.chosen.decision.trial
+        passed = next(each for each in tries if each["recipe"] == chosen)["failed"] == []
+        arms["auto"] |= after[chosen] if passed else parent
+        cohorts.append(
+            {"chosen": chosen, "passed": passed, "slices": len(turn.learned.images), "tried": tries}
+        )
+        for number, playbook in enumerate(wrong):
+            arms[f"shuffled {number}"] |= _served(playbook, choice, space, turn, after, parent)
+        if len(cohorts) == 1:
+            planted = [*_planted(made.playbook, choice, space, turn, parent, seed)]
+    return {"arms": _arms(before, arms), "cohorts": cohorts, "planted": planted}
+
+
+def _names(playbook: Playbook) -> list[str]:
+    return [record.name for record in playbook.recipes]
+
+
+def _served(
+    playbook: Playbook,
+    choice: Choice,
+    space: RoutingSpace,
+    turn: Turn,
+    after: Mapping[str, Dice],
+    parent: Dice,
+) -> Dice:
+    """What another playbook serves from the same candidates."""
+    decision = playbook.decide({name: tried.features.values() for name, tried in choice.tried.items()})
+    tried = replace(choice.tried[decision.trial], decision=decision)
+    passed = not _failed(replace(choice, chosen=tried), space, turn)
+    return dict(after[decision.trial]) if passed else parent
+
+
+def _shuffled_playbook(made: Made, seed: int, number: int) -> Playbook:
+    """The playbook fitted with features in random places: of any member behind any scanner."""
+    drawn = np.random.default_rng([seed, number])
+    places = [(member, index) for member, found in made.episodes.items() for index in range(len(found))]
+    episodes = {member: list(found) for member, found in made.episodes.items()}
+    options = {record.name: record.options for record in made.playbook.recipes}
+    for trial in options:
+        own = [(member, i) for member, i in places if made.episodes[member][i].trial == trial]
+        for (member, index), source in zip(own, drawn.permutation(len(own)), strict=True):
+            other, place = own[source]
+            taken: Episode = made.episodes[other][place]
+            episodes[member][index] = replace(episodes[member][index], features=taken.features)
+    return fit(episodes, options, made.playbook.share)
+
+
+def _failed(choice: Choice, space: RoutingSpace, turn: Turn) -> list[str]:
+    """Checks of the gate that a candidate fails."""
+    learned = turn.learned
+    verdict = verdict_by_practice(
+        choice, space.plain(), learned.images, learned.patient_index, learned.classes
+    )
+    return [result.name for result in verdict.checks if not result.passed]
+
+
+def _judged(name: str, tried: Tried, failed: list[str], change: float) -> dict[str, Any]:
+    return {
+        "recipe": name,
+        "predicted": _short(tried.decision.predicted),
+        "bound": _short(tried.decision.bound),
+        "failed": failed,
+        "change": _short(change),
+        "features": [_short(value) for value in tried.features.values()],
+    }
+
+
+def _planted(
+    playbook: Playbook, choice: Choice, space: RoutingSpace, turn: Turn, parent: Dice, seed: int
+) -> Iterator[dict[str, Any]]:
+    """Candidates that are bad on purpose, judged as if they were the chosen recipe's."""
+    trial, images = choice.chosen.decision.trial, turn.learned.images
+    for kind, candidate in _bad(choice, space, images, seed):
+        seen = view(candidate, images)
+        features = features_of(choice.parent, seen, playbook.share)
+        decision = playbook.decide({trial: features.values()})
+        tried = replace(choice.chosen, features=features, candidate=seen, decision=decision)
+        failed = _failed(replace(choice, chosen=tried), space, turn)
+        yield _judged(kind, tried, failed, _change(parent, _dice(candidate, turn.reported)))
+
+
+def _bad(choice: Choice, space: RoutingSpace, images: Tensor, seed: int) -> Iterator[tuple[str, nn.Module]]:
+    generator = torch.Generator().manual_seed(seed)
+    good = choice.chosen.adapted.merged
+    yield "shuffled weights", shuffled(good, generator)
+    yield "one layer shuffled", shuffled(good, generator, ONE_LAYER)
+    yield "statistics of inverted scans", blended(space.plain(), -images, (1.0, 1.0, 1.0))
+    noise = torch.randn(images.shape, generator=generator)
+    yield "statistics of noise", blended(space.plain(), noise, (1.0, 1.0, 1.0))
+    config = AdaptationConfig(preset="tent", seed=seed)
+    config = config.model_copy(update={"bn_rate": RATE_FACTOR * config.bn_rate, "epochs": 2})
+    few = images[: 2 * BATCH]
+    network = route(space.alone())
+    adapt(network, few, config, limits=NO_LIMITS)
+    yield f"Tent, rate x{RATE_FACTOR}", recipe_of("tent").merged(space.alone(), network, few, config, _never)
+
+
+def _never() -> None:
+    pass
+
+
+def _scan_by_scan(space: RoutingSpace, scans: Scans) -> Dice:
+    """InTEnt, which adapts to each scan by itself: all slices of a patient."""
+    config = AdaptationConfig(preset="intent")
+    dice: Dice = {}
+    for patient in scans.patients:
+        own = scans.of([patient])
+        network = recipe_of("intent").adapt(space, own.images, config, CPU).merged
+        with torch.no_grad():
+            dice |= own.dice(torch.softmax(network(own.images), dim=1))
+    return dice
+
+
+def _dice(network: nn.Module, scans: Scans) -> Dice:
+    return scans.dice(predict(network, scans.images))
+
+
+def _changes(before: Dice, after: Dice) -> list[float]:
+    changes = [after[patient] - before[patient] for patient in after]
+    return [change for change in changes if math.isfinite(change)]
+
+
+def _change(before: Dice, after: Dice) -> float:
+    changes = _changes(before, after)
+    return math.fsum(changes) / len(changes) if changes else 0.0
+
+
+def _arms(before: Dice, arms: Mapping[str, Dice]) -> dict[str, Any]:
+    """The global model's mean Dice; of each arm the mean change, its deviation over patients, and the share
+    of them who lose more than a point."""
+    found: dict[str, Any] = {"global": _short(mean_dice(before)), "patients": len(before)}
+    for name, after in arms.items():
+        changes = np.array(_changes(before, after))
+        harmed = float(np.mean(changes < -0.01))
+        found[name] = [_short(float(changes.mean())), _short(float(changes.std())), _short(harmed)]
+    return found
+
+
+def _short(value: float) -> float:
+    return round(float(value), 5)
