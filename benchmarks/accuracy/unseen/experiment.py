@@ -8,9 +8,11 @@ they learned. The scans come as they are and, for real sets, through a scanner t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks.accuracy.unseen.hospital import Hospitals
@@ -140,7 +142,12 @@ class Unseen(Experiment[Profile]):
             root = folder / "data"
             if not root.exists():
                 sites = tuple(SCANNERS)[: self.profile.scanners]
-                write_federation(root, sites, self.profile.phantoms, chosen.size)
+                # Another run may need it at the same time: it must be whole when it appears.
+                folder.mkdir(parents=True, exist_ok=True)
+                with TemporaryDirectory(dir=folder) as unfinished:
+                    write_federation(Path(unfinished) / "data", sites, self.profile.phantoms, chosen.size)
+                    with suppress(OSError):
+                        (Path(unfinished) / "data").rename(root)
         federation = load_federation(root, None if set_ == PHANTOM else template(set_))
         size = (chosen.size, chosen.size)
         federation = replace(federation, task=federation.task.model_copy(update={"size": size}))
