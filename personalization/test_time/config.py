@@ -49,4 +49,4 @@ class AdaptationConfig(Checked, RoutingOptions):
 
     def facts(self) -> dict[str, Any]:
         """Every field, as JSON has it: what a checkpoint is compared with."""
-        return self.model_dump() | {"routing_rate": self.rate}
+        return self.model_dump(mode="json") | {"routing_rate": self.rate}

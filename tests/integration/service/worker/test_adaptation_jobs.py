@@ -16,7 +16,9 @@ from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import prepare, prepare_mask
 from personalization.networks import build
+from personalization.playbook import FILE, Practice, Trial, fit, practise
 from personalization.state import from_safetensors
+from personalization.test_time.config import AdaptationConfig
 from service.errors import LeaseLost
 from service.jobs import leases, records
 from service.worker.attempt import Attempt
@@ -80,6 +82,62 @@ def test_adaptation_job_publishes_a_candidate_with_lineage_and_gate(finished: Wo
     assert job.gate["passed"] == all(check["passed"] for check in job.gate["checks"])
     assert len(job.gate["checks"]) == 9
     assert all(check["value"] is not None for check in job.gate["checks"])
+
+
+def practised(place: Workplace) -> None:
+    """Publish the routing space once more, with a playbook of two members."""
+    loaded = load_space(place.store, place.space)
+    doses = {"half": (0.5, 0.5, 0.5), "full": (1.0, 1.0, 1.0)}
+    trials = tuple(
+        Trial(name, AdaptationConfig(preset="ladder", doses=chosen)) for name, chosen in doses.items()
+    )
+    episodes = {}
+    for scanner in ("aster", "birch"):
+        images, targets, patients = [], [], []
+        for patient in (700, 701):
+            scan, mask = volume(scanner, patient)
+            prepared = prepare(scan, ORGAN)
+            images.append(torch.tensor(prepared.slices))
+            targets.append(torch.tensor(prepare_mask(mask, ORGAN, prepared.geometry)))
+            patients += [str(patient)] * len(images[-1])
+        practice = Practice(trials, (0.0, 1.0, 2.0))
+        found = practise(loaded.space, torch.cat(images), torch.cat(targets), patients, practice, 0.1, seed=0)
+        episodes[scanner] = tuple(found)
+    playbook = fit(episodes, {trial.name: trial.config.facts() for trial in trials}, 0.1)
+    place.store.publish(loaded.offered.manifest, {FILE: playbook.to_bytes()})
+
+
+def test_job_without_options_takes_the_recipe_that_the_federation_practised(place: Workplace) -> None:
+    practised(place)
+    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"preset": "auto"})
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert (job.state, job.reason) == ("succeeded", None)
+    _, manifest = candidate_of(place)
+    details = manifest.lineage.details
+    expected = details["playbook"]
+    assert isinstance(expected, dict)
+    assert expected["recipe"] in ("half", "full")
+    assert {tried["recipe"] for tried in expected["tried"]} == {"half", "full"}
+    assert details["options"]["preset"] == "ladder"  # type: ignore[index, call-overload]
+    assert job.gate is not None
+    values = {check["name"]: check["value"] for check in job.gate["checks"]}
+    chosen = next(tried for tried in expected["tried"] if tried["recipe"] == expected["recipe"])
+    assert values["predicted_gain"] == pytest.approx(chosen["predicted"], abs=1e-4)
+    assert values["gain_bound"] == pytest.approx(chosen["bound"], abs=1e-4)
+    # What it cost is told, and is no part of the version.
+    assert job.result is not None
+    assert {"adapt", "judge", "draw"} <= set(job.result["milliseconds"])
+    assert "milliseconds" not in details
+
+
+def test_job_without_a_playbook_takes_the_ladder_and_says_so(place: Workplace) -> None:
+    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options={"preset": "auto"})
+    run_job(job_id, place.settings)
+    _, manifest = candidate_of(place)
+    assert manifest.lineage.details["options"]["preset"] == "ladder"  # type: ignore[index, call-overload]
+    (warning,) = place.events(job_id, "warning")
+    assert "has no playbook" in warning.data["message"]
 
 
 def test_harmless_candidate_passes_every_check_but_possibly_consensus_gain(place: Workplace) -> None:
