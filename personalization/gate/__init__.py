@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from personalization.gate.check import Check, CheckResult, GateVerdict, judge, limits
 from personalization.gate.consensus import consensus
-from personalization.gate.routing import PRACTISED, ROUTING, Observed
+from personalization.gate.routing import PRACTISED, ROUTING, Observed, Prediction
 from personalization.gate.statistics import shift_in_one_pass, shift_of_statistics, statistics_distance
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "CheckResult",
     "GateVerdict",
     "Observed",
+    "Prediction",
     "consensus",
     "judge",
     "limits",

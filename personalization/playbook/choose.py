@@ -80,7 +80,6 @@ def verdict_by_practice(
 
     Costs one forward pass of the parent: the masks are those that were found when it was tried.
     """
-    decision = choice.chosen.decision
     observed = Observed(
         candidate=choice.chosen.candidate.maps,
         parent=choice.parent.maps,
@@ -89,7 +88,7 @@ def verdict_by_practice(
         classes=classes,
         source_warnings=source_warnings,
         statistics_distance=shift_in_one_pass(parent, images_NCHW, check_cancelled),
-        prediction=(decision.predicted, decision.bound, decision.nearer),
+        prediction=choice.chosen.decision.expected,
     )
     return judge(PRACTISED, observed)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from personalization.gate.routing import AWAY, TOLERANCE
+from personalization.gate.routing import Prediction
 from personalization.playbook.features import FEATURES
 
 FILE = "playbook.json"
@@ -67,16 +67,26 @@ class GateModel(_Frozen):
 
     def standardised(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
         """Features [..., F] as the models take them."""
-        raw = (np.asarray(values, dtype=np.float64) - np.array(self.centre)) / np.array(self.scale)
-        result: NDArray[np.float64] = np.clip(raw, np.array(self.lowest), np.array(self.highest))
+        result: NDArray[np.float64] = np.clip(
+            self._raw(values), np.array(self.lowest), np.array(self.highest)
+        )
         return result
 
-    def predict(self, values: Sequence[float]) -> tuple[float, float]:
-        """The predicted change, and its lower bound: the lowest prediction without a member, plus `residual`
-        (jackknife-minmax, Barber et al., Annals of Statistics 2021)."""
+    def _raw(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+        raw: NDArray[np.float64] = (np.asarray(values) - np.array(self.centre)) / np.array(self.scale)
+        return raw
+
+    def predict(self, values: Sequence[float]) -> Prediction:
+        """The bound is the lowest prediction without a member, plus `residual` (jackknife-minmax, Barber et
+        al., Annals of Statistics 2021)."""
         features, unit = self.standardised(values), float(moved(np.array(values)))
         lowest = min(float(model.predict(features)) for model in self.without.values())
-        return unit * float(self.whole.predict(features)), unit * (lowest + self.residual)
+        return Prediction(
+            change=unit * float(self.whole.predict(features)),
+            bound=unit * (lowest + self.residual),
+            size_gain=values[SIZE_GAIN],
+            beyond=float(np.abs(self._raw(values) - features).max()),
+        )
 
 
 class RecipeRecord(_Frozen):
@@ -142,17 +152,14 @@ class Playbook(_Frozen):
 
     def decide(self, features: Mapping[str, Sequence[float]]) -> Decision:
         """The recipe with the highest lower bound among those with features, and whether it may serve."""
-        found = []
-        for record in self.recipes:
-            if record.name in features:
-                values = features[record.name]
-                predicted, bound = record.gate.predict(values)
-                nearer = values[SIZE_GAIN]
-                accepted = predicted > 0 and bound >= -TOLERANCE and nearer >= -AWAY
-                found.append(Decision(record.name, predicted, bound, nearer, accepted))
+        found = [
+            Decision(record.name, record.gate.predict(features[record.name]))
+            for record in self.recipes
+            if record.name in features
+        ]
         if not found:
             raise ValueError("expected features of at least one recipe of the playbook")
-        return max(found, key=lambda decision: (decision.accepted, decision.bound))
+        return max(found, key=lambda decision: (decision.expected.accepted, decision.expected.bound))
 
     def to_bytes(self) -> bytes:
         """As JSON; equal playbooks give equal bytes."""
@@ -161,14 +168,7 @@ class Playbook(_Frozen):
 
 @dataclass(frozen=True)
 class Decision:
-    """The best recipe for a hospital, as the gate will see it.
-
-    `predicted` is the change of Dice, `bound` its lower bound, `nearer` the feature `size_gain`; `accepted`
-    whether these three pass.
-    """
+    """The best recipe for a hospital, and what is expected of it there."""
 
     trial: str
-    predicted: float
-    bound: float
-    nearer: float
-    accepted: bool
+    expected: Prediction

@@ -243,8 +243,8 @@ def _expected(choice: Choice, playbook: Playbook | None) -> dict[str, Any]:
         "tried": [
             {
                 "recipe": name,
-                "predicted": round(each.decision.predicted, 4),
-                "bound": round(each.decision.bound, 4),
+                "predicted": round(each.decision.expected.change, 4),
+                "bound": round(each.decision.expected.bound, 4),
             }
             for name, each in choice.tried.items()
         ],

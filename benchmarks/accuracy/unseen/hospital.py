@@ -263,8 +263,9 @@ def _failed(choice: Choice, space: RoutingSpace, turn: Turn) -> list[str]:
 def _judged(name: str, tried: Tried, failed: list[str], change: float) -> dict[str, Any]:
     return {
         "recipe": name,
-        "predicted": _short(tried.decision.predicted),
-        "bound": _short(tried.decision.bound),
+        "predicted": _short(tried.decision.expected.change),
+        "bound": _short(tried.decision.expected.bound),
+        "beyond": _short(tried.decision.expected.beyond),
         "failed": failed,
         "change": _short(change),
         "features": [_short(value) for value in tried.features.values()],

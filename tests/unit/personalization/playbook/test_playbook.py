@@ -165,9 +165,9 @@ def test_the_gate_finds_what_the_change_depends_on() -> None:
     found = dict(zip(gate.features, gate.whole.weights, strict=True))
     assert max(found, key=lambda name: abs(found[name])) == "certainty_change"
     for episode in episodes(9):
-        predicted, bound = gate.predict(episode.features.values())
-        assert predicted == pytest.approx(episode.change, abs=0.02)
-        assert bound <= predicted + 1e-9
+        expected = gate.predict(episode.features.values())
+        assert expected.change == pytest.approx(episode.change, abs=0.02)
+        assert expected.bound <= expected.change + 1e-9
 
 
 def test_the_bound_holds_for_about_as_many_hospitals_as_promised() -> None:
@@ -177,7 +177,7 @@ def test_the_bound_holds_for_about_as_many_hospitals_as_promised() -> None:
         members = {f"m{member}": episodes(100 * draw + member, 6, noise=0.1) for member in range(4)}
         gate = fit_gate(members)
         [other] = episodes(100 * draw + 50, 1, noise=0.1)
-        below.append(other.change < gate.predict(other.features.values())[1])
+        below.append(other.change < gate.predict(other.features.values()).bound)
     assert np.mean(below) <= 0.25
 
 
@@ -186,6 +186,11 @@ def test_features_beyond_practice_count_as_the_nearest_that_was_practised() -> N
     far = [1e6] * len(FEATURES)
     edge = [c + s * h for c, s, h in zip(gate.centre, gate.scale, gate.highest, strict=True)]
     np.testing.assert_allclose(gate.standardised(far), gate.standardised(edge))
+    assert gate.predict(edge).beyond == pytest.approx(0, abs=1e-9)
+    # Of one feature, three deviations beyond the edge: no prediction holds there.
+    edge[2] += 3 * gate.scale[2]
+    assert gate.predict(edge).beyond == pytest.approx(3)
+    assert not gate.predict(edge).accepted
 
 
 def test_every_member_weighs_the_same_in_the_quantile() -> None:
@@ -231,8 +236,8 @@ def test_the_recipe_with_the_highest_bound_serves_if_it_is_expected_to_gain() ->
     harmful = replace(sure, certainty_change=-0.3)
     away = replace(sure, size_gain=-0.2)
     decided = [playbook.decide({"half": each.values()}) for each in (sure, harmful, away)]
-    assert [decision.accepted for decision in decided] == [True, False, False]
-    assert decided[0].predicted > 0 > decided[1].predicted
+    assert [decision.expected.accepted for decision in decided] == [True, False, False]
+    assert decided[0].expected.change > 0 > decided[1].expected.change
     with pytest.raises(ValueError, match="at least one recipe"):
         playbook.decide({"unknown": sure.values()})
 
