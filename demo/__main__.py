@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo import api
-from demo.phantom_scans import PhantomScan, cohort_of
+from demo.phantom_scans import NEW_PATIENT, PhantomScan, cohort_of
 from demo.service_process import running_service
 from demo.visit import Visit
 
@@ -29,11 +29,13 @@ MEMBERS = ("aster", "birch", "cedar")
 BAD_SCANS = 4
 # Patients with masks: enough to train on most of them and validate on the others.
 MASKED_SCANS = 6
+# Patients that every model is measured on: one alone says little.
+NEW_PATIENTS = 6
 # FedOAP learns the phantom in fewer rounds than IOP-FL, and a hospital joins it in few epochs.
 ANY_ORGAN_ROUNDS = 4
 JOINING_EPOCHS = 10
 
-# Dice of the new patient, by the model that segmented it.
+# Mean Dice of the new patients, by the model that segmented them.
 Scores = dict[str, float]
 
 console = Console()
@@ -106,8 +108,8 @@ def adapt(visit: Visit, scans: int) -> Scores:
 
 
 def adapt_to_negatives(visit: Visit) -> Scores:
-    """Adapt to scans that an export turned into negatives; the new patient's scan is not one."""
-    console.print(f"An export swapped black and white in {BAD_SCANS} scans, but not in the new patient's.")
+    """Adapt to scans that an export turned into negatives; the new patients' scans are not."""
+    console.print(f"An export swapped black and white in {BAD_SCANS} scans, but not in the new patients'.")
     candidate = visit.fit("refused", cohort_of(OUTSIDE, BAD_SCANS, negative=True))
     _, after = visit.compare("refused", candidate)
     visit.assign(candidate, "it is the newest")
@@ -116,14 +118,14 @@ def adapt_to_negatives(visit: Visit) -> Scores:
 
 
 def adapt_to_one_scan(visit: Visit) -> Scores:
-    """Adapt to the new patient's scan alone, for this one answer."""
+    """Adapt to each new patient's scan alone, for that one answer."""
     score = visit.measure("for this answer only:", "wait=60", model=api.MODEL, personalization="scan")
     return {f"{api.MODEL}, adapted to this one scan": score}
 
 
 def show_scores(scores: Scores) -> None:
-    """Show the new patient's Dice by every model."""
-    table = Table("the new patient, segmented by", "Dice", box=None, header_style="dim")
+    """Show the new patients' Dice by every model."""
+    table = Table(f"{NEW_PATIENTS} new patients, segmented by", "Dice", box=None, header_style="dim")
     for name, score in scores.items():
         table.add_row(name, f"{score:.3f}")
     console.print(table)
@@ -147,7 +149,8 @@ def main(
         for hospital in (*MEMBERS, OUTSIDE):
             api.register(client, hospital, hospital if hospital in MEMBERS else None)
         segment_new_patients(client, folder)
-        visit = Visit(console, client, folder, PhantomScan.at(OUTSIDE))
+        patients = [PhantomScan.at(OUTSIDE, NEW_PATIENT + number) for number in range(NEW_PATIENTS)]
+        visit = Visit(console, client, folder, patients)
         console.rule(f"3  {OUTSIDE}, from outside, joins with a few masks, and the gate passes it")
         scores = join(visit)
         console.rule(f"4  {OUTSIDE} adapts without masks, and the members' practice vouches for it")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import httpx
@@ -18,17 +19,20 @@ from demo.phantom_scans import PhantomScan
 
 @dataclass(frozen=True)
 class Visit:
-    """A hospital's dealings with the service. Each model is measured on a new patient with a known mask."""
+    """A hospital's dealings with the service. Each model is measured on new patients with known masks.
+
+    Pictures are of the first of them.
+    """
 
     console: Console
     client: httpx.Client
     folder: Path
-    patient: PhantomScan
+    patients: Sequence[PhantomScan]
 
     @property
     def hospital(self) -> str:
         """The hospital's id."""
-        return self.patient.hospital
+        return self.patients[0].hospital
 
     def fit(
         self,
@@ -63,7 +67,7 @@ class Visit:
         return candidate
 
     def compare(self, name: str, candidate: str, model: str = api.MODEL) -> tuple[float, float]:
-        """Return the new patient's Dice by the federation's model and by the candidate."""
+        """Return the new patients' Dice by the federation's model and by the candidate."""
         before = self.measure("before:", model=model, personalization="global")
         self._show_file("overlay", self._overlay(f"{name}-before", model=model, personalization="global"))
         after = self.measure("after: ", model=candidate)
@@ -80,16 +84,19 @@ class Visit:
             self._say(f"[bold red]{answer.status_code}[/] {answer.json()['detail']}")
 
     def measure(self, label: str, prefer: str | None = None, **fields: str) -> float:
-        """Segment the new patient and show the model and its Dice."""
-        answer = api.mask_of(self.client, self.patient.image, {"hospital": self.hospital} | fields, prefer)
-        score = self.patient.dice_of(answer.mask)
+        """Segment the new patients, show the model and its mean Dice, and return the Dice."""
+        form = {"hospital": self.hospital} | fields
+        answers = [api.mask_of(self.client, patient.image, form, prefer) for patient in self.patients]
+        pairs = zip(self.patients, answers, strict=True)
+        score = fmean(patient.dice_of(answer.mask) for patient, answer in pairs)
+        answer = answers[0]
         self._say(f"{label} [bold]{answer.personalization}[/], by {answer.model}: Dice [bold]{score:.3f}[/]")
         return score
 
     def _overlay(self, name: str, **fields: str) -> Path:
         path = self.folder / f"{name}.png"
         form = {"hospital": self.hospital, "output": "overlay"} | fields
-        path.write_bytes(api.segment(self.client, self.patient.image, form).content)
+        path.write_bytes(api.segment(self.client, self.patients[0].image, form).content)
         return path
 
     def _show_checks(self, checks: list[dict[str, Any]]) -> None:

@@ -114,7 +114,9 @@ def fit_gate(episodes: Mapping[str, Sequence[Episode]]) -> GateModel:
         member: _ridge(features[groups != member], relative[groups != member], penalty) for member in members
     }
     residuals = {
-        member: relative[groups == member] - without[member].predict(features[groups == member])
+        member: tuple(
+            (relative[groups == member] - without[member].predict(features[groups == member])).tolist()
+        )
         for member in members
     }
     return GateModel(
@@ -125,18 +127,8 @@ def fit_gate(episodes: Mapping[str, Sequence[Episode]]) -> GateModel:
         highest=tuple(features.max(axis=0).tolist()),
         whole=_ridge(features, relative, penalty),
         without=without,
-        residual=_pooled_quantile([*residuals.values()], 1 / (len(members) + 1)),
+        residuals=residuals,
     )
-
-
-def _pooled_quantile(groups: Sequence[Floats], level: float) -> float:
-    """The largest value with at most `level` of the weight below it, every group weighing the same (Dunn,
-    Wasserman and Ramdas, JASA 2022, pooling of distributions)."""
-    values = np.concatenate(groups)
-    weights = np.concatenate([np.full(len(group), 1 / (len(group) * len(groups))) for group in groups])
-    order = np.argsort(values)
-    below = np.cumsum(weights[order]) - weights[order]
-    return float(values[order][below <= level + 1e-12][-1])
 
 
 def _error(

@@ -29,6 +29,15 @@ def moved(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return result
 
 
+def pooled_quantile(groups: Sequence[NDArray[np.float64]], level: float) -> float:
+    """The largest value with at most `level` of the weight below it, every group weighing the same."""
+    values = np.concatenate(groups)
+    weights = np.concatenate([np.full(len(group), 1 / (len(group) * len(groups))) for group in groups])
+    order = np.argsort(values)
+    below = np.cumsum(weights[order]) - weights[order]
+    return float(values[order][below <= level + 1e-12][-1])
+
+
 class LinearModel(_Frozen):
     """intercept + sum of weights times standardised features."""
 
@@ -52,8 +61,7 @@ class GateModel(_Frozen):
         lowest, highest: of the standardised features in practice; what lies outside is taken as the nearest.
         whole: fitted on all members.
         without: fitted without each of the members, by name.
-        residual: the 1 / (K + 1) quantile, over the K members' episodes, of what the model without a member
-            got wrong there.
+        residuals: of each member, what the model without it got wrong in each of its episodes.
     """
 
     features: tuple[str, ...]
@@ -63,7 +71,7 @@ class GateModel(_Frozen):
     highest: tuple[FiniteFloat, ...]
     whole: LinearModel
     without: dict[str, LinearModel]
-    residual: FiniteFloat
+    residuals: dict[str, tuple[FiniteFloat, ...]]
 
     def standardised(self, values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
         """Features [..., F] as the models take them."""
@@ -77,13 +85,17 @@ class GateModel(_Frozen):
         return raw
 
     def predict(self, values: Sequence[float]) -> Prediction:
-        """The bound is the lowest prediction without a member, plus `residual` (jackknife-minmax, Barber et
-        al., Annals of Statistics 2021)."""
+        """The bound is the 1 / (K + 1) quantile, over the K members' episodes, of the prediction without the
+        member plus what that got wrong there: jackknife+ (Barber et al., Annals of Statistics 2021), every
+        member weighing the same (Dunn, Wasserman and Ramdas, JASA 2022)."""
         features, unit = self.standardised(values), float(moved(np.array(values)))
-        lowest = min(float(model.predict(features)) for model in self.without.values())
+        possible = [
+            float(self.without[member].predict(features)) + np.array(residuals)
+            for member, residuals in self.residuals.items()
+        ]
         return Prediction(
             change=unit * float(self.whole.predict(features)),
-            bound=unit * (lowest + self.residual),
+            bound=unit * pooled_quantile(possible, 1 / (len(possible) + 1)),
             size_gain=values[SIZE_GAIN],
             beyond=float(np.abs(self._raw(values) - features).max()),
         )

@@ -28,7 +28,7 @@ from personalization.playbook import (
     verdict_by_practice,
     view,
 )
-from personalization.playbook.fit import _pooled_quantile
+from personalization.playbook.playbook import pooled_quantile
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import blended
 from tests.helpers.personalization.discs import discs, space
@@ -187,17 +187,17 @@ def test_features_beyond_practice_count_as_the_nearest_that_was_practised() -> N
     edge = [c + s * h for c, s, h in zip(gate.centre, gate.scale, gate.highest, strict=True)]
     np.testing.assert_allclose(gate.standardised(far), gate.standardised(edge))
     assert gate.predict(edge).beyond == pytest.approx(0, abs=1e-9)
-    # Of one feature, three deviations beyond the edge: no prediction holds there.
-    edge[2] += 3 * gate.scale[2]
-    assert gate.predict(edge).beyond == pytest.approx(3)
+    # Of one feature, four deviations beyond the edge: no prediction holds there.
+    edge[2] += 4 * gate.scale[2]
+    assert gate.predict(edge).beyond == pytest.approx(4)
     assert not gate.predict(edge).accepted
 
 
 def test_every_member_weighs_the_same_in_the_quantile() -> None:
     """Two members: one with a single residual of -1, one with a hundred of 0."""
-    assert _pooled_quantile([np.array([-1.0]), np.zeros(100)], 0.4) == -1.0
-    assert _pooled_quantile([np.array([-1.0]), np.zeros(100)], 0.6) == 0.0
-    assert _pooled_quantile([np.array([3.0, 1.0]), np.array([2.0, 4.0])], 0.25) == 2.0
+    assert pooled_quantile([np.array([-1.0]), np.zeros(100)], 0.4) == -1.0
+    assert pooled_quantile([np.array([-1.0]), np.zeros(100)], 0.6) == 0.0
+    assert pooled_quantile([np.array([3.0, 1.0]), np.array([2.0, 4.0])], 0.25) == 2.0
 
 
 def test_recipes_are_ranked_by_their_lower_bound_over_members() -> None:
