@@ -57,6 +57,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 unit="scan",
             ),
             Preset(
+                "vptta",
+                "one step of a low-frequency filter before the global model, with statistics near the scan's",
+                models="global",
+                learns=frozenset(),
+                draws=False,
+                unit="scan",
+            ),
+            Preset(
                 "prompt",
                 "a low-frequency filter before the global model, after which batch norm sees what it knows",
                 models="global",

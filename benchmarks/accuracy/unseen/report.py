@@ -1,12 +1,413 @@
-"""The page of `unseen`."""
+"""The page of `unseen`: the criteria of the protocol first, then what they rest on.
+
+The unit is a hospital of a set behind a scanner of one severity; its seeds are averaged first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from benchmarks.harness.cells import Row
+from benchmarks.harness.tables import table
+
+PHANTOM = "phantom"
+POINT = 0.01
+# set, severity, hospital
+Unit: TypeAlias = tuple[str, int, str]
+# unit -> one value per seed
+Values: TypeAlias = dict[Unit, list[float]]
 
 
 def sections(rows: Sequence[Row]) -> list[str]:
-    """The criteria, then every set."""
-    return [f"{len(rows)} cells are finished."]
+    """All sections for which there are rows."""
+    by_part: dict[str, list[Row]] = {}
+    for row in rows:
+        by_part.setdefault(row["cell"]["part"], []).append(row)
+    served, inside = by_part.get("served", []), by_part.get("inside", [])
+    paper, reference = by_part.get("paper", []), by_part.get("reference", [])
+    found = [_about(rows)]
+    criteria = [*_criteria(served, inside, paper)]
+    if criteria:
+        found += ["## Criteria", table(["criterion", "found", "met"], [list(each) for each in criteria])]
+    if served:
+        found += ["## Outside: what is served, minus the global model", _outside(served)]
+        found += ["## Every hospital", _hospitals(served)]
+        found += ["## The gate", *_gate(served)]
+    if served and paper:
+        found += ["## Training, counted apart: the global model as it is", _training(served, paper)]
+    if inside:
+        found += ["## Inside: personal minus global on the members' test patients", _inside(inside)]
+    if reference:
+        found += ["## Head-room: a model trained at the hospital itself", _reference(reference)]
+    if "learned" in by_part:
+        found += ["## Recipes that are not practised, always served", _learned(by_part["learned"])]
+    return found
+
+
+def _about(rows: Sequence[Row]) -> str:
+    seeds = sorted({row["cell"]["seed"] for row in rows})
+    return (
+        "What was fixed before these were run is in [the protocol](protocol-outside.md). Figures are points "
+        "of Dice (hundredths), means over hospitals of the means over seeds, except where it says otherwise. "
+        f"Seeds: {', '.join(map(str, seeds))}. {len(rows)} cells are finished."
+    )
+
+
+# ---------------------------------------------------------------------- values
+
+
+def _values(rows: Iterable[Row], value: Callable[[Mapping[str, Any]], float | None]) -> Values:
+    """A value of each `served` row's severities."""
+    found: Values = {}
+    for row in rows:
+        cell = row["cell"]
+        for severity, at in row["result"]["at"].items():
+            each = value(at)
+            if each is not None:
+                found.setdefault((cell["set"], int(severity), cell["site"]), []).append(each)
+    return found
+
+
+def _change(arm: str) -> Callable[[Mapping[str, Any]], float | None]:
+    return lambda at: at["arms"][arm][0] if arm in at["arms"] else None
+
+
+def _of(values: Values, set_: str | None = None, severity: int | None = None) -> dict[Unit, float]:
+    """Means over seeds of some units; without a set, of the real ones."""
+    return {
+        unit: fmean(found)
+        for unit, found in values.items()
+        if (unit[0] == set_ if set_ else unit[0] != PHANTOM) and severity in (None, unit[1])
+    }
+
+
+def _sets(values: Values) -> list[str]:
+    return list(dict.fromkeys(unit[0] for unit in values))
+
+
+def _severities(values: Values, set_: str) -> list[int]:
+    return sorted({unit[1] for unit in values if unit[0] == set_})
+
+
+# ---------------------------------------------------------------------- criteria
+
+
+def _criteria(
+    served: Sequence[Row], inside: Sequence[Row], paper: Sequence[Row]
+) -> Iterable[tuple[str, str, str]]:
+    changes = [fmean(found) for found in _inside_changes(inside, "personal").values()]
+    if changes:
+        yield _criterion(
+            "1. inside, personal minus global: mean > 0, no member below -0.5",
+            f"mean {_points(fmean(changes))}, worst {_points(min(changes))}",
+            met=fmean(changes) > 0 and min(changes) >= -0.005,
+        )
+    if not served:
+        return
+    auto = _values(served, _change("auto"))
+    for set_, severity, least in _asked(auto):
+        found = [*_of(auto, set_, severity).values()]
+        where = f"{set_ or 'real sets'} at severity {severity}"
+        asked = "> +1" if least else ">= 0"
+        mean = fmean(found)
+        met = mean > least if least else mean >= 0
+        yield _criterion(f"2. {where}: mean {asked}", _points(mean), met=met)
+    worst = min(auto, key=lambda unit: fmean(auto[unit]))
+    value = fmean(auto[worst])
+    yield _criterion(
+        "3. no outer hospital loses more than a point",
+        f"{_points(value)} ({worst[2]} of {worst[0]} at severity {worst[1]})",
+        met=value >= -POINT,
+    )
+    if paper:
+        gains = _training_gains(served, paper)
+        for severity, least in ((3, 0.03), (0, -0.005)):
+            found = [fmean(gains[unit]) for unit in gains if unit[1] == severity and unit[0] != PHANTOM]
+            if found:
+                yield _criterion(
+                    f"4. training, real sets at severity {severity}: mean {'>' if severity else '>='} "
+                    f"{100 * least:+g}",
+                    _points(fmean(found)),
+                    met=fmean(found) > least,
+                )
+    tried = _chosen(served)
+    gainers = [each for each in tried if each["change"] > POINT]
+    accepted = [each for each in gainers if not each["failed"]]
+    yield _criterion(
+        "5. more than half of the candidates that gain a point are accepted",
+        f"{len(accepted)} of {len(gainers)}",
+        met=2 * len(accepted) > len(gainers),
+    )
+    harmful = [each for each in _planted(served) if each["change"] < -POINT]
+    passed = [each for each in harmful if not each["failed"]]
+    yield _criterion(
+        "5. no planted candidate that loses a point is accepted",
+        f"{len(passed)} of {len(harmful)} accepted",
+        met=not passed,
+    )
+    own, wrong = fmean(map(fmean, auto.values())), fmean(map(fmean, _shuffled(served).values()))
+    yield _criterion(
+        "6. a playbook with shuffled features loses its edge",
+        f"auto {_points(own)}, shuffled {_points(wrong)}; "
+        f"harm {_share(_harmed(auto))} and {_share(_harmed(_shuffled(served)))}",
+        met=own > wrong and _harmed(auto) <= _harmed(_shuffled(served)),
+    )
+
+
+def _criterion(asked: str, found: str, *, met: bool) -> tuple[str, str, str]:
+    return asked, found, "yes" if met else "**no**"
+
+
+def _asked(values: Values) -> Iterable[tuple[str | None, int, float]]:
+    """Set (None: the real ones together), severity, and the mean that is asked for."""
+    if PHANTOM in _sets(values):
+        yield PHANTOM, 0, POINT
+    if any(unit[1] == 3 for unit in values):
+        yield None, 3, POINT
+    for set_ in _sets(values):
+        if set_ != PHANTOM:
+            yield from ((set_, severity, 0.0) for severity in _severities(values, set_) if severity < 3)
+
+
+# ---------------------------------------------------------------------- outside
+
+
+def _outside(rows: Sequence[Row]) -> str:
+    arms = [*dict.fromkeys(arm for row in rows for at in row["result"]["at"].values() for arm in at["arms"])]
+    shown = [arm for arm in arms if arm not in ("global", "patients") and not arm.startswith("shuffled")]
+    auto, level = _values(rows, _change("auto")), _values(rows, lambda at: at["arms"]["global"])
+    passed = _values(rows, lambda at: fmean(cohort["passed"] for cohort in at["cohorts"]))
+    body = []
+    for set_ in _sets(auto):
+        for severity in _severities(auto, set_):
+            line = [
+                set_,
+                severity,
+                f"{100 * fmean(_of(level, set_, severity).values()):.1f}",
+                _share(fmean(_of(passed, set_, severity).values())),
+                _points(min(_of(auto, set_, severity).values())),
+            ]
+            for arm in shown:
+                line.append(_points(fmean(_of(_values(rows, _change(arm)), set_, severity).values())))
+            body.append(line)
+    return table(["set", "severity", "global", "accepted", "auto, worst", *shown], body)
+
+
+def _hospitals(rows: Sequence[Row]) -> str:
+    auto, level = _values(rows, _change("auto")), _values(rows, lambda at: at["arms"]["global"])
+    severities = sorted({unit[1] for unit in auto})
+    body = []
+    for set_, site in dict.fromkeys((unit[0], unit[2]) for unit in auto):
+        line: list[Any] = [set_, site]
+        for severity in severities:
+            unit = (set_, severity, site)
+            if unit in auto:
+                line.append(f"{100 * fmean(level[unit]):.1f} {_spread(auto[unit])}")
+            else:
+                line.append("")
+        body.append(line)
+    head = ["set", "left out", *(f"severity {severity}: global, auto" for severity in severities)]
+    return table(head, body)
+
+
+# ---------------------------------------------------------------------- gate
+
+
+@dataclass(frozen=True)
+class _Calibration:
+    slope: float
+    error: float
+    below: float
+
+
+def _gate(rows: Sequence[Row]) -> list[str]:
+    every, chosen, planted = _tried(rows), _chosen(rows), _planted(rows)
+    body = []
+    for name, some in (("chosen by the playbook", chosen), ("every candidate", every), ("planted", planted)):
+        gained = [each for each in some if each["change"] > POINT]
+        lost = [each for each in some if each["change"] < -POINT]
+        body.append(
+            [
+                name,
+                len(some),
+                f"{_accepted(some)} of {len(some)}",
+                f"{_accepted(gained)} of {len(gained)}",
+                f"{_accepted(lost)} of {len(lost)}",
+                *_shown(_calibration(some) if name != "planted" else None),
+            ]
+        )
+    head = [
+        *("candidates", "number", "accepted", "accepted that gain a point", "accepted that lose a point"),
+        *("slope", "mean error", "below the bound"),
+    ]
+    kinds = dict.fromkeys(each["recipe"] for each in planted)
+    bad = [
+        [
+            kind,
+            _points(fmean(each["change"] for each in planted if each["recipe"] == kind)),
+            sum(each["change"] < -POINT for each in planted if each["recipe"] == kind),
+            _accepted([e for e in planted if e["recipe"] == kind and e["change"] < -POINT]),
+        ]
+        for kind in kinds
+    ]
+    return [
+        table(head, body),
+        "*Slope*: of the true change on the predicted one; *mean error* of the prediction, in points; *below "
+        "the bound*: share of the candidates that did worse than their bound.",
+        table(["planted", "mean change", "harmful", "accepted of these"], bad),
+    ]
+
+
+def _accepted(some: Sequence[Mapping[str, Any]]) -> int:
+    return sum(not each["failed"] for each in some)
+
+
+def _calibration(some: Sequence[Mapping[str, Any]]) -> _Calibration | None:
+    predicted = np.array([each["predicted"] for each in some])
+    change = np.array([each["change"] for each in some])
+    if len(some) < 2 or not predicted.std():
+        return None
+    slope = float(np.cov(predicted, change)[0, 1] / predicted.var(ddof=1))
+    below = float(np.mean([each["change"] < each["bound"] for each in some]))
+    return _Calibration(slope, float(np.abs(predicted - change).mean()), below)
+
+
+def _shown(found: _Calibration | None) -> tuple[str, str, str]:
+    if found is None:
+        return "", "", ""
+    return f"{found.slope:.2f}", f"{100 * found.error:.1f}", _share(found.below)
+
+
+def _cohorts(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return [cohort for row in rows for at in row["result"]["at"].values() for cohort in at["cohorts"]]
+
+
+def _tried(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return [each for cohort in _cohorts(rows) for each in cohort["tried"]]
+
+
+def _chosen(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return [
+        each for cohort in _cohorts(rows) for each in cohort["tried"] if each["recipe"] == cohort["chosen"]
+    ]
+
+
+def _planted(rows: Sequence[Row]) -> list[Mapping[str, Any]]:
+    return [each for row in rows for at in row["result"]["at"].values() for each in at["planted"]]
+
+
+def _shuffled(rows: Sequence[Row]) -> Values:
+    def value(at: Mapping[str, Any]) -> float:
+        return fmean(found[0] for arm, found in at["arms"].items() if arm.startswith("shuffled"))
+
+    return _values(rows, value)
+
+
+def _harmed(values: Values) -> float:
+    return fmean(fmean(found) < -POINT for found in values.values())
+
+
+# ---------------------------------------------------------------------- the rest
+
+
+def _training_gains(served: Sequence[Row], paper: Sequence[Row]) -> Values:
+    now = {
+        (row["cell"]["set"], int(severity), row["cell"]["site"], row["cell"]["seed"]): at["arms"]["global"]
+        for row in served
+        for severity, at in row["result"]["at"].items()
+    }
+    found: Values = {}
+    for row in paper:
+        cell = row["cell"]
+        for severity, before in row["result"].items():
+            key = (cell["set"], int(severity), cell["site"])
+            if (*key, cell["seed"]) in now:
+                found.setdefault(key, []).append(now[(*key, cell["seed"])] - before)
+    return found
+
+
+def _training(served: Sequence[Row], paper: Sequence[Row]) -> str:
+    gains = _training_gains(served, paper)
+    body = []
+    for set_ in _sets(gains):
+        for severity in _severities(gains, set_):
+            found = _of(gains, set_, severity)
+            body.append([set_, severity, _points(fmean(found.values())), _points(min(found.values()))])
+    return table(["set", "severity", "Locum's training minus the paper's", "worst hospital"], body)
+
+
+def _inside_changes(rows: Sequence[Row], arm: str) -> dict[tuple[str, str], list[float]]:
+    """Of the real sets' members."""
+    found: dict[tuple[str, str], list[float]] = {}
+    for row in rows:
+        if row["cell"]["set"] != PHANTOM:
+            for site, dice in row["result"].items():
+                found.setdefault((row["cell"]["set"], site), []).append(dice[arm] - dice["global"])
+    return found
+
+
+def _inside(rows: Sequence[Row]) -> str:
+    body = []
+    for set_, site in dict.fromkeys((row["cell"]["set"], site) for row in rows for site in row["result"]):
+        own = [row["result"][site] for row in rows if row["cell"]["set"] == set_]
+        body.append(
+            [
+                set_,
+                site,
+                f"{100 * fmean(each['global'] for each in own):.1f}",
+                _spread([each["personal"] - each["global"] for each in own]),
+                _spread([each["auto"] - each["global"] for each in own]),
+                ", ".join(f"{each['share']:g}" for each in own),
+                sum(each["patients"] for each in own),
+            ]
+        )
+    head = ["set", "member", "global", "personal", "what `auto` serves", "lambda, by seed", "patients"]
+    return table(head, body)
+
+
+def _reference(rows: Sequence[Row]) -> str:
+    body = []
+    for set_, site in dict.fromkeys((row["cell"]["set"], row["cell"]["site"]) for row in rows):
+        own = [row["result"] for row in rows if (row["cell"]["set"], row["cell"]["site"]) == (set_, site)]
+        away, home = fmean(each["global"] for each in own), fmean(each["home"] for each in own)
+        body.append([set_, site, f"{100 * away:.1f}", f"{100 * home:.1f}", _points(home - away)])
+    return table(["set", "left out", "global of the others", "trained at home", "head-room"], body)
+
+
+def _learned(rows: Sequence[Row]) -> str:
+    values: dict[str, Values] = {}
+    for row in rows:
+        for severity, arms in row["result"].items():
+            for arm, found in arms.items():
+                if arm not in ("global", "patients"):
+                    unit = (row["cell"]["set"], int(severity), row["cell"]["site"])
+                    values.setdefault(arm, {}).setdefault(unit, []).append(found[0])
+    first = next(iter(values.values()))
+    body = []
+    for set_ in _sets(first):
+        for severity in _severities(first, set_):
+            units = {arm: [*_of(found, set_, severity).values()] for arm, found in values.items()}
+            body.append(
+                [set_, severity, *(f"{_points(fmean(u))} ({_points(min(u))})" for u in units.values())]
+            )
+    return "Mean over hospitals, and the worst of them; seed 0.\n\n" + table(
+        ["set", "severity", *values], body
+    )
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:+.1f}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    spread = f" ± {100 * np.std(values, ddof=1):.1f}" if len(values) > 1 else ""
+    return f"{_points(fmean(values))}{spread}"
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:.0f} %"

@@ -120,6 +120,43 @@ def test_the_prompt_s_loss_is_the_distance_of_means_and_deviations() -> None:
     assert len(steps) >= prompt.STEPS
 
 
+class _AdaBN(nn.Module):
+    """Batch norm as VPTTA's authors describe it for the first sample."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.norm, self.loss = norm, torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        norm, wide = self.norm, (1, -1, 1, 1)
+        moment = 1 / (1 / 5 + 1)
+        mean = moment * x.mean((0, 2, 3)).detach() + (1 - moment) * norm.running_mean
+        variance = moment * x.var((0, 2, 3)).detach() + (1 - moment) * norm.running_var
+        self.loss = (mean.view(wide) - x.mean((2, 3), keepdim=True)).abs().mean() + (
+            variance.sqrt().view(wide) - x.std((2, 3), keepdim=True)
+        ).abs().mean()
+        normal = (x - mean.view(wide)) / (variance.view(wide) + norm.eps).sqrt()
+        return normal * norm.weight.view(wide) + norm.bias.view(wide)
+
+
+def test_vptta_is_one_step_of_the_prompt_and_statistics_near_the_scan_s() -> None:
+    naive = prompt.prompted(space(), IMAGES)
+    for module in [*naive.modules()]:
+        for name, child in [*module.named_children()]:
+            if isinstance(child, nn.BatchNorm2d):
+                setattr(module, name, _AdaBN(child))
+    norms = [module for module in naive.modules() if isinstance(module, _AdaBN)]
+    naive(IMAGES)
+    loss = torch.stack([norm.loss for norm in norms]).mean()
+    optimiser = torch.optim.Adam([naive.prompt], lr=0.05, betas=(0.9, 0.99))
+    loss.backward()
+    optimiser.step()
+    found = recipe_of("vptta").adapt(space(), IMAGES, AdaptationConfig(preset="vptta"), CPU).merged
+    torch.testing.assert_close(found.get_parameter("prompt"), naive.prompt)
+    assert (found.get_parameter("prompt") - 1).abs().max() == pytest.approx(0.05, rel=1e-3)
+    torch.testing.assert_close(found(IMAGES), naive(IMAGES), rtol=1e-3, atol=1e-4)
+
+
 # ---------------------------------------------------------------------- distilled
 
 

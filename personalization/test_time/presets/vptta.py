@@ -1,0 +1,87 @@
+"""Preset `vptta` (Chen et al., CVPR 2024), for one scan: one step of a low-frequency prompt, then the answer.
+
+Batch norm uses, layer by layer, m of the scan's statistics and 1 - m of training's, with m = 5/6: that of the
+first sample in the authors' code, since nothing is carried from one scan to the next. The step minimises how
+far each slice's statistics are from these. The prompt is `Prompted`'s, as for preset `prompt`.
+
+Legend: B slices, C channels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from personalization.cancellation import CancelCheck
+from personalization.iop_fl.space import RoutingSpace
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.ladder import thinned
+from personalization.test_time.presets.prompt import RECIPE as PROMPT
+from personalization.test_time.presets.prompt import prompted
+from personalization.test_time.recipe import Recipe
+
+RATE, BETAS = 0.05, (0.9, 0.99)
+# 1 / (sqrt(t) / 5 + 1) at the first scan, t = 1.
+SHARE = 1 / (1 / 5 + 1)
+
+
+class Vptta(Recipe):
+    """The global model behind a prompt, with statistics near the scan's. Two forward passes and one back."""
+
+    def architecture(self, space: RoutingSpace, images_NCHW: Tensor) -> tuple[str, dict[str, Any]]:
+        """The global model's network behind its filter."""
+        return PROMPT.architecture(space, images_NCHW)
+
+    def merged(
+        self,
+        space: RoutingSpace,
+        learned: nn.Module | None,  # noqa: ARG002
+        images_NCHW: Tensor,
+        config: AdaptationConfig,  # noqa: ARG002
+        check_cancelled: CancelCheck,
+    ) -> nn.Module:
+        """One step of Adam over the scan's slices together."""
+        images = thinned(images_NCHW)
+        network = prompted(space, images_NCHW).requires_grad_(False)
+        network.prompt.requires_grad_(True)
+        optimiser = torch.optim.Adam([network.prompt], lr=RATE, betas=BETAS)
+        sources = {
+            norm: (norm.running_mean.clone(), norm.running_var.clone())
+            for norm in network.modules()
+            if isinstance(norm, nn.BatchNorm2d)
+            and norm.running_mean is not None
+            and norm.running_var is not None
+        }
+        losses: list[Tensor] = []
+
+        def move(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            assert isinstance(norm, nn.BatchNorm2d)
+            losses.append(_moved(norm, *sources[norm], inputs[0]))
+
+        handles = [norm.register_forward_pre_hook(move) for norm in sources]
+        try:
+            network(images)
+            check_cancelled()
+            torch.stack(losses).mean().backward()  # type: ignore[no-untyped-call]
+            optimiser.step()
+            with torch.no_grad():
+                network(images)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return network.requires_grad_(False)
+
+
+def _moved(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, features_BCHW: Tensor) -> Tensor:
+    """Set the norm's statistics between training's and the features', and return how far the slices are."""
+    seen_variance, seen_mean = torch.var_mean(features_BCHW.detach(), dim=(0, 2, 3))
+    norm.running_mean = SHARE * seen_mean + (1 - SHARE) * mean
+    norm.running_var = SHARE * seen_variance + (1 - SHARE) * variance
+    own_variance, own_mean = torch.var_mean(features_BCHW, dim=(2, 3))
+    away = (norm.running_mean - own_mean).abs().mean()
+    return away + (norm.running_var.sqrt() - own_variance.sqrt()).abs().mean()
+
+
+RECIPE = Vptta()

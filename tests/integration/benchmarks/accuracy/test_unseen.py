@@ -1,0 +1,94 @@
+"""What an unseen hospital is served: the ladder's scanners, a cell of each kind, and the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.accuracy.unseen.experiment import PROFILES, SetOf, Unseen
+from benchmarks.accuracy.unseen.report import sections
+from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
+from benchmarks.harness.experiment import Options
+from model_store.scan import Scan
+
+
+def scan(channels: int = 1) -> Scan:
+    rows, columns = np.mgrid[:64, :80]
+    image = 40 + rows + np.where((rows - 32) ** 2 + (columns - 40) ** 2 < 200, 100, 0)
+    return Scan(np.repeat(image[..., None], channels, axis=2).astype(np.uint8), None, "png")
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("site", ["one", "two", "three", "four", "five"])
+def test_a_scanner_leaves_severity_0_alone_and_grows_with_severity(site: str, channels: int) -> None:
+    scanner, before = ShiftedScanner.of(site, 0), scan(channels)
+    assert scanner.at(0) is None
+    away = []
+    for severity in SEVERITIES[1:]:
+        change = scanner.at(severity)
+        assert change is not None
+        after = change(before)
+        assert after.voxels.shape == before.voxels.shape
+        assert np.isfinite(after.voxels).all()
+        away.append(np.abs(after.voxels - before.voxels.astype(float)).mean())
+        np.testing.assert_array_equal(after.voxels, change(before).voxels)
+    assert away == sorted(away)
+
+
+def test_some_scanners_swap_black_and_white_at_the_highest_severity() -> None:
+    scanners = [ShiftedScanner.of(f"site {number}", 0) for number in range(100)]
+    assert 10 < sum(scanner.inverts for scanner in scanners) < 40
+    inverts = next(scanner for scanner in scanners if scanner.inverts)
+    before = scan()
+    disc = np.zeros((64, 80), dtype=bool)
+    disc[24:40, 32:48] = True
+    brighter = {}
+    for severity in (2, 3):
+        change = inverts.at(severity)
+        assert change is not None
+        after = change(before).voxels[..., 0]
+        ring = np.roll(disc, 24, axis=1) & ~disc
+        brighter[severity] = after[disc].mean() > after[ring].mean()
+    assert brighter == {2: True, 3: False}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """A cell of each kind on three phantom hospitals."""
+    folder = tmp_path_factory.mktemp("unseen")
+    experiment = Unseen(Options("smoke", folder, folder / "rows.jsonl", workers=0, state_dir=folder))
+    kinds = {cell["part"]: cell for cell in reversed(experiment.cells())}
+    assert set(kinds) == {"served", "inside", "paper", "reference", "learned"}
+    return [
+        {"cell": cell, "result": experiment.compute(cell, folder)}
+        for part, cell in kinds.items()
+        if part != "learned"  # slow, and no more than the recipes' own tests
+    ]
+
+
+def test_what_is_served_is_the_chosen_candidate_where_the_gate_accepts_it(rows: list[dict[str, Any]]) -> None:
+    found = next(row["result"] for row in rows if row["cell"]["part"] == "served")["at"]["0"]
+    assert len(found["cohorts"]) == 2
+    for cohort in found["cohorts"]:
+        chosen = next(each for each in cohort["tried"] if each["recipe"] == cohort["chosen"])
+        assert cohort["passed"] == (chosen["failed"] == [])
+    if not any(cohort["passed"] for cohort in found["cohorts"]):
+        assert found["arms"]["auto"] == [0, 0, 0]
+    assert {each["recipe"] for each in found["planted"]} >= {"shuffled weights", "statistics of noise"}
+
+
+def test_the_page_has_every_part_and_says_which_criteria_are_met(rows: list[dict[str, Any]]) -> None:
+    page = "\n".join(sections(rows))
+    for heading in ("Criteria", "Outside", "Every hospital", "The gate", "Training", "Inside", "Head-room"):
+        assert f"## {heading}" in page
+    assert "| 3. no outer hospital loses more than a point" in page
+    assert page.count("| yes |") + page.count("**no** |") >= 4
+
+
+def test_sets_that_are_not_there_are_left_out(tmp_path: Path) -> None:
+    experiment = Unseen(Options("cpu", tmp_path, tmp_path / "rows.jsonl", state_dir=tmp_path))
+    assert {cell["set"] for cell in experiment.cells()} == {"phantom"}
+    assert PROFILES["cpu"].sets["lungs_cxr"] == SetOf(96, {"rounds": 15, "precision": "bfloat16"})
