@@ -288,7 +288,8 @@ def size_gain(observed: Observed) -> float | None:
 )
 def beyond_practice(observed: Observed) -> float | None:
     """A prediction beyond what was practised rests on nothing. On phantoms, left out in turn and behind drawn
-    scanners, the farthest was 0.9 with seven members and 1.9 with three. Swapped black and white was 2.7 and more.
+    scanners, the farthest was 0.9 with seven members and 1.9 with three. Swapped black and white was 2.7 and
+    more.
     """
     return None if observed.prediction is None else observed.prediction.beyond
 
