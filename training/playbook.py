@@ -73,11 +73,12 @@ LADDER = {
     "full": (1.0, 1.0, 1.0),
     "early": (1.0, 0.5, 0.0),
 }
+AFTER = {"ladder, half": "ladder, quarter", "ladder, full": "ladder, half"}
 # Recipes of forward passes alone: the least spread, and minutes for a member of a hundred slices. A scanner
 # of a severity above 0 is drawn, so a severity may come twice.
 DEFAULT = Practice(
     tuple(
-        Trial(f"ladder, {name}", AdaptationConfig(preset="ladder", doses=doses))
+        Trial(f"ladder, {name}", AdaptationConfig(preset="ladder", doses=doses), AFTER.get(f"ladder, {name}"))
         for name, doses in LADDER.items()
     ),
     severities=(0.0, 1.0, 1.0, 2.0, 2.0, 3.0),
@@ -147,7 +148,8 @@ def make_playbook(
     episodes = episodes_of(outcome.server)
     try:
         options = {trial.name: trial.config.facts() for trial in practice.trials}
-        playbook = fit(episodes, options, typical_share(outcome.server.facts["shares"]))
+        after = {trial.name: trial.after for trial in practice.trials}
+        playbook = fit(episodes, options, typical_share(outcome.server.facts["shares"]), after)
     except ValueError as error:
         raise FederationError("the federation's practice came to no playbook", [str(error)]) from error
     return Made(playbook, episodes, rounds, (*warnings, *_dropped(outcome.history)))

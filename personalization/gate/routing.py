@@ -45,18 +45,24 @@ class Prediction:
         size_gain: how much nearer than the parent's the target is to the federation's size (`Features`).
         beyond: by how many standard deviations the feature that is farthest out is outside the range of
             practice; 0 within.
+        smaller: share of the smaller doses of the same recipe that are accepted; 1 without one.
     """
 
     change: float
     bound: float
     size_gain: float
     beyond: float
+    smaller: float = 1.0
 
     @property
     def accepted(self) -> bool:
         """Whether it passes the checks of `PRACTISED` that rest on it."""
         return (
-            self.change > 0 and self.bound >= -TOLERANCE and self.size_gain >= -AWAY and self.beyond <= BEYOND
+            self.change > 0
+            and self.bound >= -TOLERANCE
+            and self.size_gain >= -AWAY
+            and self.beyond <= BEYOND
+            and self.smaller == 1
         )
 
 
@@ -294,12 +300,26 @@ def beyond_practice(observed: Observed) -> float | None:
     return None if observed.prediction is None else observed.prediction.beyond
 
 
+@check(
+    "smaller_doses",
+    "at least",
+    1.0,
+    "share of the smaller doses of the same recipe that pass these checks",
+)
+def smaller_doses(observed: Observed) -> float | None:
+    """A larger dose is trusted only after every smaller one (fixed-sequence testing). On phantoms this
+    refused one harm in four, and no gain that a smaller dose did not have.
+    """
+    return None if observed.prediction is None else observed.prediction.smaller
+
+
 # With a playbook: what practice predicts, and the checks that detect a collapse that no practice had.
 PRACTISED: tuple[Check[Observed], ...] = (
     predicted_gain,
     gain_bound,
     size_gain,
     beyond_practice,
+    smaller_doses,
     size_factor,
     lost_target_rate,
     oversized_rate,

@@ -55,16 +55,20 @@ def choose(
     """
     images = images_NCHW.to(device)
     parent = view(space.plain().to(device), images, check_cancelled)
-    tried: dict[str, Tried] = {}
+    made: dict[str, tuple[AdaptationConfig, Adapted, View, Features]] = {}
     for record in playbook.recipes[:MOST_RECIPES]:
-        config = options_of(record.options)
+        config = options_of({**record.options, "target_share": playbook.share or None})
         adapted = recipe_of(config.preset).adapt(space, images, config, device, check_cancelled)
         candidate = view(adapted.merged, images, check_cancelled)
         features = features_of(parent, candidate, playbook.share)
-        decision = playbook.decide({record.name: features.values()})
-        tried[record.name] = Tried(config, adapted, features, candidate, decision)
-    decision = playbook.decide({name: each.features.values() for name, each in tried.items()})
-    return Choice(parent, tried[decision.trial], tried)
+        made[record.name] = config, adapted, candidate, features
+    values = {name: features.values() for name, (*_, features) in made.items()}
+    decisions = playbook.decisions(values)
+    tried = {
+        name: Tried(config, adapted, features, candidate, decisions[name])
+        for name, (config, adapted, candidate, features) in made.items()
+    }
+    return Choice(parent, tried[playbook.decide(values).trial], tried)
 
 
 def verdict_by_practice(

@@ -9,6 +9,7 @@ Legend: M episodes of one recipe, F features, K members.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -31,8 +32,10 @@ def fit(
     episodes: Mapping[str, Sequence[Episode]],
     options: Mapping[str, Mapping[str, Any]],
     share: float,
+    after: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Playbook:
-    """The playbook of the members' episodes. `options` has each recipe's by trial, `share` is the playbook's.
+    """The playbook of the members' episodes. `options` has each recipe's by trial, `share` is the playbook's,
+    `after` names the next smaller dose of a trial.
 
     Raises ValueError for episodes of fewer than two members.
     """
@@ -41,7 +44,9 @@ def fit(
         raise ValueError(f"expected episodes of at least two members, found those of {members}")
     spreads = {name: _member_means(episodes, members, name).var(ddof=1) for name in options}
     typical = float(np.mean(list(spreads.values())))
-    records = [_record(episodes, members, name, dict(options[name]), typical) for name in options]
+    records = [
+        _record(episodes, members, name, dict(options[name]), after.get(name), typical) for name in options
+    ]
     ranked = sorted(records, key=lambda record: record.bound, reverse=True)
     first = next(iter(options))
     own = [episode for member in members for episode in episodes[member] if episode.trial == first]
@@ -68,6 +73,7 @@ def _record(
     members: Sequence[str],
     name: str,
     options: dict[str, Any],
+    after: str | None,
     typical: float,
 ) -> RecipeRecord:
     means = _member_means(episodes, members, name)
@@ -81,6 +87,7 @@ def _record(
     return RecipeRecord(
         name=name,
         options=options,
+        after=after,
         mean=float(means.mean()),
         spread=float(means.std(ddof=1)),
         bound=float(bound),

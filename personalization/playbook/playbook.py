@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -107,6 +107,7 @@ class RecipeRecord(_Frozen):
     Attributes:
         name: of the trial.
         options: what an adaptation takes to repeat it.
+        after: the recipe with the next smaller dose, which must be accepted before this one.
         mean: change of Dice, the mean of the members' means over their episodes.
         spread: standard deviation of the members' means.
         bound: one-sided 90 % t-bound of `mean` over members, its variance shrunk towards the recipes'.
@@ -119,6 +120,7 @@ class RecipeRecord(_Frozen):
 
     name: str
     options: dict[str, Any]
+    after: str | None = None
     mean: FiniteFloat
     spread: FiniteFloat
     bound: FiniteFloat
@@ -162,20 +164,41 @@ class Playbook(_Frozen):
             " are and through drawn scanners. A hospital that is unlike all of these has no such promise."
         )
 
-    def decide(self, features: Mapping[str, Sequence[float]]) -> Decision:
-        """The recipe with the highest lower bound among those with features, and whether it may serve."""
-        found = [
-            Decision(record.name, record.gate.predict(features[record.name]))
+    def decisions(self, features: Mapping[str, Sequence[float]]) -> dict[str, Decision]:
+        """What is expected of each of these recipes at a hospital, from their features, by name."""
+        alone = {
+            record.name: record.gate.predict(features[record.name])
             for record in self.recipes
             if record.name in features
-        ]
+        }
+        after = {record.name: record.after for record in self.recipes}
+        found = {}
+        for name, expected in alone.items():
+            smaller = [alone[other].accepted for other in _chain(after, name) if other in alone]
+            share = sum(smaller) / len(smaller) if smaller else 1.0
+            found[name] = Decision(name, replace(expected, smaller=share))
+        return found
+
+    def decide(self, features: Mapping[str, Sequence[float]]) -> Decision:
+        """The recipe with the highest lower bound among those with features, accepted ones first."""
+        found = self.decisions(features)
         if not found:
             raise ValueError("expected features of at least one recipe of the playbook")
-        return max(found, key=lambda decision: (decision.expected.accepted, decision.expected.bound))
+        return max(found.values(), key=lambda each: (each.expected.accepted, each.expected.bound))
 
     def to_bytes(self) -> bytes:
         """As JSON; equal playbooks give equal bytes."""
         return (self.model_dump_json(indent=1) + "\n").encode()
+
+
+def _chain(after: Mapping[str, str | None], name: str) -> list[str]:
+    """The smaller doses of a recipe, the next smaller one first."""
+    chain: list[str] = []
+    smaller = after.get(name)
+    while smaller is not None and smaller not in chain:
+        chain.append(smaller)
+        smaller = after.get(smaller)
+    return chain
 
 
 @dataclass(frozen=True)

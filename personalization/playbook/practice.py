@@ -31,10 +31,14 @@ POINT, FIVE_POINTS = -0.01, -0.05
 
 @dataclass(frozen=True)
 class Trial:
-    """A recipe with its settings, by the name that the playbook has it under."""
+    """A recipe with its settings, by the name that the playbook has it under.
+
+    `after` names the trial with the next smaller dose, which must be accepted before this one.
+    """
 
     name: str
     config: AdaptationConfig
+    after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,8 @@ def practise(
             before_here = view(parent, cohort, check_cancelled)
             before = _dice(parent, reported, truth, names, classes, check_cancelled)
             for trial in practice.trials:
-                adapted = recipe_of(trial.config.preset).adapt(
-                    space, cohort, trial.config, device, check_cancelled
-                )
+                config = trial.config.model_copy(update={"target_share": share or None})
+                adapted = recipe_of(config.preset).adapt(space, cohort, config, device, check_cancelled)
                 after_here = view(adapted.merged, cohort, check_cancelled)
                 found[trial.name].append(features_of(before_here, after_here, share))
                 after = _dice(adapted.merged, reported, truth, names, classes, check_cancelled)

@@ -248,7 +248,8 @@ def _shuffled_playbook(made: Made, seed: int, number: int) -> Playbook:
             other, place = own[source]
             taken: Episode = made.episodes[other][place]
             episodes[member][index] = replace(episodes[member][index], features=taken.features)
-    return fit(episodes, options, made.playbook.share)
+    after = {record.name: record.after for record in made.playbook.recipes}
+    return fit(episodes, options, made.playbook.share, after)
 
 
 def _failed(choice: Choice, space: RoutingSpace, turn: Turn) -> list[str]:
@@ -280,7 +281,7 @@ def _planted(
     for kind, candidate in _bad(choice, space, images, seed):
         seen = view(candidate, images)
         features = features_of(choice.parent, seen, playbook.share)
-        decision = playbook.decide({trial: features.values()})
+        decision = playbook.decisions({trial: features.values()})[trial]
         tried = replace(choice.chosen, features=features, candidate=seen, decision=decision)
         failed = _failed(replace(choice, chosen=tried), space, turn)
         yield _judged(kind, tried, failed, _change(parent, _dice(candidate, turn.reported)))

@@ -6,9 +6,10 @@ One coefficient per model and stage of the network, not per layer, starting near
 
 C is 1 - soft Dice between the answer to a noisy image and the ensemble's to the image as it is, which is
 fixed. It is scale free, so that a small target that is lost costs as much as a large one. H is the entropy,
-half of it within the target found (InTEnt). tau are the shares of the classes that the ensemble finds, over
-the cohort and not per image, so that images without a target are allowed (Bateson et al., Medical Image
-Analysis 2022); minimising entropy alone makes targets smaller. A step is shortened by (1 + cos)^2 / 4 where
+half of it within the target found (InTEnt). tau are the shares of the classes that the ensemble finds, drawn
+towards the federation's size of the target (`anchor`), over the cohort and not per image, so that images
+without a target are allowed (Bateson et al., Medical Image Analysis 2022); minimising entropy alone makes
+targets smaller. A step is shortened by (1 + cos)^2 / 4 where
 the gradients of C and H disagree (GraTa, Chen et al., AAAI 2025).
 
 Legend: B images of a batch, K classes, E models, N images.
@@ -43,14 +44,19 @@ EXPERTS = 0.3
 ENTROPY, PULL = 0.1, 0.1
 STAGES = 5
 RATE = 0.01
+# Weight of the federation's size of the target, as a number of images.
+PRIOR_IMAGES = 20
 
 
 class Anchored(Objective):
-    """The loss above, with a teacher's answers [N, K, H, W] to the cohort's images."""
+    """The loss above, with a teacher's answers [N, K, H, W] to the cohort's images.
 
-    def __init__(self, teacher_NKHW: Tensor, start: tuple[Tensor, ...]) -> None:
+    `share` is the share of the pixels that are a target at the federation's members; None: not known.
+    """
+
+    def __init__(self, teacher_NKHW: Tensor, start: tuple[Tensor, ...], share: float | None = None) -> None:
         self._teacher = teacher_NKHW
-        self._ratio = teacher_NKHW.mean(dim=(0, 2, 3))
+        self._ratio = anchor(teacher_NKHW.mean(dim=(0, 2, 3)), len(teacher_NKHW), share)
         self._start = start
 
     def terms(self, network: nn.Module, batch: Batch, config: AdaptationConfig, seed: int) -> Terms:
@@ -108,6 +114,21 @@ class Anchored(Objective):
         return agreement, divergence + PULL * pull, probabilities
 
 
+def anchor(ratio_K: Tensor, images: int, share: float | None) -> Tensor:
+    """The classes' shares, with the target's size between what is found here and the federation's.
+
+        log t = (N log t_0 + M log t_fed) / (N + M)        N images, M = 20
+
+    Hospitals differ in what they scan, so the federation's size enters softly.
+    """
+    found = float(1 - ratio_K[0])
+    if not share or not found:
+        return ratio_K
+    logarithm = (images * math.log(found) + PRIOR_IMAGES * math.log(share)) / (images + PRIOR_IMAGES)
+    targets = ratio_K[1:] * (math.exp(logarithm) / found)
+    return torch.cat([1 - targets.sum(dim=0, keepdim=True), targets])
+
+
 def _by_stages(space: RoutingSpace) -> nn.Module:
     """A routed network with shared coefficients in each fifth of its layers, near the global model."""
     network = route(space)
@@ -153,7 +174,8 @@ class AnchoredRouting(Recipe):
         logits = _logits(network)
         start = tuple(value.detach().clone() for value in logits)
         rate = RATE if config.routing_rate is None else config.routing_rate
-        return Learning(network, ((logits, rate),), Anchored(teacher, start), {"teacher": teacher})
+        objective = Anchored(teacher, start, config.target_share)
+        return Learning(network, ((logits, rate),), objective, {"teacher": teacher})
 
     def merged(
         self,

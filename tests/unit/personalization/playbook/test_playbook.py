@@ -242,6 +242,26 @@ def test_the_recipe_with_the_highest_bound_serves_if_it_is_expected_to_gain() ->
         playbook.decide({"unknown": sure.values()})
 
 
+def test_a_larger_dose_needs_every_smaller_one() -> None:
+    options = {"quarter": {}, "half": {}, "full": {}}
+    members = {
+        f"m{member}": [replace(e, trial=trial) for trial in options for e in episodes(member, 20)]
+        for member in range(4)
+    }
+    playbook = fit(members, options, 0.1, {"half": "quarter", "full": "half"})
+    sure = replace(episodes(7)[0].features, certainty_change=0.3, size_gain=0.2)
+    away = replace(sure, size_gain=-0.2)
+    good, bad = sure.values(), away.values()
+    every = playbook.decisions({"quarter": good, "half": good, "full": good})
+    assert [every[name].expected.accepted for name in options] == [True, True, True]
+    middle = playbook.decisions({"quarter": good, "half": bad, "full": good})
+    assert [middle[name].expected.accepted for name in options] == [True, False, False]
+    assert middle["full"].expected.smaller == 0.5
+    assert playbook.decide({"quarter": good, "half": bad, "full": good}).trial == "quarter"
+    # A recipe that stands alone needs no other.
+    assert playbook.decisions({"full": good})["full"].expected.accepted
+
+
 def test_a_choice_costs_two_passes_per_recipe_and_one_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     images, truth = discs(24, 4, contrast=1.2)
     patients = [f"p{index}" for index in range(24)]

@@ -47,9 +47,9 @@ def test_a_preset_must_learn_what_it_is_for() -> None:
 
 
 def test_a_configuration_has_the_fields_and_defaults_of_the_options() -> None:
-    assert AdaptationConfig().model_dump() == RoutingOptions(preset="paper").model_dump()
+    assert AdaptationConfig().facts() == RoutingOptions(preset="paper").model_dump() | {"routing_rate": 0.1}
     assert RoutingOptions().preset == "auto"
-    assert [*AdaptationConfig().facts()] == [*RoutingOptions.model_fields]
+    assert AdaptationConfig(target_share=0.1).facts()["target_share"] == 0.1
 
 
 def weights(**options: Any) -> LossWeights:

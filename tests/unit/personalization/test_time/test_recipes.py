@@ -218,6 +218,14 @@ def test_the_anchored_loss_is_its_four_terms() -> None:
     torch.testing.assert_close(terms.loss, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_the_anchor_is_between_what_is_found_and_the_federation_s_size() -> None:
+    found = torch.tensor([0.9, 0.06, 0.04])
+    assert torch.equal(anchored.anchor(found, 20, None), found)
+    drawn = anchored.anchor(found, 20, 0.4)  # as many images as the prior counts for: the geometric mean
+    torch.testing.assert_close(drawn, torch.tensor([0.8, 0.12, 0.08]))
+    assert anchored.anchor(found, 10**6, 0.4)[0] == pytest.approx(0.9, abs=1e-4)
+
+
 def test_trust_is_1_where_gradients_agree_and_0_where_they_are_opposed() -> None:
     along, across = (
         [torch.tensor([1.0, 0.0]), torch.tensor([0.0])],
