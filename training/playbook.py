@@ -163,6 +163,8 @@ def with_playbook(publication: Publication, made: Made) -> Publication:
         "rounds": made.rounds,
         "recipes": {record.name: record.bound for record in made.playbook.recipes},
         "best": best.name,
+        "changes": {member: list(found) for member, found in best.members.items()},
+        "promise": made.playbook.promise,
     }
     return replace(
         publication,

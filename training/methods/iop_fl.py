@@ -61,7 +61,7 @@ from training.methods.common.local_training import (
 )
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
-from training.methods.registry import register
+from training.methods.registry import Panel, register
 
 # A site without a personal model sends none.
 PERSONAL = Group("personal", "weights", "collect", essential=False)
@@ -97,7 +97,7 @@ class IopFlConfig(FedAvgConfig):
     PAPER: ClassVar[Mapping[str, Any]] = {**FedAvgConfig.PAPER, "personal": "moving-average"}
 
 
-@register("iop-fl", IopFlConfig)
+@register("iop-fl", IopFlConfig, panels=(Panel("changes"),))
 class IopFl(FedAvg):
     """FedAvg, and a personal model at each site."""
 

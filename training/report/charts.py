@@ -1,4 +1,4 @@
-"""Draw line charts as inline SVG. Equal numbers give equal bytes."""
+"""Draw line charts and forest plots as inline SVG. Equal numbers give equal bytes."""
 
 from __future__ import annotations
 
@@ -66,8 +66,44 @@ def line_chart(
                 top = max(line.points, key=lambda point: point[1])
                 axes.plot(*top, marker="o", markersize=4.5, color=line.colour, markeredgecolor="white")
         _dress(axes, share, unit, zero, along)
-        content = io.StringIO()
-        figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+        return _svg(figure)
+
+
+@dataclass(frozen=True)
+class Change:
+    """A hospital's change of Dice, and the range that it had, if it had one."""
+
+    name: str
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def forest_chart(changes: Sequence[Change]) -> str:
+    """Draw a dot per hospital with its range, from the top, and a line at 0, as an <svg> element."""
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": ",".join(change.name for change in changes)}):
+        figure = Figure(figsize=(4.6, 0.7 + 0.28 * len(changes)), layout="constrained")
+        axes = figure.add_subplot()
+        axes.axvline(0, color=_INK, linewidth=0.8)
+        for row, change in enumerate(changes):
+            if change.low is not None and change.high is not None:
+                axes.hlines(row, change.low, change.high, color=_INK, linewidth=1.2)
+            axes.plot(change.value, row, marker="o", markersize=5, color=PALETTE[0])
+        axes.set_yticks(range(len(changes)), [change.name for change in changes])
+        axes.set_ylim(len(changes) - 0.5, -0.5)
+        axes.spines[["top", "right", "left"]].set_visible(False)
+        axes.grid(axis="x", color=_FAINT, linewidth=0.6)
+        axes.tick_params(length=0)
+        axes.set_axisbelow(True)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.3g}" if value else "0"))
+        axes.set_xlabel("change of Dice")
+        return _svg(figure)
+
+
+def _svg(figure: Figure) -> str:
+    content = io.StringIO()
+    figure.savefig(content, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     svg = content.getvalue()
     return svg[svg.index("<svg") :]
 

@@ -282,6 +282,9 @@ def _planted(
         seen = view(candidate, images)
         features = features_of(choice.parent, seen, playbook.share)
         decision = playbook.decisions({trial: features.values()})[trial]
+        # It stands in the place of the chosen one; the smaller doses of that were tried.
+        smaller = choice.chosen.decision.expected.smaller
+        decision = replace(decision, expected=replace(decision.expected, smaller=smaller))
         tried = replace(choice.chosen, features=features, candidate=seen, decision=decision)
         failed = _failed(replace(choice, chosen=tried), space, turn)
         yield _judged(kind, tried, failed, _change(parent, _dice(candidate, turn.reported)))

@@ -12,6 +12,7 @@ from PIL import Image
 
 from model_store.store import Store
 from tests.helpers.training.run_records import TASK, make_record
+from training.algorithm import Publication
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.data.segmentation.dataset import SliceSet
@@ -20,7 +21,7 @@ from training.errors import TrainingError
 from training.methods.iop_fl import IopFlConfig
 from training.record import RunRecord
 from training.report import write_overlays, write_report, write_site_pages
-from training.report.charts import Line, line_chart
+from training.report.charts import Change, Line, forest_chart, line_chart
 from training.report.overlays import PREDICTED, TRUTH
 from training.run import Result, Run, execute
 
@@ -258,3 +259,37 @@ class TestOfARun:
             assert {patient for patient in everyone if patient in text} == validated != set()
             assert ("own:" in text) == (site.name == "aster")
             assert "global:" in text
+
+
+class TestChanges:
+    """The section on what models of their own change."""
+
+    def test_the_forest_plots_show_members_inside_and_in_practice(self, tmp_path: Path) -> None:
+        personal = {
+            "aster": {"share": 0.5, "val_dice": 0.92, "val_dice_global": 0.9},
+            "birch": {"share": 0.0, "val_dice": 0.8, "val_dice_global": 0.8},
+        }
+        practised = {
+            "best": "ladder, half",
+            "changes": {"aster": [0.01, -0.02, 0.05], "birch": [0.0, -0.01, 0.02]},
+            "promise": "Of 3 hospitals about one may do worse.",
+        }
+        details = {"personal": personal, "playbook": practised}
+        publication = Publication("routing-space", (), details=details)
+        record = make_record().model_copy(update={"method": "iop-fl"})
+        text = write_report(record, tmp_path / "report.html", publication).read_text()
+        assert "Change of Dice per hospital" in text
+        assert "aster 0.5, birch 0" in text
+        assert "Of 3 hospitals about one may do worse." in text
+        without = Publication("routing-space", (), details={"personal": {}})
+        text = write_report(record, tmp_path / "none.html", without).read_text()
+        assert "Change of Dice per hospital" not in text
+
+    def test_a_forest_plot_has_a_row_per_hospital_and_a_line_at_zero(self) -> None:
+        changes = [Change("aster", 0.02, -0.01, 0.05), Change("<b>", -0.01)]
+        drawn = forest_chart(changes)
+        assert drawn == forest_chart(changes)
+        assert drawn.startswith("<svg")
+        assert ">aster<" in drawn
+        assert "<b>" not in drawn
+        assert "&lt;b&gt;" in drawn
