@@ -13,8 +13,9 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-# A job learns in one of these stages: it adapts without masks, or joins with masks.
-LEARNING = ("adapting", "joining")
+# A job makes its candidate in one of these stages: it adapts without masks, joins with masks, or chooses a
+# recipe that the federation has practised.
+LEARNING = ("adapting", "joining", "choosing")
 _STEPS = "▁▂▃▄▅▆▇█"
 _BAR = 20
 # Only the latest epochs are drawn, so that a line fits a terminal of 80 columns.
@@ -49,8 +50,9 @@ class Followed:
         return data["message"] if event_type == "warning" else None
 
     def _doing(self) -> str:
-        against = self.progress.get("against")
-        return f"{self.progress['stage']} against {against}" if against else str(self.progress["stage"])
+        against, left = self.progress.get("against"), self.progress.get("seconds_left")
+        doing = f"{self.progress['stage']} against {against}" if against else str(self.progress["stage"])
+        return doing if left is None else f"{doing}, about {left} s left"
 
     def _last_epoch(self) -> str:
         epoch = self.epochs[-1]
@@ -95,7 +97,7 @@ class Followed:
         for model, share in self.used.items():
             part = ProgressBar(total=1, completed=share, width=_BAR, complete_style="magenta")
             grid.add_row("", part, Text(f"{share:4.0%} {model}"))
-        if "against" in self.progress:
+        if "against" in self.progress or "seconds_left" in self.progress:
             grid.add_row("", "", Text(self._doing(), style="dim"))
         return grid
 

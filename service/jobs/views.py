@@ -36,7 +36,10 @@ class JobSummary(BaseModel):
         description="Number of workers that have started it; more than one if a worker was lost."
     )
     queue_position: int | None = Field(description="Number of jobs ahead of it in the queue.")
-    progress: dict[str, Any] = Field(description="`stage`, and the progress within it.")
+    progress: dict[str, Any] = Field(
+        description="`stage`, and the progress within it; `seconds_left`, an estimate of adapting and "
+        "judging, where there is one."
+    )
     reason: str | None = Field(description="Why the job ended as it did; null if nothing went wrong.")
     created_at: datetime
     started_at: datetime | None

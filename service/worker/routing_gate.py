@@ -40,8 +40,10 @@ def verdict_on(
     config: AdaptationConfig,
     choice: Choice | None,
     device: torch.device,
+    adapted_in_s: float,
 ) -> GateVerdict:
-    """Observe the candidate and judge it: by the playbook's choice, if it was made by one.
+    """Observe the candidate, which was adapted in so many seconds, and judge it: by the playbook's choice, if
+    it was made by one.
 
     By the playbook it costs one forward pass. Without one, what learns costs as much again as the
     adaptation twice, and all cost two forward passes of each of the federation's models.
@@ -60,8 +62,10 @@ def verdict_on(
             check_cancelled,
         )
     replicas = []
+    left = replicas_cost(cohort, config)
     for name, seed, chosen in _replicas(cohort, config):
-        attempt.set_stage("judging", against=name)
+        attempt.set_stage("judging", against=name, seconds_left=round(left * adapted_in_s))
+        left -= len(chosen) / len(images)
         replica = recipe_of(config.preset).adapt(
             loaded.space,
             images[torch.from_numpy(chosen)],
@@ -87,6 +91,11 @@ def verdict_on(
         references=references,
     )
     return judge(ROUTING, observed)
+
+
+def replicas_cost(cohort: CohortImages, config: AdaptationConfig) -> float:
+    """What the replicas cost, as a multiple of the adaptation."""
+    return sum(len(chosen) for _, _, chosen in _replicas(cohort, config)) / len(cohort.images)
 
 
 def _replicas(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:

@@ -11,6 +11,7 @@ Stages:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -44,7 +45,7 @@ from service.worker.cohort_images import CohortImages, cohort_files, load_images
 from service.worker.device import device_of
 from service.worker.pictures import draw_pictures
 from service.worker.routing_adapt import LoadedSpace, load_space
-from service.worker.routing_gate import verdict_on
+from service.worker.routing_gate import replicas_cost, verdict_on
 
 METHOD = "iop-fl-routing"
 # The recipe of `auto` without a playbook.
@@ -77,7 +78,8 @@ def run_routing(attempt: Attempt) -> PublishedCandidate:
             config = _configured(attempt, loaded)
             adapted = _adapt(attempt, loaded.space, cohort, config, device)
     with watch.stage("judge"):
-        verdict = verdict_on(attempt, loaded, adapted, cohort, config, choice, device)
+        adapted_in_s = watch.stages["adapt"] / 1000
+        verdict = verdict_on(attempt, loaded, adapted, cohort, config, choice, device, adapted_in_s)
     gate = as_json(verdict.to_json())
     attempt.emit("gate", gate)
     attempt.set_stage("drawing")
@@ -135,8 +137,12 @@ def _adapt(
     over = recipe.over(space, config)
     with attempt.database.read() as session:
         noted = {event.data["epoch"] for event in records.events_of_type(session, attempt.job.id, "epoch")}
+    # Of this attempt, for the time that is left; judging repeats the adaptation.
+    began: tuple[int, float] | None = None
+    passes_to_do = config.passes * (1 + replicas_cost(cohort, config))
 
     def after_epoch(network: nn.Module, checkpoint: AdaptationCheckpoint) -> None:
+        nonlocal began
         attempt.check_cancelled()
         # The file comes before the event, so that an epoch with an event is never repeated.
         attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
@@ -145,7 +151,13 @@ def _adapt(
             if record.epoch not in noted:
                 noted.add(record.epoch)
                 attempt.emit("epoch", _epoch(record, used if record.epoch == checkpoint.epoch else None))
-        attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes)
+        more = {}
+        if began is None:
+            began = checkpoint.epoch, time.monotonic()
+        else:
+            each = (time.monotonic() - began[1]) / (checkpoint.epoch - began[0])
+            more = {"seconds_left": round(each * (passes_to_do - checkpoint.epoch))}
+        attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes, **more)
 
     def go(resume: AdaptationCheckpoint | None) -> Adapted:
         return recipe.adapt(

@@ -144,7 +144,9 @@ def _stage(progress: Mapping[str, Any]) -> str | None:
     stage, epoch, epochs = (progress.get(name) for name in ("stage", "epoch", "epochs"))
     if not stage:
         return None
-    return f"{stage}, epoch {epoch} of {epochs}" if epoch is not None and epochs is not None else str(stage)
+    said = f"{stage}, epoch {epoch} of {epochs}" if epoch is not None and epochs is not None else str(stage)
+    left = progress.get("seconds_left")
+    return said if not isinstance(left, int) else f"{said}, about {left} s left"
 
 
 def _epochs(found: Sequence[Mapping[str, Any]], parts: Sequence[str]) -> tuple[Epoch, ...]:

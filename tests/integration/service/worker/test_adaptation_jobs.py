@@ -125,7 +125,7 @@ def test_job_without_options_takes_the_recipe_that_the_federation_practised(plac
     chosen = next(tried for tried in expected["tried"] if tried["recipe"] == expected["recipe"])
     assert values["predicted_gain"] == pytest.approx(chosen["predicted"], abs=1e-4)
     assert values["gain_bound"] == pytest.approx(chosen["bound"], abs=1e-4)
-    # What it cost is told, and is no part of the version.
+    # What it cost is in the result, and is no part of the version.
     assert job.result is not None
     assert {"adapt", "judge", "draw"} <= set(job.result["milliseconds"])
     assert "milliseconds" not in details
@@ -227,6 +227,13 @@ def test_adaptation_job_records_epochs_stages_states_and_pictures(finished: Work
     assert np.ptp(epochs[-1]["coefficients"]["values"]) > 0.01
     stages = [event.data["stage"] for event in finished.events(JOB, "progress")]
     assert list(dict.fromkeys(stages)) == ["preparing", "adapting", "judging", "drawing", "publishing"]
+    # The time that is left is known after an epoch, and counts the replicas that judging makes.
+    known = {
+        event.data["stage"]
+        for event in finished.events(JOB, "progress")
+        if event.data.get("seconds_left", -1) >= 0
+    }
+    assert known == {"adapting", "judging"}
     assert [event.data["state"] for event in finished.events(JOB, "state")] == [
         "queued",
         "running",

@@ -98,9 +98,13 @@ def test_the_gate_observes_the_candidate_parent_replicas_and_references(
     config = AdaptationConfig(epochs=1, batch_size=4, routing_rate=0.5, seed=5)
     loaded: Any = SimpleNamespace(space=over, task=TASK)
     entered: list[str] = []
-    attempt: Any = SimpleNamespace(
-        check_cancelled=never_cancelled, set_stage=lambda _, against: entered.append(against)
-    )
+    left: list[int] = []
+
+    def set_stage(_: str, against: str, seconds_left: int | None = None) -> None:
+        entered.append(against)
+        left.extend([] if seconds_left is None else [seconds_left])
+
+    attempt: Any = SimpleNamespace(check_cancelled=never_cancelled, set_stage=set_stage)
     device = torch.device("cpu")
 
     def adapted(chosen: Tensor, seed: int) -> Adapted:
@@ -114,12 +118,14 @@ def test_the_gate_observes_the_candidate_parent_replicas_and_references(
 
     monkeypatch.setattr(routing_gate, "Observed", spy)
     candidate = adapted(images, 5)
-    routing_gate.verdict_on(attempt, loaded, candidate, cohort, config, None, device)
+    routing_gate.verdict_on(attempt, loaded, candidate, cohort, config, None, device, adapted_in_s=10)
 
     def maps(network: nn.Module) -> NDArray[np.int64]:
         with torch.no_grad():
             return network.eval()(images).argmax(dim=1).numpy()
 
+    # Another seed costs as much as the adaptation, each half of the patients half of it.
+    assert left == [20, 10, 5]
     halves = [[0, 1, 4, 5], [2, 3, 6, 7]]
     replicas = [adapted(images, 6), *(adapted(images[half], 5) for half in halves)]
     np.testing.assert_array_equal(seen["candidate"], maps(candidate.merged))

@@ -76,7 +76,7 @@ def test_queued_job_has_a_card(here: Place) -> None:
 
 
 def test_card_of_a_running_job_keeps_the_latest_event_of_each_epoch(here: Place) -> None:
-    progress = {"stage": "adapting", "epoch": 1, "epochs": 5}
+    progress = {"stage": "adapting", "epoch": 1, "epochs": 5, "seconds_left": 40}
     job = submit(here, state="running", progress=progress, parent=publish_space(here.store, 0).digest)
     first = {"epoch": 0, "loss": 0.5, "entropy": 0.4, "coefficients": table([0.5, 0.5], [0.5, 0.5])}
     latest = {"epoch": 1, "loss": 0.3, "entropy": None, "safe": False, "reason": "gone"}
@@ -92,7 +92,7 @@ def test_card_of_a_running_job_keeps_the_latest_event_of_each_epoch(here: Place)
     (section,) = card.sections
     assert isinstance(section.body, HeatMap)
     assert section.body.values[0] == (0.9, 0.1)
-    assert (card.stage, card.warnings) == ("adapting, epoch 1 of 5", ("one scan is dark",))
+    assert (card.stage, card.warnings) == ("adapting, epoch 1 of 5, about 40 s left", ("one scan is dark",))
 
 
 def test_unmeasured_check_is_neither_passed_nor_failed(
