@@ -16,6 +16,7 @@ from model_store.artefact import Artefact
 from model_store.errors import LocumStoreError
 from model_store.manifest import (
     GRAPH,
+    SCAN_GRAPH,
     WEIGHTS,
     ClustersManifest,
     CrossAttentionManifest,
@@ -33,6 +34,7 @@ from personalization.export import to_onnx
 from personalization.fedins import InstanceAdaptive
 from personalization.networks import build, build_backbone
 from personalization.state import from_safetensors, to_safetensors
+from personalization.test_time.presets.intent import scan_graph
 from training.algorithm import Algorithm, ModelDraft, Phase, Publication
 from training.engine.egress import SiteSpec
 from training.errors import ConfigurationError, PublishError
@@ -134,7 +136,13 @@ def _publish_global_and_inside(
         inside=inside,
         **shared,
     )
-    return (*parts, store.publish(manifest, dict(publication.files)))
+    files = dict(publication.files)
+    if publication.kind == "routing-space":
+        draft = next(draft for draft in publication.models if draft.site is None)
+        network = build(draft.network.name, **draft.network.arguments)
+        network.load_state_dict(draft.weights)
+        files[SCAN_GRAPH] = scan_graph(network, origin.task.in_channels, origin.task.size)
+    return (*parts, store.publish(manifest, files))
 
 
 def _publish_clusters(store: Store, origin: Origin, publication: Publication) -> tuple[Artefact, ...]:

@@ -119,6 +119,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
 FOR_COHORTS = tuple(name for name, preset in PRESETS.items() if preset.unit != "scan")
 FOR_SCANS = tuple(name for name, preset in PRESETS.items() if preset.unit != "cohort")
 AUTO = "auto"
+# Of one scan: no gradient, and the least spread of those that were compared.
+SCAN_DEFAULT = "intent"
 
 if TYPE_CHECKING:
     PresetName: TypeAlias = str

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -106,10 +107,63 @@ class Rungs(nn.Module):
 
     def forward(self, images_BCHW: Tensor) -> Tensor:
         """Logarithms of mean probabilities [B, K, H, W]; the images of a batch are one scan."""
-        found_RBKHW = torch.stack([torch.softmax(network(images_BCHW), dim=1) for network in self.networks])
-        weights_R = balanced_weights(found_RBKHW)
-        mean = (weights_R[:, None, None, None, None] * found_RBKHW).sum(dim=0)
-        return torch.log(mean.clamp(min=1e-7))
+        return mixed([torch.softmax(network(images_BCHW), dim=1) for network in self.networks])
+
+
+class ScanLadder(nn.Module):
+    """The answer of `Rungs` to a scan in one graph, which measures the scan's statistics as it runs.
+
+    As `blend_statistics` does it for every rung: layer by layer, with the layers before already moved. For
+    export; the network's weights are shared, and there once in the graph.
+    """
+
+    def __init__(self, network: nn.Module, rungs: Sequence[float]) -> None:
+        super().__init__()
+        self.network = copy.deepcopy(network).eval()
+        for name, module in list(self.network.named_modules()):
+            if isinstance(module, nn.BatchNorm2d):
+                self.network.set_submodule(name, _MovedNorm(module))
+        self._norms = [module for module in self.network.modules() if isinstance(module, _MovedNorm)]
+        self._rungs = tuple(rungs)
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Logarithms of mean probabilities [B, K, H, W]; the images of a batch are one scan."""
+        found = []
+        for dose in self._rungs:
+            for norm in self._norms:
+                norm.dose = dose
+            found.append(torch.softmax(self.network(images_BCHW), dim=1))
+        return mixed(found)
+
+
+class _MovedNorm(nn.Module):
+    """Batch norm with statistics between its running ones and those of its input."""
+
+    def __init__(self, norm: nn.BatchNorm2d) -> None:
+        super().__init__()
+        self.norm, self.dose = norm, 0.0
+
+    def forward(self, features_BCHW: Tensor) -> Tensor:
+        norm, shape = self.norm, (1, -1, 1, 1)
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        mean, variance = norm.running_mean.view(shape), norm.running_var.view(shape)
+        if self.dose:
+            seen = features_BCHW.mean(dim=(0, 2, 3), keepdim=True)
+            spread = (features_BCHW - seen).square().mean(dim=(0, 2, 3), keepdim=True)
+            apart = self.dose * (1 - self.dose) * (mean - seen).square()
+            variance = (1 - self.dose) * variance + self.dose * spread + apart
+            mean = (1 - self.dose) * mean + self.dose * seen
+        normal = (features_BCHW - mean) / torch.sqrt(variance + norm.eps)
+        return normal * norm.weight.view(shape) + norm.bias.view(shape)
+
+
+def mixed(probabilities: Sequence[Tensor]) -> Tensor:
+    """Logarithms of the weighted mean of the rungs' probabilities [B, K, H, W]."""
+    found_RBKHW = torch.stack(list(probabilities))
+    weights_R = balanced_weights(found_RBKHW)
+    mean = (weights_R[:, None, None, None, None] * found_RBKHW).sum(dim=0)
+    return torch.log(mean.clamp(min=1e-7))
 
 
 def balanced_weights(probabilities_RBKHW: Tensor) -> Tensor:
@@ -122,7 +176,8 @@ def balanced_weights(probabilities_RBKHW: Tensor) -> Tensor:
     safe = probabilities_RBKHW.clamp(min=1e-12)
     entropy_RBHW = -(probabilities_RBKHW * safe.log()).sum(dim=2) / math.log(classes)
     target_RBHW = (probabilities_RBKHW.argmax(dim=2) > 0).to(entropy_RBHW.dtype)
-    found, all_ = target_RBHW.sum(dim=(1, 2, 3)), float(target_RBHW[0].numel())
+    # A sum, since a graph that is exported keeps no number of pixels.
+    found, all_ = target_RBHW.sum(dim=(1, 2, 3)), torch.ones_like(target_RBHW[0]).sum()
     inside = (entropy_RBHW * target_RBHW).sum(dim=(1, 2, 3)) / found.clamp(min=1)
     outside = (entropy_RBHW * (1 - target_RBHW)).sum(dim=(1, 2, 3)) / (all_ - found).clamp(min=1)
     both = (found > 0) & (found < all_)

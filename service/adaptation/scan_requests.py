@@ -1,8 +1,9 @@
-"""Submit `personalization=scan` requests: a job adapts a model to one scan, and its result is the mask.
+"""Accept `personalization=scan` requests: answered at once by a graph that adapts as it runs, else by a job.
 
 A request is rejected at once for the same reasons as any other scan: a scan that cannot be read, does not fit
 the task or is rejected by the guard, or an output format that does not fit the scan. An accepted request
-becomes a job, which is durable before the answer. Only its result is kept, until it expires.
+that no graph can answer becomes a job, which is durable before the answer. Only its result is kept, until it
+expires.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import check_restorable, prepare
 from model_store.scan import decode
+from personalization.options.presets import SCAN_DEFAULT
+from service.catalog.network import Selection
 from service.catalog.version import resolve_parent
 from service.context import ServiceContext
 from service.database import Job, in_turn
@@ -43,6 +46,18 @@ from service.settings import Settings, scan_limits
 _FIRST_LOOK_SECONDS, _LOOK_SECONDS = 0.05, 0.5
 
 
+# A scan with more in all slices together is left to a worker: its features are held in memory at once.
+MOST_PIXELS = 2**20
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """The file of the offered artefact that answers, and the choice for the receipt."""
+
+    file: str
+    selection: Selection
+
+
 @dataclass(frozen=True)
 class ScanRequest:
     """A request to segment a scan with a model adapted to it."""
@@ -52,8 +67,8 @@ class ScanRequest:
     options: SegmentOptions
     upload: Upload
 
-    async def submit(self) -> str:
-        """Create a durable job, send it to the workers and return its id.
+    async def accept(self) -> AtOnce | str:
+        """Say how the scan is answered at once, or create a durable job, send it on and return its id.
 
         Raises:
             SelectionError, HospitalUnknown, PredictionError, StoreError, ScanError: as for every scan.
@@ -64,7 +79,9 @@ class ScanRequest:
                 "`site` belongs to personalization=member, found personalization=scan; leave one of them out."
             )
         parent, adaptation = await to_thread.run_sync(self._parent)
-        await to_thread.run_sync(self._check, parent, adaptation, limiter=self.context.decoding)
+        at_once = await to_thread.run_sync(self._check, parent, adaptation, limiter=self.context.decoding)
+        if at_once is not None:
+            return at_once
         return await to_thread.run_sync(self._keep, parent)
 
     def _parent(self) -> tuple[Artefact, ScanAdaptation[Any]]:
@@ -81,15 +98,30 @@ class ScanRequest:
         check_routing(options, found)
         return found, adaptation.scan
 
-    def _check(self, parent: Artefact, adaptation: ScanAdaptation[Any]) -> None:
-        """Reject now what the worker would reject later."""
-        manifest = self.context.store.by_digest(adaptation.network(parent), ModelManifest).manifest
+    def _check(self, parent: Artefact, adaptation: ScanAdaptation[Any]) -> AtOnce | None:
+        """Reject now what the worker would reject later; find out whether no worker is needed."""
+        model = self.context.store.by_digest(adaptation.network(parent), ModelManifest)
+        manifest = model.manifest
         scan = decode(self.upload.read(), scan_limits(self.context.settings))
         choose_output(self.options.output, scan)
         prepared = prepare(scan, manifest.task)
         check_restorable(prepared.geometry, manifest.task)
         warnings = check(summarise(scan, prepared), manifest.statistics, manifest.task)
         obey_guard(self.options, warnings, manifest.task.name)
+        file, small = adaptation.graph, prepared.slices[:, 0].size <= MOST_PIXELS
+        usual = self.options.preset in (None, SCAN_DEFAULT) and self.options.shape_weight is None
+        if file is None or file not in parent.manifest.files or not (small and usual):
+            return None
+        return AtOnce(
+            file,
+            Selection(
+                offered=parent,
+                model=model,
+                personalization="scan",
+                site=None,
+                why=f"`{SCAN_DEFAULT}`, for this scan alone",
+            ),
+        )
 
     def _keep(self, parent: Artefact) -> str:
         context, job_id = self.context, records.new_id()

@@ -99,15 +99,21 @@ def read(
 
 
 def run(
-    reading: PreparedScan, session: GraphSession, watch: Stopwatch, routing: PickUnit = "scan"
+    reading: PreparedScan,
+    session: GraphSession,
+    watch: Stopwatch,
+    routing: PickUnit = "scan",
+    *,
+    whole: bool = False,
 ) -> Iterator[Outputs]:
-    """Run the network on the slices in order, at most BATCH at a time.
+    """Run the network on the slices in order, at most BATCH at a time, or all at once for the `whole`.
 
     `routing` says how a volume picks from a network's pool: as a whole, by the mean of its slices' queries,
     or slice by slice.
     """
     slices = reading.prepared.slices
-    parts = [slices[start : start + BATCH] for start in range(0, len(slices), BATCH)]
+    most = len(slices) if whole else BATCH
+    parts = [slices[start : start + most] for start in range(0, len(slices), most)]
     query = None
     if session.has_pool and routing == "scan" and len(slices) > 1:
         with watch.stage("inference"):
@@ -127,6 +133,8 @@ def segment(
     watch: Stopwatch,
     before_running: BeforeRunning,
     routing: PickUnit = "scan",
+    *,
+    whole: bool = False,
 ) -> Segmentation:
     """Segment the scan in `data`.
 
@@ -137,7 +145,7 @@ def segment(
         limits: what a scan may cost.
         watch: receives the time of every stage.
         before_running: see above.
-        routing: see `run`.
+        routing, whole: see `run`.
 
     Raises:
         ScanError: the scan cannot be read or does not fit the task.
@@ -148,7 +156,7 @@ def segment(
     check_restorable(geometry, manifest.task)
     restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)
     picks = Picks(once=routing == "scan")
-    for outputs in run(reading, session, watch, routing):
+    for outputs in run(reading, session, watch, routing, whole=whole):
         with watch.stage("uncertainty"):
             uncertainty.add(outputs.probabilities)
         with watch.stage("restore"):

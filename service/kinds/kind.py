@@ -62,10 +62,13 @@ class ScanAdaptation(Generic[Manifest]):
         network: the digest of the model with the task and the statistics that a scan is checked against
             before a job is made.
         run: `module:function` of the worker, called with the attempt; it returns an `AttemptOutcome`.
+        graph: the file of the artefact that answers a scan at once, without a job, by the preset
+            `SCAN_DEFAULT`; an older artefact may have none.
     """
 
     network: Callable[[Artefact[Manifest]], str]
     run: str
+    graph: str | None = None
 
 
 @dataclass(frozen=True)

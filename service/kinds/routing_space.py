@@ -8,7 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from model_store.manifest import RoutingSpaceManifest
+from model_store.manifest import SCAN_GRAPH, RoutingSpaceManifest
 from personalization.options.adaptation import RoutingOptions
 from service.kinds.card import Forest, HeatMap, Interval, Row, Section, Table, number
 from service.kinds.kind import Adaptation, ArtefactKind, Parts, ScanAdaptation, Words
@@ -113,6 +113,7 @@ KIND = ArtefactKind(
         scan=ScanAdaptation(
             network=lambda artefact: artefact.manifest.global_model,
             run="service.worker.routing_scan:run_routing_scan",
+            graph=SCAN_GRAPH,
         ),
         words=Words(
             truth="no score on it was taken against a ground truth: this hospital sent none.",

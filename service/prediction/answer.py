@@ -62,7 +62,8 @@ def check_routing(options: ScanOptions, offered: Artefact) -> None:
 class Predictor(ABC, Generic[Options]):
     """One received scan, with its network chosen and loaded.
 
-    `network` is what answers inside `selection`, for the receipt; `input_sha256` the digest of the bytes.
+    `network` is what answers inside `selection`, for the receipt; `input_sha256` the digest of the bytes;
+    `whole` whether the graph takes all slices of a scan at once.
     """
 
     request_id: str
@@ -73,6 +74,7 @@ class Predictor(ABC, Generic[Options]):
     input_sha256: str
     limits: Limits
     watch: Stopwatch
+    whole: bool = False
     _size: int = field(default=0, init=False)
 
     # Those of the task that the network was trained for.

@@ -38,6 +38,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             self.watch,
             self._before_running,
             self.routing,
+            whole=self.whole,
         )
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"

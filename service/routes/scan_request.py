@@ -78,11 +78,17 @@ def answer_upload(
     selection: Selection,
     upload: Upload,
     watch: Stopwatch,
+    *,
+    scan_graph: str | None = None,
 ) -> Response:
-    """Load the network and run it on the upload, in a thread. Raises ScanError, StoreError, ServiceError."""
-    graph = selection.manifest.files[GRAPH].sha256
+    """Load the network and run it on the upload, in a thread. Raises ScanError, StoreError, ServiceError.
+
+    `scan_graph` is a file of the offered artefact that takes the scan as a whole, in place of the network's.
+    """
+    artefact, file = (selection.model, GRAPH) if scan_graph is None else (selection.offered, scan_graph)
+    graph = artefact.manifest.files[file].sha256
     with watch.stage("load"):
-        session = context.sessions.get(graph, lambda: selection.model.read(GRAPH))
+        session = context.sessions.get(graph, lambda: artefact.read(file))
     with watch.stage("read"):
         data = upload.read()
     answer = kind(
@@ -90,10 +96,11 @@ def answer_upload(
         options=options,
         selection=selection,
         session=session,
-        network=receipt_of(selection.model),
+        network=receipt_of(artefact),
         input_sha256=upload.sha256,
         limits=scan_limits(context.settings),
         watch=watch,
+        whole=scan_graph is not None,
     ).make(data)
     context.metrics.inference_seconds.labels(selection.offered.name, session.provider).observe(
         watch.stages["inference"] / 1000

@@ -75,7 +75,8 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
     order of its axes, and returns the mask on the volume's own grid and affine.
 
     An ssf-pool adapts itself to every scan, in about the time of two plain answers. With a routing-space and
-    `personalization=scan`, a job adapts a model to this scan first; its result is the mask.
+    `personalization=scan`, the answer is adapted to this scan: at once with the default preset, unless the
+    scan is too large to be held in memory at once, else by a job with the mask as its result.
     """
     watch = Stopwatch()
     request_id = request.state.request_id
@@ -113,7 +114,24 @@ async def segment_scan(request: Request, context: InContext, prefer: Prefer = No
                 )
 
             return await answer_now(request, context, watch, select, answer)
-        job_id = await ScanRequest(context, request_id, options, scan).submit()
+        accepted = await ScanRequest(context, request_id, options, scan).accept()
+        if not isinstance(accepted, str):
+            found = accepted
+
+            def answer_at_once(selection: Selection) -> Response:
+                return answer_upload(
+                    SegmentationPredictor,
+                    context,
+                    request_id,
+                    options,
+                    selection,
+                    scan,
+                    watch,
+                    scan_graph=found.file,
+                )
+
+            return await answer_now(request, context, watch, lambda: found.selection, answer_at_once)
+        job_id = accepted
     wait = preferred_wait(prefer or (), context.settings.max_wait_seconds)
     job = await wait_for(request, context, job_id, wait or 0)
     over = job.state in TERMINAL

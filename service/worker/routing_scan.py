@@ -10,6 +10,7 @@ import torch
 from model_store.digest import sha256
 from model_store.store import Store
 from personalization.export import to_onnx
+from personalization.options.presets import SCAN_DEFAULT
 from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
@@ -27,9 +28,6 @@ from service.worker.cohort_images import evenly, prepare_scan
 from service.worker.device import device_of
 from service.worker.pictures import load
 from service.worker.routing_adapt import LoadedSpace, load_space
-
-# InTEnt: no gradient, and the least spread of those that were compared on one scan.
-DEFAULT_PRESET = "intent"
 
 
 def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
@@ -76,7 +74,7 @@ def _adapted_graph(
     """Adapt without a checkpoint: it takes seconds, and no data derived from the scan may stay on disk."""
     # Missing options have the defaults of a hospital's adaptation.
     given = options.model_dump(include={"preset", "shape_weight"}, exclude_none=True)
-    config = AdaptationConfig(**{"preset": DEFAULT_PRESET, **given})
+    config = AdaptationConfig(**{"preset": SCAN_DEFAULT, **given})
 
     def after_epoch(_: torch.nn.Module, checkpoint: AdaptationCheckpoint) -> None:
         attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes)

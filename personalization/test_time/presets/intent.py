@@ -5,14 +5,20 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck
+from personalization.export import to_onnx
 from personalization.iop_fl.batch_norm import blend_statistics, doses_by_depth
 from personalization.iop_fl.space import RoutingSpace
 from personalization.test_time.config import AdaptationConfig
-from personalization.test_time.ladder import Rungs, thinned
+from personalization.test_time.ladder import Rungs, ScanLadder, thinned
 from personalization.test_time.recipe import Recipe
 
 # Six rungs, from training's statistics to the scan's.
 RUNGS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+
+
+def scan_graph(network: nn.Module, in_channels: int, size: tuple[int, int]) -> bytes:
+    """The recipe as an onnx graph, which takes all slices of a scan as one batch and needs no torch."""
+    return to_onnx(ScanLadder(network, RUNGS), in_channels, size)
 
 
 class Intent(Recipe):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import signal
@@ -12,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import nibabel as nib
+import numpy as np
 import psutil
 import pytest
 
+from service.adaptation import scan_requests
 from service.runtime.embedded_worker import worker_command, worker_environment
 from tests.helpers import waiting
 from tests.helpers.service.routing_federation import outside_scans
@@ -136,16 +140,44 @@ def test_killed_worker_loses_at_most_one_epoch_and_the_result_is_equal(
     assert [v.manifest.lineage.run for v in versions].count(job_id) == 1
 
 
+def test_scan_is_answered_at_once_as_a_job_would(
+    api: Any, worker: psutil.Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scan,) = outside_scans(1).values()
+    fields = {"model": "organ", "personalization": "scan"}
+    jobs = api.client.get("/jobs").json()
+    answer = api.segment(scan, **fields)
+    assert answer.status_code == 200
+    assert answer.headers["Locum-Personalization"] == "scan"
+    assert answer.headers["Locum-Model"] == "organ@1"
+    assert api.client.get("/jobs").json() == jobs
+    receipt = api.segment(scan, **fields, output="json").json()["receipt"]
+    assert "for this scan alone" in receipt["why"]
+    # A scan that is too large for one run goes to a worker, and gets the same mask.
+    monkeypatch.setattr(scan_requests, "MOST_PIXELS", 0)
+    by_job = api.client.post(
+        "/segment", files={"scan": ("scan", scan)}, data=fields, headers={"Prefer": "wait=60"}
+    )
+    assert by_job.headers["Preference-Applied"] == "wait=60"
+    first, second = (
+        np.asarray(nib.Nifti1Image.from_bytes(gzip.decompress(each.content)).dataobj)
+        for each in (answer, by_job)
+    )
+    assert (first != second).mean() < 1e-3
+    assert first.any()
+
+
 def test_scan_job_returns_its_mask_to_a_waiting_client(api: Any, worker: psutil.Process) -> None:
     (scan,) = outside_scans(1).values()
     before = api.store.names()
     answer = api.client.post(
         "/segment",
         files={"scan": ("scan", scan)},
-        data={"model": "organ", "personalization": "scan"},
+        data={"model": "organ", "personalization": "scan", "preset": "vptta"},
         headers={"Prefer": "wait=60"},
     )
     assert answer.status_code == 200, answer.text
+    assert answer.headers["Preference-Applied"] == "wait=60"
     assert answer.headers["Locum-Personalization"] == "scan"
     assert answer.headers["Content-Type"] == "application/gzip"
     assert api.store.names() == before

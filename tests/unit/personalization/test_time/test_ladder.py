@@ -5,12 +5,15 @@ from __future__ import annotations
 import copy
 import math
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
 from personalization.errors import RoutingError
+from personalization.export import to_onnx
 from personalization.iop_fl.batch_norm import blend_statistics, doses_by_depth
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import (
@@ -23,6 +26,7 @@ from personalization.test_time.ladder import (
     probabilities,
     thinned,
 )
+from personalization.test_time.presets.intent import scan_graph
 from personalization.test_time.recipe import recipe_of
 from tests.helpers.personalization.discs import discs, space
 
@@ -163,6 +167,21 @@ def test_equal_rungs_weigh_the_same_and_answer_as_one() -> None:
     with torch.no_grad():
         together = torch.softmax(Rungs([network, copy.deepcopy(network)])(images), dim=1)
     torch.testing.assert_close(together, probabilities(network, images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_the_scan_s_graph_gives_the_answer_of_the_recipe(count: int) -> None:
+    images = discs(6, 3, contrast=1.5)[0][:count]
+    merged = recipe_of("intent").adapt(space(), images, AdaptationConfig(preset="intent"), CPU).merged
+    with torch.no_grad():
+        expected = torch.softmax(merged(images), dim=1).numpy()
+    graph = scan_graph(space().plain(), 1, (32, 32))
+    assert graph == scan_graph(space().plain(), 1, (32, 32))
+    session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
+    (found,) = session.run(None, {"image": images.numpy()})
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+    # One copy of the weights, whatever the number of rungs.
+    assert len(graph) < 1.5 * len(to_onnx(space().plain(), 1, (32, 32))) + 400_000
 
 
 def test_intent_has_six_rungs_from_training_s_statistics_to_the_scan_s() -> None:
