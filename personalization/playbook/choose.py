@@ -54,7 +54,7 @@ def choose(
     Costs one forward pass of the parent, and for each recipe its adaptation and one of its candidate.
     """
     images = images_NCHW.to(device)
-    parent = view(space.plain().to(device), images, check_cancelled)
+    parent = view(space.plain().to(device), images, check_cancelled, shift=True)
     made: dict[str, tuple[AdaptationConfig, Adapted, View, Features]] = {}
     for record in playbook.recipes[:MOST_RECIPES]:
         config = options_of({**record.options, "target_share": playbook.share or None})

@@ -31,20 +31,29 @@ class View:
         certainty: its soft Dice with its own masks (SDC, arXiv 2402.10665).
         foreground: share of the pixels that are a target.
         shift: how far the statistics that its batch norms see are from their running ones, by thirds of the
-            network (`statistics_distance`).
+            network (`statistics_distance`); None where it was not measured.
     """
 
     maps: Tensor
     certainty: float
     foreground: float
-    shift: tuple[float, float, float]
+    shift: tuple[float, float, float] | None
 
 
 @torch.no_grad()
-def view(network: nn.Module, images_NCHW: Tensor, check_cancelled: CancelCheck = never_cancelled) -> View:
-    """One forward pass, with running statistics. The network's batch norms are those of `nn.BatchNorm2d`."""
+def view(
+    network: nn.Module,
+    images_NCHW: Tensor,
+    check_cancelled: CancelCheck = never_cancelled,
+    *,
+    shift: bool = False,
+) -> View:
+    """One forward pass, with running statistics; measuring the `shift` takes as long again.
+
+    The network's batch norms are those of `nn.BatchNorm2d`.
+    """
     network.eval()
-    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d) and shift]
     sums: list[list[Tensor]] = [[] for _ in norms]
 
     def note(index: int, features_BCHW: Tensor) -> None:
@@ -76,7 +85,9 @@ def view(network: nn.Module, images_NCHW: Tensor, check_cancelled: CancelCheck =
         torch.empty_like(together).index_copy_(0, order, together),
         overlap / total if total else 1.0,
         target / together.numel(),
-        _thirds([_distance(norm, parts, len(images_NCHW)) for norm, parts in zip(norms, sums, strict=True)]),
+        _thirds([_distance(norm, parts, len(images_NCHW)) for norm, parts in zip(norms, sums, strict=True)])
+        if shift
+        else None,
     )
 
 
@@ -133,8 +144,10 @@ FEATURES = tuple(Features.__dataclass_fields__)
 def features_of(parent: View, candidate: View, share: float) -> Features:
     """Of a candidate beside its parent, from what both say of the cohort that was adapted to.
 
-    `share` is the share of the pixels that are a target at the federation's members.
+    `share` is the share of the pixels that are a target at the federation's members. The parent's view has
+    its shift.
     """
+    assert parent.shift is not None
     early, middle, late = (math.sqrt(shift) for shift in parent.shift)
     ours, theirs = candidate.maps > 0, parent.maps > 0
     both = int(ours.sum()) + int(theirs.sum())

@@ -105,7 +105,7 @@ def practise(
             reported, truth = images[scored].to(device), targets_NHW[scored]
             names = [patients[index] for index in scored]
             parent = space.plain().to(device).eval()
-            before_here = view(parent, cohort, check_cancelled)
+            before_here = view(parent, cohort, check_cancelled, shift=True)
             before = _dice(parent, reported, truth, names, classes, check_cancelled)
             for trial in practice.trials:
                 config = trial.config.model_copy(update={"target_share": share or None})

@@ -46,7 +46,7 @@ def test_a_view_has_the_masks_sizes_certainty_and_shift_of_one_pass() -> None:
     network, images = space().plain().eval(), discs(20, 1, contrast=1.3)[0]
     passes: list[int] = []
     handle = network.register_forward_pre_hook(lambda _network, inputs: passes.append(len(inputs[0])))
-    found = view(network, images)
+    found = view(network, images, shift=True)
     handle.remove()
     assert sum(passes) == 20
     with torch.no_grad():
@@ -63,13 +63,15 @@ def test_a_view_has_the_masks_sizes_certainty_and_shift_of_one_pass() -> None:
     running = {names[0]: network.encoder1[1].running_mean, names[1]: network.encoder1[1].running_var}
     here = statistics_distance(running, {names[0]: mean, names[1]: variance})
     assert found.shift[0] > 0
-    first_only = view(torch.nn.Sequential(network.encoder1[0], network.encoder1[1]), images)
+    first_only = view(torch.nn.Sequential(network.encoder1[0], network.encoder1[1]), images, shift=True)
     assert first_only.shift[0] == pytest.approx(here, rel=1e-4)
 
 
 def test_images_that_training_knew_are_near_and_others_far() -> None:
     network = bake_statistics(space().plain(), discs(64, 1)[0])
-    near, far = (view(network, discs(64, 2, contrast=contrast)[0]).shift for contrast in (2.0, 6.0))
+    near, far = (
+        view(network, discs(64, 2, contrast=contrast)[0], shift=True).shift for contrast in (2.0, 6.0)
+    )
     assert all(one < other for one, other in zip(near, far, strict=True))
 
 
@@ -78,7 +80,7 @@ def test_features_compare_a_candidate_with_its_parent() -> None:
     ours, theirs = maps.clone(), maps.clone()
     theirs[0, :2] = 1  # 20 of 100
     ours[0, :1] = 1  # 10, all within the parent's
-    blank = view(space().plain().eval(), discs(1)[0])
+    blank = view(space().plain().eval(), discs(1)[0], shift=True)
     parent = replace(blank, maps=theirs, certainty=0.8, foreground=0.2, shift=(0.01, 0.04, 0.09))
     candidate = replace(blank, maps=ours, certainty=0.9, foreground=0.1)
     found = features_of(parent, candidate, share=0.1)
