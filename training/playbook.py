@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -87,11 +88,16 @@ DEFAULT = Practice(
 
 @dataclass(frozen=True)
 class Made:
-    """A playbook, the episodes that it rests on by member, what it cost, and what went wrong."""
+    """A playbook, the episodes that it rests on by member, what it cost, and what went wrong.
+
+    `rounds` are those of the rotations, `sent` the bytes that left the members by group: in all rotations
+    together (`rotations`), and to practise.
+    """
 
     playbook: Playbook
     episodes: Mapping[str, tuple[Episode, ...]]
     rounds: int
+    sent: Mapping[str, int]
     warnings: tuple[str, ...]
 
 
@@ -116,7 +122,7 @@ def make_playbook(
         )
     spaces: dict[str, tuple[ModelDraft, ...]] = {}
     warnings: list[str] = []
-    rounds = 0
+    rounds, sent = 0, Counter[str]()
     for member in members:
         rotation = rotation_of(run, member)
         try:
@@ -129,6 +135,7 @@ def make_playbook(
             continue
         spaces[member] = result.publication.models
         rounds += len(result.history)
+        sent["rotations"] += sum(_sent(result.history).values())
     algorithm = Rotations(run.federation.task, spaces, practice)
     specs = [spec for spec in run.specs() if spec.name in spaces]
     folder = RunFolder(place(run) / "practice")
@@ -152,7 +159,8 @@ def make_playbook(
         playbook = fit(episodes, options, typical_share(outcome.server.facts["shares"]), after)
     except ValueError as error:
         raise FederationError("the federation's practice came to no playbook", [str(error)]) from error
-    return Made(playbook, episodes, rounds, (*warnings, *_dropped(outcome.history)))
+    sent.update(_sent(outcome.history))
+    return Made(playbook, episodes, rounds, dict(sent), (*warnings, *_dropped(outcome.history)))
 
 
 def with_playbook(publication: Publication, made: Made) -> Publication:
@@ -161,6 +169,7 @@ def with_playbook(publication: Publication, made: Made) -> Publication:
     facts = {
         "members": list(made.playbook.members),
         "rounds": made.rounds,
+        "sent": dict(made.sent),
         "recipes": {record.name: record.bound for record in made.playbook.recipes},
         "best": best.name,
         "changes": {member: list(found) for member, found in best.members.items()},
@@ -284,6 +293,15 @@ def _facts(practice: Practice) -> dict[str, Any]:
         "severities": list(practice.severities),
         "most": practice.most,
     }
+
+
+def _sent(history: tuple[RoundEntry, ...]) -> Counter[str]:
+    """Bytes that left the sites, by group."""
+    found: Counter[str] = Counter()
+    for entry in history:
+        for site in entry.sites.values():
+            found.update(site.sent)
+    return found
 
 
 def _dropped(history: tuple[RoundEntry, ...]) -> tuple[str, ...]:

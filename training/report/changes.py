@@ -32,4 +32,5 @@ def content(record: RunRecord, publication: Publication | None) -> dict[str, Any
         "outside": Markup(forest_chart(outside)) if outside else None,
         "recipe": practised["best"] if practised else None,
         "promise": practised["promise"] if practised else None,
+        "cost": (practised["rounds"], practised["sent"]) if practised else None,
     }

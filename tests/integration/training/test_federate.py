@@ -21,7 +21,7 @@ from personalization.playbook import FILE, Playbook
 from personalization.state import from_safetensors
 from training.config import RunConfig
 from training.data.federation import load_federation
-from training.errors import ConfigurationError
+from training.errors import ConfigurationError, FederationError
 from training.federate import federate
 from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
@@ -124,12 +124,44 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(dat
     assert bounds == sorted(bounds, reverse=True)
     cost = artefact.manifest.lineage.details["playbook"]
     assert cost["rounds"] == 3 * (2 + 4)
+    # Of a member, two numbers for the scans' targets and twelve for each of its episodes, as JSON.
+    assert cost["sent"]["share"] == 3 * 8
+    assert 0 < cost["sent"]["episodes"] < 3 * 1000 * playbook.episodes
     (folder,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in (folder / "rotations").iterdir()) == ["aster", "birch", "cedar"]
     before = artefact.digest
     again = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more, "--resume"))
     assert again.exit_code == 0, again.output
     assert Store(tmp_path / "store").open("phantom").digest == before
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_playbook_is_the_same_by_any_number_of_workers(data, config, tmp_path):
+    found = []
+    for count in ("0", "2"):
+        folder = tmp_path / count
+        folder.mkdir()
+        more = ("--consent", "all", "--playbook", "--workers", count)  # the last one counts
+        done = invoke("--method", "iop-fl", *options(data, config, folder, *more))
+        assert done.exit_code == 0, done.output
+        found.append(Store(folder / "store").open("phantom").digest)
+    assert found[0] == found[1]
+
+
+@pytest.mark.usefixtures("no_pages")
+def test_a_rotation_that_fails_costs_its_own_episodes_only(data, config, tmp_path, monkeypatch):
+    def failing(run: Run, folder: Path, **options: object) -> object:
+        if run.settings.leave_out == ("birch",):
+            raise FederationError("birch's turn", ["no site finished round 1"])
+        return execute(run, folder, **options)
+
+    monkeypatch.setattr("training.playbook.execute", failing)
+    more = ("--consent", "all", "--playbook")
+    done = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more))
+    assert done.exit_code == 0, done.output
+    assert "no playbook without birch" in " ".join(done.output.split())
+    playbook = Playbook.model_validate_json(Store(tmp_path / "store").open("phantom").read(FILE))
+    assert playbook.members == ("aster", "cedar")
 
 
 def test_a_playbook_is_rejected_for_a_method_without_a_routing_space(data, config, tmp_path):

@@ -272,6 +272,8 @@ class TestChanges:
         practised = {
             "best": "ladder, half",
             "changes": {"aster": [0.01, -0.02, 0.05], "birch": [0.0, -0.01, 0.02]},
+            "rounds": 48,
+            "sent": {"rotations": 2_000_000, "episodes": 9000, "share": 8},
             "promise": "Of 3 hospitals about one may do worse.",
         }
         details = {"personal": personal, "playbook": practised}
@@ -281,6 +283,7 @@ class TestChanges:
         assert "Change of Dice per hospital" in text
         assert "aster 0.5, birch 0" in text
         assert "Of 3 hospitals about one may do worse." in text
+        assert "cost 48 rounds" in text
         without = Publication("routing-space", (), details={"personal": {}})
         text = write_report(record, tmp_path / "none.html", without).read_text()
         assert "Change of Dice per hospital" not in text
