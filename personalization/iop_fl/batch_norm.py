@@ -120,7 +120,7 @@ def _layer_by_layer(
         if len(chunks) == 1:
             handles = [
                 norm.register_forward_pre_hook(
-                    lambda norm, inputs, name=name: measured(name, norm, *_moments(inputs[0]))
+                    lambda norm, inputs, name=name: measured(name, norm, *image_moments(inputs[0]))
                 )
                 for name, norm in norms
             ]
@@ -135,7 +135,7 @@ def _layer_by_layer(
                 moments = []
                 for chunk in chunks:
                     check_cancelled()
-                    moments.append(_moments(_input_of(norm, network, chunk)))
+                    moments.append(image_moments(_input_of(norm, network, chunk)))
                 means, variances = (torch.cat(parts) for parts in zip(*moments, strict=True))
                 measured(name, norm, means, variances)
     return network
@@ -197,7 +197,11 @@ def _input_of(layer: nn.Module, network: nn.Module, images: Tensor) -> Tensor:
     )
 
 
-def _moments(features_NCHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the mean and the variance [N, C] of each image and channel, in float64."""
-    variance, mean = torch.var_mean(features_NCHW, dim=(2, 3), correction=0)
-    return mean.double(), variance.double()
+def image_moments(features_NCHW: Tensor) -> tuple[Tensor, Tensor]:
+    """Compute the mean and the variance [N, C] of each image and channel, in float64.
+
+    By a norm, which takes a third of the time of `torch.var_mean`.
+    """
+    mean = features_NCHW.mean(dim=(2, 3), keepdim=True)
+    length = torch.linalg.vector_norm(features_NCHW - mean, dim=(2, 3)).double()
+    return mean.flatten(1).double(), length.square() / features_NCHW.shape[2:].numel()

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.gate.statistics import squared_hellinger
+from personalization.iop_fl.batch_norm import image_moments
 from personalization.iop_fl.network import mixed_batches
 
 BATCH = 16
@@ -57,8 +58,8 @@ def view(
     sums: list[list[Tensor]] = [[] for _ in norms]
 
     def note(index: int, features_BCHW: Tensor) -> None:
-        variance, mean = torch.var_mean(features_BCHW, dim=(2, 3), correction=0)
-        sums[index].append(torch.stack([mean, variance + mean.square()]).double().sum(dim=1))
+        mean, variance = image_moments(features_BCHW)
+        sums[index].append(torch.stack([mean, variance + mean.square()]).sum(dim=1))
 
     handles = [
         norm.register_forward_pre_hook(lambda _norm, inputs, index=index: note(index, inputs[0]))
