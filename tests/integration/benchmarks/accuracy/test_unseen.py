@@ -8,11 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.accuracy.unseen.experiment import PROFILES, SetOf, Unseen
+from benchmarks.accuracy.unseen.experiment import PROFILES, SetOf, Unseen, cell_of
 from benchmarks.accuracy.unseen.report import sections
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
+from benchmarks.harness.cells import Rows
 from benchmarks.harness.experiment import Options
 from model_store.scan import Scan
+
+ROOT = Path(__file__).parents[4]
 
 
 def scan(channels: int = 1) -> Scan:
@@ -86,6 +89,16 @@ def test_the_page_has_every_part_and_says_which_criteria_are_met(rows: list[dict
         assert f"## {heading}" in page
     assert "| 3. no outer hospital loses more than a point" in page
     assert page.count(" yes |") + page.count("**no** |") >= 4
+
+
+def test_recorded_rows_are_those_of_the_cells_that_there_are() -> None:
+    """A changed default makes other cells: the rows must then be computed again."""
+    rows = Rows(ROOT / "docs/results/unseen.cpu.jsonl").read()
+    assert rows
+    for row in rows:
+        cell = row["cell"]
+        chosen = PROFILES["cpu"].sets[cell["set"]]
+        assert cell == cell_of("cpu", chosen, cell["set"], cell["site"], cell["seed"], cell["part"])
 
 
 def test_sets_that_are_not_there_are_left_out(tmp_path: Path) -> None:
