@@ -30,6 +30,8 @@ PHANTOM = "phantom"
 LEARNED = ("statistics", "tent", "prompt", "distilled", "anchored", "paper")
 # What is computed first answers the question.
 PARTS = ("served", "inside", "paper", "reference")
+# For the record, of seed 0.
+LAST = ("learned", "official")
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,10 @@ class Unseen(Experiment[Profile]):
             for site in (("all",) if part == "inside" else self._sites(set_))
         ]
         last = [
-            self._cell(set_, site, 0, "learned") for set_ in self._present() for site in self._sites(set_)
+            self._cell(set_, site, 0, part)
+            for part in LAST
+            for set_ in self._present()
+            for site in self._sites(set_)
         ]
         return first + last
 
@@ -98,6 +103,8 @@ class Unseen(Experiment[Profile]):
             return hospitals.inside(seed)
         if cell["part"] == "reference":
             return hospitals.reference(site, seed)
+        if cell["part"] == "official":
+            return hospitals.official(site, seed)
         severities = cell["severities"]
         if cell["part"] == "paper":
             return hospitals.paper(site, seed, severities)
@@ -156,6 +163,6 @@ def cell_of(profile: str, chosen: SetOf, set_: str, site: str, seed: int, part: 
         "part": part,
         "profile": profile,
         "size": chosen.size,
-        "severities": [0] if set_ == PHANTOM else [*SEVERITIES],
+        "severities": [0] if set_ == PHANTOM or part == "official" else [*SEVERITIES],
         "method": IopFlConfig(**chosen.method).model_dump(mode="json"),
     }

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from benchmarks.accuracy.outside.arms import NO_LIMITS, HeldOutHospital, Turn
 from benchmarks.accuracy.outside.gate import shuffled
 from benchmarks.accuracy.outside.planted import ONE_LAYER, RATE_FACTOR
+from benchmarks.accuracy.unseen.official import TargetSlices, by_official_protocol
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.evaluation import BATCH, Scans, mean_dice, predict
 from personalization.iop_fl.network import route
@@ -149,6 +150,22 @@ class Hospitals:
             arms["intent"] = _scan_by_scan(space, hospital.scans)
             found[str(severity)] = _arms(before, arms)
         return found
+
+    def official(self, site: str, seed: int) -> dict[str, Any]:
+        """Scores of preset `official` by the published code's protocol (see `by_official_protocol`).
+
+        `locum` has the global model's mean foreground Dice per patient over all scans, and how the same
+        candidate changes it, merged with the statistics of scans that no label chose.
+        """
+        run = self._run(seed, (site,))
+        space = space_of(run, self._place(run), self.workers)
+        hospital = self._hospital(site, seed, 0)
+        cases = _some(self.federation.site(site).cases)
+        slices = TargetSlices.of(cases, hospital.scans, self.federation.task)
+        found = by_official_protocol(space, slices, seed)
+        before = _dice(space.plain(), hospital.scans)
+        after = _dice(found.merged(space, hospital.whole().learned.images), hospital.scans)
+        return found.row | {"locum": [_short(mean_dice(before)), _short(_change(before, after))]}
 
     def _run(self, seed: int, leave_out: tuple[str, ...]) -> Run:
         settings = RunConfig(seed=seed, leave_out=leave_out, consent="all")

@@ -46,6 +46,8 @@ def sections(rows: Sequence[Row]) -> list[str]:
         found += ["## Head-room: a model trained at the hospital itself", _reference(reference)]
     if "learned" in by_part:
         found += ["## Recipes that are not practised, always served", _learned(by_part["learned"])]
+    if "official" in by_part:
+        found += ["## The official protocol, a diagnostic", _official(by_part["official"])]
     return found
 
 
@@ -397,6 +399,37 @@ def _learned(rows: Sequence[Row]) -> str:
             )
     return "Mean over hospitals, and the worst of them; seed 0.\n\n" + table(
         ["set", "severity", *values], body
+    )
+
+
+def _official(rows: Sequence[Row]) -> str:
+    body = []
+    for row in rows:
+        cell, found = row["cell"], row["result"]
+        scores = [found[key] for key in ("running", "batch", "start")] + [found["epochs"][found["best"] - 1]]
+        shown = [with_background for with_background, _ in scores]
+        body.append(
+            [
+                cell["set"],
+                cell["site"],
+                found["models"],
+                *(f"{100 * value:.1f}" for value in shown),
+                _points(shown[-1] - shown[0]),
+                _points(found["locum"][1]),
+            ]
+        )
+    head = [
+        *("set", "hospital", "models", "global (eval)", "global, batch statistics", "routing at epoch 0"),
+        *("routing at its best epoch by label", "gain as published code would report"),
+        "the same candidate's gain as Locum scores it",
+    ]
+    return (
+        "Dice per slice, background included, over slices with a target; seed 0, severity 0. The published "
+        "code lets labels choose the slices and the epoch, scores each five neighbouring slices right after "
+        "the step on them, and compares with the global model on running statistics. The last column is "
+        "what is left of the same candidate's gain in foreground Dice per patient, once it is one fixed "
+        "network that serves all scans. *Models*: how many are mixed; with one, only batch norm learns."
+        "\n\n" + table(head, body)
     )
 
 

@@ -7,13 +7,28 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from benchmarks.accuracy.unseen import official
 from benchmarks.accuracy.unseen.experiment import PROFILES, SetOf, Unseen, cell_of
+from benchmarks.accuracy.unseen.official import (
+    BATCH,
+    MOST_BATCHES,
+    TargetSlices,
+    by_official_protocol,
+    evenly_spaced,
+)
 from benchmarks.accuracy.unseen.report import sections
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.cells import Rows
+from benchmarks.harness.evaluation import Scans
 from benchmarks.harness.experiment import Options
 from model_store.scan import Scan
+from personalization.metrics import dice_official
+from tests.helpers.personalization.discs import discs, space
+from training.data.federation import load_federation
+from training.data.segmentation.dataset import SiteData
+from training.phantom import write_federation
 
 ROOT = Path(__file__).parents[4]
 
@@ -64,7 +79,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("unseen")
     experiment = Unseen(Options("smoke", folder, folder / "rows.jsonl", workers=0, state_dir=folder))
     kinds = {cell["part"]: cell for cell in reversed(experiment.cells())}
-    assert set(kinds) == {"served", "inside", "paper", "reference", "learned"}
+    assert set(kinds) == {"served", "inside", "paper", "reference", "learned", "official"}
     return [
         {"cell": cell, "result": experiment.compute(cell, folder)}
         for part, cell in kinds.items()
@@ -83,9 +98,73 @@ def test_what_is_served_is_the_chosen_candidate_where_the_gate_accepts_it(rows: 
     assert {each["recipe"] for each in found["planted"]} >= {"shuffled weights", "statistics of noise"}
 
 
+def test_the_official_protocol_reports_the_best_of_ten_epochs_by_label(rows: list[dict[str, Any]]) -> None:
+    cell, found = next((row["cell"], row["result"]) for row in rows if row["cell"]["part"] == "official")
+    assert cell["severities"] == [0]
+    reported = found["epochs"][found["best"] - 1]
+    assert len(found["epochs"]) == 10
+    assert reported[0] == max(with_background for with_background, _ in found["epochs"])
+    assert found["epochs"][0] != found["start"]  # the first epoch is scored after its steps
+    assert found["running"] != found["batch"]
+    for with_background, foreground in (found["running"], found["batch"], found["start"], reported):
+        assert 0 <= foreground < with_background <= 1
+    dice, change = found["locum"]
+    assert -dice <= change <= 1 - dice
+
+
+def test_the_official_protocol_scores_each_batch_after_the_step_on_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(official, "EPOCHS", 3)
+    monkeypatch.setattr(official, "DROPOUT", 0.0)
+    images, truth = discs(BATCH, contrast=0.3)
+    found = by_official_protocol(space(), TargetSlices(images, truth, 2), seed=0)
+    assert found.row["models"] == 3
+    # One batch: the candidate of an epoch is the network that was scored in it.
+    with torch.no_grad():
+        predicted = found.network(images).argmax(dim=1)
+    score, _ = found.row["epochs"][found.row["best"] - 1]
+    assert score == pytest.approx(dice_official(predicted, truth, 2), abs=1e-5)
+    assert found.row["start"] not in found.row["epochs"]
+    merged = found.merged(space(), images)
+    assert not any("router" in name for name, _ in merged.named_parameters())
+
+
+def test_the_official_protocol_scores_runs_of_neighbours() -> None:
+    assert evenly_spaced(12).tolist() == list(range(12))
+    kept = evenly_spaced(1098)
+    assert len(kept) == BATCH * MOST_BATCHES
+    runs = kept.view(MOST_BATCHES, BATCH)
+    assert (runs.diff(dim=1) == 1).all()
+    assert runs[:, 0].diff().unique().tolist() == [25, 30]
+
+
+def test_the_official_protocol_sees_only_slices_with_a_target(tmp_path: Path) -> None:
+    federation = load_federation(write_federation(tmp_path, ("aster",), 3, 32))
+    site = federation.site("aster")
+    scans = Scans.load(site.cases, federation.task)
+    slices = TargetSlices.of(site.cases, scans, federation.task)
+    assert 0 < len(slices.images) < len(scans.images)
+    # The slices that training without empty ones has
+    trained = SiteData.load(
+        site.assigned(dict.fromkeys(site.patients, "train")), federation.task, keep_empty=False
+    ).train
+    np.testing.assert_array_equal(slices.images, trained.images)
+    np.testing.assert_array_equal(slices.truth, trained.targets)
+
+
 def test_the_page_has_every_part_and_says_which_criteria_are_met(rows: list[dict[str, Any]]) -> None:
     page = "\n".join(sections(rows))
-    for heading in ("Criteria", "Outside", "Every hospital", "The gate", "Training", "Inside", "Head-room"):
+    for heading in (
+        "Criteria",
+        "Outside",
+        "Every hospital",
+        "The gate",
+        "Training",
+        "Inside",
+        "Head-room",
+        "The official",
+    ):
         assert f"## {heading}" in page
     assert "| 3. no outer hospital loses more than a point" in page
     assert page.count(" yes |") + page.count("**no** |") >= 4
