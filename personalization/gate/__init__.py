@@ -13,7 +13,7 @@ from __future__ import annotations
 from personalization.gate.check import Check, CheckResult, GateVerdict, judge, limits
 from personalization.gate.consensus import consensus
 from personalization.gate.routing import PRACTISED, ROUTING, Observed, Prediction
-from personalization.gate.statistics import shift_in_one_pass, shift_of_statistics, statistics_distance
+from personalization.gate.statistics import shift_of_statistics, statistics_distance
 
 __all__ = [
     "PRACTISED",
@@ -26,7 +26,6 @@ __all__ = [
     "consensus",
     "judge",
     "limits",
-    "shift_in_one_pass",
     "shift_of_statistics",
     "statistics_distance",
 ]

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import StateError
-from personalization.iop_fl.batch_norm import bake_statistics, blend_statistics
+from personalization.iop_fl.batch_norm import blend_statistics
+from personalization.networks import Prompted
 from personalization.test_time.ladder import thinned
 
 _MEAN, _VARIANCE = ".running_mean", ".running_var"
@@ -27,20 +28,14 @@ def shift_of_statistics(
     """`statistics_distance` of a parent's state and a candidate with statistics of these images alone.
 
     The candidate's own statistics are shrunk towards the parent's, more so for fewer images, so two images
-    would always be near. Costs what `bake_statistics` does; the candidate is left as it was.
+    would always be near. Costs one pass over evenly spaced images; the candidate is left as it was.
     """
-    measured = bake_statistics(copy.deepcopy(candidate), images_NCHW, check_cancelled=check_cancelled)
-    return statistics_distance(parent, measured.state_dict())
-
-
-def shift_in_one_pass(
-    parent: nn.Module, images_NCHW: Tensor, check_cancelled: CancelCheck = never_cancelled
-) -> float:
-    """`statistics_distance` of a parent and the same with statistics of evenly spaced images alone."""
-    measured, images = copy.deepcopy(parent), thinned(images_NCHW)
-    count = sum(isinstance(module, nn.BatchNorm2d) for module in parent.modules())
+    measured, images = copy.deepcopy(candidate), thinned(images_NCHW)
+    count = sum(isinstance(module, nn.BatchNorm2d) for module in measured.modules())
     blend_statistics(measured, images, [1.0] * count, len(images), check_cancelled)
-    return statistics_distance(parent.state_dict(), measured.state_dict())
+    # A filter before the network has no statistics.
+    network = measured.network if isinstance(measured, Prompted) else measured
+    return statistics_distance(parent, network.state_dict())
 
 
 def statistics_distance(parent: Mapping[str, Tensor], merged: Mapping[str, Tensor]) -> float:

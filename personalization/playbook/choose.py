@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
-from personalization.gate import PRACTISED, GateVerdict, Observed, judge, shift_in_one_pass
+from personalization.gate import PRACTISED, GateVerdict, Observed, judge, shift_of_statistics
 from personalization.iop_fl.space import RoutingSpace
 from personalization.playbook.features import Features, View, features_of, view
 from personalization.playbook.playbook import Decision, Playbook
@@ -91,7 +91,7 @@ def verdict_by_practice(
         scan_index=patient_of_image,
         classes=classes,
         source_warnings=source_warnings,
-        statistics_distance=shift_in_one_pass(parent, images_NCHW, check_cancelled),
+        statistics_distance=shift_of_statistics(parent.state_dict(), parent, images_NCHW, check_cancelled),
         prediction=choice.chosen.decision.expected,
     )
     return judge(PRACTISED, observed)

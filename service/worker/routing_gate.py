@@ -1,7 +1,7 @@
-"""Judge a candidate of a routing space: compare it with replicas from another seed and from half the scans.
+"""Judge a candidate of a routing space: by the playbook that chose it, else beside replicas of it.
 
-An adaptation to the hospital gives the same candidate from any half of its scans; an adaptation to noise does
-not. A good candidate is also nearer than its parent to the consensus of the federation's models.
+An adaptation to the hospital gives the same candidate from any half of its scans and any seed; one to noise
+does not. A good candidate is also nearer than its parent to the consensus of the federation's models.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def verdict_on(
     """Observe the candidate, which was adapted in so many seconds, and judge it: by the playbook's choice, if
     it was made by one.
 
-    By the playbook it costs one forward pass. Without one, what learns costs as much again as the
-    adaptation twice, and all cost two forward passes of each of the federation's models.
+    By the playbook it costs one forward pass. Without one, what learns costs the adaptation once more, and
+    all cost two forward passes of each of the federation's models.
     """
     check_cancelled, images = attempt.check_cancelled, cohort.images
     parent = loaded.space.plain()
@@ -99,14 +99,21 @@ def replicas_cost(cohort: CohortImages, config: AdaptationConfig) -> float:
 
 
 def _replicas(cohort: CohortImages, config: AdaptationConfig) -> Iterator[tuple[str, int, np.ndarray]]:
-    """Return (description, seed, indices of the images) of each replica; none of what learns nothing."""
+    """Return (description, seed, indices of the images) of each replica; none of what learns nothing.
+
+    Together they cost the adaptation once: halves of the patients, the second from another seed, or another
+    seed alone where there are few patients.
+    """
     patients = cohort.patient_of_image
     if config.preset in FORWARD_ONLY:
         return
-    if config.of_preset.draws:
-        # Without random draws another seed gives the same candidate.
-        yield "another seed", config.seed + 1, np.arange(len(patients))
-    if patients.max() + 1 >= _FEWEST_PATIENTS:
-        for half in (0, 1):
-            # Every other patient, because uploads are often sorted by date.
-            yield f"half {half + 1} of the scans", config.seed, np.flatnonzero(patients % 2 == half)
+    # Without random draws another seed gives the same candidate.
+    other = config.seed + 1 if config.of_preset.draws else config.seed
+    if patients.max() + 1 < _FEWEST_PATIENTS:
+        if other != config.seed:
+            yield "another seed", other, np.arange(len(patients))
+        return
+    for half, seed in enumerate((config.seed, other)):
+        # Every other patient, because uploads are often sorted by date.
+        name = f"half {half + 1} of the scans" + (" and another seed" if seed != config.seed else "")
+        yield name, seed, np.flatnonzero(patients % 2 == half)

@@ -16,6 +16,7 @@ from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import prepare, prepare_mask
 from personalization.networks import build
+from personalization.options.presets import FOR_COHORTS
 from personalization.playbook import FILE, Practice, Trial, fit, practise
 from personalization.state import from_safetensors
 from personalization.test_time.config import AdaptationConfig
@@ -129,6 +130,27 @@ def test_job_without_options_takes_the_recipe_that_the_federation_practised(plac
     assert job.result is not None
     assert {"adapt", "judge", "draw"} <= set(job.result["milliseconds"])
     assert "milliseconds" not in details
+
+
+@pytest.mark.parametrize("preset", FOR_COHORTS)
+def test_every_preset_makes_a_judged_candidate_that_answers(place: Workplace, preset: str) -> None:
+    options = {"preset": preset, "epochs": 1}
+    job_id = place.adaptation(place.cohort(outside_scans(SCANS)), options=options)
+    run_job(job_id, place.settings)
+    job = place.job(job_id)
+    assert job.state in ("succeeded", "fell_back"), job.reason
+    assert job.gate is not None
+    assert len(job.gate["checks"]) == 9
+    artefact, manifest = candidate_of(place)
+    network = build(manifest.network.name, **manifest.network.arguments)
+    network.load_state_dict(from_safetensors(artefact.read(WEIGHTS)))
+    scan, _ = volume("dune", 500)
+    slices = prepare(scan, ORGAN).slices
+    session = onnxruntime.InferenceSession(artefact.read(GRAPH), providers=["CPUExecutionProvider"])
+    (answer,) = session.run(None, {"image": slices})
+    with torch.no_grad():
+        expected = torch.softmax(network.eval()(torch.tensor(slices)), dim=1).numpy()
+    np.testing.assert_allclose(answer, expected, atol=1e-4)
 
 
 def test_job_without_a_playbook_takes_the_ladder_and_says_so(place: Workplace) -> None:

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import app
+from benchmarks.cost.passes import Passes
+from benchmarks.cost.recipes import PROFILES, RecipeCost, sections
+from benchmarks.harness.cells import Rows
+from benchmarks.harness.experiment import Options
+from personalization.options.presets import AUTO, PRESETS
+
+
+def test_convolutions_are_counted_forward_and_backward_by_hand() -> None:
+    network = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.ReLU(), nn.ConvTranspose2d(2, 3, 2, stride=2))
+    images = torch.ones(5, 1, 4, 6)
+    # 24 pixels of the first's answer and of the second's image, times each weight.
+    first, second = 5 * 24 * 9 * 2, 5 * 24 * 4 * 2 * 3
+    with Passes() as counted:
+        answer = network(images)
+    assert (counted.forward, counted.backward) == (first + second, 0)
+    with Passes() as counted:
+        answer.sum().backward()
+    assert (counted.forward, counted.backward) == (0, first + second)
+    with Passes() as counted:
+        network[:2](images)
+    assert counted.forward == first
+
+
+def test_a_gradient_of_weights_and_images_counts_as_one_of_images_alone() -> None:
+    layer, image = nn.Conv2d(1, 1, 1), torch.ones(1, 1, 2, 2, requires_grad=True)
+    counts = []
+    for learned in (True, False):
+        with Passes() as counted:
+            layer.requires_grad_(learned)(image).sum().backward()
+        counts.append(counted.backward)
+    assert counts == [4, 4]
+
+
+def test_every_preset_has_a_cell() -> None:
+    cells = RecipeCost(Options("smoke")).cells()
+    assert [cell["preset"] for cell in cells] == [AUTO, *PRESETS]
+    units = {cell["preset"]: cell["unit"] for cell in cells}
+    assert {name for name, unit in units.items() if unit == "scan"} == {"intent", "vptta"}
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Rows of the profile `smoke` by preset: of `auto`, one that learns, and one for a scan."""
+    folder = tmp_path_factory.mktemp("recipes")
+    file = folder / "rows.jsonl"
+    for preset in (AUTO, "distilled", "vptta"):
+        command = ["run", "recipe_cost", "--profile", "smoke", "--only", f"preset={preset}"]
+        answer = CliRunner().invoke(app, [*command, "--rows", str(file), "--state-dir", str(folder / "s")])
+        assert answer.exit_code == 0, answer.output
+    return {row["cell"]["preset"]: row for row in Rows(file).read()}
+
+
+def passes(row: Any, direction: str) -> list[float]:
+    return [part[direction] for part in row["result"]["passes"].values()]
+
+
+def test_auto_takes_ten_passes_of_at_most_twelve(rows: dict[str, Any]) -> None:
+    # One of the parent, two for each of four recipes; and one by the judge.
+    assert passes(rows[AUTO], "forward") == [9, 1]
+    assert passes(rows[AUTO], "backward") == [0, 0]
+    assert "At most 12 are allowed: kept. They take" in sections([rows[AUTO]], PROFILES["smoke"])[-1]
+
+
+def test_what_learns_from_an_ensemble_passes_every_model(rows: dict[str, Any]) -> None:
+    # Three per model; statistics, masks, a loss before and after; and one epoch of learning.
+    models = PROFILES["smoke"].members + 1
+    assert passes(rows["distilled"], "forward") == [3 * models + 5]
+    assert passes(rows["distilled"], "backward") == [1]
+
+
+def test_for_a_scan_the_answer_counts(rows: dict[str, Any]) -> None:
+    assert passes(rows["vptta"], "forward") == [2, 1]
+    # The head has no part in its loss.
+    assert passes(rows["vptta"], "backward") == [pytest.approx(1, abs=0.01), 0]
+
+
+def test_the_page_says_what_more_passes_than_allowed_are(rows: dict[str, Any]) -> None:
+    auto = rows[AUTO]
+    more = {**auto, "result": {**auto["result"], "passes": {"choose": {"forward": 11.5, "backward": 0.0}}}}
+    more["result"]["passes"]["judge"] = {"forward": 1.0, "backward": 0.0}
+    *_, bound = sections([more], PROFILES["smoke"])
+    assert "12.5 passes" in bound
+    assert "**missed**" in bound
+
+
+def test_the_page_has_a_line_per_row_and_a_floor_per_number_of_slices(rows: dict[str, Any]) -> None:
+    _, _, table, floors, *_ = sections([*rows.values()], PROFILES["smoke"])
+    assert len(table.splitlines()) == 2 + len(rows)
+    assert "over 20 slices takes" in floors
+    assert "over 3 slices takes" in floors
