@@ -19,6 +19,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "picking": "benchmarks.accuracy.picking.experiment:Picking",
     "round_cost": "benchmarks.cost.round:RoundCost",
     "adaptation_cost": "benchmarks.cost.adaptation:AdaptationCost",
+    "recipe_cost": "benchmarks.cost.recipes:RecipeCost",
     "attention_cost": "benchmarks.cost.attention:AttentionCost",
     "bilevel_cost": "benchmarks.cost.bilevel:BilevelCost",
     "ssf_cost": "benchmarks.cost.ssf:SsfCost",

@@ -1,0 +1,249 @@
+"""Cost of each recipe of adaptation, as a multiple of one plain pass over the same images.
+
+A recipe starts from a routing space and images and ends in one plain network. One that adapts to a single
+scan ends in its answer, which counts too. `auto` tries the four recipes of a playbook and judges the one it
+chose. The floor is one forward pass of the global model over the same images, in batches, without gradients.
+The two alternate in one process; medians are compared. Passes are counted in a run of their own, which is not
+timed.
+
+The networks are random and learn for one epoch: neither decides the cost of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cost.adaptation import space_of
+from benchmarks.cost.passes import Passes
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.measuring import alternated, milliseconds, quartiles
+from benchmarks.harness.tables import table
+from model_store.manifest import NetworkSpec
+from personalization.iop_fl.space import RoutingSpace
+from personalization.options.presets import AUTO, PRESETS
+from personalization.playbook import (
+    Choice,
+    Playbook,
+    Practice,
+    choose,
+    fit,
+    practise,
+    target_share,
+    verdict_by_practice,
+)
+from personalization.test_time.config import AdaptationConfig
+from personalization.test_time.recipe import Adapted, recipe_of
+from training.playbook import DEFAULT, typical_share
+
+BATCH = 16
+# The first runs allocate memory and warm caches, on both sides.
+WARM_UP = 1
+# Forward passes over the cohort that `auto` may take, the judge included.
+MOST_PASSES = 12
+CLASSES = 2
+CPU = torch.device("cpu")
+# Parts of a recipe by name, in order; each gets what the one before it made, the first gets None.
+Parts: TypeAlias = Mapping[str, Callable[[Any], Any]]
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The networks' width and the images' side; slices of the cohort, of one scan, and of a patient of the
+    cohort; member hospitals beside the global model; how often each side is timed."""
+
+    width: int = 16
+    size: int = 96
+    slices: int = 64
+    scan: int = 8
+    patient: int = 8
+    members: int = 3
+    repeats: int = 10
+
+
+PROFILES = {"smoke": Profile(2, 32, 20, 3, 5, 2, 2), "cpu": Profile()}
+
+
+class RecipeCost(Experiment[Profile]):
+    """The cost of every preset, and of `auto`."""
+
+    name = "recipe_cost"
+    title = "What a recipe costs"
+    question = "What does each recipe of adaptation cost, as a multiple of one plain pass?"
+    profiles = PROFILES
+    tables = (Table("recipe_cost"),)
+
+    def cells(self) -> list[Cell]:
+        """`auto`, then every preset."""
+        profile = self.profile
+        common = {"size": profile.size, "width": profile.width, "K": profile.members}
+        cohort = {"unit": "cohort", "slices": profile.slices}
+        scan = {"unit": "scan", "slices": profile.scan}
+        last = {"batch": BATCH, "repeats": profile.repeats}
+        practised = {"recipes": [trial.name for trial in DEFAULT.trials], "patient": profile.patient}
+        return [
+            {"preset": AUTO, **cohort, **common, **practised, **last},
+            *(
+                {"preset": name, **(scan if preset.unit == "scan" else cohort), **common, "epochs": 1, **last}
+                for name, preset in PRESETS.items()
+            ),
+        ]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure one cell."""
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """Passes and time of every recipe."""
+        return sections(rows, self.profile)
+
+
+def compute(cell: Cell, _work: Path) -> dict[str, Any]:
+    """Count the passes of one recipe, and time it beside its floor."""
+    space, images = _space(cell["width"], cell["K"]), _images(cell["slices"], cell["size"])
+    plain = space.plain().eval()
+    parts = parts_of(cell, space, images)
+    passes = passes_of(parts, plain, images)
+    steps = {"floor": lambda: _plain_pass(plain, images), "recipe": lambda: _run(parts)}
+    kept = alternated(steps, cell["repeats"], WARM_UP)
+    multiples = [ours / floor for ours, floor in zip(kept["recipe"], kept["floor"], strict=True)]
+    return {
+        "passes": passes,
+        "recipe_s": quartiles(kept["recipe"]),
+        "floor_s": quartiles(kept["floor"]),
+        "multiple": quartiles(multiples),
+    }
+
+
+def parts_of(cell: Cell, space: RoutingSpace, images: Tensor) -> Parts:
+    """The parts of a recipe: to adapt, and for one scan to answer; of `auto`, to choose and to judge."""
+    if cell["preset"] == AUTO:
+        playbook = _playbook()
+        patients = [index // cell["patient"] for index in range(len(images))]
+
+        def judge(choice: Choice) -> object:
+            return verdict_by_practice(choice, space.plain(), images, patients, CLASSES)
+
+        return {"choose": lambda _: choose(playbook, space, images, CPU), "judge": judge}
+    config = AdaptationConfig(preset=cell["preset"], epochs=cell["epochs"], batch_size=cell["batch"])
+
+    def adapt(_: object) -> Adapted:
+        return recipe_of(config.preset).adapt(space, images, config, CPU)
+
+    @torch.no_grad()
+    def answer(adapted: Adapted) -> Tensor:
+        # All slices at once: a recipe for one scan takes a batch as the scan.
+        maps: Tensor = adapted.merged(images).argmax(dim=1)
+        return maps
+
+    return {"adapt": adapt} | ({"answer": answer} if cell["unit"] == "scan" else {})
+
+
+def passes_of(parts: Parts, plain: nn.Module, images: Tensor) -> dict[str, dict[str, float]]:
+    """Passes forward and backward per image that each part makes, as multiples of one pass of `plain`."""
+    with Passes() as one:
+        _plain_pass(plain, images)
+    found: dict[str, dict[str, float]] = {}
+    made = None
+    for name, part in parts.items():
+        with Passes() as counted:
+            made = part(made)
+        found[name] = {
+            "forward": round(counted.forward / one.forward, 3),
+            "backward": round(counted.backward / one.forward, 3),
+        }
+    return found
+
+
+def _run(parts: Parts) -> None:
+    made = None
+    for part in parts.values():
+        made = part(made)
+
+
+@torch.no_grad()
+def _plain_pass(network: nn.Module, images: Tensor) -> None:
+    for batch in torch.split(images, BATCH):
+        network(batch)
+
+
+def _space(width: int, members: int) -> RoutingSpace:
+    arguments = {"in_channels": 1, "classes": CLASSES, "width": width}
+    return space_of(NetworkSpec(name="unet", arguments=arguments), members)
+
+
+def _images(count: int, size: int, seed: int = 0) -> Tensor:
+    """Noise."""
+    return torch.randn(count, 1, size, size, generator=torch.Generator().manual_seed(seed))
+
+
+def _playbook() -> Playbook:
+    """The default recipes, practised by three members on a little noise: which one wins costs the same."""
+    space, practice = _space(2, 1), Practice(DEFAULT.trials, (0.0, 1.0))
+    episodes, shares = {}, {}
+    for seed in range(3):
+        images = _images(8, 32, seed)
+        targets = (images[:, 0] > 1).long()
+        patients = [str(index // 2) for index in range(len(images))]
+        site, share = f"site{seed}", target_share(targets)
+        shares[site] = share
+        episodes[site] = tuple(practise(space, images, targets, patients, practice, share, seed))
+    options = {trial.name: trial.config.facts() for trial in practice.trials}
+    after = {trial.name: trial.after for trial in practice.trials}
+    return fit(episodes, options, typical_share(shares), after)
+
+
+def sections(rows: Sequence[Row], settings: Profile) -> list[str]:
+    """The page: one table, and the floors."""
+    header = ["preset", "adapts to", "passes forward", "passes backward", "multiple of a plain pass"]
+    parts = [
+        f"U-Net of width {settings.width} at {settings.size}x{settings.size}, a routing space of "
+        f"{settings.members} members and the global model, one epoch, one thread. Multiple: time of the "
+        "recipe over that of one plain forward pass of the global model over the same images in batches of "
+        f"{BATCH}, median [quartiles] of {settings.repeats} repetitions; the two alternate in one process.",
+        "Passes are counted per image, by the multiply-adds of convolutions: a pass that ends at a layer "
+        "counts as the part that it computes, and a backward pass counts once, whatever it gives gradients "
+        "of. For one scan, the answer counts too.",
+        table(header, [_line(row) for row in rows]),
+        " ".join(_floors(rows)),
+    ]
+    return [*parts, *(_bound(row) for row in rows if row["cell"]["preset"] == AUTO)]
+
+
+def _line(row: Row) -> list[str]:
+    cell, multiple = row["cell"], row["result"]["multiple"]
+    counts = [f"{_total(row, direction):.1f}" for direction in ("forward", "backward")]
+    middle, low, high = (f"{multiple[name]:.1f}" for name in ("median", "q1", "q3"))
+    return [f"`{cell['preset']}`", f"{cell['slices']} slices", *counts, f"{middle} [{low}, {high}]"]
+
+
+def _total(row: Row, direction: str) -> float:
+    return float(sum(part[direction] for part in row["result"]["passes"].values()))
+
+
+def _floors(rows: Sequence[Row]) -> list[str]:
+    """One sentence per number of slices: the medians over the rows of the floor's median and quartiles."""
+    found = []
+    for slices in sorted({row["cell"]["slices"] for row in rows}, reverse=True):
+        floors = [row["result"]["floor_s"] for row in rows if row["cell"]["slices"] == slices]
+        middle = {name: median(floor[name] for floor in floors) for name in ("median", "q1", "q3")}
+        found.append(f"The plain pass over {slices} slices takes {milliseconds(middle, 0)} ms.")
+    return found
+
+
+def _bound(row: Row) -> str:
+    total, judge = _total(row, "forward"), row["result"]["passes"]["judge"]["forward"]
+    tries, time = len(row["cell"]["recipes"]), row["result"]["multiple"]["median"]
+    verdict = "kept" if total <= MOST_PASSES else "**missed**"
+    return (
+        f"`auto` tries {tries} recipes that learn nothing, and judges one: {total:.1f} passes, "
+        f"{judge:.1f} of them by the judge. At most {MOST_PASSES} are allowed: {verdict}. They take as long "
+        f"as {time:.1f} plain passes, since a pass that measures statistics takes longer than a plain one."
+    )
