@@ -52,7 +52,7 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
         assert f"assigned: {model}.at-heath@1, by ada" in said
     assert "any-organ.at-heath@1" in joined
     assert "phantom.at-heath@1" in adapted
-    assert "What the federation's practice expects" in adapted
+    assert "practice expects" in adapted
     served = r"heath is now served hospital; hospital=heath, by phantom\.at-heath@1: Dice ([01]\.\d{3})"
     (after,) = re.findall(served, said)
     (before,) = re.findall(r"phantom, the global model +([01]\.\d{3})", said)
