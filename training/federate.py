@@ -32,6 +32,7 @@ from training.methods.registry import method as find_method
 from training.phantom import phantom_of
 from training.playbook import DEFAULT, check_practises, make_playbook, with_playbook
 from training.progress import open_progress
+from training.progress.forecast import expected_seconds
 from training.publish import check_names, parts_of
 from training.record import RECORD_FILE, RunRecord
 from training.run import Result, Run, execute
@@ -174,7 +175,12 @@ def _train(
         place.mkdir(parents=True, exist_ok=True)
     warnings: list[str] = []
     with open_progress() as progress:
-        progress.run_started(f"{job.method} on {name}", algorithm.plan(), [site.name for site in sites])
+        progress.run_started(
+            f"{job.method} on {name}",
+            algorithm.plan(),
+            [site.name for site in sites],
+            expected_seconds(job, workers),
+        )
         if federation.inferred:
             federation.task.dump(folder / TASK_FILE)
             warnings.append(

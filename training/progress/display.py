@@ -35,8 +35,10 @@ _MARKS = {
 class Progress(Observer, Protocol):
     """The interface of a display: the engine's events, and those of the command."""
 
-    def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
-        """Handle the start or the resumption of a run."""
+    def run_started(
+        self, title: str, plan: Plan, sites: Sequence[str], expected: Mapping[str, float] | None = None
+    ) -> None:
+        """Handle the start or the resumption of a run; see `RunState` for `expected`."""
 
     def published(self, reference: str, digest: str) -> None:
         """Handle the publication of an artefact."""
@@ -64,9 +66,11 @@ class _Display:
             raise RuntimeError("no run to display; call run_started first")
         return self._state
 
-    def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
+    def run_started(
+        self, title: str, plan: Plan, sites: Sequence[str], expected: Mapping[str, float] | None = None
+    ) -> None:
         """Handle the start or the resumption of a run."""
-        self._state = RunState(title, plan, sites)
+        self._state = RunState(title, plan, sites, expected=expected)
 
     def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
         """Handle the start of a round."""
@@ -101,11 +105,16 @@ class _Display:
 class PlainProgress(_Display):
     """Prints one line per round, for logs and pipes."""
 
-    def run_started(self, title: str, plan: Plan, sites: Sequence[str]) -> None:
-        """Print the title, the sites and the number of rounds of every phase."""
-        super().run_started(title, plan, sites)
+    def run_started(
+        self, title: str, plan: Plan, sites: Sequence[str], expected: Mapping[str, float] | None = None
+    ) -> None:
+        """Print the title, the sites, the number of rounds of every phase, and the time that was forecast."""
+        super().run_started(title, plan, sites, expected)
         lengths = ", ".join(f"{name} {length}" for name, length in self.state.lengths.items())
-        self._line(f"{title}: {len(sites)} sites ({', '.join(sites)}); rounds: {lengths}")
+        parts = [f"{title}: {len(sites)} sites ({', '.join(sites)})", f"rounds: {lengths}"]
+        if time := _time(self.state, "in all"):
+            parts.append(f"about {time}")
+        self._line("; ".join(parts))
 
     def round_finished(self, entry: RoundEntry) -> None:
         """Print one line: each metric with its mean and range, bytes, time."""
@@ -117,8 +126,8 @@ class PlainProgress(_Display):
         if entry.sites:
             parts.append(format.size(sum(map(bytes_of, entry.sites.values()))))
         parts.append(f"{entry.seconds:.1f} s")
-        if state.left is not None and state.done < state.total:
-            parts.append(f"{format.duration(state.left)} left")
+        if time := _time(state, "left"):
+            parts.append(time)
         self._line("  ".join(parts))
 
     def _line(self, text: str) -> None:
@@ -151,7 +160,6 @@ class RichProgress(_Display):
     @staticmethod
     def _head(state: RunState) -> Table:
         grid = Table.grid(padding=(0, 2))
-        left = "" if state.left is None else f"{format.duration(state.left)} left"
         over = state.done >= state.total
         where = f"{state.phase} {state.round + 1}/{state.rounds}" if state.rounds else ""
         grid.add_row(
@@ -159,7 +167,7 @@ class RichProgress(_Display):
             Text("done" if over else where),
             ProgressBar(total=max(state.total, 1), completed=state.done, width=32),
             Text(format.duration(state.elapsed), style="dim"),
-            Text("" if over else left, style="cyan"),
+            Text(_time(state, "left"), style="cyan"),
         )
         return grid
 
@@ -187,6 +195,14 @@ class RichProgress(_Display):
             cells.append(_MARKS.get(site.state, Text(took, style="dim")))
             table.add_row(*cells)
         return table
+
+
+def _time(state: RunState, what: str) -> str:
+    """Format the time left, and name the phases that it does not count; empty where nothing is known."""
+    if state.left is None:
+        return ""
+    missing = f", not counting {', '.join(state.unknown)}" if state.unknown else ""
+    return f"{format.duration(state.left)} {what}{missing}"
 
 
 def _summary(name: str, values: Mapping[str, float]) -> list[str]:

@@ -52,7 +52,11 @@ def bytes_of(entry: SiteEntry) -> int:
 
 
 class RunState:
-    """Tracks a run. `clock` returns seconds from any starting point."""
+    """Tracks a run.
+
+    `clock` returns seconds from any starting point. `expected` has the seconds of one round of every
+    phase that was forecast; the first round that is measured replaces them.
+    """
 
     def __init__(
         self,
@@ -60,6 +64,7 @@ class RunState:
         plan: Sequence[Phase | ServerStage],
         sites: Sequence[str],
         clock: Callable[[], float] = time.monotonic,
+        expected: Mapping[str, float] | None = None,
     ) -> None:
         self.title = title
         self.sites = {site: SiteState() for site in sites}
@@ -67,6 +72,7 @@ class RunState:
         self.round = 0
         self.rounds = 0
         self.lengths = {step.name: step.rounds if isinstance(step, Phase) else step.steps for step in plan}
+        self._expected = dict(expected or {})
         self._durations: dict[str, list[float]] = {}
         self._clock = clock
         self._started = clock()
@@ -95,23 +101,39 @@ class RunState:
 
     @property
     def left(self) -> float | None:
-        """Estimated seconds left; None before the first round of the longest phase is finished.
+        """Estimated seconds left; None where no phase ahead has a round that was measured or forecast.
 
-        The estimate uses each phase's median time per round. Phases that have not started count as 0, because
-        those before and after training are short.
+        The estimate uses each phase's median time per round. It leaves out the phases of `unknown`.
         """
-        longest = max(self.lengths, key=self.lengths.__getitem__, default="")
-        if longest not in self._durations:
+        ahead = self._ahead()
+        known = {name: seconds for name in ahead if (seconds := self._seconds(name)) is not None}
+        if not known:
             return None
-        seconds, names = 0.0, list(self.lengths)
-        for name in names[names.index(self.phase) :]:
-            rounds = self.lengths[name]
-            if name == self.phase:
-                rounds -= self.round + (1 if self._finished else 0)
-            seconds += rounds * statistics.median(self._durations.get(name, [0.0])[-9:])
+        left = sum(ahead[name] * seconds for name, seconds in known.items())
         if not self._finished:
-            seconds -= self._clock() - self._round_started
-        return max(0.0, seconds)
+            # A round that takes longer than expected leaves the other rounds their time.
+            left -= min(self._clock() - self._round_started, known.get(self.phase, 0.0))
+        return left
+
+    @property
+    def unknown(self) -> list[str]:
+        """The phases ahead without a round that was measured or forecast."""
+        return [name for name in self._ahead() if self._seconds(name) is None]
+
+    def _ahead(self) -> dict[str, int]:
+        """Unfinished rounds of every phase that has some, in the plan's order."""
+        ahead, done = {}, self.done
+        for name, length in self.lengths.items():
+            if length > done:
+                ahead[name] = length - done
+            done = max(0, done - length)
+        return ahead
+
+    def _seconds(self, phase: str) -> float | None:
+        """Time of one round of a phase, measured or else forecast."""
+        if phase in self._durations:
+            return statistics.median(self._durations[phase][-9:])
+        return self._expected.get(phase)
 
     @property
     def metrics(self) -> list[str]:

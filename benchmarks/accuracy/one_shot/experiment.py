@@ -47,11 +47,16 @@ PROFILES = {
     "smoke": Profile(1, method=_SMALL | _SYNTHESIS),
     "cpu": Profile(
         3,
-        method={"width": 16, "epochs": 5, "steps": 50, "synthesis_batch": 64, "precision": "bfloat16"},
+        method={
+            **{"width": 16, "local_epochs": 40, "personal_epochs": 10},
+            **{"epochs": 5, "steps": 50, "synthesis_batch": 64, "precision": "bfloat16"},
+        },
         # Pneumonia has fifteen times the images of the other: a third of the passes are five times the steps.
         by_set={"pneumoniamnist": {"local_epochs": 12, "personal_epochs": 4}},
     ),
-    "full": Profile(3, "cuda", method={**PAPER_SIZES, "epochs": 20, "checkpoint_every": 100}),
+    "full": Profile(
+        3, "cuda", method={**PAPER_SIZES, "personal_epochs": 10, "epochs": 20, "checkpoint_every": 100}
+    ),
 }
 
 

@@ -49,6 +49,7 @@ from training.methods.common.local_training import network_of, new_network, stat
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.server import chunks, cluster_models, synthesise
+from training.methods.fedbicross.timing import time_steps
 from training.methods.registry import Panel, register
 
 SEED = Group("seed", "statistics", "collect")
@@ -203,6 +204,23 @@ class FedBiCross(Algorithm[LabelledData]):
         if context.phase == "cluster":
             return cluster_models(self.config, self.network, self.shape, context, server)
         return synthesise(self.config, self.network, self.shape, self.classes, context, server)
+
+    def forecast(self, images: int, sites: int, threads: int) -> Mapping[str, float]:
+        """Seconds of one round of every phase on this machine: `training.progress.forecast`.
+
+        Batches of local training and steps of the synthesis are counted, and one of each is timed. Two
+        clusters are assumed. Clustering and export count as nothing: they take seconds.
+        """
+        config = self.config
+        count = min(config.clusters or (2 if sites > 2 else 1), sites)
+        image, step = time_steps(config, self.network, self.shape, self.classes, sites, count, threads)
+        return {
+            "local": config.local_epochs * images * image,
+            "cluster": 0.0,
+            SYNTHESIS: config.steps / chunks(config) * step,
+            "personalise": config.personal_epochs * images * image,
+            "export": 0.0,
+        }
 
     def longest_part(self, sites: int) -> str:
         """The last cluster's: there are at most as many as sites."""

@@ -17,8 +17,10 @@ from training.algorithm import Memory, State
 from training.data.classification import ImageSet, LabelledData
 from training.errors import ConfigurationError
 from training.methods.common.state_tree import join, part
-from training.methods.fedbicross.config import FedBiCrossConfig
+from training.methods.fedbicross import method
+from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
+from training.methods.fedbicross.timing import time_steps
 
 CLASSES, IMAGES = 3, 10
 
@@ -106,6 +108,47 @@ def test_the_weights_are_the_papers_unless_told_otherwise() -> None:
     assert (config.cluster_weight, config.own_weight, config.personal_temperature) == (0.5, 0.3, 1.0)
     assert config.synthesis().weights == InversionWeights(total_variation=2.5e-5, batch_norm=10.0)
     assert config.synthesis().temperature == 20
+
+
+def test_paper_recipe_takes_the_papers_values_where_none_is_given() -> None:
+    given = {**PAPER_SIZES, **LITERAL_READING, "width": 8, "jitter": True}
+    found = FedBiCrossConfig(recipe="paper", width=8, jitter=True)
+    assert found.model_dump() == FedBiCrossConfig(**given).model_dump()
+    assert "recipe" not in found.model_dump()
+    assert FedBiCrossConfig(recipe="locum") == FedBiCrossConfig()
+
+
+def test_forecast_counts_passes_over_images_and_synthesis_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = FedBiCrossConfig(
+        local_epochs=7, personal_epochs=3, epochs=2, steps=25, checkpoint_every=10, outer_steps=1
+    )
+    timed = []
+
+    def time_steps(*arguments: object) -> tuple[float, float]:
+        timed.append(arguments[-3:])
+        return 0.5, 6.0
+
+    monkeypatch.setattr(method, "time_steps", time_steps)
+    algorithm = FedBiCross(config, task())
+    found = algorithm.forecast(images=40, sites=5, threads=2)
+    lengths = {step.name: getattr(step, "rounds", None) or step.steps for step in algorithm.plan()}
+    assert timed == [(5, 2, 2)]  # sites, clusters, threads
+    assert {name: seconds * lengths[name] for name, seconds in found.items()} == {
+        "local": 7 * 40 * 0.5,
+        "cluster": 0,
+        method.SYNTHESIS: 2 * 25 * 6.0,
+        "personalise": 3 * 40 * 0.5,
+        "export": 0,
+    }
+
+
+@pytest.mark.parametrize(("sites", "clusters"), [(1, 1), (3, 2)])
+def test_timing_steps_leaves_the_number_of_threads_as_it_was(sites: int, clusters: int) -> None:
+    config, threads = FedBiCrossConfig(width=1, batch_size=4, synthesis_batch=4), torch.get_num_threads()
+    network = FedBiCross(config, task()).network
+    found = time_steps(config, network, (1, 8, 8), CLASSES, sites, clusters, threads + 1)
+    assert all(seconds > 0 for seconds in found)
+    assert torch.get_num_threads() == threads
 
 
 def test_every_option_of_stage_2_arrives() -> None:

@@ -60,7 +60,34 @@ def test_time_left_is_the_median_round_time_times_rounds_left() -> None:
     clock.now += 5
     assert state.left == 17.0
     clock.now += 500
-    assert state.left == 0.0
+    assert state.left == 11.0
+
+
+def test_time_left_names_the_phases_of_which_nothing_is_known() -> None:
+    state = _State("run", PLAN, SITES, Clock())
+    play(state, "describe", 0, 1, 0.1, aster=entry())
+    assert (state.left, state.unknown) == (None, ["train", "validate"])
+    play(state, "train", 0, 4, 10.0, aster=entry())
+    assert (state.left, state.unknown) == (30.0, ["validate"])
+    play(state, "train", 3, 4, 10.0, aster=entry())
+    assert (state.left, state.unknown) == (None, ["validate"])
+    play(state, "validate", 0, 1, 10.0, aster=entry())
+    assert (state.left, state.unknown) == (None, [])
+
+
+def test_time_left_before_the_first_round_is_the_forecast_until_a_round_is_measured() -> None:
+    clock = Clock()
+    state = _State("run", PLAN, SITES, clock, {"describe": 0.0, "train": 20.0, "validate": 5.0})
+    assert (state.left, state.unknown) == (85.0, [])
+    clock.now += 7
+    play(state, "describe", 0, 1, 7.0, aster=entry())
+    state.round_started("train", 0, 4, SITES)
+    clock.now += 15
+    assert state.left == 70.0
+    clock.now += 15
+    assert state.left == 65.0
+    play(state, "train", 0, 4, 30.0, aster=entry())
+    assert state.left == 95.0
 
 
 def test_resumed_run_counts_earlier_rounds() -> None:
@@ -109,10 +136,23 @@ def test_plain_progress_prints_one_line_per_round() -> None:
         "iop-fl on phantom: 2 sites (aster, birch); rounds: describe 1, train 4, validate 1",
         "describe 1/1  4.0 kB  0.1 s",
         "train 1/4  loss 0.625 (aster 0.500, birch 0.750)  Dice 0.250 (aster 0.250)  "
-        "4.0 kB  2.0 s  0:06 left",
+        "4.0 kB  2.0 s  0:06 left, not counting validate",
         "warning site [birch] dropped",
-        "train 2/4  loss 0.250 (aster 0.250)  Dice 0.500 (aster 0.500)  2.0 kB  2.0 s  0:04 left",
+        "train 2/4  loss 0.250 (aster 0.250)  Dice 0.500 (aster 0.500)  2.0 kB  2.0 s  0:04 left, "
+        "not counting validate",
         f"published phantom@1  sha256:{'ab' * 32}",
+    ]
+
+
+def test_plain_progress_says_the_forecast_time_before_the_first_round() -> None:
+    made, stream = console(terminal=False)
+    progress = PlainProgress(made)
+    progress.run_started("run", PLAN, SITES, {"describe": 1.0, "train": 20.0})
+    play(progress, "describe", 0, 1, 1.0, aster=entry())
+    assert stream.getvalue().splitlines() == [
+        "run: 2 sites (aster, birch); rounds: describe 1, train 4, validate 1; "
+        "about 1:21 in all, not counting validate",
+        "describe 1/1  2.0 kB  1.0 s  1:20 left, not counting validate",
     ]
 
 
