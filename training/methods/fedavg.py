@@ -9,12 +9,18 @@ Batch-norm buffers are part of the weights: running statistics are averaged, cou
 restarts every round. In each round the sites also validate the w_g they receive; the server keeps the best.
 
 The default is not the paper's: the rate falls by a cosine in the second half of the rounds, a small site
-takes more than one pass where its slices make few batches, and slices go through drawn scanners. `recipe:
-paper` leaves these out (docs/explanation/iop-fl.md has what each was worth).
+takes more than one pass where its slices make few batches, and slices go through drawn scanners. Running
+statistics then describe drawn scanners, and each site's those of its own weights. So after the last round
+every site estimates the statistics of the kept w_g on its slices as they are, and w_g takes
+
+    mean <- sum_k (n_k / n) mean_k     var <- sum_k (n_k / n) (var_k + mean_k^2) - mean^2
+
+`recipe: paper` leaves all of this out (docs/explanation/iop-fl.md has what each was worth).
 
 A classification has cross-entropy for the loss and accuracy for Dice; all else is the same.
 
 Shared:  weights w_k and w_g; the number of training slices; Dice on validation patients (sum and count);
+         once, mean and mean square of every batch-norm channel over the training slices;
          once, summary statistics of the training scans for the service's guard.
 Stays:   images, masks, and everything else.
 """
@@ -52,17 +58,22 @@ from training.methods.common.local_training import (
     Penalty,
     Schedule,
     ValidationScore,
+    batch_moments,
     evaluate,
     network_of,
     new_network,
     state_of,
     train_locally,
+    with_moments,
 )
 from training.methods.common.state_tree import join, part
 from training.methods.registry import register
 
 WEIGHTS = Group("weights", "weights", "mean")
 SCORES = Group("scores", "statistics", "collect", essential=False)
+MOMENTS = Group("moments", "statistics", "mean", essential=False)
+ESTIMATE = Phase("estimate", 1, (WEIGHTS,), (MOMENTS,), everyone=True)
+REVALIDATE = Phase("revalidate", 1, (WEIGHTS,), (SCORES,), everyone=True)
 
 
 _NETWORKS: Mapping[TaskKind, str] = {"segmentation": "unet", "classification": "resnet18"}
@@ -91,6 +102,11 @@ class FedAvgConfig(MethodConfig):
     intensity: float = Field(
         1.0, ge=0, le=3, description="severity of the drawn scanners that slices go through; 0: none"
     )
+    statistics: Literal["estimated", "averaged"] = Field(
+        "estimated",
+        description="the global model's batch norm: estimated on all sites' slices at the end, or averaged "
+        "like its weights",
+    )
     precision: Precision = Field(
         "float32", description="of training: bfloat16 takes half the time where the processor has it"
     )
@@ -104,6 +120,7 @@ class FedAvgConfig(MethodConfig):
         "least_steps": 0,
         "final_rate": 1.0,
         "intensity": 0.0,
+        "statistics": "averaged",
     }
 
     @model_validator(mode="before")
@@ -127,11 +144,13 @@ class FedAvg(Algorithm[AnySiteData]):
         self.metric = _METRICS[task.kind]
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
-        """Describe the data once, train, and validate the last global model, which no round has."""
+        """Describe the data once, train, validate the last global model, which no round has; estimate the
+        statistics of the selected one, and validate it with them."""
         return (
             DESCRIBE,
             Phase("train", self.config.rounds, (WEIGHTS,), (WEIGHTS, SCORES)),
             Phase("validate", 1, (WEIGHTS,), (SCORES,), everyone=True),
+            *((ESTIMATE, REVALIDATE) if self.config.statistics == "estimated" else ()),
         )
 
     def initial(self, context: StepContext) -> Memory:
@@ -139,7 +158,9 @@ class FedAvg(Algorithm[AnySiteData]):
         return Memory(join({"global": state_of(new_network(self.network, context.generator("weights")))}))
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
-        """w_g, to every site the same."""
+        """w_g, to every site the same; once it is selected, that one."""
+        if phase in (ESTIMATE, REVALIDATE):
+            return {WEIGHTS.name: self.selected(server)[0]}
         return {WEIGHTS.name: part(server.tensors, "global")} if phase.downloads else {}
 
     def client_step(
@@ -154,6 +175,9 @@ class FedAvg(Algorithm[AnySiteData]):
         if context.phase == "describe":
             return describe(data, weight)
         network = network_of(self.network, received[WEIGHTS.name], context.device)
+        if context.phase == "estimate":
+            moments = batch_moments(network, data.train, self.config.batch_size)
+            return ClientResult({MOMENTS.name: moments}, weight)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
         uploads = {SCORES.name: score.state()}
         metrics = score.metrics(self.metric)
@@ -199,6 +223,14 @@ class FedAvg(Algorithm[AnySiteData]):
         """Note the scores of the w_g that was sent, keep it if it is the best so far, take the average."""
         if context.phase == "describe":
             return Memory(server.tensors, {**server.facts, **merge_described(result)})
+        if context.phase == "estimate":
+            slot = "best" if server.facts.get("best") else "global"
+            estimated = with_moments(self.selected(server)[0], result.reduced.get(MOMENTS.name, {}))
+            return Memory({**server.tensors, **join({slot: estimated})}, server.facts)
+        if context.phase == "revalidate":
+            facts, rounds = server.facts, self.selected(server)[1]["round"]
+            after = note_scores(facts, result, self.metric, rounds, self.config.selection)
+            return Memory(server.tensors, {**after, "best": after["latest"] if facts["best"] else None})
         states = {"global": part(server.tensors, "global"), "best": part(server.tensors, "best")}
         facts = note_scores(
             server.facts, result, self.metric, self._rounds_done(context), self.config.selection

@@ -123,7 +123,7 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(dat
     bounds = [record.bound for record in playbook.recipes]
     assert bounds == sorted(bounds, reverse=True)
     cost = artefact.manifest.lineage.details["playbook"]
-    assert cost["rounds"] == 3 * (2 + 4)
+    assert cost["rounds"] == 3 * (2 + 6)
     # Of a member, two numbers for the scans' targets and twelve for each of its episodes, as JSON.
     assert cost["sent"]["share"] == 3 * 8
     assert 0 < cost["sent"]["episodes"] < 3 * 1000 * playbook.episodes

@@ -191,6 +191,36 @@ def estimate_statistics(network: nn.Module, slices: TrainingExamples, batch_size
         norm.momentum = momentum
 
 
+def batch_moments(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> State:
+    """Mean and mean square of every batch norm's input, by `estimate_statistics`: [C] float64 each.
+
+    Nothing where there is no slice. They are means, so that those of several sites can be averaged.
+    """
+    if not len(slices):
+        return {}
+    estimate_statistics(network, slices, batch_size)
+    found: State = {}
+    for path, norm in network.named_modules():
+        if isinstance(norm, nn.BatchNorm2d):
+            assert norm.running_mean is not None
+            assert norm.running_var is not None
+            mean, variance = norm.running_mean.double().cpu(), norm.running_var.double().cpu()
+            found |= {f"{path}.mean": mean, f"{path}.square": variance + mean.square()}
+    return found
+
+
+def with_moments(state: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> State:
+    """A network's state with the running batch-norm statistics that `batch_moments` describe."""
+    statistics: State = {}
+    for name in moments:
+        path, kind = name.rsplit(".", 1)
+        if kind == "mean":
+            mean = moments[name]
+            variance = (moments[f"{path}.square"] - mean.square()).clamp(min=0)
+            statistics |= {f"{path}.running_mean": mean, f"{path}.running_var": variance}
+    return {name: statistics.get(name, tensor).to(tensor.dtype) for name, tensor in state.items()}
+
+
 @torch.no_grad()
 def predict(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> Tensor:
     """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics; [N] of

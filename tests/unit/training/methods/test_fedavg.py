@@ -12,7 +12,7 @@ import torch
 from personalization.losses import soft_dice_loss
 from personalization.networks import build
 from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data, slices
-from training.algorithm import RoundResult
+from training.algorithm import Memory, RoundResult
 from training.data.segmentation.dataset import batches
 from training.engine.reduction import Reducer
 from training.methods.common.local_training import (
@@ -23,7 +23,7 @@ from training.methods.common.local_training import (
     state_of,
     train_locally,
 )
-from training.methods.common.state_tree import part
+from training.methods.common.state_tree import join, part
 from training.methods.fedavg import FedAvg, FedAvgConfig, note_scores
 
 CONFIG = FedAvgConfig(recipe="paper", width=2, batch_size=4, rounds=3)
@@ -187,6 +187,63 @@ def test_the_last_model_on_request():
     last = part(server.tensors, "global")
     assert all(torch.equal(draft.weights[name], last[name]) for name in last)
     assert draft.metrics["val_dice"] == pytest.approx(after.facts["latest"]["val_dice"])
+
+
+@pytest.mark.parametrize("selection", ["best", "last"])
+def test_the_global_model_takes_the_statistics_of_all_sites_slices(selection):
+    """Of equal batches at both sites the pooled statistics are those of one pass over all slices."""
+    sites = {"A": SITES["A"], "B": site_data("B", 6, 2, 10)}
+    config = FedAvgConfig(width=2, batch_size=6, rounds=1, selection=selection)
+    algorithm, server = start(config)
+    weights = part(server.tensors, "global")
+    server = Memory(
+        {**server.tensors, **join({"best": weights})},
+        {"best": {"val_dice": 0.9, "round": 0} if selection == "best" else None, "scores": {}},
+    )
+    server = Memory(server.tensors, {**server.facts, "latest": {"val_dice": 0.9, "round": 0}})
+
+    def run(phase, server, **reduction):
+        results = {
+            site: algorithm.client_step(
+                context(phase.name, 0, site=site), algorithm.broadcast(phase, server, site), EMPTY, data
+            )
+            for site, data in sites.items()
+        }
+        return algorithm.server_step(context(phase.name, 0), server, result_of(results, **reduction))
+
+    estimate, revalidate = algorithm.plan()[-2:]
+    after = run(estimate, server, mean="moments", collect=())
+    found = algorithm.selected(after)[0]
+    images = torch.from_numpy(np.concatenate([data.train.images for data in sites.values()]))
+    inputs = {}
+    network = network_of(algorithm.network, weights, torch.device("cpu"))
+    network.train()
+    first = next(path for path, module in network.named_modules() if isinstance(module, torch.nn.BatchNorm2d))
+    network.get_submodule(first).register_forward_hook(lambda _m, x, _y: inputs.update(x=x[0]))
+    with torch.no_grad():
+        network(images)
+    # The first norm has the same input in one pass; later ones follow norms of the batch.
+    variance, mean = torch.var_mean(inputs["x"], dim=(0, 2, 3))
+    torch.testing.assert_close(found[f"{first}.running_mean"], mean, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(found[f"{first}.running_var"], variance, rtol=1e-3, atol=1e-6)
+    unchanged = [name for name in weights if not name.endswith(("running_mean", "running_var"))]
+    assert all(torch.equal(found[name], weights[name]) for name in unchanged)
+    # The score that is published is that of the model that is published.
+    after = run(revalidate, after, mean=None, collect=("scores",))
+    network = network_of(algorithm.network, found, torch.device("cpu"))
+    scores = [evaluate(network, data.val, 2, 6) for data in sites.values()]
+    expected = sum(score.total for score in scores) / sum(score.patients for score in scores)
+    (draft,) = algorithm.publication(after).models
+    assert draft.metrics == {"val_dice": pytest.approx(expected)}
+    assert all(torch.equal(draft.weights[name], found[name]) for name in found)
+
+
+def test_without_statistics_from_any_site_the_running_ones_stay():
+    algorithm, server = start(FedAvgConfig(width=2, rounds=1))
+    server = Memory(server.tensors, {"best": None, "latest": {"val_dice": None, "round": 0}})
+    after = algorithm.server_step(context("estimate", 0), server, RoundResult({}, {}, {"A": 1.0}, {}))
+    before = part(server.tensors, "global")
+    assert all(torch.equal(algorithm.selected(after)[0][name], before[name]) for name in before)
 
 
 def test_the_learning_rate_falls_by_a_cosine_over_the_rounds():
