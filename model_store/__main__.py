@@ -18,11 +18,10 @@ app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
 console = Console()
 
 StoreOption = Annotated[
-    Path,
-    typer.Option("--store", envvar="LOCUM_STORE", callback=Path.expanduser, help="The store's folder."),
+    str, typer.Option("--store", envvar="LOCUM_STORE", help="The store: a folder, or s3://BUCKET/PREFIX.")
 ]
 Reference = Annotated[str, typer.Argument(help="name, name@3 or name@sha256:…")]
-DEFAULT_STORE = Path(".locum/store")
+DEFAULT_STORE = ".locum/store"
 # Names and reasons are user input: print them without markup and without line breaks.
 _AS_IT_IS: dict[str, Any] = {"markup": False, "soft_wrap": True}
 _WIDEST = 10_000
@@ -51,7 +50,7 @@ def list_versions(store: StoreOption = DEFAULT_STORE) -> None:
                 state.strip(),
             )
     if not table.row_count:
-        console.print(f"{store}: no artefact yet; train one with training.federate", **_AS_IT_IS)
+        console.print(f"{opened.root}: no artefact yet; train one with training.federate", **_AS_IT_IS)
         return
     # One line per version in any terminal: a truncated reference would be useless.
     whole = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
@@ -77,7 +76,7 @@ def verify(
 ) -> None:
     """Hash every file again. Exit code 1 if a file is not as published, 2 without a store."""
     opened = Store(store)
-    if not store.is_dir():
+    if isinstance(opened.root, Path) and not opened.root.is_dir():
         raise StoreError(f"{store}: expected a store's folder, found none; name it with --store")
     references = (
         [reference]

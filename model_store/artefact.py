@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, cast
+from typing import Generic, Protocol, cast
 
 from typing_extensions import TypeVar
 
@@ -22,6 +22,16 @@ Manifest = TypeVar("Manifest", bound=BaseManifest, default=AnyManifest, covarian
 Expected = TypeVar("Expected", bound=BaseManifest)
 
 
+class Remote(Protocol):
+    """Where a version's files are, if its folder is a cache."""
+
+    def fetch(self, artefact: Artefact[BaseManifest], file: str) -> None:
+        """Bring a file into the folder. Raises StoreError."""
+
+    def digest_of(self, artefact: Artefact[BaseManifest], file: str) -> str:
+        """Hash a file without keeping it. Raises StoreError."""
+
+
 @dataclass(frozen=True)
 class Artefact(Generic[Manifest]):
     """A version of a name, with its verified manifest.
@@ -34,6 +44,7 @@ class Artefact(Generic[Manifest]):
     digest: str
     path: Path
     manifest: Manifest
+    remote: Remote | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
@@ -53,7 +64,7 @@ class Artefact(Generic[Manifest]):
         return cast("Artefact[Expected]", self)
 
     @classmethod
-    def read_from(cls, path: Path, name: str, version: int) -> Artefact:
+    def read_from(cls, path: Path, name: str, version: int, remote: Remote | None = None) -> Artefact:
         """Read and check the manifest of a version's folder. Raises ArtefactDamaged, UnknownKind."""
         where = f"{name}@{version}"
         try:
@@ -72,7 +83,7 @@ class Artefact(Generic[Manifest]):
                 f"{where}: expected the name '{name}' in {MANIFEST}, found '{manifest.name}': the folder was "
                 "moved; move it back"
             )
-        return Artefact(name, version, recorded, path, manifest)
+        return Artefact(name, version, recorded, path, manifest, remote)
 
     def ancestors(self) -> set[str]:
         """Return the digests of this artefact's parts and parents (one step back)."""
@@ -86,6 +97,8 @@ class Artefact(Generic[Manifest]):
                 f"{self}: expected a file {file}, found only {', '.join(sorted(self.manifest.files))}"
             )
         path = self.path / file
+        if self.remote is not None:
+            self.remote.fetch(self, file)
         with self._reading(file):
             size = path.stat().st_size if path.is_file() else None
         if size != entry.size:
@@ -106,9 +119,12 @@ class Artefact(Generic[Manifest]):
     def verify(self) -> None:
         """Hash every file. Raises ArtefactDamaged naming the first file that is not as published."""
         for file in self.manifest.files:
-            path = self.path_of(file)
-            with self._reading(file):
-                found = sha256_of_file(path)
+            if self.remote is not None and not (self.path / file).exists():
+                found = self.remote.digest_of(self, file)
+            else:
+                path = self.path_of(file)
+                with self._reading(file):
+                    found = sha256_of_file(path)
             self._check(file, found)
 
     @contextmanager

@@ -8,7 +8,8 @@
     │   ├── ArtefactWithdrawn     the version was withdrawn, with a reason
     │   ├── UnknownKind           this version of Locum does not know the manifest's kind or schema
     │   ├── KindMismatch          the artefact is of another kind than expected
-    │   └── PublishRefused        the draft cannot be published
+    │   ├── PublishRefused        the draft cannot be published
+    │   └── StoreUnavailable      the S3 service does not answer, or refuses
     ├── TaskError                 a task.yaml, or a value outside the task
     └── ScanError
         ├── UnsupportedScan       a format, or a variant of one, that Locum does not read
@@ -57,6 +58,10 @@ class KindMismatch(StoreError):
 
 class PublishRefused(StoreError):
     """The draft contradicts itself, or refers to an artefact that is not in the store."""
+
+
+class StoreUnavailable(StoreError):
+    """The S3 service that keeps the store does not answer, or refuses."""
 
 
 class TaskError(LocumStoreError):

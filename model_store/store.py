@@ -1,17 +1,10 @@
-"""The artefact store: immutable, numbered versions of artefacts in a folder.
-
-ROOT/NAME/3/manifest.json        the artefact; its files are read-only
-ROOT/NAME/3/manifest.sha256      its digest, which all references use
-ROOT/NAME/3.withdrawn.json       its tombstone, if it was withdrawn
-ROOT/.staging/                   staging folders of versions that are not yet visible
-"""
+"""The artefact store: immutable, numbered versions of artefacts, in a folder or in an S3 bucket."""
 
 from __future__ import annotations
 
 import copy
-import fcntl
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,9 +13,9 @@ from typing import overload
 from pydantic import BaseModel, ValidationError
 
 from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact, Expected
+from model_store.backend import Backend
 from model_store.digest import sha256
 from model_store.drafts import check_draft
-from model_store.durable import sync_folder, write_durably
 from model_store.errors import (
     ArtefactDamaged,
     ArtefactWithdrawn,
@@ -32,11 +25,13 @@ from model_store.errors import (
     StoreError,
     UnknownKind,
 )
+from model_store.folder import Folder
 from model_store.manifest import AnyManifest, FileEntry
 from model_store.reference import NAME, parse_reference
-from model_store.staging import staging, sweep
 
-_STAGING = ".staging"
+_BUCKET = "s3://"
+# Of files of a bucket, on this machine.
+DEFAULT_CACHE = Path(".locum/cache")
 
 
 class Tombstone(BaseModel):
@@ -57,13 +52,27 @@ class Version:
 
 
 class Store:
-    """A folder of artefacts. Many processes can use it at once; the folder need not exist yet."""
+    """A folder of artefacts, which need not exist yet, or a bucket. Many processes can use it at once."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = Path(root)
+    def __init__(self, root: Path | str, cache: Path = DEFAULT_CACHE) -> None:
+        """`root` is a folder, or `s3://BUCKET/PREFIX`; what is read of a bucket is kept in `cache`."""
+        self._backend = _backend(located(root), cache)
         # Versions never change, so manifests are cached.
-        self._known: dict[Path, Artefact] = {}
+        self._known: dict[tuple[str, int], Artefact] = {}
         self._sees: Callable[[str], bool] | None = None
+
+    @property
+    def root(self) -> Path | str:
+        """The folder, or the bucket's URL."""
+        return self._backend.root
+
+    def check(self) -> None:
+        """Raise OSError or StoreUnavailable if versions cannot be read; a folder need not exist."""
+        self._backend.check()
+
+    def prepare(self) -> None:
+        """Make a folder that does not exist. Raises OSError or StoreError if nothing could be published."""
+        self._backend.prepare()
 
     def visible_to(self, sees: Callable[[str], bool]) -> Store:
         """Return a read-only view without the versions adapted to a hospital for which `sees` is false.
@@ -97,19 +106,13 @@ class Store:
         manifest = manifest.model_copy(update={"files": entries})
         content = manifest.to_bytes()
         digest = sha256(content)
-        with self._locked(manifest.name) as folder:
-            for published in self._readable(manifest.name):
-                if published.digest == digest:
-                    return self._refuse_withdrawn(published)
-            with staging(self.root / _STAGING) as staged:
-                for name, data in {**files, MANIFEST: content, DIGEST_FILE: digest.encode()}.items():
-                    write_durably(staged / name, data, mode=0o444)
-                if admit is not None:
-                    admit()
-                number = max(self.numbers(manifest.name), default=0) + 1
-                staged.rename(folder / str(number))
-            sync_folder(folder)
-        return self._artefact(manifest.name, number)
+        number = self._backend.publish(
+            _checked(manifest.name),
+            {**files, MANIFEST: content, DIGEST_FILE: digest.encode()},
+            lambda: next((a.version for a in self._readable(manifest.name) if a.digest == digest), None),
+            admit,
+        )
+        return self._refuse_withdrawn(self._artefact(manifest.name, number))
 
     # ------------------------------------------------------------------ open
 
@@ -138,7 +141,7 @@ class Store:
                 )
             )
         if number is None and digest is None:
-            numbers = [n for n in numbers if not self._tombstone_path(name, n).exists()] or numbers
+            numbers = [n for n in numbers if not self._is_withdrawn(name, n)] or numbers
         artefact = self._refuse_withdrawn(self._artefact(name, numbers[-1]))
         if verify:
             artefact.verify()
@@ -165,16 +168,11 @@ class Store:
 
     def names(self) -> list[str]:
         """List the names that have a version, sorted."""
-        if not self.root.is_dir():
-            return []
-        return sorted(p.name for p in self.root.iterdir() if NAME.fullmatch(p.name) and self.numbers(p.name))
+        return [name for name in self._backend.names() if self._sees is None or self.numbers(name)]
 
     def numbers(self, name: str) -> list[int]:
         """List the version numbers of a name, also damaged and withdrawn ones; empty for an unknown name."""
-        folder = self.root / name
-        if not folder.is_dir():
-            return []
-        numbers = sorted(int(p.name) for p in folder.iterdir() if p.name.isdigit())
+        numbers = self._backend.numbers(name)
         return numbers if self._sees is None else self._visible(name, numbers, self._sees)
 
     def versions(self, name: str) -> list[Version]:
@@ -228,15 +226,13 @@ class Store:
 
         Raises ArtefactDamaged if the tombstone cannot be read.
         """
-        path = self._tombstone_path(name, version)
         try:
-            return Tombstone.model_validate_json(path.read_bytes())
-        except FileNotFoundError:
-            return None
+            content = self._backend.tombstone(name, version)
+            return None if content is None else Tombstone.model_validate_json(content)
         except (OSError, ValidationError) as error:
             raise ArtefactDamaged(
-                f"{name}@{version}: its tombstone {path.name} cannot be read ({type(error).__name__}): "
-                "restore that file, or remove it and withdraw the version again"
+                f"{name}@{version}: its tombstone {version}.withdrawn.json cannot be read "
+                f"({type(error).__name__}): restore that file, or remove it and withdraw the version again"
             ) from error
 
     # ------------------------------------------------------------------ withdraw, prune
@@ -247,33 +243,22 @@ class Store:
             raise PublishRefused(f"withdrawing '{reference}' needs an actor and a reason, found an empty one")
         artefact = self.open(reference, verify=False)
         tombstone = Tombstone(actor=actor, reason=reason, time=datetime.now(UTC))
-        with self._locked(artefact.name):
-            write_durably(
-                self._tombstone_path(artefact.name, artefact.version), tombstone.model_dump_json().encode()
-            )
+        self._backend.bury(artefact.name, artefact.version, tombstone.model_dump_json().encode())
         return self.descendants(artefact.digest)
 
-    def prune(self) -> list[Path]:
-        """Delete orphaned staging folders, and the files of withdrawn versions. Returns the deleted paths.
+    def prune(self) -> list[str]:
+        """Delete orphaned files, and the files of withdrawn versions. Returns what was deleted.
 
         Manifests and tombstones of withdrawn versions are kept, so their history stays readable.
         """
-        deleted = sweep(self.root / _STAGING)
-        for artefact in filter(self._is_withdrawn, self._all()):
-            for name in artefact.manifest.files:
-                path = artefact.path / name
-                if path.exists():
-                    path.unlink()
-                    deleted.append(path)
-        return deleted
+        return self._backend.prune([a for a in self._all() if self._is_withdrawn(a.name, a.version)])
 
     # ------------------------------------------------------------------ inside
 
     def _artefact(self, name: str, number: int) -> Artefact:
-        path = self.root / name / str(number)
-        if path not in self._known:
-            self._known[path] = Artefact.read_from(path, name, number)
-        return self._known[path]
+        if (name, number) not in self._known:
+            self._known[name, number] = self._backend.artefact(name, number)
+        return self._known[name, number]
 
     def _visible(self, name: str, numbers: list[int], sees: Callable[[str], bool]) -> list[int]:
         hidden, readable = set(), set()
@@ -305,16 +290,20 @@ class Store:
             reached.add(digest)
             if digest in known:
                 left |= known[digest].ancestors() - reached
-        return tuple(str(a) for digest, a in known.items() if digest in reached and self._is_withdrawn(a))
+        return tuple(
+            str(a)
+            for digest, a in known.items()
+            if digest in reached and self._is_withdrawn(a.name, a.version)
+        )
 
     def _by_digests(self) -> dict[str, Artefact]:
         return {artefact.digest: artefact for artefact in self._all()}
 
-    def _is_withdrawn(self, artefact: Artefact) -> bool:
-        return self._tombstone_path(artefact.name, artefact.version).exists()
-
-    def _tombstone_path(self, name: str, version: int) -> Path:
-        return self.root / name / f"{version}.withdrawn.json"
+    def _is_withdrawn(self, name: str, version: int) -> bool:
+        # An unreadable tombstone is one, too.
+        with suppress(OSError):
+            return self._backend.tombstone(name, version) is not None
+        return True
 
     def _refuse_withdrawn(self, artefact: Artefact) -> Artefact:
         tombstone = self.tombstone(artefact.name, artefact.version)
@@ -325,13 +314,23 @@ class Store:
             )
         return artefact
 
-    @contextmanager
-    def _locked(self, name: str) -> Iterator[Path]:
-        """Lock a name against other writers, in all processes."""
-        if not NAME.fullmatch(name):
-            raise ReferenceInvalid(f"'{name}': expected a name of letters, digits, '_', '.' and '-'")
-        folder = self.root / name
-        folder.mkdir(parents=True, exist_ok=True)
-        with (folder / ".lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield folder
+
+def located(location: Path | str) -> Path | str:
+    """A store's location as a path, or as the URL of a bucket."""
+    text = str(location)
+    return text if text.startswith(_BUCKET) else Path(text).expanduser()
+
+
+def _backend(location: Path | str, cache: Path) -> Backend:
+    if isinstance(location, Path):
+        return Folder(location)
+    # Imported late: most stores are folders.
+    from model_store.bucket import Bucket
+
+    return Bucket(location, cache)
+
+
+def _checked(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise ReferenceInvalid(f"'{name}': expected a name of letters, digits, '_', '.' and '-'")
+    return name

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -17,7 +16,6 @@ from importlib.metadata import version
 from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 
-from model_store.store import Store
 from service.context import ServiceContext
 from service.database import Database, is_current, upgrade
 from service.errors import BrokerError, DatabaseNotMigrated
@@ -115,9 +113,9 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     """Open every part, and leave on the stack how it is closed. Whatever blocks does so in a thread."""
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     prepare_spool(settings.spool)
-    store = Store(settings.store)
+    store = settings.open_store()
     if not await asyncio.to_thread(store.names):
-        _log.warning("no artefact in the store %s: publish one, or name another folder", store.root)
+        _log.warning("no artefact in the store %s: publish one, or name another store", store.root)
     database = Database(settings.resolved_database_url)
     stack.callback(database.dispose)
     broker = Broker(settings)
@@ -129,9 +127,7 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     verifier = Verifier(settings, database, queue, measured)
 
     def store_check() -> str:
-        if os.path.lexists(settings.store):
-            # Says why a folder cannot be read, where the store would take it for an empty one.
-            next(settings.store.iterdir(), None)
+        store.check()
         names = store.names()
         return f"{len(names)} names in the store" if names else "the store is empty: publish a model"
 

@@ -7,10 +7,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from model_store.scan import Limits
+from model_store.store import DEFAULT_CACHE, Store, located
 from service.errors import SettingsInvalid
 
 
@@ -22,6 +23,11 @@ def scan_limits(settings: Settings) -> Limits:
         max_voxels=settings.max_voxels,
         max_decompressed=settings.max_decompressed_bytes,
     )
+
+
+def _located(location: Path | str) -> Path | str:
+    found = located(location)
+    return _absolute(found) if isinstance(found, Path) else found
 
 
 def _absolute(path: Path) -> Path:
@@ -45,7 +51,10 @@ class Settings(BaseSettings):
     )
 
     # where things are
-    store: Folder = Field(Path(".locum/store"), description="folder of the published artefacts")
+    store: Annotated[Path | str, BeforeValidator(_located)] = Field(
+        Path(".locum/store"), description="of the published artefacts: a folder, or s3://BUCKET/PREFIX"
+    )
+    cache: Folder = Field(DEFAULT_CACHE, description="folder of what was read from a bucket, at most 10 GiB")
     state_dir: Folder = Field(Path(".locum/state"), description="database, Redis, uploads, cohorts, jobs")
     database_url: SecretStr | None = Field(
         None,
@@ -123,6 +132,10 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"sqlite:///{self.state_dir / 'locum.db'}"
+
+    def open_store(self) -> Store:
+        """The store of published artefacts."""
+        return Store(self.store, self.cache)
 
     @property
     def spool(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -100,3 +100,20 @@ def mean_graph() -> Callable[..., bytes]:
         return content
 
     return build
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """An S3 server on loopback; the environment names it."""
+    from tests.helpers.model_store.s3_server import s3_server
+
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket_url(s3: str) -> str:
+    """A new, empty bucket, with a prefix."""
+    from tests.helpers.model_store.s3_server import make_bucket
+
+    return f"s3://{make_bucket(s3)}/locum/store"

@@ -46,7 +46,7 @@ _HEADING = "there is no backbone to adapt"
 class FrozenBackbone:
     """A backbone by reference (`name@sha256:…`) in the store at `root`."""
 
-    root: Path
+    root: Path | str
     reference: str
 
     def artefact(self) -> Artefact:
@@ -96,7 +96,8 @@ def find_backbone(store: Store, asked: str | None, task: Task, name: str) -> Fro
         problems = _problems(artefact, task)
         if problems:
             raise ConfigurationError(f"'{artefact}' cannot be the backbone", problems)
-    return FrozenBackbone(store.root.resolve(), f"{artefact.name}@{artefact.digest}")
+    root = store.root.resolve() if isinstance(store.root, Path) else store.root
+    return FrozenBackbone(root, f"{artefact.name}@{artefact.digest}")
 
 
 def publish_weights(store: Store, path: Path, task: Task, name: str) -> Artefact:

@@ -39,7 +39,7 @@ from training.run import Result, Run, execute
 from training.tasks import resolve as resolve_task
 
 REPORT_FILE = "report.html"
-DEFAULT_STORE = Path(".locum/store")
+DEFAULT_STORE = ".locum/store"
 FAILED, INTERRUPTED = 2, 130
 
 
@@ -53,7 +53,8 @@ def federate(
         typer.Option(help="A task.yaml or a template's name (python -m training.tasks)."),
     ] = None,
     out: Annotated[
-        Path, typer.Option(envvar="LOCUM_STORE", callback=Path.expanduser, help="The store to publish to.")
+        str,
+        typer.Option(envvar="LOCUM_STORE", help="The store to publish to: a folder, or s3://BUCKET/PREFIX."),
     ] = DEFAULT_STORE,
     backbone: Annotated[
         str | None,
@@ -97,8 +98,10 @@ def federate(
             phantom_of(chosen.kinds[0]).training if data is None else {},
         )
         store = Store(out)
+        # Beside a store's folder; a bucket has nothing beside it.
+        home = store.root.parent if isinstance(store.root, Path) else Path(".locum")
         federation = _federation(
-            data or _phantom(store.root.parent, chosen.kinds[0]),
+            data or _phantom(home, chosen.kinds[0]),
             task,
             {"clients": clients, "alpha": dirichlet},
             run_config.seed,
@@ -106,7 +109,7 @@ def federate(
         name = name or federation.task.name
         check_names(name)
         job = Run(federation, method, method_config.prepared(store, federation.task, name), run_config)
-        folder = run or store.root.parent / "runs" / job.id
+        folder = run or home / "runs" / job.id
         result, warnings = _train(job, store, name, folder, workers, resume, playbook)
         _conclude(result, store, folder, warnings)
 
@@ -171,8 +174,8 @@ def _train(
     algorithm, sites, federation = job.algorithm(), job.specs(), job.federation
     # What cannot be published, or a store that cannot be written to, is better known now than after training.
     check_names(name, parts_of(algorithm, sites))
-    for place in (store.root, folder):
-        place.mkdir(parents=True, exist_ok=True)
+    store.prepare()
+    folder.mkdir(parents=True, exist_ok=True)
     warnings: list[str] = []
     with open_progress() as progress:
         progress.run_started(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from random import Random
 
 from benchmarks.faults.kinds import INSTANTS, KINDS, STAGED, STAGES, VISIBLE, Scene, lives
@@ -68,7 +69,7 @@ class Campaign:
 
     def _aim(self, stage: str) -> Held | None:
         """The first job found in this stage; any running job if none reaches it in time."""
-        staging = self.service.settings.store / ".staging"
+        staging = Path(self.service.settings.store) / ".staging"
         end, before = time.monotonic() + _AIM_S, len(self.service.published())
         while time.monotonic() < end:
             found = self.service.held("publishing" if stage in (STAGED, VISIBLE) else stage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 from sqlalchemy import select, text
 
@@ -96,7 +97,7 @@ def _versions(service: Service) -> Iterator[str]:
                 store.open(f"{known}@{number}")
             except LocumStoreError as error:
                 yield f"a version does not open: {error}"
-    left = [path.name for path in (store.root / ".staging").iterdir()]
+    left = [path.name for path in (Path(store.root) / ".staging").iterdir()]
     if left:
         yield f"{len(left)} half versions lie in the store's staging"
     versions = [v.artefact for v in store.versions(name)] if store.numbers(name) else []

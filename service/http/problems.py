@@ -75,6 +75,7 @@ _STORE_STATUS: dict[type[Exception], tuple[int, str, str]] = {
     store_errors.ArtefactWithdrawn: (410, "artefact-withdrawn", "The version was withdrawn"),
     store_errors.UnknownKind: (422, "unknown-kind", "An artefact of a kind that is not known here"),
     store_errors.PublishRefused: (409, "publish-refused", "The artefact was refused"),
+    store_errors.StoreUnavailable: (503, "store-unavailable", "The model store does not answer"),
     store_errors.StoreError: (422, "store-error", "The model store refused"),
     store_errors.TaskError: (422, "task-error", "Does not fit the model's task"),
     store_errors.UnsupportedScan: (415, "unsupported-scan", "Not a scan that can be read here"),

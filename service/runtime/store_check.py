@@ -6,14 +6,12 @@ import asyncio
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from redis import RedisError
 from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from model_store.errors import ArtefactWithdrawn, LocumStoreError
-from model_store.store import Store
 from service.database import Database, Verification
 from service.errors import BrokerError
 from service.runtime.metrics import Metrics
@@ -33,11 +31,11 @@ class StoreVerdict:
     damaged: dict[str, str]
 
 
-def verify_store(root: Path, database: Database) -> StoreVerdict:
+def verify_store(settings: Settings, database: Database) -> StoreVerdict:
     """Hash every file of every version that is not withdrawn. Changes nothing in the store."""
     started = datetime.now(UTC)
     # A store of its own: one that was used before remembers manifests instead of reading them again.
-    store = Store(root)
+    store = settings.open_store()
     damaged: dict[str, str] = {}
     versions = 0
     for name in store.names():

@@ -101,7 +101,7 @@ _FEWEST_PATIENTS = 4
 
 def run_picking(attempt: Attempt) -> PublishedCandidate:
     """Compare, judge and publish. Raises what its parts raise; the runner reports it as the job's reason."""
-    store, job = Store(attempt.settings.store), attempt.job
+    store, job = attempt.settings.open_store(), attempt.job
     loaded = load_clusters(store, job.parent)
     options = PickingOptions.model_validate(job.options)
     files = cohort_files(attempt)

@@ -64,7 +64,7 @@ class _Parent:
 
 def run_joining(attempt: Attempt) -> PublishedCandidate:
     """Join, judge and publish. The runner reports any error as the job's reason."""
-    store = Store(attempt.settings.store)
+    store = attempt.settings.open_store()
     parent = _load(store, attempt.job.parent)
     config = JoiningConfig(**attempt.job.options)
     task = parent.manifest.task

@@ -6,7 +6,6 @@ from pkgutil import resolve_name
 from typing import Any
 
 from model_store.artefact import Artefact
-from model_store.store import Store
 from service.catalog.adapted import adapted_name
 from service.errors import AdaptationRejected
 from service.kinds import ADAPTABLE, SCAN_BY_JOB, Adaptation, kind_of
@@ -22,7 +21,7 @@ def run_adaptation(attempt: Attempt) -> AttemptOutcome:
         Exception: any error of the work; the runner reports it as the job's reason.
     """
     attempt.set_stage("preparing")
-    store, job = Store(attempt.settings.store), attempt.job
+    store, job = attempt.settings.open_store(), attempt.job
     parent = store.by_digest(job.parent)
     adaptation = _adaptation(parent)
     assert job.hospital is not None
@@ -38,7 +37,7 @@ def run_adaptation(attempt: Attempt) -> AttemptOutcome:
 def run_scan(attempt: Attempt) -> AttemptOutcome:
     """Adapt to one scan and store its answer. Raises as `run_adaptation`."""
     attempt.set_stage("preparing")
-    parent = Store(attempt.settings.store).by_digest(attempt.job.parent)
+    parent = attempt.settings.open_store().by_digest(attempt.job.parent)
     scan = _adaptation(parent).scan
     if scan is None:
         raise AdaptationRejected(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 
 from model_store.digest import sha256
-from model_store.store import Store
 from personalization.export import to_onnx
 from personalization.options.presets import SCAN_DEFAULT
 from personalization.test_time.adapt import Adaptation
@@ -38,7 +37,7 @@ def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
     options = SegmentOptions.model_validate(attempt.job.options)
     watch = Stopwatch()
     with watch.stage("prepare"):
-        loaded = load_space(Store(attempt.settings.store), attempt.job.parent)
+        loaded = load_space(attempt.settings.open_store(), attempt.job.parent)
         slices, _ = prepare_scan(data, loaded.task, scan_limits(attempt.settings))
     with watch.stage("adapt"):
         adaptation, graph = _adapted_graph(attempt, options, loaded, slices)

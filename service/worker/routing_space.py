@@ -21,7 +21,6 @@ from torch import nn
 
 from model_store.guard import ReferenceStatistics
 from model_store.manifest import GRAPH, WEIGHTS, NetworkSpec
-from model_store.store import Store
 from personalization.cancellation import CancelCheck
 from personalization.errors import CheckpointError, ExportError
 from personalization.export import to_onnx
@@ -55,7 +54,7 @@ DYNAMIC = "dynamic.onnx"
 
 def run_routing(attempt: Attempt) -> PublishedCandidate:
     """Adapt, judge and publish. The runner reports any error as the job's reason."""
-    store = Store(attempt.settings.store)
+    store = attempt.settings.open_store()
     loaded = load_space(store, attempt.job.parent)
     files = cohort_files(attempt)
     limits = scan_limits(attempt.settings)

@@ -46,9 +46,15 @@ def space(parts: dict[str, Artefact]) -> RoutingSpaceManifest:
     )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
+# Of a test that looks at files of the store's folder.
+in_a_folder = pytest.mark.parametrize("store", ["folder"], indirect=True)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+    # Where the files of a bucket are cached.
+    monkeypatch.chdir(tmp_path)
+    return Store(tmp_path / "store" if request.param == "folder" else request.getfixturevalue("bucket_url"))
 
 
 @pytest.fixture
@@ -81,6 +87,7 @@ def test_publishing_identical_content_twice_makes_one_version(store: Store) -> N
     assert [v.artefact.version for v in store.versions("brain")] == [1]
 
 
+@in_a_folder
 def test_publish_leaves_no_version_when_admit_raises(store: Store) -> None:
     store.publish(model(), files("1"))
 
@@ -135,6 +142,7 @@ def test_open_of_absent_reference_lists_existing_names_and_versions(store: Store
         store.open("heart")
 
 
+@in_a_folder
 @pytest.mark.parametrize("file", ["weights.safetensors", "graph.onnx", "manifest.json"])
 @pytest.mark.parametrize("damage", ["changed", "truncated", "deleted"])
 def test_open_with_damaged_file_names_the_file(store: Store, file: str, damage: str) -> None:
@@ -166,6 +174,7 @@ def test_an_artefact_of_another_kind_than_expected_is_rejected(store: Store, rou
         store.by_digest(plain.digest, ModelManifest)
 
 
+@in_a_folder
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
@@ -189,6 +198,7 @@ def test_manifest_with_unknown_kind_schema_or_field_is_rejected(
         Store(store.root).open("brain@1")
 
 
+@in_a_folder
 def test_damaged_manifest_leaves_other_versions_readable(store: Store, routing_space: Artefact) -> None:
     store.publish(model(), files("1"))
     manifest = store.publish(model(), files("2")).path / "manifest.json"
@@ -257,6 +267,7 @@ def test_publishing_a_model_without_graph_is_rejected(store: Store) -> None:
     assert store.names() == []
 
 
+@in_a_folder
 def test_publish_removes_the_staging_folder_of_a_killed_publisher(store: Store) -> None:
     left = store.root / ".staging" / "left"
     left.mkdir(parents=True)
@@ -265,6 +276,7 @@ def test_publish_removes_the_staging_folder_of_a_killed_publisher(store: Store) 
     assert not left.exists()
 
 
+@in_a_folder
 def test_prune_deletes_withdrawn_files_and_abandoned_staging_only(store: Store) -> None:
     kept = store.publish(model(), files("1"))
     store.publish(model(), files("2"))
@@ -284,6 +296,7 @@ def test_manifest_with_repeated_source_is_rejected() -> None:
         model(sources=("own", "A", "own"))
 
 
+@in_a_folder
 def test_versions_adapted_to_a_hidden_hospital_are_as_if_never_published(
     store: Store, routing_space: Artefact
 ) -> None:
@@ -319,6 +332,7 @@ def test_versions_adapted_to_a_hidden_hospital_are_as_if_never_published(
     assert store.by_digest(other.digest) == other
 
 
+@in_a_folder
 def test_a_damaged_version_is_visible_beside_a_readable_one(store: Store) -> None:
     store.publish(model(), files("1"))
     (store.publish(model(), files("2")).path / "manifest.json").unlink()

@@ -1,0 +1,57 @@
+"""Where the versions of a store are kept: in a `Folder`, or in a `Bucket` of an S3 service."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from model_store.artefact import Artefact
+
+# Returns the number of the version that has the content already, if there is one.
+Earlier = Callable[[], int | None]
+
+
+class Backend(Protocol):
+    """The versions of a store, by name and number. Safe for many processes at once."""
+
+    @property
+    def root(self) -> Path | str:
+        """The folder, or the bucket's URL."""
+
+    def check(self) -> None:
+        """Raise OSError or StoreUnavailable if versions cannot be read."""
+
+    def prepare(self) -> None:
+        """Raise OSError or StoreError if a version could not be published."""
+
+    def names(self) -> list[str]:
+        """List the names that have a version, sorted."""
+
+    def numbers(self, name: str) -> list[int]:
+        """List the version numbers of a name, also damaged and withdrawn ones; empty for an unknown name."""
+
+    def artefact(self, name: str, number: int) -> Artefact:
+        """Read and check a version's manifest. Raises ArtefactDamaged, UnknownKind."""
+
+    def publish(
+        self, name: str, files: Mapping[str, bytes], earlier: Earlier, admit: Callable[[], None] | None
+    ) -> int:
+        """Make `files` the next version, all at once, and return its number.
+
+        If `earlier` finds the content, return that version. Nobody else can publish between `earlier`, which
+        is called first, `admit`, which is called last, and the moment at which the version is visible; if
+        somebody did, both are called again.
+        """
+
+    def tombstone(self, name: str, number: int) -> bytes | None:
+        """Read the tombstone of a version, if it has one. Raises OSError."""
+
+    def bury(self, name: str, number: int, tombstone: bytes) -> None:
+        """Write the tombstone of a version."""
+
+    def prune(self, withdrawn: Sequence[Artefact]) -> list[str]:
+        """Delete what no version refers to, and the files of the withdrawn ones, without their manifests.
+
+        Returns what was deleted.
+        """

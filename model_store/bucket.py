@@ -1,0 +1,304 @@
+"""Versions in a bucket of an S3 service, for processes that share no disk.
+
+URL/content/HEX/manifest.json       a version's files, by the manifest's digest; nothing refers to them yet
+URL/versions/NAME/3                 makes them version 3: its content is the digest
+URL/versions/NAME/3.withdrawn.json  its tombstone, if it was withdrawn
+
+A version is published by one conditional write (`If-None-Match: *`) of `versions/NAME/3`: whoever writes it
+first has the number, and everybody else looks again. Files are kept in a local cache of bounded size, and
+verified when they are fetched. Listings are at most a second old, except in `publish`.
+
+Address and credentials come from the environment, as AWS's own tools read it: AWS_ENDPOINT_URL, AWS_REGION,
+AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import S3Store
+
+from model_store.artefact import DIGEST_FILE, MANIFEST, Artefact
+from model_store.backend import Earlier
+from model_store.durable import write_durably
+from model_store.errors import ArtefactDamaged, PublishRefused, StoreUnavailable
+from model_store.manifest import BaseManifest
+from model_store.reference import NAME
+
+MOST_CACHED = 10 * 2**30
+_FRESH_S = 1.0
+# A file of the cache that was asked for so recently may be open somewhere.
+_IN_USE_S = 600.0
+# Content that nothing refers to yet: its publisher may still be writing.
+_ABANDONED = timedelta(hours=1)
+_TIMEOUT = timedelta(seconds=30)
+_RETRIES = 3
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The versions in the bucket, with the time of their publication, and the tombstones."""
+
+    versions: Mapping[str, Mapping[int, datetime]]
+    withdrawn: frozenset[tuple[str, int]]
+    seen: float
+
+
+class Bucket:
+    """A `Backend` in a bucket. `cache` is a folder of this machine, which processes may share."""
+
+    def __init__(self, url: str, cache: Path, most_cached: int = MOST_CACHED) -> None:
+        self.root = url.rstrip("/")
+        self._cache, self._most_cached = cache, most_cached
+        self._listed: _Listing | None = None
+        self._digests: dict[tuple[str, int], str] = {}
+        self._conditional = False
+        with self._asking():
+            endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+            self._objects = S3Store.from_url(
+                self.root,
+                client_options={"allow_http": endpoint.startswith("http://"), "timeout": _TIMEOUT},
+                retry_config={"max_retries": _RETRIES, "retry_timeout": _TIMEOUT},
+            )
+
+    def check(self) -> None:
+        """List the versions again."""
+        self._listed = None
+        self._listing()
+
+    def prepare(self) -> None:
+        """Refuse a service that overwrites where it is asked not to: two could publish one number."""
+        if self._conditional:
+            return
+        if self._create("probe", b"") and self._create("probe", b""):
+            raise PublishRefused(
+                f"{self.root}: this S3 service ignores 'If-None-Match: *' and would let two publishers write "
+                "one version; use a service that supports conditional writes"
+            )
+        self._conditional = True
+
+    def names(self) -> list[str]:
+        """List the names that have a version, sorted."""
+        return sorted(self._listing().versions)
+
+    def numbers(self, name: str) -> list[int]:
+        """List the version numbers of a name."""
+        return sorted(self._listing().versions.get(name, ()))
+
+    def artefact(self, name: str, number: int) -> Artefact:
+        """Read and check a version's manifest, from the cache if it is there."""
+        digest = self._digest(name, number)
+        folder = self._cache / digest.removeprefix("sha256:")
+        if not (folder / MANIFEST).exists():
+            content = self._get(_content(digest, MANIFEST))
+            self._keep(folder / DIGEST_FILE, digest.encode())
+            # Last: with it the folder is a version's.
+            self._keep(folder / MANIFEST, content)
+            published = self._listing().versions[name][number].timestamp()
+            os.utime(folder / MANIFEST, (published, published))
+        return Artefact.read_from(folder, name, number, self)
+
+    def publish(
+        self, name: str, files: Mapping[str, bytes], earlier: Earlier, admit: Callable[[], None] | None
+    ) -> int:
+        """Write the files, then claim the next number for them."""
+        self.prepare()
+        digest = files[DIGEST_FILE]
+        written = False
+        while True:
+            self._listed = None
+            found = earlier()
+            if found is not None:
+                return found
+            if not written:
+                for file, data in files.items():
+                    self._put(_content(digest.decode(), file), data)
+                written = True
+            number = max(self.numbers(name), default=0) + 1
+            if admit is not None:
+                admit()
+            if self._create(_version(name, number), digest):
+                self._listed = None
+                return number
+
+    def tombstone(self, name: str, number: int) -> bytes | None:
+        """Read the tombstone of a version, if it has one."""
+        if (name, number) not in self._listing().withdrawn:
+            return None
+        return self._get(_tombstone(name, number))
+
+    def bury(self, name: str, number: int, tombstone: bytes) -> None:
+        """Write the tombstone of a version."""
+        self._put(_tombstone(name, number), tombstone)
+        self._listed = None
+
+    def prune(self, withdrawn: Sequence[Artefact]) -> list[str]:
+        """Delete content that no version refers to, and the files of the withdrawn versions."""
+        self._listed = None
+        used = {self._digest(name, number) for name in self.names() for number in self.numbers(name)}
+        gone = {_content(each.digest, file) for each in withdrawn for file in each.manifest.files}
+        old = datetime.now(UTC) - _ABANDONED
+        with self._asking():
+            content = [each for batch in obstore.list(self._objects, "content/") for each in batch]
+            deleted = [
+                each["path"]
+                for each in content
+                if each["path"] in gone
+                or (f"sha256:{each['path'].split('/')[1]}" not in used and each["last_modified"] < old)
+            ]
+            for path in deleted:
+                obstore.delete(self._objects, path)
+        return [f"{self.root}/{path}" for path in deleted]
+
+    # ------------------------------------------------------------------ the files of a version
+
+    def fetch(self, artefact: Artefact[BaseManifest], file: str) -> None:
+        """Bring a file into the cache, if it is not there, and mark it as used.
+
+        Raises ArtefactDamaged if the bucket's is missing or is not as published, StoreUnavailable.
+        """
+        path = artefact.path / file
+        with suppress(FileNotFoundError):
+            os.utime(path)
+            return
+        aside = path.with_name(f".{file}.{os.getpid()}.{time.monotonic_ns()}")
+        try:
+            with aside.open("wb") as copy:
+                found = self._copy(artefact, file, copy.write)
+            if found != artefact.manifest.files[file].sha256:
+                raise ArtefactDamaged(
+                    f"{artefact}: {file} in {self.root}: expected {artefact.manifest.files[file].sha256}, "
+                    f"found {found}; publish the artefact again"
+                )
+            aside.chmod(0o444)
+            aside.replace(path)
+        finally:
+            aside.unlink(missing_ok=True)
+        self._evict()
+
+    def digest_of(self, artefact: Artefact[BaseManifest], file: str) -> str:
+        """Hash a file in the bucket, without keeping it. Raises as `fetch`."""
+        return self._copy(artefact, file, lambda _: None)
+
+    def _copy(self, artefact: Artefact[BaseManifest], file: str, write: Callable[[bytes], object]) -> str:
+        digest = hashlib.sha256()
+        with self._asking():
+            try:
+                found = obstore.get(self._objects, _content(artefact.digest, file))
+            except FileNotFoundError as error:
+                raise ArtefactDamaged(
+                    f"{artefact}: {file}: expected it in {self.root}, found none; publish the artefact again"
+                ) from error
+            for chunk in found.stream():
+                digest.update(bytes(chunk))
+                write(bytes(chunk))
+        return f"sha256:{digest.hexdigest()}"
+
+    def _keep(self, path: Path, content: bytes) -> None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_durably(path, content, mode=0o444)
+
+    def _evict(self) -> None:
+        """Delete the files of the cache that were not asked for the longest, until it is within its bound."""
+        found: list[tuple[float, int, Path]] = []
+        for path in self._cache.glob("*/*"):
+            # Manifests stay: they are small, and versions are listed by them.
+            if path.name not in (MANIFEST, DIGEST_FILE):
+                with suppress(FileNotFoundError):
+                    about = path.stat()
+                    found.append((about.st_mtime, about.st_size, path))
+        excess = sum(size for _, size, _ in found) - self._most_cached
+        for used, size, path in sorted(found):
+            if excess <= 0 or time.time() - used < _IN_USE_S:
+                return
+            path.unlink(missing_ok=True)
+            excess -= size
+
+    # ------------------------------------------------------------------ objects
+
+    def _listing(self) -> _Listing:
+        listed = self._listed
+        if listed is not None and time.monotonic() - listed.seen < _FRESH_S:
+            return listed
+        seen = time.monotonic()
+        versions: dict[str, dict[int, datetime]] = {}
+        withdrawn = set()
+        with self._asking():
+            for batch in obstore.list(self._objects, "versions/"):
+                for each in batch:
+                    _, name, number = each["path"].split("/")
+                    if number.isdigit() and NAME.fullmatch(name):
+                        versions.setdefault(name, {})[int(number)] = each["last_modified"]
+                    elif number.endswith(_WITHDRAWN):
+                        withdrawn.add((name, int(number.removesuffix(_WITHDRAWN))))
+        self._listed = _Listing(versions, frozenset(withdrawn), seen)
+        return self._listed
+
+    def _digest(self, name: str, number: int) -> str:
+        if (name, number) not in self._digests:
+            found = self._get(_version(name, number)).decode("ascii", "replace")
+            if not re.fullmatch("sha256:[0-9a-f]{64}", found):
+                raise ArtefactDamaged(
+                    f"{name}@{number}: expected a digest in {self.root}/{_version(name, number)}, found "
+                    f"{found[:80]!r}; publish the artefact again"
+                )
+            self._digests[name, number] = found
+        return self._digests[name, number]
+
+    def _get(self, path: str) -> bytes:
+        with self._asking():
+            try:
+                return bytes(obstore.get(self._objects, path).bytes())
+            except FileNotFoundError as error:
+                raise ArtefactDamaged(
+                    f"{self.root}/{path}: expected this object, found none; publish the artefact again"
+                ) from error
+
+    def _put(self, path: str, data: bytes) -> None:
+        with self._asking():
+            obstore.put(self._objects, path, data)
+
+    def _create(self, path: str, data: bytes) -> bool:
+        """Whether the object was written; False if there was one."""
+        with self._asking():
+            try:
+                obstore.put(self._objects, path, data, mode="create")
+            except AlreadyExistsError:
+                return False
+        return True
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseError as error:
+            reason = str(error).splitlines()[0]
+            raise StoreUnavailable(
+                f"the store {self.root} cannot be used ({reason}): check AWS_ENDPOINT_URL, the credentials "
+                "and the network"
+            ) from error
+
+
+_WITHDRAWN = ".withdrawn.json"
+
+
+def _version(name: str, number: int) -> str:
+    return f"versions/{name}/{number}"
+
+
+def _tombstone(name: str, number: int) -> str:
+    return f"versions/{name}/{number}{_WITHDRAWN}"
+
+
+def _content(digest: str, file: str) -> str:
+    return f"content/{digest.removeprefix('sha256:')}/{file}"
