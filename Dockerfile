@@ -23,7 +23,7 @@ COPY model_store model_store
 COPY personalization personalization
 COPY service service
 COPY training training
-RUN /opt/locum/bin/pip install --constraint constraints.txt '.[postgresql]'
+RUN /opt/locum/bin/pip install --constraint constraints.txt '.[postgresql,s3]'
 
 FROM python:${PYTHON}-slim
 # A user without a shell or a password; its number is fixed, so that volumes can be given to it beforehand.

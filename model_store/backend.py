@@ -39,9 +39,9 @@ class Backend(Protocol):
     ) -> int:
         """Make `files` the next version, all at once, and return its number.
 
-        If `earlier` finds the content, return that version. Nobody else can publish between `earlier`, which
-        is called first, `admit`, which is called last, and the moment at which the version is visible; if
-        somebody did, both are called again.
+        If `earlier` finds the content, return that version. No other version of the name appears between
+        `earlier`, which is called first, `admit`, which is called last, and the moment at which this one is
+        visible; where one did, both are called again.
         """
 
     def tombstone(self, name: str, number: int) -> bytes | None:

@@ -4,8 +4,8 @@ URL/content/HEX/manifest.json       a version's files, by the manifest's digest;
 URL/versions/NAME/3                 makes them version 3: its content is the digest
 URL/versions/NAME/3.withdrawn.json  its tombstone, if it was withdrawn
 
-A version is published by one conditional write (`If-None-Match: *`) of `versions/NAME/3`: whoever writes it
-first has the number, and everybody else looks again. Files are kept in a local cache of bounded size, and
+A version is published by one conditional write (`If-None-Match: *`) of `versions/NAME/3`: the first publisher
+has the number, and the others look again. Files are kept in a local cache of bounded size, and
 verified when they are fetched. Listings are at most a second old, except in `publish`.
 
 Address and credentials come from the environment, as AWS's own tools read it: AWS_ENDPOINT_URL, AWS_REGION,

@@ -23,6 +23,7 @@ from model_store.errors import (
     ReferenceInvalid,
     ReferenceNotFound,
     StoreError,
+    StoreUnavailable,
     UnknownKind,
 )
 from model_store.folder import Folder
@@ -324,8 +325,11 @@ def located(location: Path | str) -> Path | str:
 def _backend(location: Path | str, cache: Path) -> Backend:
     if isinstance(location, Path):
         return Folder(location)
-    # Imported late: most stores are folders.
-    from model_store.bucket import Bucket
+    # Imported late: most stores are folders, and do without the extra.
+    try:
+        from model_store.bucket import Bucket
+    except ModuleNotFoundError as error:
+        raise StoreUnavailable(f"{location}: a store in a bucket needs 'pip install locum[s3]'") from error
 
     return Bucket(location, cache)
 
