@@ -31,11 +31,12 @@ class StoreVerdict:
     damaged: dict[str, str]
 
 
-def verify_store(settings: Settings, database: Database) -> StoreVerdict:
-    """Hash every file of every version that is not withdrawn. Changes nothing in the store."""
+def verify_store(store: Store, database: Database) -> StoreVerdict:
+    """Hash every file of every version that is not withdrawn. Changes nothing in the store.
+
+    The store must be opened for this: one that was used before remembers manifests instead of reading them.
+    """
     started = datetime.now(UTC)
-    # A store of its own: one that was used before remembers manifests instead of reading them again.
-    store = settings.open_store()
     damaged: dict[str, str] = {}
     versions = 0
     for name in store.names():

@@ -59,7 +59,7 @@ def _database() -> Iterator[Database]:
 def verify() -> None:
     """Verify the digest of every artefact in the store, and record the result."""
     with _database() as database:
-        verdict = verify_store(settings, database)
+        verdict = verify_store(settings.open_store(), database)
     for reference, wrong in verdict.damaged.items():
         _log.error("%s is damaged: %s", reference, wrong)
     _log.info("verified %d versions, %d damaged", verdict.versions, len(verdict.damaged))

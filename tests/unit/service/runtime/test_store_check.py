@@ -58,7 +58,7 @@ def test_verify_store_of_an_intact_store_finds_no_damage(
     publish("brain", b"2")
     publish("heart", b"3")
     before = datetime.now(UTC)
-    verdict = verify_store(store.root, database)
+    verdict = verify_store(Store(store.root), database)
     assert (verdict.versions, verdict.damaged) == (3, {})
     assert latest_verdict(database) == verdict
     assert verdict.finished_at >= before
@@ -73,7 +73,7 @@ def test_verify_store_lists_every_damaged_version(
     publish("heart", b"4")
     flip(publish("lung", b"5").path / GRAPH)
     store.withdraw("lung@1", actor="ada", reason="wrong")
-    verdict = verify_store(store.root, database)
+    verdict = verify_store(Store(store.root), database)
     assert verdict.versions == 4
     assert {reference: text.split(":")[0] for reference, text in verdict.damaged.items()} == {
         "brain@1": "brain@1",
@@ -85,7 +85,7 @@ def test_verify_store_lists_every_damaged_version(
 
 def test_verify_store_of_an_absent_store_counts_no_version(database: Database, tmp_path: Path) -> None:
     assert latest_verdict(database) is None
-    assert verify_store(tmp_path / "nowhere", database).versions == 0
+    assert verify_store(Store(tmp_path / "nowhere"), database).versions == 0
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_verifier_with_a_fresh_verdict_shows_it_and_requests_no_check(
 ) -> None:
     settings, broker, sending = queue
     flip(publish("brain", b"1").path / GRAPH)
-    verdict = verify_store(store.root, database)
+    verdict = verify_store(Store(store.root), database)
     metrics = Metrics()
     Verifier(settings, database, sending, metrics).look()
     assert waiting(broker) == 0
@@ -154,7 +154,7 @@ def test_verify_store_lists_unreadable_files_and_tombstones(
     publish("brain", b"2")
     (store.root / "brain" / "2.withdrawn.json").write_text("{")
     flip(publish("heart", b"3").path / GRAPH)
-    verdict = verify_store(store.root, database)
+    verdict = verify_store(Store(store.root), database)
     assert verdict.damaged.keys() == {"brain@1", "brain@2", "heart@1"}
     assert "cannot be read (Input/output error)" in verdict.damaged["brain@1"]
     assert "its tombstone 2.withdrawn.json cannot be read" in verdict.damaged["brain@2"]
