@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import SQLAlchemyError
 
 from model_store.errors import ArtefactWithdrawn, LocumStoreError
+from model_store.store import Store
 from service.database import Database, Verification
 from service.errors import BrokerError
 from service.runtime.metrics import Metrics
