@@ -81,7 +81,8 @@ class Group:
     A site that refuses the kind of an `essential` group cannot take part in the phase. Without `essential`, a
     site that refuses the kind, or has no tensor to send, takes part without the group. `bounded` says that
     the method applies the site's bounds on features (`StepContext.bounds`); features that are not bounded do
-    not leave a site with bounds.
+    not leave a site with bounds. `check(state, cases)` raises where an upload cannot be what it should be; it
+    gets the number of the site's cases where that is known. A site that fails it is dropped from the round.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Group:
     reduction: Reduction = "mean"
     essential: bool = True
     bounded: bool = False
+    check: Callable[[State, int | None], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -232,6 +234,13 @@ class Algorithm(ABC, Generic[Data]):
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: Data
     ) -> ClientResult:
         """Run one round at one site. `received` and `memory` must not be changed in place."""
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+        """Return, by group, tensors with the names, shapes and types that uploads of a phase must have.
+
+        Only for groups that are uploaded under another name than anything that was sent. Values are not read.
+        """
+        return {}
 
     @abstractmethod
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:

@@ -44,6 +44,26 @@ class MethodConfig(StrictConfig):
         return self
 
 
+class Defence(StrictConfig):
+    """What the server believes of the sites (`training.engine.defence`). By default it believes numbers."""
+
+    reduction: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
+        "mean", description="of groups that are averaged; all but `mean` count every site alike"
+    )
+    trim: float = Field(0.2, ge=0, lt=0.5, description="trimmed-mean: share of sites cut at either end")
+    liars: int = Field(1, ge=0, description="krum: sites that may lie")
+    most_norm: float | None = Field(
+        None, gt=0, description="size of an update, in medians of the others'; more is scaled or dropped"
+    )
+    beyond: Literal["scale", "drop"] = Field("scale", description="what happens to an update beyond it")
+    most_share: float = Field(1.0, gt=0, le=1, description="share of a mean that one site has at most")
+
+    @property
+    def needs_all(self) -> bool:
+        """Whether a round's uploads must be there together before they are reduced."""
+        return self.reduction != "mean" or self.most_norm is not None or self.most_share < 1
+
+
 class RunConfig(StrictConfig):
     """Settings that, with the method, determine the result of a run: a different value is a different run.
 
@@ -66,6 +86,7 @@ class RunConfig(StrictConfig):
     feature_bounds: dict[str, FeatureBounds] = Field(
         {}, description="site -> its own bounds on features; the stricter of these and the method's apply"
     )
+    defence: Defence = Field(Defence(), description="against sites that send what they should not")
 
 
 def parse(config: type[Config], content: Mapping[str, Any], where: str) -> Config:

@@ -18,7 +18,7 @@ from model_store.manifest import Lineage
 from model_store.store import Store
 from training.algorithm import Algorithm, Publication
 from training.bounds import NO_BOUNDS
-from training.config import MethodConfig, RunConfig
+from training.config import Defence, MethodConfig, RunConfig
 from training.data.cases import Federation, Site
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
@@ -50,9 +50,12 @@ class Run:
         """Return everything that determines the result, as JSON.
 
         Consent is not included: it determines which models are exported, and may be given later. Empty
-        feature bounds are left out, so that ids of runs from before the field existed stay the same.
+        feature bounds and a default defence are left out, so that ids of runs from before these fields
+        existed stay the same.
         """
-        left_out = {"consent"} if self.settings.feature_bounds else {"consent", "feature_bounds"}
+        left_out = {"consent"}
+        left_out |= set() if self.settings.feature_bounds else {"feature_bounds"}
+        left_out |= set() if self.settings.defence != Defence() else {"defence"}
         splits = {site.name: {case.name: case.split for case in site.cases} for site in self.federation.sites}
         return {
             "method": self.method,
@@ -180,6 +183,7 @@ def execute(
             run_folder,
             workers=(os.cpu_count() or 1) if workers is None else workers,
             participation=run.settings.participation,
+            defence=run.settings.defence,
             observer=observer,
         )
         outcome = engine.run()

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 class SiteEntry:
     """One site's part of a round. `sent` and `received` are bytes of tensors by group.
 
-    `sent` also has the bytes of the metrics.
+    `sent` also has the bytes of the metrics. `scaled` is the factor of its update that counted, where the
+    defence bounded it.
     """
 
     weight: float
@@ -20,6 +21,7 @@ class SiteEntry:
     received: Mapping[str, int]
     withheld: tuple[str, ...]
     seconds: float
+    scaled: float | None = None
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from training.algorithm import Algorithm, Memory, Phase, ServerStage
+from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan, may_take_part
 from training.engine.folder import RunCheckpoint, RunFolder, other
@@ -70,6 +71,7 @@ class InProcessEngine:
         *,
         workers: int,
         participation: float = 1.0,
+        defence: Defence | None = None,
         observer: Observer | None = None,
     ) -> None:
         self._algorithm = algorithm
@@ -79,6 +81,7 @@ class InProcessEngine:
         self._folder = folder
         self._workers = workers
         self._participation = participation
+        self._defence = defence or Defence()
         self._observer = observer or Silent()
 
     def run(self) -> RunOutcome:
@@ -101,6 +104,7 @@ class InProcessEngine:
                         pool,
                         self._folder.exchange,
                         participation=self._participation,
+                        defence=self._defence,
                         observer=self._observer,
                     )
                     while not self._done(standing):
@@ -155,7 +159,9 @@ class InProcessEngine:
         slots = dict(checkpoint.site_slots) if checkpoint else {}
         step = self._plan[index]
         if isinstance(step, Phase):
-            server, entry, slots = rounds.run(index, step, round_, standing.server, slots)
+            server, entry, slots = rounds.run(
+                index, step, round_, standing.server, slots, _announced(standing.history)
+            )
         else:
             server, entry = self._stage(step, round_, standing.server)
         last = round_ + 1 >= entry.rounds
@@ -180,3 +186,12 @@ class InProcessEngine:
         with _threads(self._surroundings.threads):
             server = self._algorithm.server_stage(context, server)
         return server, RoundEntry(stage.name, step, stage.steps, time.perf_counter() - started)
+
+
+def _announced(history: Sequence[RoundEntry]) -> dict[str, float]:
+    """The weight that each site gave in the first round that it was in."""
+    found: dict[str, float] = {}
+    for entry in history:
+        for site, part in entry.sites.items():
+            found.setdefault(site, part.weight)
+    return found

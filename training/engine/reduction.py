@@ -3,28 +3,53 @@
 Floating-point addition is not associative, so sites are added in a fixed order, not as they finish. `mean`
 and `sum` hold one running total for any number of sites; `concat` and `collect` keep all uploads.
 
-The first accepted site sets names, shapes and types for the others, also for collected weights. Other
-collected groups may differ from site to site.
+A site is not believed. Its uploads must have the names, shapes and types of what the server sent under the
+same name, or of what the method expects. Where the server knows neither, the first accepted site sets them
+for the others. Collected statistics may differ from site to site; their group has a check of its own.
+
+With a `Defence` that needs all uploads of a round they are kept until `settle`, which bounds and reduces
+them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from personalization.errors import PersonalizationError
 from personalization.state import StreamingMean, check_compatible, check_finite, clone
 from training.algorithm import Group, Phase, RoundResult, State
-from training.errors import SiteFailed
+from training.config import Defence
+from training.engine.defence import bounds, capped, robust_reduction, scaled, update_norm
+from training.errors import RoundFailed, SiteFailed
+
+_NOTHING: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class _Uploads:
+    """What one site delivered, and what it had received."""
+
+    groups: Mapping[str, State]
+    weight: float
+    metrics: Mapping[str, float]
+    sent: Mapping[str, Mapping[str, Tensor]]
 
 
 class Reducer:
-    """Reduces one round of a phase. `add` must be called in site order."""
+    """Reduces one round of a phase. `add` must be called in site order, `settle` before `result`."""
 
-    def __init__(self, phase: Phase) -> None:
+    def __init__(self, phase: Phase, defence: Defence | None = None) -> None:
         self._groups = {group.name: group for group in phase.uploads}
+        self._defence = defence or Defence()
+        self._pending: dict[str, _Uploads] = {}
         self._means: dict[str, StreamingMean] = {}
+        self._robust: dict[str, State] = {}
         self._sums: dict[str, State] = {}
         self._lists: dict[str, dict[str, State]] = {}
         self._likes: dict[str, State] = {}
@@ -32,33 +57,65 @@ class Reducer:
         self._metrics: dict[str, Mapping[str, float]] = {}
 
     def add(
-        self, site: str, uploads: Mapping[str, State], weight: float, metrics: Mapping[str, float]
+        self,
+        site: str,
+        uploads: Mapping[str, State],
+        weight: float,
+        metrics: Mapping[str, float],
+        *,
+        sent: Mapping[str, Mapping[str, Tensor]] = _NOTHING,
+        cases: int | None = None,
     ) -> None:
         """Add one site's uploads. A rejected site changes nothing.
 
-        A group that is not essential and has no tensors counts as withheld.
-        Raises SiteFailed for tensors that do not match the other sites', values that are not finite, or a
-        weight that is not positive.
+        `sent` has the tensors that uploads of the same name must match, `cases` how many cases the site has,
+        where that is known. A group that is not essential and has no tensors counts as withheld.
+        Raises SiteFailed for tensors that do not match, values that are not finite or do not pass the group's
+        check, or a weight that is not positive.
         """
         uploads = {name: state for name, state in uploads.items() if state or self._groups[name].essential}
         try:
-            if not 0 < weight < float("inf"):
+            if not 0 < weight < math.inf:
                 raise SiteFailed(f"site {site}: expected a positive weight, found {weight}")
-            # A mean checks what it adds. The first mean is added first: if it raises, nothing was added yet.
-            means = [name for name in uploads if self._groups[name].reduction == "mean"]
-            others = [name for name in uploads if name not in means[:1]]
-            likes = {name: self._check(self._groups[name], uploads[name]) for name in others}
-            for name in [*means[:1], *others]:
-                self._take_in(site, self._groups[name], uploads[name], weight)
+            likes = {
+                name: self._checked(self._groups[name], state, sent.get(name), cases)
+                for name, state in uploads.items()
+            }
         except PersonalizationError as error:
             raise SiteFailed(f"site {site}: {error}") from error
         self._likes = likes | self._likes
-        self._weights[site] = weight
-        self._metrics[site] = dict(metrics)
+        found = _Uploads(uploads, weight, metrics, sent)
+        if self._defence.needs_all:
+            self._pending[site] = found
+        else:
+            self._accept(site, found)
+
+    def settle(self) -> tuple[dict[str, float], dict[str, str]]:
+        """Apply the defence to all sites. Returns the scaled sites with their factor, and the dropped ones.
+
+        Raises RoundFailed where too few sites are left for the reduction.
+        """
+        factors, dropped = self._bound()
+        left = {site: found for site, found in self._pending.items() if site not in dropped}
+        weights = capped([found.weight for found in left.values()], self._defence.most_share)
+        robust = self._defence.reduction != "mean"
+        for (site, found), weight in zip(left.items(), weights, strict=True):
+            groups = {
+                name: self._bounded(name, state, found.sent, factors.get(site))
+                for name, state in found.groups.items()
+            }
+            left[site] = replace(found, groups=groups, weight=weight)
+            self._accept(site, left[site], but="mean" if robust else None)
+        for name in self._averaged() if robust else ():
+            uploads = [found.groups[name] for found in left.values() if name in found.groups]
+            if uploads:
+                self._robust[name] = self._reduced(uploads)
+        self._pending = {}
+        return factors, dropped
 
     def result(self) -> RoundResult:
         """Return the reduced round. Groups that every site withheld are absent."""
-        reduced = {name: mean.result() for name, mean in self._means.items()} | self._sums
+        reduced = {name: mean.result() for name, mean in self._means.items()} | self._robust | self._sums
         collected: dict[str, Mapping[str, State]] = {}
         for name, by_site in self._lists.items():
             if self._groups[name].reduction == "concat":
@@ -67,9 +124,21 @@ class Reducer:
                 collected[name] = by_site
         return RoundResult(reduced, collected, self._weights, self._metrics)
 
-    def _check(self, group: Group, state: State) -> State:
-        """Return the names, shapes and types in which the sites must agree, after checking them."""
-        check_finite(state, f"group '{group.name}'")
+    def _checked(
+        self, group: Group, state: State, sent: Mapping[str, Tensor] | None, cases: int | None
+    ) -> State:
+        """Return the names, shapes and types in which the sites must agree, after checking the upload."""
+        what = f"group '{group.name}'"
+        check_finite(state, what)
+        if group.check is not None:
+            try:
+                group.check(state, cases)
+            except Exception as error:
+                # Whatever a site sends, only the site fails.
+                raise SiteFailed(f"{what}: {error or type(error).__name__}") from error
+        if sent is not None:
+            check_compatible([sent, state], ["", what])
+            return {}
         # The server builds networks from collected weights; one that does not fit would end the run.
         if group.reduction == "collect" and group.kind != "weights":
             return {}
@@ -77,9 +146,56 @@ class Reducer:
         # Concatenated tensors may differ in their first axis.
         axes = slice(1, None) if group.reduction == "concat" else slice(None)
         like = {name: torch.empty((), dtype=t.dtype).expand(t.shape[axes]) for name, t in state.items()}
-        first = self._likes.get(group.name, like)
-        check_compatible([first, like], ["", f"group '{group.name}'"])
+        if group.name in self._likes:
+            check_compatible([self._likes[group.name], like], ["", what])
         return like
+
+    def _averaged(self) -> list[str]:
+        return [name for name, group in self._groups.items() if group.reduction == "mean"]
+
+    def _bound(self) -> tuple[dict[str, float], dict[str, str]]:
+        """Compare the sizes of the sites' updates, group by group; a site's factor is the smallest."""
+        factors: dict[str, float] = {}
+        dropped: dict[str, str] = {}
+        most = self._defence.most_norm
+        for name in self._averaged() if most is not None else ():
+            norms = {
+                site: update_norm(found.groups[name], found.sent[name])
+                for site, found in self._pending.items()
+                if name in found.groups and name in found.sent
+            }
+            for site, bound in bounds(norms, most or math.inf).items():
+                if norms[site] <= bound:
+                    continue
+                if self._defence.beyond == "drop":
+                    dropped[site] = (
+                        f"its update of '{name}' has the norm {norms[site]:.3g}; {most:g} times the median "
+                        f"of the other sites' is {bound:.3g}"
+                    )
+                else:
+                    factors[site] = min(factors.get(site, 1.0), bound / norms[site])
+        return factors, dropped
+
+    def _bounded(
+        self, name: str, state: State, sent: Mapping[str, Mapping[str, Tensor]], factor: float | None
+    ) -> State:
+        if factor is None or name not in sent or self._groups[name].reduction != "mean":
+            return state
+        return scaled(state, sent[name], factor)
+
+    def _reduced(self, uploads: Sequence[State]) -> State:
+        how = self._defence
+        try:
+            return robust_reduction(uploads, how.reduction, how.trim, how.liars)
+        except ValueError as error:
+            raise RoundFailed(f"defence.{error}; use another reduction, or wait for more sites") from error
+
+    def _accept(self, site: str, found: _Uploads, but: str | None = None) -> None:
+        for name, state in found.groups.items():
+            if self._groups[name].reduction != but:
+                self._take_in(site, self._groups[name], state, found.weight)
+        self._weights[site] = found.weight
+        self._metrics[site] = dict(found.metrics)
 
     def _take_in(self, site: str, group: Group, state: State, weight: float) -> None:
         if group.reduction == "mean":

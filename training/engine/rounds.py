@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from training.algorithm import Algorithm, Memory, Phase, State
+from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, may_take_part
 from training.engine.folder import Slot
@@ -38,6 +40,7 @@ class Rounds:
         exchange: Path,
         *,
         participation: float,
+        defence: Defence,
         observer: Observer,
     ) -> None:
         self._algorithm = algorithm
@@ -46,12 +49,21 @@ class Rounds:
         self._pool = pool
         self._exchange = exchange
         self._participation = participation
+        self._defence = defence
         self._observer = observer
 
     def run(
-        self, step: int, phase: Phase, round_: int, server: Memory, slots: Mapping[str, Slot]
+        self,
+        step: int,
+        phase: Phase,
+        round_: int,
+        server: Memory,
+        slots: Mapping[str, Slot],
+        announced: Mapping[str, float],
     ) -> tuple[Memory, RoundEntry, dict[str, Slot]]:
         """Run one round. Returns the server's new memory, the history entry, and the sites' memory slots.
+
+        `announced` has the weight that each site gave in its first round: it may not claim more later.
 
         Raises RoundFailed when every site failed, AlgorithmError when the method violates its declaration.
         """
@@ -62,11 +74,16 @@ class Rounds:
         entries: dict[str, SiteEntry] = {}
         dropped: dict[str, str] = {}
         if sites:
-            tasks, received = self._tasks(step, phase, round_, server, slots, sites)
-            reducer = Reducer(phase)
+            tasks, sent = self._tasks(step, phase, round_, server, slots, sites)
+            expected = self._algorithm.expected(phase, server)
+            reducer = Reducer(phase, self._defence)
+            cases = {site.name: site.size for site in sites}
             for answer in self._pool.run(tasks):
+                name = answer.site
                 try:
-                    delivery = _take(phase, answer, reducer)
+                    if isinstance(answer, Delivery):
+                        _check_weight(answer, announced.get(name))
+                    delivery = _take(phase, answer, reducer, {**expected, **sent[name]}, cases[name])
                 except SiteFailed as error:
                     dropped[answer.site] = str(error)
                     self._observer.warning(
@@ -75,8 +92,10 @@ class Rounds:
                     continue
                 if delivery.slot is not None:
                     new_slots[answer.site] = delivery.slot
-                entries[answer.site] = _entry(delivery, received[answer.site])
-                self._observer.site_finished(phase.name, round_, answer.site, entries[answer.site])
+                received = {group: size_of(state) for group, state in sent[name].items()}
+                entries[name] = _entry(delivery, received)
+                self._observer.site_finished(phase.name, round_, name, entries[name])
+            self._settle(phase, round_, reducer, entries, dropped, new_slots, slots)
             if not entries:
                 reasons = "; ".join(f"{site}: {reason}" for site, reason in dropped.items())
                 raise RoundFailed(
@@ -90,6 +109,30 @@ class Rounds:
         seconds = time.perf_counter() - started
         entry = RoundEntry(phase.name, round_, phase.rounds, seconds, entries, dropped, absent)
         return server, entry, new_slots
+
+    def _settle(
+        self,
+        phase: Phase,
+        round_: int,
+        reducer: Reducer,
+        entries: dict[str, SiteEntry],
+        dropped: dict[str, str],
+        new_slots: dict[str, Slot],
+        slots: Mapping[str, Slot],
+    ) -> None:
+        """Apply the defence, and note what it did."""
+        factors, refused = reducer.settle()
+        head = f"phase '{phase.name}', round {round_ + 1}: site"
+        for site, factor in factors.items():
+            entries[site] = replace(entries[site], scaled=factor)
+            self._observer.warning(f"{head} {site}: its update was scaled by {factor:.3g}")
+        for site, reason in refused.items():
+            del entries[site]
+            dropped[site] = reason
+            new_slots.pop(site, None)
+            if site in slots:
+                new_slots[site] = slots[site]
+            self._observer.warning(f"{head} {site} dropped: {reason}")
 
     def _participants(self, phase: Phase, round_: int) -> tuple[tuple[SiteSpec, ...], dict[str, str]]:
         """Choose the sites of a round, in their fixed order, with the reason for each absent site."""
@@ -116,12 +159,12 @@ class Rounds:
         server: Memory,
         slots: Mapping[str, Slot],
         sites: Sequence[SiteSpec],
-    ) -> tuple[list[Task], dict[str, dict[str, int]]]:
-        """Write the downloads and build the sites' tasks, with the bytes each site downloads by group."""
+    ) -> tuple[list[Task], dict[str, Mapping[str, State]]]:
+        """Write the downloads and build the sites' tasks, with what each site downloads by group."""
         files: dict[_Key, Path] = {}
         kept: list[State] = []  # keeps the tensors alive, so that an id is never reused
         tasks: list[Task] = []
-        received: dict[str, dict[str, int]] = {}
+        sent: dict[str, Mapping[str, State]] = {}
         declared = sorted(group.name for group in phase.downloads)
         for index, site in enumerate(sites):
             states = self._algorithm.broadcast(phase, server, site.name)
@@ -137,11 +180,13 @@ class Rounds:
                     files[key] = self._exchange / f"down-{len(kept)}"
                     write_tensors(files[key], state)
                 downloads[name] = files[key]
-            received[site.name] = {name: size_of(state) for name, state in states.items()}
-            # The pool runs at most `window` tasks ahead, so this many upload files are enough.
-            upload = self._exchange / f"up-{index % self._pool.window}"
+            sent[site.name] = states
+            # The pool runs at most `window` tasks ahead, so this many upload files are enough, unless the
+            # defence needs all of them together.
+            place = index if self._defence.needs_all else index % self._pool.window
+            upload = self._exchange / f"up-{place}"
             tasks.append(Task(site.name, step, round_, downloads, slots.get(site.name), upload))
-        return tasks, received
+        return tasks, sent
 
 
 def _key(state: State) -> _Key:
@@ -149,14 +194,28 @@ def _key(state: State) -> _Key:
     return tuple((name, id(tensor)) for name, tensor in state.items())
 
 
-def _take(phase: Phase, answer: Delivery | Failure, reducer: Reducer) -> Delivery:
+def _check_weight(delivery: Delivery, announced: float | None) -> None:
+    if announced is not None and delivery.weight > announced:
+        raise SiteFailed(
+            f"site {delivery.site}: expected a weight of at most {announced:g}, which it announced, found "
+            f"{delivery.weight:g}"
+        )
+
+
+def _take(
+    phase: Phase,
+    answer: Delivery | Failure,
+    reducer: Reducer,
+    sent: Mapping[str, State],
+    cases: int,
+) -> Delivery:
     """Add a delivery to the round. Raises SiteFailed, or AlgorithmError when the method is at fault."""
     if isinstance(answer, Failure):
         raise AlgorithmError(answer.reason) if answer.fatal else SiteFailed(answer.reason)
     # Totals are computed from views; kept tensors must outlive the next overwrite of the file.
     kept = {group.name for group in phase.uploads if group.reduction in ("collect", "concat")}
     uploads = {name: read_tensors(path, copy=name in kept)[0] for name, path in answer.files.items()}
-    reducer.add(answer.site, uploads, answer.weight, answer.metrics)
+    reducer.add(answer.site, uploads, answer.weight, answer.metrics, sent=sent, cases=cases)
     return answer
 
 

@@ -70,7 +70,7 @@ from training.methods.common.state_tree import join, part
 from training.methods.registry import register
 
 WEIGHTS = Group("weights", "weights", "mean")
-SCORES = Group("scores", "statistics", "collect", essential=False)
+SCORES = Group("scores", "statistics", "collect", essential=False, check=ValidationScore.check)
 MOMENTS = Group("moments", "statistics", "mean", essential=False)
 ESTIMATE = Phase("estimate", 1, (WEIGHTS,), (MOMENTS,), everyone=True)
 REVALIDATE = Phase("revalidate", 1, (WEIGHTS,), (SCORES,), everyone=True)

@@ -52,6 +52,7 @@ from training.methods.common.local_training import (
     AnySiteData,
     Schedule,
     ValidationScore,
+    check_score,
     dice_per_patient,
     estimate_statistics,
     evaluate,
@@ -65,14 +66,38 @@ from training.methods.registry import Panel, register
 
 # A site without a personal model sends none.
 PERSONAL = Group("personal", "weights", "collect", essential=False)
-COMPARISON = Group("comparison", "statistics", "collect", essential=False)
+
+
+def _check_comparison(state: State, cases: int | None) -> None:
+    if sorted(state) != ["after", "before", "share"]:
+        raise ValueError(f"expected the tensors 'after', 'before' and 'share', found {sorted(state)}")
+    check_score(state["before"], cases)
+    check_score(state["after"], cases)
+    share, borrowed = state["share"].tolist()
+    if share not in LAMBDAS or borrowed not in (0, 1):
+        raise ValueError(f"expected a share in {LAMBDAS} and 0 or 1, found {share:g} and {borrowed:g}")
+
+
+def _check_changes(state: State, cases: int | None) -> None:
+    """A change of Dice is in -1..1, so is its square, and each case has at most one."""
+    changes = state["changes"]
+    if changes.shape != (len(LAMBDAS), 3):
+        raise ValueError(f"expected changes of shape [{len(LAMBDAS)}, 3], found {list(changes.shape)}")
+    total, squares, number = changes.unbind(dim=1)
+    if bool((total.abs() > number).any() or (squares < 0).any() or (squares > number).any()) or (
+        cases is not None and float(number.max()) > cases
+    ):
+        raise ValueError(f"expected changes of Dice of at most {cases} cases, found {changes.tolist()}")
+
+
+LEAST_PATIENTS = 3
+LAMBDAS: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+COMPARISON = Group("comparison", "statistics", "collect", essential=False, check=_check_comparison)
 # Sums over the validation patients, and the lambda that all of them together choose.
-CHANGES = Group("changes", "statistics", "sum", essential=False)
+CHANGES = Group("changes", "statistics", "sum", essential=False, check=_check_changes)
 SHARE = Group("share", "statistics")
 PERSONALISE = Phase("personalise", 1, (WEIGHTS,), (CHANGES,), everyone=True)
 EXPORT = Phase("export", 1, (SHARE,), (PERSONAL, COMPARISON), consent=True, everyone=True)
-LEAST_PATIENTS = 3
-LAMBDAS: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 class IopFlConfig(FedAvgConfig):
@@ -116,6 +141,10 @@ class IopFl(FedAvg):
         if phase.name == "export":
             return {SHARE.name: {"share": torch.tensor(server.facts.get("share", 0.0))}}
         return super().broadcast(phase, server, site)
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
+        """An exported model is one like w_g."""
+        return {PERSONAL.name: self.selected(server)[0]} if phase.name == "export" else {}
 
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData

@@ -14,7 +14,12 @@ from training.algorithm import ClientResult, Group, Phase, RoundResult, State
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
 
-STATISTICS = Group("statistics", "statistics", "collect", essential=False)
+
+def _check(state: State, cases: int | None) -> None:  # noqa: ARG001
+    _unpack(state)
+
+
+STATISTICS = Group("statistics", "statistics", "collect", essential=False, check=_check)
 DESCRIBE = Phase("describe", 1, (), (STATISTICS,), everyone=True)
 
 

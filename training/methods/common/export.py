@@ -8,7 +8,9 @@ from training.methods.common.local_training import ValidationScore
 from training.methods.common.state_tree import join, part
 
 PERSONAL = Group("personal", "weights", "collect")
-PERSONAL_SCORE = Group("personal_score", "statistics", "collect", essential=False)
+PERSONAL_SCORE = Group(
+    "personal_score", "statistics", "collect", essential=False, check=ValidationScore.check
+)
 EXPORT = Phase("export", 1, (), (PERSONAL, PERSONAL_SCORE), consent=True, everyone=True)
 
 

@@ -61,6 +61,12 @@ def new_network(spec: NetworkSpec, generator: torch.Generator) -> nn.Module:
     return initialise(build(spec.name, **spec.arguments), generator)
 
 
+def shapes_of(spec: NetworkSpec) -> State:
+    """Names, shapes and types of a network's parameters and buffers, without values."""
+    with torch.device("meta"):
+        return dict(build(spec.name, **spec.arguments).state_dict())
+
+
 def network_of(spec: NetworkSpec, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
     """A network with a copy of these weights, on a device."""
     # On the meta device no initial weights are drawn only to be dropped.
@@ -170,6 +176,20 @@ def _epoch(
     )
 
 
+def check_score(score: Tensor, cases: int | None) -> None:
+    """Raise ValueError unless this is a sum of numbers in 0..1 and their count, at most one of each case."""
+    if score.shape != (2,) or score.dtype != torch.float64:
+        raise ValueError(
+            f"expected a score of shape [2] and float64, found {list(score.shape)} {score.dtype}"
+        )
+    total, count = score.tolist()
+    if not (0 <= total <= count and count == int(count) and (cases is None or count <= cases)):
+        raise ValueError(
+            f"expected the sum of numbers in 0..1 and their count, of {cases} cases at most, found {total:g} "
+            f"of {count:g}"
+        )
+
+
 @torch.no_grad()
 def estimate_statistics(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> None:
     """Replace the running batch-norm statistics by the mean over batches of these slices, not augmented.
@@ -267,6 +287,13 @@ class ValidationScore:
     def state(self) -> State:
         """As it travels: float64 [2], sum and count."""
         return {"score": torch.tensor([self.total, self.patients], dtype=torch.float64)}
+
+    @classmethod
+    def check(cls, state: State, cases: int | None) -> None:
+        """Raise ValueError for what no site with so many cases can send: see `state`."""
+        if list(state) != ["score"]:
+            raise ValueError(f"expected the tensor 'score', found {sorted(state)}")
+        check_score(state["score"], cases)
 
     def metrics(self, name: str) -> dict[str, float]:
         """As a metric; nothing when no patient has a Dice."""

@@ -31,8 +31,14 @@ from training.algorithm import (
 )
 from training.errors import SiteFailed
 from training.methods.common.data_statistics import DESCRIBE, described
-from training.methods.common.export import EXPORT, export_personal, keep_exported, personal_drafts
-from training.methods.common.local_training import AnySiteData, ValidationScore, new_network, state_of
+from training.methods.common.export import EXPORT, PERSONAL, export_personal, keep_exported, personal_drafts
+from training.methods.common.local_training import (
+    AnySiteData,
+    ValidationScore,
+    new_network,
+    shapes_of,
+    state_of,
+)
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
 
@@ -111,6 +117,10 @@ class PersonalFedAvg(FedAvg):
         if own:
             memory = self._choose(memory, received[WEIGHTS.name], ValidationScore(total, int(patients)))
         return keep_own(replace(result, uploads=uploads, memory=memory), memory, self.is_own)
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+        """An exported model is a whole network."""
+        return {PERSONAL.name: shapes_of(self.network)} if phase.name == EXPORT.name else {}
 
     def _first(self, context: StepContext) -> State:
         """The own part of a site that has none yet, from a draw of its own."""
