@@ -60,10 +60,10 @@ def capped(weights: Sequence[float], share: float) -> list[float]:
         return list(weights)
     ordered = sorted(weights)
     # The `cut` largest get the cap: of the sum, each then has exactly the share.
-    for cut in range(math.ceil(1 / share)):
+    for cut in range(min(math.ceil(1 / share), len(ordered))):
         rest = ordered[: len(ordered) - cut]
         cap = share * math.fsum(rest) / (1 - share * cut)
-        if rest and rest[-1] <= cap:
+        if rest[-1] <= cap:
             return [min(weight, cap) for weight in weights]
     return [1.0] * len(weights)
 

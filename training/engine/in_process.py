@@ -160,7 +160,7 @@ class InProcessEngine:
         step = self._plan[index]
         if isinstance(step, Phase):
             server, entry, slots = rounds.run(
-                index, step, round_, standing.server, slots, _announced(standing.history)
+                index, step, round_, standing.server, slots, _announced(standing.history, step)
             )
         else:
             server, entry = self._stage(step, round_, standing.server)
@@ -188,10 +188,11 @@ class InProcessEngine:
         return server, RoundEntry(stage.name, step, stage.steps, time.perf_counter() - started)
 
 
-def _announced(history: Sequence[RoundEntry]) -> dict[str, float]:
-    """The weight that each site gave in the first round that it was in."""
+def _announced(history: Sequence[RoundEntry], phase: Phase) -> dict[str, float]:
+    """The weight that each site gave in the first round of the phase that it was in."""
     found: dict[str, float] = {}
     for entry in history:
-        for site, part in entry.sites.items():
-            found.setdefault(site, part.weight)
+        if entry.phase == phase.name:
+            for site, part in entry.sites.items():
+                found.setdefault(site, part.weight)
     return found

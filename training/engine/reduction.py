@@ -135,7 +135,7 @@ class Reducer:
                 group.check(state, cases)
             except Exception as error:
                 # Whatever a site sends, only the site fails.
-                raise SiteFailed(f"{what}: {error or type(error).__name__}") from error
+                raise PersonalizationError(f"{what}: {error}") from error
         if sent is not None:
             check_compatible([sent, state], ["", what])
             return {}

@@ -63,7 +63,8 @@ class Rounds:
     ) -> tuple[Memory, RoundEntry, dict[str, Slot]]:
         """Run one round. Returns the server's new memory, the history entry, and the sites' memory slots.
 
-        `announced` has the weight that each site gave in its first round: it may not claim more later.
+        `announced` has the weight that each site gave in its first round of this phase: it may not claim more
+        later.
 
         Raises RoundFailed when every site failed, AlgorithmError when the method violates its declaration.
         """

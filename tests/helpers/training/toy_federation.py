@@ -86,9 +86,8 @@ class Toy(Algorithm[ToyData]):
             uploads["secret"] = {"values": torch.tensor(data.values)}
         trail = torch.cat([memory.tensors.get("trail", torch.zeros(0)), w[:1]])
         seen = Memory({"trail": trail}, {"seen": memory.facts.get("seen", 0) + 1})
-        return ClientResult(
-            uploads, len(data.values), seen, {"seen": seen.facts["seen"], "loss": float("nan")}
-        )
+        weight = 1e15 if fault == "heavy" else len(data.values)
+        return ClientResult(uploads, weight, seen, {"seen": seen.facts["seen"], "loss": float("nan")})
 
     def server_step(self, context, server, result):
         if context.phase == "export":

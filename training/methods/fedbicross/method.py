@@ -45,7 +45,7 @@ from training.data.classification import LabelledData
 from training.errors import ConfigurationError, SiteFailed
 from training.methods.common.classifier_training import ClassCounts, counts_from, logits_of, train_classifier
 from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
-from training.methods.common.local_training import network_of, new_network, state_of
+from training.methods.common.local_training import network_of, new_network, shapes_of, state_of
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.server import chunks, cluster_models, synthesise
@@ -98,6 +98,11 @@ class FedBiCross(Algorithm[LabelledData]):
     def initial(self, context: StepContext) -> Memory:
         """The seed of the weights that all sites begin with."""
         return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+        """Every model is a network of the task."""
+        names = {MODEL.name, PERSONAL.name} & {group.name for group in phase.uploads}
+        return dict.fromkeys(names, shapes_of(self.network))
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
         """The seed; G_k of the site's cluster. A site without one is sent the first."""

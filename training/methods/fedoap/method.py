@@ -46,7 +46,7 @@ from training.algorithm import (
 )
 from training.data.segmentation.dataset import SiteData
 from training.methods.common.data_statistics import DESCRIBE, describe, merge_described
-from training.methods.common.export import EXPORT, keep_exported
+from training.methods.common.export import EXPORT, PERSONAL, keep_exported
 from training.methods.common.local_training import ValidationScore, evaluate, new_network, state_of
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS
@@ -98,6 +98,11 @@ class FedOap(Algorithm[SiteData]):
         state = state_of(new_network(self.network, context.generator("weights")))
         shared, personal = self._split(state)
         return Memory(join({"global": shared, "drawn": personal}), {"exported": {}})
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
+        """An exported model is a whole network."""
+        whole = {**part(server.tensors, "global"), **part(server.tensors, "drawn")}
+        return {PERSONAL.name: whole} if phase.name == EXPORT.name else {}
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
         """gamma, and the other sites' tokens."""

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.training.toy_federation import Toy, site
+from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.folder import RunFolder, SiteFolder
 from training.engine.history import Silent
@@ -59,6 +60,44 @@ def test_sites_keep_memory_between_rounds_and_bytes_are_counted(tmp_path):
         "metrics": 8,
     }
     assert train[0].sites["C"].received == {"weights": 2 * 4 + 8}
+
+
+def test_a_site_that_claims_more_weight_than_before_is_dropped_from_the_round(tmp_path):
+    outcome = run(tmp_path, three_sites(B={1: "heavy"}))
+    assert (
+        "expected a weight of at most 1, which it announced, found 1e+15" in outcome.history[1].dropped["B"]
+    )
+    assert [set(entry.sites) for entry in outcome.history[:3]] == [{*"ABC"}, {*"AC"}, {*"ABC"}]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_share_of_a_site_that_claims_too_much_at_once_is_capped(tmp_path, workers):
+    sites = three_sites(B={0: "heavy", 1: "heavy", 2: "heavy"})
+    outcome = run(tmp_path, sites, workers=workers, defence=Defence(most_share=0.5))
+    # B has half of the weight, as much as A and C: (2 * 2 + 3 * 3 + 5 * 5) / 10 per round.
+    assert outcome.server.tensors["w"].tolist() == pytest.approx([3 * 3.8 * 4] * 2)
+
+
+def test_an_upload_of_another_shape_drops_its_own_site_though_it_is_the_first(tmp_path):
+    outcome = run(tmp_path, three_sites(A={0: "shape"}))
+    assert "group 'weights': tensor 'w': expected [2]" in outcome.history[0].dropped["A"]
+    assert set(outcome.history[0].sites) == {"B", "C"}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_robust_reduction_does_not_depend_on_the_number_of_workers(tmp_path, workers):
+    defence = Defence(reduction="median", most_norm=1.5, beyond="drop")
+    outcome = run(tmp_path, three_sites(), workers=workers, defence=defence)
+    # Means of 2, 5 and 3: 5 is more than 1.5 times the median of 2 and 3, so it is dropped; the median of
+    # the others is 2.5.
+    assert [set(entry.dropped) for entry in outcome.history[:3]] == [{"B"}] * 3
+    assert outcome.server.tensors["w"].tolist() == pytest.approx([3 * 2.5 * 4] * 2)
+
+
+def test_a_bounded_update_is_reported(tmp_path):
+    outcome = run(tmp_path, three_sites(), defence=Defence(most_norm=1.5))
+    assert outcome.history[0].sites["B"].scaled == pytest.approx(1.5 * 2.5 / 5)
+    assert outcome.history[0].sites["A"].scaled is None
 
 
 def test_result_does_not_depend_on_the_number_of_workers(tmp_path):

@@ -15,16 +15,18 @@ from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_d
 from training.algorithm import Memory, RoundResult
 from training.data.segmentation.dataset import batches
 from training.engine.reduction import Reducer
+from training.methods.common.data_statistics import STATISTICS, _pack
 from training.methods.common.local_training import (
     Precision,
     Schedule,
+    ValidationScore,
     evaluate,
     network_of,
     state_of,
     train_locally,
 )
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import FedAvg, FedAvgConfig, note_scores
+from training.methods.fedavg import SCORES, FedAvg, FedAvgConfig, note_scores
 
 CONFIG = FedAvgConfig(recipe="paper", width=2, batch_size=4, rounds=3)
 SITES = {"A": site_data("A", 6, 4, 0), "B": site_data("B", 3, 2, 10), "C": site_data("C", 1, 0, 20)}
@@ -163,6 +165,29 @@ def test_a_late_site_without_a_scored_patient_changes_nothing():
         result = RoundResult({}, {"scores": sent}, dict.fromkeys(told, 1.0), {})
         facts = note_scores(facts, result, "val_dice", round_, "best")
     assert facts["best"] == {"val_dice": 0.9, "round": 0}
+
+
+@pytest.mark.parametrize(
+    ("score", "says"),
+    [
+        ([3.5, 3.0], "found 3.5 of 3"),
+        ([-0.1, 3.0], "found -0.1 of 3"),
+        ([1.0, 9.0], "of 8 cases at most, found 1 of 9"),
+        ([1.0, 2.5], "found 1 of 2.5"),
+        ([1.0], r"shape \[2\] and float64, found \[1\]"),
+    ],
+)
+def test_a_score_that_no_site_can_have_is_refused(score, says):
+    with pytest.raises(ValueError, match=says):
+        SCORES.check({"score": torch.tensor(score, dtype=torch.float64)}, 8)
+    SCORES.check(ValidationScore(2.5, 3).state(), 8)
+    SCORES.check(ValidationScore(0.0, 0).state(), None)
+
+
+def test_a_description_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="line 1"):
+        STATISTICS.check({"json": torch.tensor([104, 105], dtype=torch.uint8)}, None)
+    STATISTICS.check(_pack(None), None)
 
 
 def test_without_any_score_the_last_model_is_published():

@@ -14,7 +14,7 @@ from training.methods import iop_fl
 from training.methods.common.local_training import evaluate, network_of
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import FedAvg
-from training.methods.iop_fl import IopFl, IopFlConfig, changes_of, chosen
+from training.methods.iop_fl import CHANGES, COMPARISON, IopFl, IopFlConfig, changes_of, chosen
 
 CONFIG = IopFlConfig(recipe="paper", width=2, batch_size=4, rounds=3, tau=0.75)
 DATA = site_data("A", 5, 4, 0)
@@ -286,3 +286,32 @@ def test_trees_are_taken_apart_as_they_were_joined():
     assert set(joined) == {"global/a.b", "inside/CS/a.b"}
     assert part(joined, "inside/CS")["a.b"] is states["inside/CS"]["a.b"]
     assert part(joined, "inside/C") == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (torch.zeros(2, 3), r"shape \[5, 3\], found \[2, 3\]"),
+        (torch.tensor([[0.0, 0.0, 9.0]] * 5), "at most 8 cases"),
+        (torch.tensor([[4.0, 1.0, 3.0]] * 5), "at most 8 cases"),
+        (torch.tensor([[1.0, -1.0, 3.0]] * 5), "at most 8 cases"),
+    ],
+)
+def test_changes_that_no_site_can_have_are_refused(changes, says):
+    with pytest.raises(ValueError, match=says):
+        CHANGES.check({"changes": changes}, 8)
+    CHANGES.check({"changes": torch.tensor([[-1.5, 1.2, 3.0]] * 5)}, 8)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"before": [2.0, 3.0], "after": [4.0, 3.0], "share": [0.5, 0.0]},
+        {"before": [2.0, 3.0], "after": [2.0, 3.0], "share": [0.3, 0.0]},
+        {"before": [2.0, 3.0], "after": [2.0, 3.0]},
+    ],
+)
+def test_a_comparison_that_no_site_can_have_is_refused(sent):
+    state = {name: torch.tensor(values, dtype=torch.float64) for name, values in sent.items()}
+    with pytest.raises(ValueError, match="expected"):
+        COMPARISON.check(state, 8)
