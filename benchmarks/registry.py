@@ -26,6 +26,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "serving_cost": "benchmarks.cost.serving:ServingCost",
     "health_under_load": "benchmarks.cost.health:HealthUnderLoad",
     "faults": "benchmarks.faults.experiment:Faults",
+    "attacks": "benchmarks.faults.attacks:Attacks",
 }
 
 

@@ -1,0 +1,246 @@
+"""What one lying site of six does to a federation, without and with each defence, and what a defence costs.
+
+The phantom's hospitals federate a small U-Net by FedAvg. One of them lies in every round, from the first. The
+global model is scored on the test patients of the other five. Without an attack the same table says what the
+defence costs an honest federation, in Dice and in seconds.
+
+    weight      claims 1e15 training slices
+    sign        sends w - (w_k - w), away from its optimum
+    scale 10    sends w + 10 (w_k - w)
+    scale 1e30  sends w + 1e30 (w_k - w)
+    shapes      sends tensors of another shape, and comes first in order
+    scores      claims a Dice of 1 for a million patients
+    labels      trains on masks with target and background swapped
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+import torch
+
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.evaluation import Scans, mean_dice, predict
+from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.tables import table
+from training.algorithm import ClientResult, Memory, State, StepContext
+from training.config import Defence, RunConfig
+from training.data.cases import Federation
+from training.data.federation import load_federation
+from training.engine.client import RunEnvironment
+from training.engine.folder import RunFolder
+from training.engine.in_process import InProcessEngine
+from training.errors import RoundFailed
+from training.methods.common.local_training import AnySiteData, network_of
+from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
+from training.phantom import write_federation
+from training.run import Run
+
+SITES = ("aster", "birch", "cedar", "elder", "furze", "grove")
+# The first in order: it must not decide what the others have to look like.
+LIAR = "aster"
+NONE = "none"
+ATTACKS = (NONE, "weight", "sign", "scale 10", "scale 1e30", "shapes", "scores", "labels")
+DEFENCES: Mapping[str, Defence] = {
+    NONE: Defence(),
+    "share 0.3": Defence(most_share=0.3),
+    "norm 3": Defence(most_norm=3.0),
+    "norm 3, drop": Defence(most_norm=3.0, beyond="drop"),
+    "median": Defence(reduction="median"),
+    "trimmed mean": Defence(reduction="trimmed-mean", trim=0.2),
+    "krum": Defence(reduction="krum", liars=1),
+}
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How often; patients of every site, and the side of their slices; rounds, and the network's width."""
+
+    seeds: int = 3
+    patients: int = 5
+    size: int = 32
+    rounds: int = 8
+    width: int = 4
+
+
+PROFILES = {"smoke": Profile(1, 4, 16, 2, 2), "cpu": Profile()}
+
+
+class Attacks(Experiment[Profile]):
+    """Every attack against every defence."""
+
+    name = "attacks"
+    title = "What a lying site does"
+    question = "What does one lying site of six do to a federation, and what does each defence change?"
+    profiles = PROFILES
+    tables = (Table("attacks"),)
+
+    def cells(self) -> list[Cell]:
+        """Seed by seed."""
+        profile = self.profile
+        return [
+            {
+                "attack": attack,
+                "defence": defence,
+                "seed": seed,
+                "sites": len(SITES),
+                "patients": profile.patients,
+                "size": profile.size,
+                "rounds": profile.rounds,
+                "width": profile.width,
+            }
+            for seed in range(profile.seeds)
+            for attack in ATTACKS
+            for defence in DEFENCES
+        ]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """One federation."""
+        federation = _phantom(work, cell)
+        config = FedAvgConfig(
+            width=cell["width"], rounds=cell["rounds"], batch_size=8, learning_rate=0.004, least_steps=4
+        )
+        run = Run(federation, "fedavg", config, RunConfig(seed=cell["seed"]))
+        method = Lying(config, federation.task, cell["attack"])
+        engine = InProcessEngine(
+            method,
+            run.specs(),
+            RunEnvironment(cell["seed"]),
+            RunFolder(work / "run"),
+            workers=0,
+            defence=DEFENCES[cell["defence"]],
+        )
+        began = time.perf_counter()
+        try:
+            outcome = engine.run()
+        except RoundFailed as error:
+            return {"dice": None, "seconds": None, "dropped": 0, "scaled": 0, "error": str(error)[:200]}
+        seconds = time.perf_counter() - began
+        draft = method.publication(outcome.server).models[0]
+        network = network_of(draft.network, draft.weights, CPU)
+        dice = []
+        for site in run.sites():
+            if site.name != LIAR:
+                scans = Scans.load(site.of_split("test"), federation.task)
+                dice.append(mean_dice(scans.dice(predict(network, scans.images))))
+        rounds = [entry for entry in outcome.history if entry.phase == "train"]
+        return {
+            "dice": round(mean(dice), 4),
+            "seconds": round(seconds, 2),
+            "dropped": sum(LIAR in entry.dropped for entry in rounds),
+            "scaled": sum(LIAR in entry.sites and entry.sites[LIAR].scaled is not None for entry in rounds),
+            "honest": sum(
+                site != LIAR and (part.scaled is not None)
+                for entry in rounds
+                for site, part in entry.sites.items()
+            )
+            + sum(site != LIAR for entry in rounds for site in entry.dropped),
+        }
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """Dice by attack and defence, then what a defence costs the honest."""
+        return [_dice(rows), _honest(rows)]
+
+
+class Lying(FedAvg):
+    """FedAvg at sites of which one lies."""
+
+    def __init__(self, config: FedAvgConfig, task: Any, attack: str) -> None:
+        super().__init__(config, task)
+        self.attack = attack
+
+    def client_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """The honest step, and what the liar makes of it."""
+        lies = context.site == LIAR and context.phase == "train"
+        if lies and self.attack == "labels":
+            train = replace(data.train, targets=1 - data.train.targets)  # type: ignore[type-var,call-arg]
+            data = replace(data, train=train)  # type: ignore[arg-type]
+        result = super().client_step(context, received, memory, data)
+        if not lies:
+            return result
+        uploads = dict(result.uploads)
+        sent, mine = received[WEIGHTS.name], uploads[WEIGHTS.name]
+        if self.attack in _FACTORS:
+            uploads[WEIGHTS.name] = _moved(sent, mine, _FACTORS[self.attack])
+        elif self.attack == "shapes":
+            uploads[WEIGHTS.name] = {name: tensor.reshape(1, *tensor.shape) for name, tensor in mine.items()}
+        elif self.attack == "scores":
+            uploads[SCORES.name] = {"score": torch.tensor([1e6, 1e6], dtype=torch.float64)}
+        weight = 1e15 if self.attack == "weight" else result.weight
+        return replace(result, uploads=uploads, weight=weight)
+
+
+_FACTORS = {"sign": -1.0, "scale 10": 10.0, "scale 1e30": 1e30}
+
+
+def _moved(sent: State, mine: State, factor: float) -> State:
+    """w + factor (w_k - w), as far as the type can say it."""
+    return {
+        name: (sent[name].double() + factor * (tensor.double() - sent[name].double()))
+        .clamp(-torch.finfo(tensor.dtype).max, torch.finfo(tensor.dtype).max)
+        .to(tensor.dtype)
+        if tensor.is_floating_point()
+        else tensor
+        for name, tensor in mine.items()
+    }
+
+
+def _phantom(work: Path, cell: Cell) -> Federation[Any]:
+    root = write_federation(work / "data", SITES, cell["patients"], cell["size"], seed=cell["seed"])
+    return load_federation(root)
+
+
+def _values(rows: Sequence[Row], attack: str, defence: str, name: str) -> list[float]:
+    found = (row["result"][name] for row in rows if _is(row, attack, defence))
+    return [value for value in found if value is not None]
+
+
+def _is(row: Row, attack: str, defence: str) -> bool:
+    cell = row["cell"]
+    return bool(cell["attack"] == attack and cell["defence"] == defence)
+
+
+def _dice(rows: Sequence[Row]) -> str:
+    lines = []
+    for attack in ATTACKS:
+        line = [attack]
+        for defence in DEFENCES:
+            dice = _values(rows, attack, defence, "dice")
+            spread = f" ± {100 * stdev(dice):.1f}" if len(dice) > 1 else ""
+            line.append(f"{100 * mean(dice):.1f}{spread}" if dice else "–")
+        lines.append(line)
+    head = ("attack", *DEFENCES)
+    text = (
+        "Dice in percent on the honest sites' test patients, mean and standard deviation over seeds. What the "
+        "server always checks (`none`) refuses `shapes` and `scores`: the liar is dropped from every round. A "
+        "dash: the run failed."
+    )
+    return f"## Dice under attack\n\n{text}\n\n{table(head, lines)}"
+
+
+def _honest(rows: Sequence[Row]) -> str:
+    lines = []
+    for defence in DEFENCES:
+        dice, plain = (_values(rows, NONE, each, "dice") for each in (defence, NONE))
+        seconds, floor = (_values(rows, NONE, each, "seconds") for each in (defence, NONE))
+        touched = _values(rows, NONE, defence, "honest")
+        if dice and plain:
+            lines.append(
+                [
+                    defence,
+                    f"{100 * (mean(dice) - mean(plain)):+.1f}",
+                    f"{math.fsum(seconds) / math.fsum(floor):.2f}",
+                    f"{int(sum(touched))}",
+                ]
+            )
+    head = ("defence", "Dice, points", "time, of none's", "honest updates scaled or dropped")
+    return f"## What a defence costs without an attack\n\n{table(head, lines)}"
