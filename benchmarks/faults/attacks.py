@@ -33,8 +33,10 @@ from training.algorithm import ClientResult, Memory, State, StepContext
 from training.config import Defence, RunConfig
 from training.data.cases import Federation
 from training.data.federation import load_federation
+from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
 from training.engine.folder import RunFolder
+from training.engine.history import RoundEntry
 from training.engine.in_process import InProcessEngine
 from training.errors import RoundFailed
 from training.methods.common.local_training import AnySiteData, network_of
@@ -136,17 +138,18 @@ class Attacks(Experiment[Profile]):
             "seconds": round(seconds, 2),
             "dropped": sum(LIAR in entry.dropped for entry in rounds),
             "scaled": sum(LIAR in entry.sites and entry.sites[LIAR].scaled is not None for entry in rounds),
-            "honest": sum(
-                site != LIAR and (part.scaled is not None)
-                for entry in rounds
-                for site, part in entry.sites.items()
-            )
-            + sum(site != LIAR for entry in rounds for site in entry.dropped),
+            "honest": sum(_touched(entry) for entry in rounds),
         }
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """Dice by attack and defence, then what a defence costs the honest."""
         return [_dice(rows), _honest(rows)]
+
+
+def _touched(entry: RoundEntry) -> int:
+    """Honest sites of a round that were scaled or dropped."""
+    scaled = {site for site, part in entry.sites.items() if part.scaled is not None}
+    return len((scaled | set(entry.dropped)) - {LIAR})
 
 
 class Lying(FedAvg):
@@ -162,8 +165,8 @@ class Lying(FedAvg):
         """The honest step, and what the liar makes of it."""
         lies = context.site == LIAR and context.phase == "train"
         if lies and self.attack == "labels":
-            train = replace(data.train, targets=1 - data.train.targets)  # type: ignore[type-var,call-arg]
-            data = replace(data, train=train)  # type: ignore[arg-type]
+            assert isinstance(data, SiteData)
+            data = replace(data, train=replace(data.train, targets=1 - data.train.targets))
         result = super().client_step(context, received, memory, data)
         if not lies:
             return result
@@ -220,9 +223,9 @@ def _dice(rows: Sequence[Row]) -> str:
         lines.append(line)
     head = ("attack", *DEFENCES)
     text = (
-        "Dice in percent on the honest sites' test patients, mean and standard deviation over seeds. What the "
-        "server always checks (`none`) refuses `shapes` and `scores`: the liar is dropped from every round. A "
-        "dash: the run failed."
+        "Dice in percent on the honest sites' test patients, mean and standard deviation over seeds. What "
+        "the server always checks (`none`) refuses `shapes` and `scores`: the liar is dropped from every "
+        "round. A dash: the run failed."
     )
     return f"## Dice under attack\n\n{text}\n\n{table(head, lines)}"
 
