@@ -12,6 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from model_store.errors import ArtefactWithdrawn, LocumStoreError, StoreError
+from model_store.signing import Signer, TrustedKeys, make_key
 from model_store.store import Store
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False)
@@ -70,12 +71,34 @@ def show(reference: Reference, store: StoreOption = DEFAULT_STORE) -> None:
 
 
 @app.command()
+def keygen(private: Annotated[Path, typer.Argument(help="File of the new private key.")]) -> None:
+    """Make a key to sign artefacts with. Its public key, for LOCUM_TRUSTED_KEYS, is written beside it."""
+    made = make_key(private)
+    console.print(f"key {made}: {private} signs, {private.stem}.pub.pem is to be trusted", **_AS_IT_IS)
+
+
+@app.command()
+def sign(
+    reference: Reference,
+    key: Annotated[Path, typer.Option(help="The private key.")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Sign a published version, once its files were verified."""
+    signed = Store(store, signer=Signer.load(key)).sign(reference)
+    console.print(f"signed {signed}  {signed.digest}", **_AS_IT_IS)
+
+
+@app.command()
 def verify(
     reference: Annotated[str | None, typer.Argument(help="One artefact; all when left out.")] = None,
     store: StoreOption = DEFAULT_STORE,
+    trusted_keys: Annotated[
+        Path | None,
+        typer.Option(envvar="LOCUM_TRUSTED_KEYS", help="Public keys: check signatures, too."),
+    ] = None,
 ) -> None:
-    """Hash every file again. Exit code 1 if a file is not as published, 2 without a store."""
-    opened = Store(store)
+    """Hash every file again. Exit code 1 if a file is not as published or signed, 2 without a store."""
+    opened = Store(store, trusted=None if trusted_keys is None else TrustedKeys.load(trusted_keys))
     if isinstance(opened.root, Path) and not opened.root.is_dir():
         raise StoreError(f"{store}: expected a store's folder, found none; name it with --store")
     references = (
@@ -86,8 +109,8 @@ def verify(
     damaged = 0
     for each in references:
         try:
-            opened.open(each)
-            console.print(f"[green]whole[/]    {each}")
+            signer = opened.signed_by(opened.open(each))
+            console.print(f"[green]whole[/]    {each}{f', signed by {signer}' if signer else ''}")
         except LocumStoreError as error:
             if reference is None and isinstance(error, ArtefactWithdrawn):
                 continue

@@ -44,6 +44,12 @@ class Backend(Protocol):
         visible; where one did, both are called again.
         """
 
+    def signature(self, name: str, number: int) -> bytes | None:
+        """Read the signature of a version, if it has one."""
+
+    def attach(self, name: str, number: int, signature: bytes) -> None:
+        """Write the signature of a version."""
+
     def tombstone(self, name: str, number: int) -> bytes | None:
         """Read the tombstone of a version, if it has one. Raises OSError."""
 

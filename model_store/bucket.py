@@ -34,6 +34,7 @@ from model_store.durable import write_durably
 from model_store.errors import ArtefactDamaged, PublishRefused, StoreUnavailable
 from model_store.manifest import BaseManifest
 from model_store.reference import NAME
+from model_store.signing import SIGNATURE
 
 MOST_CACHED = 10 * 2**30
 _FRESH_S = 1.0
@@ -130,6 +131,19 @@ class Bucket:
             if self._create(_version(name, number), digest):
                 self._listed = None
                 return number
+
+    def signature(self, name: str, number: int) -> bytes | None:
+        """Read the signature of a version, if it has one."""
+        with self._asking():
+            try:
+                path = _content(self._digest(name, number), SIGNATURE)
+                return bytes(obstore.get(self._objects, path).bytes())
+            except FileNotFoundError:
+                return None
+
+    def attach(self, name: str, number: int, signature: bytes) -> None:
+        """Write the signature of a version."""
+        self._put(_content(self._digest(name, number), SIGNATURE), signature)
 
     def tombstone(self, name: str, number: int) -> bytes | None:
         """Read the tombstone of a version, if it has one."""

@@ -6,6 +6,8 @@
     │   ├── ReferenceNotFound     no artefact in the store has that reference
     │   ├── ArtefactDamaged       a file is missing, truncated or has another digest
     │   ├── ArtefactWithdrawn     the version was withdrawn, with a reason
+    │   ├── ArtefactUntrusted     no trusted key signed the version
+    │   ├── KeyUnusable           a file is not the key that it should be
     │   ├── UnknownKind           this version of Locum does not know the manifest's kind or schema
     │   ├── KindMismatch          the artefact is of another kind than expected
     │   ├── PublishRefused        the draft cannot be published
@@ -46,6 +48,14 @@ class ArtefactDamaged(StoreError):
 
 class ArtefactWithdrawn(StoreError):
     """The version was withdrawn (it has a tombstone)."""
+
+
+class ArtefactUntrusted(StoreError):
+    """No trusted key signed the version."""
+
+
+class KeyUnusable(StoreError):
+    """A file is not a key of the expected kind, or a key would overwrite one."""
 
 
 class UnknownKind(StoreError):

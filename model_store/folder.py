@@ -18,6 +18,7 @@ from model_store.artefact import Artefact
 from model_store.backend import Earlier
 from model_store.durable import sync_folder, write_durably
 from model_store.reference import NAME
+from model_store.signing import SIGNATURE
 from model_store.staging import staging, sweep
 
 _STAGING = ".staging"
@@ -70,6 +71,18 @@ class Folder:
                 staged.rename(folder / str(number))
             sync_folder(folder)
         return number
+
+    def signature(self, name: str, number: int) -> bytes | None:
+        """Read the signature of a version, if it has one."""
+        try:
+            return (self.root / name / str(number) / SIGNATURE).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def attach(self, name: str, number: int, signature: bytes) -> None:
+        """Write the signature of a version."""
+        with self._locked(name):
+            write_durably(self.root / name / str(number) / SIGNATURE, signature, mode=0o444)
 
     def tombstone(self, name: str, number: int) -> bytes | None:
         """Read the tombstone of a version, if it has one."""

@@ -18,6 +18,7 @@ from model_store.digest import sha256
 from model_store.drafts import check_draft
 from model_store.errors import (
     ArtefactDamaged,
+    ArtefactUntrusted,
     ArtefactWithdrawn,
     PublishRefused,
     ReferenceInvalid,
@@ -29,6 +30,7 @@ from model_store.errors import (
 from model_store.folder import Folder
 from model_store.manifest import AnyManifest, FileEntry
 from model_store.reference import NAME, parse_reference
+from model_store.signing import SIGNATURE, Signer, TrustedKeys
 
 _BUCKET = "s3://"
 # Of files of a bucket, on this machine.
@@ -55,9 +57,25 @@ class Version:
 class Store:
     """A folder of artefacts, which need not exist yet, or a bucket. Many processes can use it at once."""
 
-    def __init__(self, root: Path | str, cache: Path = DEFAULT_CACHE) -> None:
-        """`root` is a folder, or `s3://BUCKET/PREFIX`; what is read of a bucket is kept in `cache`."""
+    def __init__(
+        self,
+        root: Path | str,
+        cache: Path = DEFAULT_CACHE,
+        *,
+        signer: Signer | None = None,
+        trusted: TrustedKeys | None = None,
+    ) -> None:
+        """Open the store.
+
+        Args:
+            root: a folder, or `s3://BUCKET/PREFIX`.
+            cache: folder for what is read of a bucket.
+            signer: signs what is published.
+            trusted: keys of which one must have signed a version that is opened; None opens every version.
+        """
         self._backend = _backend(located(root), cache)
+        self._signer, self._trusted = signer, trusted
+        self._signed: set[str] = set()
         # Versions never change, so manifests are cached.
         self._known: dict[tuple[str, int], Artefact] = {}
         self._sees: Callable[[str], bool] | None = None
@@ -99,31 +117,66 @@ class Store:
         version is not yet visible. If it raises, nothing is published and the error is raised.
 
         Raises:
-            PublishRefused: the files do not fit the kind, a reference is not in the store or does not fit.
+            PublishRefused: the files do not fit the kind, a reference is not in the store or does not fit; or
+                the version could not be opened, for want of a trusted signer.
             ArtefactWithdrawn: the same content was published before and withdrawn.
         """
+        if self._trusted is not None and (self._signer is None or self._signer.public not in self._trusted):
+            raise PublishRefused(
+                f"'{manifest.name}': only versions that a trusted key signed are opened, and this store has "
+                "no trusted key to sign with: set LOCUM_SIGNING_KEY"
+            )
         check_draft(manifest, files, self.by_digest)
         entries = {name: FileEntry(size=len(data), sha256=sha256(data)) for name, data in files.items()}
         manifest = manifest.model_copy(update={"files": entries})
         content = manifest.to_bytes()
         digest = sha256(content)
+        signed = {} if self._signer is None else {SIGNATURE: self._signer.sign(manifest.name, digest)}
         number = self._backend.publish(
             _checked(manifest.name),
-            {**files, MANIFEST: content, DIGEST_FILE: digest.encode()},
+            {**files, **signed, MANIFEST: content, DIGEST_FILE: digest.encode()},
             lambda: next((a.version for a in self._readable(manifest.name) if a.digest == digest), None),
             admit,
         )
-        return self._refuse_withdrawn(self._artefact(manifest.name, number))
+        return self._admitted(self._artefact(manifest.name, number))
+
+    def sign(self, reference: str) -> Artefact:
+        """Sign a published version with the store's signer, in place of an earlier signature.
+
+        Raises as `open`, without regard to trust, and PublishRefused without a signer.
+        """
+        if self._signer is None:
+            raise PublishRefused(
+                f"'{reference}': expected a key to sign with, found none; name one with --key"
+            )
+        unguarded = copy.copy(self)
+        unguarded._trusted = None
+        artefact = unguarded.open(reference)
+        signature = self._signer.sign(artefact.name, artefact.digest)
+        self._backend.attach(artefact.name, artefact.version, signature)
+        return artefact
+
+    def signed_by(self, artefact: Artefact) -> str | None:
+        """Return the id of the trusted key that signed a version; None in a store without trusted keys.
+
+        Raises ArtefactUntrusted.
+        """
+        if self._trusted is None:
+            return None
+        signature = self._backend.signature(artefact.name, artefact.version)
+        return self._trusted.check(str(artefact), artefact.name, artefact.digest, signature)
 
     # ------------------------------------------------------------------ open
 
     def open(self, reference: str, *, verify: bool = True) -> Artefact:
         """Open an artefact by reference: `name`, `name@3` or `name@sha256:…`.
 
-        `name` alone is its newest version that is not withdrawn. With `verify`, every file is hashed first.
+        `name` alone is its newest version that is not withdrawn, and that a trusted key signed where that is
+        asked for. With `verify`, every file is hashed first.
 
         Raises:
-            ReferenceInvalid, ReferenceNotFound, ArtefactWithdrawn, ArtefactDamaged, UnknownKind.
+            ReferenceInvalid, ReferenceNotFound, ArtefactWithdrawn, ArtefactUntrusted, ArtefactDamaged,
+            UnknownKind.
         """
         name, number, digest = parse_reference(reference)
         numbers = self.numbers(name)
@@ -143,7 +196,8 @@ class Store:
             )
         if number is None and digest is None:
             numbers = [n for n in numbers if not self._is_withdrawn(name, n)] or numbers
-        artefact = self._refuse_withdrawn(self._artefact(name, numbers[-1]))
+            numbers = [n for n in numbers if self._is_trusted(name, n)] or numbers
+        artefact = self._admitted(self._artefact(name, numbers[-1]))
         if verify:
             artefact.verify()
         return artefact
@@ -157,11 +211,11 @@ class Store:
 
         Raises:
             KindMismatch: it is of another kind.
-            ReferenceNotFound, ArtefactWithdrawn, ArtefactDamaged: as `open`.
+            ReferenceNotFound, ArtefactWithdrawn, ArtefactUntrusted, ArtefactDamaged: as `open`.
         """
         for artefact in self._all():
             if artefact.digest == digest:
-                found = self._refuse_withdrawn(artefact)
+                found = self._admitted(artefact)
                 return found if kind is None else found.expect(kind)
         raise ReferenceNotFound(f"'{digest}' is not in the store; publish or copy that artefact first")
 
@@ -306,13 +360,26 @@ class Store:
             return self._backend.tombstone(name, version) is not None
         return True
 
-    def _refuse_withdrawn(self, artefact: Artefact) -> Artefact:
+    def _is_trusted(self, name: str, version: int) -> bool:
+        # A damaged version is not hidden by an older one.
+        with suppress(ArtefactDamaged, UnknownKind):
+            try:
+                self.signed_by(self._artefact(name, version))
+            except ArtefactUntrusted:
+                return False
+        return True
+
+    def _admitted(self, artefact: Artefact) -> Artefact:
+        """Return an artefact that may be opened. Raises ArtefactWithdrawn, ArtefactUntrusted."""
         tombstone = self.tombstone(artefact.name, artefact.version)
         if tombstone is not None:
             raise ArtefactWithdrawn(
                 f"'{artefact}' was withdrawn by {tombstone.actor} on {tombstone.time:%Y-%m-%d}: "
                 f"{tombstone.reason}. Use another version"
             )
+        if artefact.digest not in self._signed:
+            self.signed_by(artefact)
+            self._signed.add(artefact.digest)
         return artefact
 
 

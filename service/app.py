@@ -114,6 +114,10 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     prepare_spool(settings.spool)
     store = settings.open_store()
+    if settings.trusted_keys is not None:
+        _log.info("only versions that a key of %s signed are opened", settings.trusted_keys)
+        if settings.signing_key is None:
+            _log.warning("LOCUM_SIGNING_KEY is not set: no job can publish a version that would be opened")
     if not await asyncio.to_thread(store.names):
         _log.warning("no artefact in the store %s: publish one, or name another store", store.root)
     database = Database(settings.resolved_database_url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,7 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from model_store.errors import KeyUnusable
 from model_store.scan import Limits
+from model_store.signing import Signer, TrustedKeys
 from model_store.store import DEFAULT_CACHE, Store, located
 from service.errors import SettingsInvalid
 
@@ -36,6 +39,19 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().absolute()
 
 
+def _loaded_by(load: Callable[[Path], object]) -> Callable[[Path], Path]:
+    """A validator: a key that cannot be used is said when the process starts, not at the first version."""
+
+    def check(path: Path) -> Path:
+        try:
+            load(path)
+        except KeyUnusable as error:
+            raise ValueError(str(error)) from error
+        return path
+
+    return check
+
+
 Folder = Annotated[Path, AfterValidator(_absolute)]
 
 MEBIBYTE = 1024 * 1024
@@ -55,6 +71,12 @@ class Settings(BaseSettings):
         Path(".locum/store"), description="of the published artefacts: a folder, or s3://BUCKET/PREFIX"
     )
     cache: Folder = Field(DEFAULT_CACHE, description="folder of what was read from a bucket, at most 10 GiB")
+    trusted_keys: Annotated[Folder, AfterValidator(_loaded_by(TrustedKeys.load))] | None = Field(
+        None, description="public keys (PEM), a file or folder; only versions signed by one are opened"
+    )
+    signing_key: Annotated[Folder, AfterValidator(_loaded_by(Signer.load))] | None = Field(
+        None, description="file of the private key (PEM) that signs the versions that jobs publish"
+    )
     state_dir: Folder = Field(Path(".locum/state"), description="database, Redis, uploads, cohorts, jobs")
     database_url: SecretStr | None = Field(
         None,
@@ -134,8 +156,13 @@ class Settings(BaseSettings):
         return f"sqlite:///{self.state_dir / 'locum.db'}"
 
     def open_store(self) -> Store:
-        """The store of published artefacts."""
-        return Store(self.store, self.cache)
+        """The store of published artefacts. Raises KeyUnusable."""
+        return Store(
+            self.store,
+            self.cache,
+            signer=None if self.signing_key is None else Signer.load(self.signing_key),
+            trusted=None if self.trusted_keys is None else TrustedKeys.load(self.trusted_keys),
+        )
 
     @property
     def spool(self) -> Path:

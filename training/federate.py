@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from model_store.errors import LocumStoreError
+from model_store.signing import Signer
 from model_store.store import Store
 from model_store.task import TaskKind
 from training.algorithm import Publication
@@ -76,6 +77,9 @@ def federate(
         str | None, typer.Option(help="Who agrees to the export of personal models: `all`, or SITE,SITE.")
     ] = None,
     run: Annotated[Path | None, typer.Option(help="The run's folder; beside the store by default.")] = None,
+    sign: Annotated[
+        Path | None, typer.Option(help="A private key (python -m model_store keygen) to sign versions with.")
+    ] = None,
     playbook: Annotated[
         bool,
         typer.Option(
@@ -97,7 +101,7 @@ def federate(
             # Defaults suit real scans; the phantom's few slices want their own.
             phantom_of(chosen.kinds[0]).training if data is None else {},
         )
-        store = Store(out)
+        store = Store(out, signer=None if sign is None else Signer.load(sign))
         # Beside a store's folder; a bucket has nothing beside it.
         home = store.root.parent if isinstance(store.root, Path) else Path(".locum")
         federation = _federation(
