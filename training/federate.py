@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,7 +28,7 @@ from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.cases import Federation
 from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
-from training.errors import TrainingError
+from training.errors import ConfigurationError, TrainingError
 from training.methods.registry import Method, methods
 from training.methods.registry import method as find_method
 from training.phantom import phantom_of
@@ -89,6 +90,13 @@ def federate(
         ),
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was stopped.")] = False,
+    resume_before: Annotated[
+        str | None,
+        typer.Option(help="PHASE:ROUND, such as train:17: take that round and later ones back, and go on."),
+    ] = None,
+    keep_rounds: Annotated[
+        int, typer.Option(min=1, max=25, help="Rounds that can be taken back; each costs the disk a memory.")
+    ] = 1,
 ) -> None:
     """Federate the hospitals of a folder and publish what they learned."""
     with _failures_in_words():
@@ -114,7 +122,8 @@ def federate(
         check_names(name)
         job = Run(federation, method, method_config.prepared(store, federation.task, name), run_config)
         folder = run or home / "runs" / job.id
-        result, warnings = _train(job, store, name, folder, workers, resume, playbook)
+        going_on = GoingOn(resume, _round_of(resume_before), keep_rounds)
+        result, warnings = _train(job, store, name, folder, workers, going_on, playbook)
         _conclude(result, store, folder, warnings)
 
 
@@ -169,8 +178,27 @@ def _federation(
     return load_federation(data, resolve_task(task) if task else None, partition)
 
 
+@dataclass(frozen=True)
+class GoingOn:
+    """Whether a run goes on from its folder, the round from which on it is repeated, and rounds to keep."""
+
+    resume: bool
+    before: tuple[str, int] | None
+    kept: int
+
+
+def _round_of(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    phase, _, number = text.rpartition(":")
+    if not phase or not number.isdigit():
+        problem = f"expected PHASE:ROUND such as train:17, found '{text}'"
+        raise ConfigurationError("--resume-before", [problem])
+    return phase, int(number)
+
+
 def _train(
-    job: Run, store: Store, name: str, folder: Path, workers: int | None, resume: bool, playbook: bool
+    job: Run, store: Store, name: str, folder: Path, workers: int | None, going_on: GoingOn, playbook: bool
 ) -> tuple[Result, list[str]]:
     """Execute the run, with its progress shown; returns its result and the warnings that were shown."""
     if playbook:
@@ -217,7 +245,9 @@ def _train(
             job,
             folder,
             workers=workers,
-            resume=resume,
+            resume=going_on.resume,
+            resume_before=going_on.before,
+            kept=going_on.kept,
             observer=progress,
             store=store,
             name=name,

@@ -149,6 +149,8 @@ def execute(
     *,
     workers: int | None = None,
     resume: bool = False,
+    resume_before: tuple[str, int] | None = None,
+    kept: int = 1,
     observer: Observer | None = None,
     store: Store | None = None,
     name: str | None = None,
@@ -158,6 +160,8 @@ def execute(
 
     Args:
         folder: the run's folder; with `resume`, a killed run continues from it.
+        resume_before: phase and round (from 1) to take back, with all that was committed after it.
+        kept: how many rounds can be taken back later; each costs the disk a memory.
         workers: worker processes, at most one per site; the number of cores by default, 0 for none. The
             result does not depend on it.
         name: name of the published artefact; the task's by default.
@@ -173,9 +177,11 @@ def execute(
     name = name or run.federation.task.name
     if store is not None:
         check_names(name, parts_of(algorithm, specs))
-    run_folder = RunFolder(folder)
+    run_folder = RunFolder(folder, kept)
     with run_folder.held():
-        run_folder.claim(run.identity(), resume=resume)
+        run_folder.claim(run.identity(), resume=resume or resume_before is not None)
+        if resume_before is not None:
+            run_folder.take_back_to(*resume_before)
         engine = InProcessEngine(
             algorithm,
             specs,

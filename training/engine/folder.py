@@ -1,17 +1,18 @@
 """The folder of a run: checkpoints from which a run killed at any instant resumes with the same result.
 
 RUN/run.json                 identity of the run: method, configuration, data, seed
-RUN/checkpoint.json          the last committed round; points at the server's slot and at each site's
+RUN/checkpoint.json          the last committed round, and those before it that can be taken back: where the
+                             server's memory is, and each site's
 RUN/history.jsonl            one line per committed round; bytes beyond the checkpoint's length are ignored
-RUN/server-{a,b}.safetensors the server's memory
-RUN/sites/SITE/memory-{a,b}.safetensors   the site's own memory; stays at the site
+RUN/server-{a,b,..}.safetensors the server's memory
+RUN/sites/SITE/memory-{a,b,..}.safetensors   the site's own memory; stays at the site
 RUN/sites/SITE/failures.log  tracebacks of failed steps of the site; stays at the site
 RUN/sites/SITE/key           secret from which the site's noise is drawn, if it adds any; stays at the site
 RUN/exchange/                tensors in transit between processes; emptied when the run ends or is stopped
 
-Memories alternate between two slots. A step writes the slot that the last committed round does *not* point
-at, so a file left half-written by a crash is never read. A round is committed by replacing checkpoint.json in
-one rename.
+Memories take turns in a ring of slots, one more than the rounds that can be taken back. A step writes the
+slot after the one that the last committed round points at, so a file left half-written by a crash is never
+read. A round is committed by replacing checkpoint.json in one rename.
 """
 
 from __future__ import annotations
@@ -22,33 +23,46 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from model_store.durable import sync_folder, write_durably
 from training.algorithm import Memory
 from training.engine.tensorfile import read_tensors, write_tensors
 from training.errors import RunMismatch, TrainingError
 
-Slot = Literal["a", "b"]
+Slot = str
 FAILURES = "failures.log"
 
 
-def other(slot: Slot | None) -> Slot:
-    """Return the slot that may be overwritten while `slot` must be kept."""
-    return "b" if slot == "a" else "a"
+def following(slot: Slot | None, kept: int) -> Slot:
+    """Return the slot to write while `slot` and the `kept - 1` before it must be kept."""
+    return "a" if slot is None else chr(ord("a") + (ord(slot) - ord("a") + 1) % (kept + 1))
 
 
 @dataclass(frozen=True)
 class RunCheckpoint:
-    """Progress of a run: `step` indexes the plan, `round` is the next round within that step."""
+    """Progress of a run: `step` indexes the plan, `round` is the next round within that step.
+
+    `before` has the checkpoints of the rounds that can be taken back, the last one first, without theirs.
+    """
 
     step: int
     round: int
     server_slot: Slot
     site_slots: Mapping[str, Slot] = field(default_factory=dict)
     history_bytes: int = 0
+    before: tuple[RunCheckpoint, ...] = ()
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RunCheckpoint:
+        """Build a checkpoint from the content of checkpoint.json."""
+        return cls(**{**content, "before": tuple(cls(**each) for each in content.get("before", ()))})
+
+    def to_json(self) -> dict[str, Any]:
+        """The content of checkpoint.json."""
+        return asdict(self)
 
 
 class SiteFolder:
@@ -90,9 +104,11 @@ class SiteFolder:
 class RunFolder:
     """The server's part of a run's folder."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, kept: int = 1) -> None:
+        """`kept` is how many committed rounds can be taken back, at most 25; each costs the disk a memory."""
         self.root = Path(root)
         self.exchange = self.root / "exchange"
+        self.kept = kept
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -140,7 +156,7 @@ class RunFolder:
     def checkpoint(self) -> RunCheckpoint | None:
         """Read the checkpoint of the last committed round, or return None before the first."""
         path = self.root / "checkpoint.json"
-        return RunCheckpoint(**json.loads(path.read_text())) if path.exists() else None
+        return RunCheckpoint.from_json(json.loads(path.read_text())) if path.exists() else None
 
     def server(self, slot: Slot) -> Memory:
         """Read the server's memory in a slot."""
@@ -151,10 +167,17 @@ class RunFolder:
         content = (self.root / "history.jsonl").read_bytes()[: checkpoint.history_bytes]
         return [json.loads(line) for line in content.splitlines()]
 
-    def commit(self, checkpoint: RunCheckpoint, server: Memory, note: Mapping[str, Any]) -> RunCheckpoint:
+    def commit(
+        self,
+        checkpoint: RunCheckpoint,
+        server: Memory,
+        note: Mapping[str, Any],
+        previous: RunCheckpoint | None = None,
+    ) -> RunCheckpoint:
         """Commit a round and return the new checkpoint. Atomic: a kill leaves the whole round or none of it.
 
         `checkpoint.history_bytes` is the length of the history before this round; `note` is appended to it.
+        `previous` is the checkpoint that the round began from.
         """
         write_tensors(self._server_file(checkpoint.server_slot), server.tensors, server.facts, durable=True)
         line = json.dumps(note).encode() + b"\n"
@@ -168,8 +191,11 @@ class RunFolder:
             os.fsync(file.fileno())
         if new:
             sync_folder(self.root)
-        committed = replace(checkpoint, history_bytes=checkpoint.history_bytes + len(line))
-        _replace(self.root / "checkpoint.json", committed.__dict__)
+        before = () if previous is None else (replace(previous, before=()), *previous.before)
+        committed = replace(
+            checkpoint, history_bytes=checkpoint.history_bytes + len(line), before=before[: self.kept]
+        )
+        _replace(self.root / "checkpoint.json", committed.to_json())
         return committed
 
     def empty_exchange(self) -> None:
@@ -177,23 +203,33 @@ class RunFolder:
         for path in self.exchange.glob("*"):
             path.unlink()
 
-    def take_back(self, checkpoint: RunCheckpoint, step: int) -> RunCheckpoint:
-        """Undo the last committed round, and return the checkpoint before it.
+    def take_back(self, checkpoint: RunCheckpoint, rounds: int = 1) -> RunCheckpoint:
+        """Undo the last committed rounds, and return the checkpoint before them.
 
-        The round must be the only one of plan step `step` and must have changed no site's memory. The
-        server's previous memory is still in its other slot.
+        Raises TrainingError where the memories of that time are no longer kept.
         """
-        path = self.root / "history.jsonl"
-        lines = path.read_bytes()[: checkpoint.history_bytes].splitlines(keepends=True)
-        before = replace(
-            checkpoint,
-            step=step,
-            round=0,
-            server_slot=other(checkpoint.server_slot),
-            history_bytes=checkpoint.history_bytes - len(lines[-1]),
-        )
-        _replace(self.root / "checkpoint.json", before.__dict__)
+        if rounds > len(checkpoint.before):
+            raise TrainingError(
+                f"{self.root}: {rounds} rounds cannot be taken back, {len(checkpoint.before)} can"
+            )
+        before = replace(checkpoint.before[rounds - 1], before=checkpoint.before[rounds:])
+        _replace(self.root / "checkpoint.json", before.to_json())
         return before
+
+    def take_back_to(self, phase: str, round_: int) -> None:
+        """Undo the committed rounds from this one on; `round_` counts from 1 within its phase.
+
+        Raises TrainingError, which lists the rounds that can be taken back.
+        """
+        checkpoint = self.checkpoint()
+        done = [] if checkpoint is None else self.history(checkpoint)
+        names = [f"{entry['phase']}:{entry['round'] + 1}" for entry in done]
+        possible = [] if checkpoint is None else names[len(names) - len(checkpoint.before) :]
+        wanted = f"{phase}:{round_}"
+        if checkpoint is None or wanted not in possible:
+            known = ", ".join(possible) or "none"
+            raise TrainingError(f"{self.root}: round {wanted} cannot be taken back; these can: {known}")
+        self.take_back(checkpoint, len(possible) - possible.index(wanted))
 
     def _server_file(self, slot: Slot) -> Path:
         return self.root / f"server-{slot}.safetensors"

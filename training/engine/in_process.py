@@ -19,7 +19,7 @@ from training.algorithm import Algorithm, Memory, Phase, ServerStage
 from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan, may_take_part
-from training.engine.folder import RunCheckpoint, RunFolder, other
+from training.engine.folder import RunCheckpoint, RunFolder, following
 from training.engine.history import Observer, RoundEntry, Silent
 from training.engine.pool import Inline, Pool, WorkerPool
 from training.engine.rounds import Rounds
@@ -104,6 +104,7 @@ class InProcessEngine:
                         pool,
                         self._folder.exchange,
                         participation=self._participation,
+                        kept=self._folder.kept,
                         defence=self._defence,
                         observer=self._observer,
                     )
@@ -124,7 +125,7 @@ class InProcessEngine:
             return _Standing(None, self._algorithm.initial(context), ())
         history = tuple(RoundEntry.from_json(note) for note in self._folder.history(found))
         if self._asks_again(found, history):
-            found, history = self._folder.take_back(found, len(self._plan) - 1), history[:-1]
+            found, history = self._folder.take_back(found), history[:-1]
         return _Standing(found, self._folder.server(found.server_slot), history)
 
     def _asks_again(self, found: RunCheckpoint, history: Sequence[RoundEntry]) -> bool:
@@ -169,12 +170,13 @@ class InProcessEngine:
             RunCheckpoint(
                 index + 1 if last else index,
                 0 if last else round_ + 1,
-                other(checkpoint.server_slot if checkpoint else None),
+                following(checkpoint.server_slot if checkpoint else None, self._folder.kept),
                 slots,
                 checkpoint.history_bytes if checkpoint else 0,
             ),
             server,
             entry.to_json(),
+            checkpoint,
         )
         self._observer.round_finished(entry)
         return _Standing(committed, server, (*standing.history, entry))

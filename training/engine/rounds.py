@@ -14,7 +14,7 @@ from training.algorithm import Algorithm, Memory, Phase, State
 from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, may_take_part
-from training.engine.folder import Slot
+from training.engine.folder import Slot, following
 from training.engine.history import Observer, RoundEntry, SiteEntry
 from training.engine.pool import Pool
 from training.engine.reduction import Reducer
@@ -40,6 +40,7 @@ class Rounds:
         exchange: Path,
         *,
         participation: float,
+        kept: int,
         defence: Defence,
         observer: Observer,
     ) -> None:
@@ -49,6 +50,7 @@ class Rounds:
         self._pool = pool
         self._exchange = exchange
         self._participation = participation
+        self._kept = kept
         self._defence = defence
         self._observer = observer
 
@@ -186,7 +188,8 @@ class Rounds:
             # defence needs all of them together.
             place = index if self._defence.needs_all else index % self._pool.window
             upload = self._exchange / f"up-{place}"
-            tasks.append(Task(site.name, step, round_, downloads, slots.get(site.name), upload))
+            slot = slots.get(site.name)
+            tasks.append(Task(site.name, step, round_, downloads, slot, following(slot, self._kept), upload))
         return tasks, sent
 
 

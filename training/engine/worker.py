@@ -24,7 +24,7 @@ import torch
 from training.algorithm import Algorithm, Memory, Phase, State
 from training.engine.client import RunEnvironment, run_step
 from training.engine.egress import SiteSpec
-from training.engine.folder import FAILURES, SiteFolder, Slot, other
+from training.engine.folder import FAILURES, SiteFolder, Slot
 from training.engine.tensorfile import read_tensors, size_of, write_tensors
 from training.errors import AlgorithmError, EgressRefused, SiteFailed, TrainingError
 
@@ -50,8 +50,8 @@ def keep_freed_memory() -> None:
 class Task:
     """One site's part of a round. With `step` None, the task only loads the site's data.
 
-    `slot` holds the site's last accepted memory. Each group is uploaded to the path `upload` with the
-    group's name appended.
+    `slot` holds the site's last accepted memory; a new one goes to the slot `to`. Each group is uploaded to
+    the path `upload` with the group's name appended.
     """
 
     site: str
@@ -59,6 +59,7 @@ class Task:
     round: int = 0
     received: Mapping[str, Path] | None = None
     slot: Slot | None = None
+    to: Slot = "a"
     upload: Path | None = None
 
 
@@ -182,7 +183,7 @@ class Worker:
             write_tensors(files[name], state)
         slot = task.slot
         if new is not None:
-            slot = other(task.slot)
+            slot = task.to
             own.save(slot, new)
             self._memories[task.site] = (slot, new)
         sent = {name: size_of(state) for name, state in outgoing.uploads.items()}

@@ -196,6 +196,13 @@ def test_federate_fedavg_resumed_after_its_end_publishes_one_version(data, confi
     resumed = invoke(*arguments, "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert [str(version.artefact) for version in Store(tmp_path / "store").versions("organ")] == ["organ@1"]
+    taken_back = invoke(*arguments, "--resume-before", "revalidate:1")
+    assert taken_back.exit_code == 0, taken_back.output
+    assert [str(version.artefact) for version in Store(tmp_path / "store").versions("organ")] == ["organ@1"]
+    for wrong, says in (("train:1", "these can: revalidate:1"), ("7", "expected PHASE:ROUND")):
+        refused = invoke(*arguments, "--resume-before", wrong)
+        assert refused.exit_code == 2
+        assert says in refused.output
 
 
 @pytest.mark.usefixtures("no_pages")

@@ -16,9 +16,10 @@ from training.engine.in_process import InProcessEngine
 from training.errors import AlgorithmError, EgressRefused, FederationError, RoundFailed
 
 
-def run(root, sites, algorithm=None, *, workers=0, seed=0, **options):
+def run(root, sites, algorithm=None, *, workers=0, seed=0, folder=None, **options):
+    folder = folder or RunFolder(root)
     engine = InProcessEngine(
-        algorithm or Toy(), sites, RunEnvironment(seed), RunFolder(root), workers=workers, **options
+        algorithm or Toy(), sites, RunEnvironment(seed), folder, workers=workers, **options
     )
     return engine.run()
 
@@ -109,6 +110,23 @@ def test_result_does_not_depend_on_the_number_of_workers(tmp_path):
     for other in (one, two):
         assert torch.equal(none.server.tensors["w"], other.server.tensors["w"])
         assert none.server.facts == other.server.facts
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_run_that_takes_rounds_back_ends_with_the_same_bits(tmp_path, workers):
+    """Sites' memories go back, too: their trails are as long as without it."""
+    sites = [replace(each, consents=True) for each in three_sites()]
+    plain = run(tmp_path / "plain", sites, Toy(rounds=4, noise=True))
+    root = tmp_path / "back"
+    whole = run(root, sites, Toy(rounds=4, noise=True), workers=workers, folder=RunFolder(root, 6))
+    RunFolder(root, 6).take_back_to("train", 3)
+    left = RunFolder(root, 6)
+    assert left.checkpoint().round == 2
+    again = run(root, sites, Toy(rounds=4, noise=True), workers=workers, folder=left)
+    for other in (whole, again):
+        assert torch.equal(plain.server.tensors["w"], other.server.tensors["w"])
+        assert plain.server.facts == other.server.facts
+    assert {len(trail) for trail in again.server.facts["trails"].values()} == {4}
 
 
 def test_result_depends_on_the_seed(tmp_path):

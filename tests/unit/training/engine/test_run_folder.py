@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.algorithm import Memory
-from training.engine.folder import RunCheckpoint, RunFolder, SiteFolder, other
+from training.engine.folder import RunCheckpoint, RunFolder, SiteFolder, following
 from training.errors import RunMismatch, TrainingError
 
 
@@ -14,8 +14,15 @@ def memory(value):
     return Memory({"w": torch.tensor([value])}, {"round": value})
 
 
-def test_other_slot_alternates():
-    assert [other(None), other("a"), other("b")] == ["a", "b", "a"]
+def test_slots_take_turns_in_a_ring():
+    def walk(kept, count):
+        slots = [following(None, kept)]
+        while len(slots) < count:
+            slots.append(following(slots[-1], kept))
+        return "".join(slots)
+
+    assert walk(1, 5) == "ababa"
+    assert walk(3, 9) == "abcdabcda"
 
 
 def test_commit_interrupted_by_a_kill_leaves_the_previous_checkpoint(tmp_path):
@@ -35,13 +42,39 @@ def test_commit_interrupted_by_a_kill_leaves_the_previous_checkpoint(tmp_path):
     assert folder.server("b").tensors["w"].tolist() == [2.0]
 
 
-def test_take_back_restores_the_previous_checkpoint(tmp_path):
-    folder = RunFolder(tmp_path)
-    first = folder.commit(RunCheckpoint(1, 0, "a"), memory(1.0), {"phase": "train"})
-    second = folder.commit(
-        RunCheckpoint(2, 0, "b", {}, first.history_bytes), memory(2.0), {"phase": "export"}
-    )
-    assert folder.take_back(second, 1) == first == folder.checkpoint()
+def committed(root, kept, rounds):
+    """A folder after so many rounds of `train`, each with its number for the server's memory."""
+    folder, checkpoint = RunFolder(root, kept), None
+    for number in range(rounds):
+        slot = following(checkpoint.server_slot if checkpoint else None, kept)
+        bytes_ = checkpoint.history_bytes if checkpoint else 0
+        new = RunCheckpoint(0, number + 1, slot, {"A": slot}, bytes_)
+        note = {"phase": "train", "round": number}
+        checkpoint = folder.commit(new, memory(float(number)), note, checkpoint)
+    return folder
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+def test_a_round_can_be_taken_back_as_long_as_its_memory_is_kept(tmp_path, kept):
+    folder = committed(tmp_path, kept, 6)
+    folder.take_back_to("train", 7 - kept)
+    found = folder.checkpoint()
+    assert found.round == 6 - kept
+    assert folder.server(found.server_slot).facts == {"round": 5.0 - kept}
+    assert [note["round"] for note in folder.history(found)] == list(range(6 - kept))
+    assert found.before == ()
+    assert found.site_slots == {"A": found.server_slot}
+    with pytest.raises(TrainingError, match=r"train:1 cannot be taken back; these can: none"):
+        folder.take_back_to("train", 1)
+
+
+def test_a_round_that_cannot_be_taken_back_is_refused_with_those_that_can(tmp_path):
+    folder = committed(tmp_path, 2, 5)
+    for phase, round_ in (("train", 3), ("train", 6), ("export", 5)):
+        with pytest.raises(TrainingError, match="cannot be taken back; these can: train:4, train:5"):
+            folder.take_back_to(phase, round_)
+    with pytest.raises(TrainingError, match="these can: none"):
+        RunFolder(tmp_path / "new").take_back_to("train", 1)
 
 
 def test_commit_flushes_the_folder_for_new_names_and_every_checkpoint(tmp_path, monkeypatch):
