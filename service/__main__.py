@@ -80,6 +80,8 @@ def _server(settings: Settings) -> uvicorn.Server:
         create_app(settings),
         host=settings.host,
         port=settings.port,
+        # httptools, uvicorn's first choice, has no limit on a header's size.
+        http="h11",
         log_config=None,
         access_log=False,
         # Do not reveal the name and version of the server.

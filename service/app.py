@@ -21,6 +21,7 @@ from service.database import Database, is_current, upgrade
 from service.errors import BrokerError, DatabaseNotMigrated
 from service.http import problems
 from service.http.dependencies import known_parameters
+from service.http.hosts import HostMiddleware
 from service.http.uploads.body_limit import BodyLimitMiddleware
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
@@ -103,6 +104,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.include_router(routes.router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
     app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(HostMiddleware, allowed=chosen.allowed_hosts)
     app.add_middleware(AccessLogMiddleware, metrics=measured)
     # Last, and so outermost: the request's id is there for everything else.
     problems.install(app)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model_store.errors import KeyUnusable
 from model_store.scan import Limits
@@ -37,6 +37,11 @@ def _absolute(path: Path) -> Path:
     # A worker, or a server that a process manager starts, has another working directory than the person who
     # wrote the setting: a relative path is fixed once, here.
     return path.expanduser().absolute()
+
+
+def _listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    parts = value.split(",") if isinstance(value, str) else value
+    return tuple(part.strip() for part in parts if part.strip())
 
 
 def _loaded_by(load: Callable[[Path], object]) -> Callable[[Path], Path]:
@@ -89,6 +94,11 @@ class Settings(BaseSettings):
     # the listening socket: loopback, because Locum does not authenticate callers
     host: str = "127.0.0.1"
     port: int = Field(8000, ge=0, le=65535)
+
+    allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)] = Field(
+        ("localhost", "127.0.0.1", "[::1]"),
+        description="hosts that the Host header may name, separated by commas; * for every host",
+    )
 
     # limits of one request
     max_upload_bytes: int = Field(512 * MEBIBYTE, gt=0, description="size of one uploaded scan")
