@@ -163,8 +163,8 @@ def _check_pair(first: Mapping[str, Tensor], other: Mapping[str, Tensor], what: 
     missing, extra = first.keys() - other.keys(), other.keys() - first.keys()
     if missing or extra:
         raise StateError(
-            f"{what}: tensors differ from the first state's: missing {sorted(missing)[:3] or 'none'}, "
-            f"unexpected {sorted(extra)[:3] or 'none'}; all states must be of one network"
+            f"{what}: tensors of another network: missing {sorted(missing)[:3] or 'none'}, "
+            f"unexpected {sorted(extra)[:3] or 'none'}"
         )
     for name, tensor in first.items():
         found = other[name]

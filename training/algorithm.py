@@ -238,7 +238,8 @@ class Algorithm(ABC, Generic[Data]):
     def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
         """Return, by group, tensors with the names, shapes and types that uploads of a phase must have.
 
-        Only for groups that are uploaded under another name than anything that was sent. Values are not read.
+        Only for groups that were not sent, or differ from what was sent under their name. Their values
+        are not read.
         """
         return {}
 

@@ -40,7 +40,7 @@ def federate(
 
 def in_memory(data: Mapping[str, Any]) -> list[SiteSpec]:
     """Sites with their data in memory; every site consents to its export."""
-    return [SiteSpec(site, partial(_same, own), consents=True, size=1) for site, own in data.items()]
+    return [SiteSpec(site, partial(_same, own), consents=True) for site, own in data.items()]
 
 
 def _same(data: Data) -> Data:

@@ -226,7 +226,7 @@ def test_server_killed_during_an_upload_leaves_no_scan_data(folder: Path) -> Non
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
             head = b'--b\r\nContent-Disposition: form-data; name="scan"; filename="mueller.nii"\r\n\r\n'
             client.sendall(
-                b"POST /segment HTTP/1.1\r\nHost: locum\r\nContent-Length: 8388608\r\n"
+                b"POST /segment HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8388608\r\n"
                 b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + head + b"mueller " * 2**19
             )
             deadline = time.monotonic() + 10

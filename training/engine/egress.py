@@ -20,16 +20,16 @@ class SiteSpec:
 
     `load` reads the site's data. It is called only in the process that runs the site's steps and must be
     picklable. `allows` lists the kinds that may leave the hospital. `consents` says whether the hospital
-    agreed to the phases that require consent. `size` is a measure of the work (the number of cases), used to
-    spread sites over workers. `bounds` are the hospital's limits on features, which the method applies at
-    the site.
+    agreed to the phases that require consent. `cases` is the number of its cases, where that is known: it
+    spreads sites over workers, and no score can count more. `bounds` are the hospital's limits on features,
+    which the method applies at the site.
     """
 
     name: str
     load: Callable[[], Any] = field(compare=False)
     allows: frozenset[GroupKind] = ALL_KINDS
     consents: bool = False
-    size: int = 1
+    cases: int | None = None
     bounds: FeatureBounds = NO_BOUNDS
 
     def refusal(self, group: Group) -> str | None:

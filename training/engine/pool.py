@@ -164,8 +164,8 @@ def spread(sites: Sequence[SiteSpec], workers: int) -> dict[str, int]:
     """Assign sites to workers, the largest first, each to the worker with the smallest load so far."""
     load = [0] * workers
     placed: dict[str, int] = {}
-    for site in sorted(sites, key=lambda site: (-site.size, site.name)):
+    for site in sorted(sites, key=lambda site: (-(site.cases or 1), site.name)):
         worker = load.index(min(load))
-        load[worker] += max(site.size, 1)
+        load[worker] += site.cases or 1
         placed[site.name] = worker
     return placed

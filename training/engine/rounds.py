@@ -80,13 +80,13 @@ class Rounds:
             tasks, sent = self._tasks(step, phase, round_, server, slots, sites)
             expected = self._algorithm.expected(phase, server)
             reducer = Reducer(phase, self._defence)
-            cases = {site.name: site.size for site in sites}
+            cases = {site.name: site.cases for site in sites}
             for answer in self._pool.run(tasks):
                 name = answer.site
                 try:
                     if isinstance(answer, Delivery):
                         _check_weight(answer, announced.get(name))
-                    delivery = _take(phase, answer, reducer, {**expected, **sent[name]}, cases[name])
+                    delivery = _take(phase, answer, reducer, {**sent[name], **expected}, cases[name])
                 except SiteFailed as error:
                     dropped[answer.site] = str(error)
                     self._observer.warning(
@@ -211,7 +211,7 @@ def _take(
     answer: Delivery | Failure,
     reducer: Reducer,
     sent: Mapping[str, State],
-    cases: int,
+    cases: int | None,
 ) -> Delivery:
     """Add a delivery to the round. Raises SiteFailed, or AlgorithmError when the method is at fault."""
     if isinstance(answer, Failure):

@@ -22,7 +22,8 @@ from personalization.networks.registry import names, register
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import ClientResult, Memory, Phase, ServerStage, State, StepContext
 from training.data.segmentation.dataset import SiteData, SliceSet
-from training.methods.common.local_training import network_of
+from training.methods.common.export import EXPORT, PERSONAL
+from training.methods.common.local_training import network_of, shapes_of
 from training.methods.common.personal_parts import join_own, keep_own, own_part
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS
@@ -61,6 +62,13 @@ class FedPer(Sparing):
     def is_own(self, name: str) -> bool:
         """Whether a tensor of the state stays."""
         return name.startswith(HEAD)
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
+        """What is shared; an exported model is a whole network."""
+        if phase.name == EXPORT.name:
+            return {PERSONAL.name: shapes_of(self.network)}
+        shared = part(server.tensors, "global").items()
+        return {WEIGHTS.name: {name: tensor for name, tensor in shared if not self.is_own(name)}}
 
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: SiteData

@@ -94,7 +94,7 @@ class Study:
     ) -> tuple[Publication, tuple[RoundEntry, ...]]:
         """Run one federation in a folder of its own, or resume it."""
         specs = [
-            SiteSpec(site.name, partial(SiteData.load, site, task), consents=True, size=len(site.cases))
+            SiteSpec(site.name, partial(SiteData.load, site, task), consents=True, cases=len(site.cases))
             for site in sites
         ]
         environment = RunEnvironment(cell["seed"], self._device, threads=1)

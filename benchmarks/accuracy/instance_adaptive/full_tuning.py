@@ -17,7 +17,7 @@ from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.networks import Backbone
 from personalization.state import State
-from training.algorithm import ClientResult, Memory, StepContext
+from training.algorithm import ClientResult, Memory, Phase, StepContext
 from training.data.segmentation.dataset import SliceSet
 from training.engine.folder import RunFolder, SiteFolder
 from training.methods.common.local_training import (
@@ -28,8 +28,8 @@ from training.methods.common.local_training import (
     task_loss,
 )
 from training.methods.common.personal_parts import join_own, keep_own, own_part
-from training.methods.common.state_tree import join
-from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.fedbn import norm_tensors
 from training.methods.fedprox import proximal_term
 
@@ -63,6 +63,11 @@ class FullTuning(FedAvg):
         """As FedAvg's, from the site's own norms where they stay."""
         result = super().client_step(context, join_own(received, own_part(memory)), memory, data)
         return keep_own(result, memory, self._own.__contains__)
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+        """What is shared."""
+        shared = part(server.tensors, "global").items()
+        return {WEIGHTS.name: {name: tensor for name, tensor in shared if name not in self._own}}
 
     def train(self, context: StepContext, network: nn.Module, data: AnySiteData) -> float:
         """Not augmented, as no arm is. A frozen body keeps its running statistics too."""

@@ -189,7 +189,7 @@ def upload_half(api: Any) -> socket.socket:
     assert port is not None
     client = socket.create_connection(("127.0.0.1", port), timeout=10)
     client.sendall(
-        b"POST /segment HTTP/1.1\r\nHost: locum\r\nContent-Length: 8388608\r\n"
+        b"POST /segment HTTP/1.1\r\nHost: localhost\r\nContent-Length: 8388608\r\n"
         b"Content-Type: multipart/form-data; boundary=b\r\n\r\n" + head + b"x" * 4 * 2**20
     )
     return client
@@ -228,7 +228,7 @@ def test_disconnected_waiting_client_gets_no_inference(
         + b"\r\n--b--\r\n"
     )
     request = (
-        b"POST /segment HTTP/1.1\r\nHost: locum\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        b"POST /segment HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         b"Content-Length: " + str(len(body)).encode() + b"\r\n\r\n" + body
     )
     with slots_taken(api):
