@@ -1,4 +1,4 @@
-"""`python -m service`: run the API with an embedded Redis and worker, on a laptop or one server."""
+"""`python -m service`: run the API with an embedded Redis and worker, or a command on the database."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 import uvicorn
 
 from service.app import create_app
+from service.commands import keys
 from service.errors import ServiceError, SettingsInvalid
 from service.runtime import logs
 from service.runtime.broker import Broker
@@ -19,10 +20,12 @@ from service.runtime.embedded_worker import EmbeddedWorker
 from service.settings import Settings, read_settings
 
 app = typer.Typer(add_completion=False)
+app.add_typer(keys.app, name="keys", help="Create, list, rotate and revoke API keys.")
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def serve(
+    context: typer.Context,
     store: Annotated[Path | None, typer.Option(help="Folder of the published artefacts.")] = None,
     port: Annotated[int | None, typer.Option(help="TCP port; 0 takes a free one.")] = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on; loopback by default.")] = None,
@@ -31,7 +34,7 @@ def serve(
         bool | None, typer.Option("--worker/--no-worker", help="Start a worker beside the API.")
     ] = None,
 ) -> None:
-    """Serve until Ctrl-C. Every other setting is an environment variable LOCUM_<NAME>."""
+    """Serve until Ctrl-C, or run a command. Every other setting is an environment variable LOCUM_<NAME>."""
     given: dict[str, Any] = {
         "store": store,
         "port": port,
@@ -43,6 +46,9 @@ def serve(
         settings = read_settings(**{name: value for name, value in given.items() if value is not None})
     except SettingsInvalid as error:
         raise typer.BadParameter(str(error)) from None
+    if context.invoked_subcommand is not None:
+        context.obj = settings
+        return
     logs.configure(settings, whole_process=True)
     signal.signal(signal.SIGTERM, _end)
     server = _server(settings)

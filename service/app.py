@@ -20,14 +20,18 @@ from service.context import ServiceContext
 from service.database import Database, is_current, upgrade
 from service.errors import BrokerError, DatabaseNotMigrated
 from service.http import problems
+from service.http.authentication import AuthenticationMiddleware
 from service.http.dependencies import known_parameters
 from service.http.hosts import HostMiddleware
 from service.http.uploads.body_limit import BodyLimitMiddleware
+from service.identity import keys
+from service.identity.authentication import Authenticator
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
 from service.jobs.reconcile import Reconciler
 from service.routes import (
     adaptations,
+    api_keys,
     classify,
     cohorts,
     health,
@@ -76,6 +80,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             for line in ignored_variables():
                 _log.warning(line)
             app.state.locum = await _open(chosen, measured, stack)
+            if chosen.auth in ("keys", "both"):
+                await asyncio.to_thread(_warn_without_keys, app.state.locum.database)
             _log.info("ready on store %s", chosen.store)
             yield
 
@@ -97,12 +103,14 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         hospitals,
         serving,
         key_usage,
+        api_keys,
         cohorts,
         adaptations,
         jobs,
     ):
         app.include_router(routes.router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
+    app.add_middleware(AuthenticationMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     app.add_middleware(HostMiddleware, allowed=chosen.allowed_hosts)
     app.add_middleware(AccessLogMiddleware, metrics=measured)
@@ -162,8 +170,25 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     measured.watch_drift(partial(drifts, database, store))
     decoding = CapacityLimiter(settings.inference_slots)
     return ServiceContext(
-        settings, store, database, sessions, admission, measured, readiness, queue, decoding
+        settings,
+        store,
+        database,
+        sessions,
+        admission,
+        measured,
+        readiness,
+        queue,
+        decoding,
+        Authenticator(settings, database),
     )
+
+
+def _warn_without_keys(database: Database) -> None:
+    with database.read() as session:
+        if not keys.listed(session):
+            _log.warning(
+                "there is no API key yet: `python -m service keys create first --role admin` makes one"
+            )
 
 
 def _start(broker: Broker) -> None:

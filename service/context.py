@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from model_store.store import Store
     from service.database import Caller, Database
+    from service.identity.authentication import Authenticator
     from service.inference.admission import Admission
     from service.inference.sessions import SessionCache
     from service.runtime.metrics import Metrics
@@ -25,7 +26,7 @@ class ServiceContext:
 
     `sessions` and `admission` bound what inference may cost, `decoding` how many scans to be kept are read at
     once; `readiness` is refreshed in the background, so that a health request never waits;
-    `queue` is where long work goes.
+    `queue` is where long work goes; `authenticator` knows who sent a request.
     """
 
     settings: Settings
@@ -37,6 +38,7 @@ class ServiceContext:
     readiness: Readiness
     queue: Queue
     decoding: CapacityLimiter
+    authenticator: Authenticator
 
     def for_caller(self, caller: Caller) -> ServiceContext:
         """The same parts, with a store and a database in which the caller finds only what it may see."""

@@ -5,6 +5,17 @@
     ├── DatabaseNotMigrated           the database has another schema than this code
     ├── BrokerError              503  Redis does not answer
     ├── RequestInvalid           422  fields of a request are not valid
+    ├── AuthenticationError           who sent a request is not known
+    │   ├── CredentialMissing    401  no bearer token, or of a kind that is not taken here
+    │   └── KeyNotValid          401  the API key is unknown, expired or revoked
+    ├── NotOnLoopback            403  without authentication, only loopback is answered
+    ├── AuthorizationError            the caller may not do this
+    │   ├── RoleMissing          403  the caller has none of the roles that the route requires
+    │   └── GrantRefused         403  the caller may not grant this role or hospital
+    ├── ApiKeyError                   an API key cannot be created or changed
+    │   ├── KeyUnknown           404  no key of this id
+    │   ├── KeyOver              409  the key has expired or was revoked
+    │   └── KeyNameTaken         409  a valid key has the name
     ├── HospitalUnknown          404  no hospital of this id is registered
     ├── SelectionError                no network answers a request
     │   ├── ParametersContradict 422  two parameters exclude each other
@@ -110,6 +121,71 @@ class RequestInvalid(ServiceError):
     def __init__(self, entries: Sequence[Mapping[str, str]]) -> None:
         detail = "; ".join(f"{entry['field']}: {entry['reason']}" for entry in entries)
         super().__init__(detail, errors=[dict(entry) for entry in entries])
+
+
+class AuthenticationError(ServiceError):
+    """The sender of a request is not known."""
+
+    status = 401
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, headers={"WWW-Authenticate": 'Bearer realm="locum"'})
+
+
+class CredentialMissing(AuthenticationError):
+    """The request has no bearer token, or one of a kind that is not taken here."""
+
+    slug, title = "credential-missing", "A credential is required"
+
+
+class KeyNotValid(AuthenticationError):
+    """The API key is unknown, expired or revoked."""
+
+    slug, title = "key-not-valid", "The API key is not valid"
+
+
+class NotOnLoopback(ServiceError):
+    """The service authenticates no caller, and the request did not come over loopback."""
+
+    status, slug, title = 403, "loopback-only", "Only loopback is answered without authentication"
+
+
+class AuthorizationError(ServiceError):
+    """The caller may not do this."""
+
+
+class RoleMissing(AuthorizationError):
+    """The caller has none of the roles that the route requires."""
+
+    status, slug, title = 403, "role-missing", "The caller has not the role for this"
+
+
+class GrantRefused(AuthorizationError):
+    """The caller may not grant this role, or for this hospital."""
+
+    status, slug, title = 403, "grant-refused", "The caller may not grant this"
+
+
+class ApiKeyError(ServiceError):
+    """An API key cannot be created or changed."""
+
+
+class KeyUnknown(ApiKeyError):
+    """There is no key of that id."""
+
+    status, slug, title = 404, "key-unknown", "No such key"
+
+
+class KeyOver(ApiKeyError):
+    """The key has expired or was revoked."""
+
+    status, slug, title = 409, "key-over", "The key is not valid any more"
+
+
+class KeyNameTaken(ApiKeyError):
+    """A valid key has the name."""
+
+    status, slug, title = 409, "key-name-taken", "A valid key has this name"
 
 
 class HospitalUnknown(ServiceError):

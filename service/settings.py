@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from difflib import get_close_matches
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from model_store.errors import KeyUnusable
@@ -63,6 +72,14 @@ MEBIBYTE = 1024 * 1024
 PREFIX = "LOCUM_"
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 class Settings(BaseSettings):
     """Configuration of API and worker; frozen, so that it never changes during a request."""
 
@@ -91,8 +108,13 @@ class Settings(BaseSettings):
         None, description="redis://, rediss:// or unix:// URL; an embedded Redis in state_dir when unset"
     )
 
-    # the listening socket: loopback, because Locum does not authenticate callers
-    host: str = "127.0.0.1"
+    # who may call
+    auth: Literal["none", "keys", "oidc", "both"] = Field(
+        "none", description="how callers are authenticated; `none` serves loopback only"
+    )
+
+    # the listening socket
+    host: str = Field("127.0.0.1", description="address to listen on; loopback only where `auth` is none")
     port: int = Field(8000, ge=0, le=65535)
 
     allowed_hosts: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)] = Field(
@@ -157,6 +179,17 @@ class Settings(BaseSettings):
     # logging
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "plain"] = "json"
+
+    @field_validator("host")
+    @classmethod
+    def _only_loopback_is_open(cls, host: str, info: ValidationInfo) -> str:
+        # The message never repeats the value; see `read_settings`.
+        if info.data.get("auth") == "none" and not is_loopback(host):
+            raise ValueError(
+                "Locum would answer other machines without authentication (LOCUM_AUTH=none). Set "
+                "LOCUM_AUTH=keys, and create the first key: python -m service keys create first --role admin"
+            )
+        return host
 
     @property
     def resolved_database_url(self) -> str:

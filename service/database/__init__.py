@@ -1,8 +1,9 @@
-"""The database: hospitals, the serving log, cohorts, jobs, verifications of the store."""
+"""The database: hospitals, API keys, the serving log, cohorts, jobs, verifications of the store."""
 
-from service.database.caller import ANONYMOUS, Caller, caller_of
+from service.database.caller import ANONYMOUS, PUBLIC, Caller, Role, caller_of
 from service.database.engine import Database, in_turn
 from service.database.models import (
+    ApiKey,
     Assignment,
     Base,
     Cohort,
@@ -18,6 +19,8 @@ from service.database.schema import is_current, upgrade
 
 __all__ = [
     "ANONYMOUS",
+    "PUBLIC",
+    "ApiKey",
     "Assignment",
     "Base",
     "Caller",
@@ -29,6 +32,7 @@ __all__ = [
     "Job",
     "JobEvent",
     "KeyUsage",
+    "Role",
     "Verification",
     "caller_of",
     "in_turn",

@@ -11,7 +11,11 @@ from typing import Literal, get_args
 
 from sqlalchemy.orm import Session
 
-Role = Literal["operator", "engineer", "researcher"]
+Role = Literal["reader", "operator", "approver", "admin", "federation"]
+"""What a caller may do; the reference of roles is docs/reference/roles.md."""
+
+# Each hospital role includes those before it. A federation operator has none of them.
+_HOSPITAL_ROLES: tuple[Role, ...] = ("reader", "operator", "approver", "admin")
 
 _INFO = "caller"
 
@@ -21,26 +25,36 @@ class Caller:
     """Who asks.
 
     Attributes:
-        actor: name, for people.
-        roles: what the caller is to the service. No route requires one yet.
+        actor: name, for logs: `key:<name>` or `oidc:<subject>`.
+        roles: as granted; `has` knows which others they include.
         hospitals: ids of the hospitals that it may see; None for all of them.
+        authenticated: whether a credential proves the actor.
     """
 
     actor: str
     roles: frozenset[Role]
     hospitals: frozenset[str] | None
+    authenticated: bool = True
+
+    def has(self, role: Role) -> bool:
+        """Return whether the caller has this role, or one that includes it."""
+        if role not in _HOSPITAL_ROLES:
+            return role in self.roles
+        return not self.roles.isdisjoint(_HOSPITAL_ROLES[_HOSPITAL_ROLES.index(role) :])
 
     def sees(self, hospital: str | None) -> bool:
         """Return whether the caller may see the records of this hospital.
 
-        What belongs to no hospital (None) does: a scan's job without one is known by its id alone, which only
-        the client that sent the scan received.
+        What belongs to no hospital (None) does.
         """
         return self.hospitals is None or hospital is None or hospital in self.hospitals
 
 
-ANONYMOUS = Caller("anonymous", frozenset(get_args(Role)), None)
-"""Every client, while the service has no API keys."""
+ANONYMOUS = Caller("anonymous", frozenset(get_args(Role)), None, authenticated=False)
+"""Every client where `LOCUM_AUTH` is `none`."""
+
+PUBLIC = Caller("anonymous", frozenset(), frozenset(), authenticated=False)
+"""Every client of a path that needs no credential."""
 
 SERVICE = Caller("service", frozenset(get_args(Role)), None)
 """The service itself: the worker, the reconciler and the metrics."""

@@ -72,6 +72,23 @@ class Hospital(Base):
     updated_at: Mapped[datetime] = mapped_column(UtcDateTime)
 
 
+class ApiKey(Base):
+    """An API key: `digest` is its SHA-256 (64 hex digits). `hospital` null: every hospital."""
+
+    __tablename__ = "api_key"
+
+    id: Mapped[str] = mapped_column(String(12), primary_key=True)
+    name: Mapped[str] = mapped_column(String(200), index=True)
+    role: Mapped[str] = mapped_column(String(16))
+    hospital: Mapped[str | None] = mapped_column(ForeignKey("hospital.id"))
+    digest: Mapped[str] = mapped_column(String(64))
+    created_at: Mapped[datetime] = mapped_column(UtcDateTime)
+    created_by: Mapped[str] = mapped_column(String(200))
+    expires_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    revoked_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+
+
 class Assignment(Base):
     """One entry of the serving log: from `at` on, this version of the model serves the hospital.
 
@@ -186,7 +203,8 @@ class Job(Base):
     """Long work that was accepted. This row, not the message in Redis, is the job.
 
     `token` is the fencing token: it grows with every claim, and a worker with another token than the row's
-    may not write. `queued_at` is when a message was last sent; null when one has to be sent at once.
+    may not write. `actor` is the caller that made the job. `queued_at` is when a message was last sent; null
+    when one has to be sent at once.
     """
 
     __tablename__ = "job"
@@ -221,6 +239,7 @@ class Job(Base):
     idempotency_key: Mapped[str | None] = mapped_column(String(200))
     fingerprint: Mapped[str | None] = mapped_column(String(64))
     request_id: Mapped[str | None] = mapped_column(String(36))
+    actor: Mapped[str | None] = mapped_column(String(300))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     queued_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)

@@ -1,39 +1,76 @@
 """Dependencies of routes: the caller, the parts of the service as the caller may see them, a known query.
 
-    caller ──> InContext ──> every route
+    caller ──> AsReader, AsOperator, AsApprover, AsAdmin, InCatalogue ──> every route
+          └──> AsPublic ──> what needs no credential
 
-A route gets at the store and the database through `InContext` alone, and these are the caller's. API keys are
-added in `caller`; no route changes.
+A route gets at the store and the database through one of these alone, and they are the caller's. The role is
+part of the parameter's type, so that no route is without one. The API's description lists it under
+`security`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Security
 from fastapi.dependencies.models import Dependant
+from fastapi.security import HTTPBearer, SecurityScopes
 
 from service.context import ServiceContext
-from service.database import ANONYMOUS, Caller
-from service.errors import RequestInvalid
+from service.database import Caller, Role
+from service.errors import RequestInvalid, RoleMissing
 from service.validation import MOST_ENTRIES, place
 
 # Coroutines without an await: FastAPI runs a plain function in a thread, and health must not need one.
 
 
-async def caller(request: Request) -> Caller:  # noqa: ARG001 - a key will be one of its headers
-    """Who sent the request: anonymous, with every role and all hospitals."""
-    return ANONYMOUS
+# Describes the credential in openapi.yaml; `AuthenticationMiddleware` reads it.
+_BEARER = HTTPBearer(
+    scheme_name="bearer",
+    description="An API key or an access token of the identity provider. The list of each route names the "
+    "roles that it takes; one of them is enough. See docs/reference/roles.md.",
+    auto_error=False,
+)
 
 
-async def context_of(request: Request, caller: Annotated[Caller, Depends(caller)]) -> ServiceContext:
+async def caller(request: Request) -> Caller:
+    """Who sent the request, as `AuthenticationMiddleware` found."""
+    found: Caller = request.state.caller
+    return found
+
+
+async def public_context(request: Request, caller: Annotated[Caller, Depends(caller)]) -> ServiceContext:
     """The parts of the app that received this request, as its caller may see them."""
     context: ServiceContext = request.app.state.locum
     return context.for_caller(caller)
 
 
-InContext = Annotated[ServiceContext, Depends(context_of)]
-"""A route parameter: `def route(context: InContext) -> ...`."""
+async def context_of(
+    required: SecurityScopes,
+    context: Annotated[ServiceContext, Depends(public_context)],
+    caller: Annotated[Caller, Depends(caller)],
+    _: Annotated[object, Security(_BEARER)],
+) -> ServiceContext:
+    """The same, for a caller with one of the required roles.
+
+    Raises:
+        RoleMissing: it has none of them.
+    """
+    roles: list[Role] = required.scopes  # type: ignore[assignment]
+    if not any(caller.has(role) for role in roles):
+        held = " and ".join(sorted(caller.roles)) or "no role"
+        raise RoleMissing(f"this needs the role {' or '.join(roles)}; {caller.actor} has {held}")
+    return context
+
+
+AsPublic = Annotated[ServiceContext, Depends(public_context)]
+"""A route parameter: `def route(context: AsPublic) -> ...`. No credential is needed."""
+
+AsReader = Annotated[ServiceContext, Security(context_of, scopes=["reader"])]
+AsOperator = Annotated[ServiceContext, Security(context_of, scopes=["operator"])]
+AsApprover = Annotated[ServiceContext, Security(context_of, scopes=["approver"])]
+AsAdmin = Annotated[ServiceContext, Security(context_of, scopes=["admin"])]
+InCatalogue = Annotated[ServiceContext, Security(context_of, scopes=["reader", "federation"])]
 
 
 async def known_parameters(request: Request) -> None:

@@ -112,6 +112,19 @@ def respond(request: Request, error: ServiceError) -> Response:
     return Response(body, status_code=error.status, headers=error.headers, media_type=MEDIA_TYPE)
 
 
+def from_database_error(error: OperationalError) -> Problem:
+    """The problem for a database that does not answer."""
+    # The error's text has statements and values; the log has its kind, and readiness says the rest.
+    _log.error("the database is not available: %s", error.orig)
+    return Problem(
+        503,
+        "database-unavailable",
+        "The database is not available",
+        "It is away, or another process holds it: ask again when /health/ready says that it works.",
+        {"Retry-After": str(_DATABASE_RETRY_SECONDS)},
+    )
+
+
 def from_validation_error(error: RequestValidationError, content_type: str | None) -> RequestInvalid:
     """Make one entry per field, without values: they can be large, or a patient's."""
     return RequestInvalid([_describe_field(item, content_type) for item in error.errors()[:MOST_ENTRIES]])
@@ -188,18 +201,8 @@ def install(app: FastAPI) -> None:
         return respond(request, problem)
 
     async def on_database_error(request: Request, error: Exception) -> Response:
-        # Its text has statements and values; the log has its kind, and readiness says the rest.
-        _log.error("the database is not available: %s", getattr(error, "orig", None))
-        return respond(
-            request,
-            Problem(
-                503,
-                "database-unavailable",
-                "The database is not available",
-                "It is away, or another process holds it: ask again when /health/ready says that it works.",
-                {"Retry-After": str(_DATABASE_RETRY_SECONDS)},
-            ),
-        )
+        assert isinstance(error, OperationalError)
+        return respond(request, from_database_error(error))
 
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(store_errors.LocumStoreError, on_store_error)
@@ -231,6 +234,10 @@ def _describe(app: FastAPI) -> None:
         # A problem takes the place of FastAPI's own answer to an invalid request.
         for path in description.get("paths", {}).values():
             for operation in path.values():
+                if "security" in operation:
+                    operation["responses"].update(
+                        {str(status): text for status, text in problem_responses(401, 403).items()}
+                    )
                 answer = operation.get("responses", {}).get("422", {}).get("content", {})
                 if "HTTPValidationError" in str(answer):
                     operation["responses"]["422"] = problem_responses(422)[422]

@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import func, select
+from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from service.database import Job, JobEvent, caller_of, in_turn
+from service.database import Caller, Job, JobEvent, caller_of, in_turn
 from service.errors import IdempotencyConflict, JobUnknown, QueueFull
 from service.jobs.states import HELD, TERMINAL, JobKind, JobState
 from service.settings import Settings
@@ -93,6 +93,7 @@ def create(
         idempotency_key=idempotency_key,
         fingerprint=fingerprint,
         request_id=request_id,
+        actor=caller_of(session).actor,
         created_at=now,
         queued_at=now,
         expires_at=now + timedelta(days=settings.job_files_lifetime_days),
@@ -120,9 +121,16 @@ def get(session: Session, job_id: str, *, lock: bool = False) -> Job:
         JobUnknown: it does not exist, or the caller may not see its hospital.
     """
     found = session.get(Job, job_id, with_for_update=lock, populate_existing=lock)
-    if found is None or not caller_of(session).sees(found.hospital):
+    if found is None or not _sees(caller_of(session), found):
         raise JobUnknown(f"no job {job_id!r}: GET /jobs lists those that there are")
     return found
+
+
+def _sees(caller: Caller, job: Job) -> bool:
+    """A job of no hospital, which one scan has, is its maker's and that of callers who see every hospital."""
+    if job.hospital is None and caller.hospitals is not None:
+        return job.actor == caller.actor
+    return caller.sees(job.hospital)
 
 
 def find_by_idempotency_key(session: Session, hospital: str, key: str) -> Job | None:
@@ -152,7 +160,8 @@ def listed(
     query = select(Job)
     visible = caller_of(session).hospitals
     if visible is not None:
-        query = query.where(Job.hospital.in_(visible))
+        own = and_(Job.hospital.is_(None), Job.actor == caller_of(session).actor)
+        query = query.where(or_(Job.hospital.in_(visible), own))
     if hospital is not None:
         query = query.where(Job.hospital == hospital)
     if state is not None:

@@ -13,7 +13,7 @@ from model_store.scan import list_formats
 from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
 from service.cohorts.intake import formats_of
 from service.context import ServiceContext
-from service.http.dependencies import InContext
+from service.http.dependencies import AsOperator
 from service.http.parameters import HospitalId
 from service.http.problems import problem_responses
 from service.http.uploads.multipart import missing
@@ -75,7 +75,7 @@ def _request_body() -> dict[str, Any]:
 )
 async def adapt(
     request: Request,
-    context: InContext,
+    context: AsOperator,
     hospital: HospitalId,
     response: Response,
     idempotency_key: Annotated[

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.catalog.network import Selection, resolve_network
-from service.http.dependencies import InContext
+from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
@@ -32,7 +32,7 @@ router = APIRouter(tags=["classification"])
     },
     openapi_extra={"requestBody": request_body(ClassifyOptions)},
 )
-async def classify_scan(request: Request, context: InContext) -> Response:
+async def classify_scan(request: Request, context: AsReader) -> Response:
     """Classify one scan.
 
     The service deletes the scan after its answer. It slices a volume along the task's plane, whatever the

@@ -15,7 +15,7 @@ from service.cohorts.intake import formats_of
 from service.cohorts.masks import of_cohort
 from service.context import ServiceContext
 from service.database import Cohort, CohortMask, CohortScan
-from service.http.dependencies import InContext
+from service.http.dependencies import AsOperator
 from service.http.parameters import CohortId, HospitalId, ScanName, Text
 from service.http.problems import problem_responses
 from service.http.uploads.receive import (
@@ -92,7 +92,7 @@ class ScanList(BaseModel):
     "/hospitals/{hospital}/cohorts", status_code=201, responses=problem_responses(404, 408, 413, 422)
 )
 def create_cohort(
-    context: InContext, hospital: HospitalId, response: Response, body: CohortBody | None = None
+    context: AsOperator, hospital: HospitalId, response: Response, body: CohortBody | None = None
 ) -> CohortView:
     """Create a cohort. Scans are then added one by one. It expires."""
     with context.database.write() as session:
@@ -102,7 +102,7 @@ def create_cohort(
 
 
 @router.get("/hospitals/{hospital}/cohorts", responses=problem_responses(404, 422))
-def list_cohorts(context: InContext, hospital: HospitalId) -> CohortList:
+def list_cohorts(context: AsOperator, hospital: HospitalId) -> CohortList:
     """List the cohorts that still have their scans."""
     with context.database.read() as session:
         found = cohorts.listed(session, hospital)
@@ -111,7 +111,7 @@ def list_cohorts(context: InContext, hospital: HospitalId) -> CohortList:
 
 
 @router.get("/hospitals/{hospital}/cohorts/{cohort}", responses=problem_responses(404, 422))
-def get_cohort(context: InContext, hospital: HospitalId, cohort: CohortId) -> CohortView:
+def get_cohort(context: AsOperator, hospital: HospitalId, cohort: CohortId) -> CohortView:
     """Return one cohort, also after its scans were deleted."""
     with context.database.read() as session:
         found = cohorts.get(session, hospital, cohort)
@@ -121,13 +121,13 @@ def get_cohort(context: InContext, hospital: HospitalId, cohort: CohortId) -> Co
 @router.delete(
     "/hospitals/{hospital}/cohorts/{cohort}", status_code=204, responses=problem_responses(404, 409, 422)
 )
-def delete_cohort(context: InContext, hospital: HospitalId, cohort: CohortId) -> None:
+def delete_cohort(context: AsOperator, hospital: HospitalId, cohort: CohortId) -> None:
     """Delete every scan of a cohort now. Rejected while a job needs them."""
     cohorts.remove(context.database, context.settings, hospital, cohort)
 
 
 @router.get("/hospitals/{hospital}/cohorts/{cohort}/scans", responses=problem_responses(404, 410, 422))
-def list_scans(context: InContext, hospital: HospitalId, cohort: CohortId) -> ScanList:
+def list_scans(context: AsOperator, hospital: HospitalId, cohort: CohortId) -> ScanList:
     """List the received scans with their digests."""
     with context.database.read() as session:
         cohorts.usable(session, hospital, cohort)
@@ -145,7 +145,7 @@ def list_scans(context: InContext, hospital: HospitalId, cohort: CohortId) -> Sc
 )
 async def put_scan(
     request: Request,
-    context: InContext,
+    context: AsOperator,
     hospital: HospitalId,
     cohort: CohortId,
     name: ScanName,
@@ -182,7 +182,7 @@ async def put_scan(
     status_code=204,
     responses=problem_responses(404, 409, 410, 422),
 )
-def delete_scan(context: InContext, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
+def delete_scan(context: AsOperator, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
     """Delete one scan and its mask now. Rejected while a job needs it."""
     cohorts.remove_scan(context.database, context.settings, hospital, cohort, name)
 

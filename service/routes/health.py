@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.context import ServiceContext
-from service.http.dependencies import InContext, caller
+from service.http.dependencies import AsPublic, AsReader, caller
 
 router = APIRouter(tags=["health"])
 
@@ -48,7 +48,7 @@ async def live() -> Live:
 
 
 @router.get("/health/ready", responses={503: {"model": Ready, "description": "A part is not ready."}})
-async def ready(context: InContext, response: Response) -> Ready:
+async def ready(context: AsPublic, response: Response) -> Ready:
     """Report whether the store is readable, the database migrated and Redis reachable, as of a few seconds
     ago.
     """
@@ -66,7 +66,7 @@ async def ready(context: InContext, response: Response) -> Ready:
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}, "description": "Prometheus's text format"}},
 )
-async def metrics(context: InContext) -> Response:
+async def metrics(context: AsReader) -> Response:
     """Return metrics of requests, inference, session cache, store verification and key usage's drift."""
     # In a thread, since some are read from the database, and not in one of those that requests wait for.
     body, content_type = await asyncio.to_thread(_exposition, context)
@@ -77,10 +77,10 @@ def _exposition(context: ServiceContext) -> tuple[bytes, str]:
     caller = context.database.caller
     if caller.hospitals is None:
         return context.metrics.exposition()
-    names = set(context.store.names())
 
     def shown(labels: Mapping[str, str]) -> bool:
-        model = labels.get("model", "").partition("@")[0]
-        return caller.sees(labels.get("hospital")) and (not model or model in names)
+        # What is counted over all hospitals would tell each of the others' work: their own, and what has no
+        # label but the part of the service, remain.
+        return caller.sees(labels["hospital"]) if "hospital" in labels else labels.keys() <= {"part"}
 
     return context.metrics.exposition(shown)

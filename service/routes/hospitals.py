@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 
 from service.database import Database, Hospital
 from service.database.hospitals import require_hospital, require_visible, visible_hospitals
-from service.http.dependencies import InContext
+from service.http.dependencies import AsAdmin, AsReader
 from service.http.parameters import HospitalId, Text
 from service.http.problems import problem_responses
 
@@ -43,14 +43,14 @@ class HospitalList(BaseModel):
 
 
 @router.get("/hospitals", responses=problem_responses(422))
-def list_hospitals(context: InContext) -> HospitalList:
+def list_hospitals(context: AsReader) -> HospitalList:
     """List every registered hospital."""
     with context.database.read() as session:
         return HospitalList(hospitals=[_view(row) for row in visible_hospitals(session)])
 
 
 @router.get("/hospitals/{hospital}", responses=problem_responses(404, 422))
-def get_hospital(context: InContext, hospital: HospitalId) -> HospitalView:
+def get_hospital(context: AsReader, hospital: HospitalId) -> HospitalView:
     """Return one hospital."""
     with context.database.read() as session:
         return _view(require_hospital(session, hospital))
@@ -61,7 +61,7 @@ def get_hospital(context: InContext, hospital: HospitalId) -> HospitalView:
     responses={201: {"model": HospitalView, "description": "Registered"}, **problem_responses(408, 413, 422)},
 )
 def put_hospital(
-    context: InContext, hospital: HospitalId, body: HospitalBody, response: Response
+    context: AsAdmin, hospital: HospitalId, body: HospitalBody, response: Response
 ) -> HospitalView:
     """Register a hospital, or change its name or site."""
     try:

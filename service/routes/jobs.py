@@ -17,7 +17,7 @@ from service.adaptation.card.reading import read_card
 from service.context import ServiceContext
 from service.database import JobEvent
 from service.errors import JobStillRunning
-from service.http.dependencies import InContext
+from service.http.dependencies import AsOperator, AsReader
 from service.http.parameters import JobId
 from service.http.problems import Problem, problem_responses
 from service.jobs import records
@@ -41,7 +41,7 @@ class JobList(BaseModel):
 
 @router.get("/jobs", responses=problem_responses(422))
 def list_jobs(
-    context: InContext,
+    context: AsReader,
     hospital: Annotated[str | None, Query(pattern=HOSPITAL_ID)] = None,
     state: Annotated[JobState | None, Query()] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
@@ -53,7 +53,7 @@ def list_jobs(
 
 
 @router.get("/jobs/{job}", responses=problem_responses(404, 422))
-def get_job(context: InContext, job: JobId) -> JobView:
+def get_job(context: AsReader, job: JobId) -> JobView:
     """Return a job's state, progress and result."""
     with context.database.read() as session:
         return view(session, records.get(session, job))
@@ -66,7 +66,7 @@ def get_job(context: InContext, job: JobId) -> JobView:
         **problem_responses(404, 422),
     },
 )
-def cancel_job(context: InContext, job: JobId, response: Response) -> JobView:
+def cancel_job(context: AsOperator, job: JobId, response: Response) -> JobView:
     """Cancel a job: at once if it waits, within seconds if it runs. A finished job stays as it ended."""
     with context.database.write() as session:
         found = records.cancel(session, job)
@@ -91,7 +91,7 @@ def cancel_job(context: InContext, job: JobId, response: Response) -> JobView:
         **problem_responses(404, 409, 410, 422),
     },
 )
-def get_result(context: InContext, job: JobId) -> Response:
+def get_result(context: AsReader, job: JobId) -> Response:
     """Return the mask of a job of kind `scan`, until it expires."""
     with context.database.read() as session:
         found = records.get(session, job)
@@ -122,7 +122,7 @@ def get_result(context: InContext, job: JobId) -> Response:
 
 
 @router.delete("/jobs/{job}/files", status_code=204, responses=problem_responses(404, 409, 422))
-def delete_files(context: InContext, job: JobId) -> None:
+def delete_files(context: AsOperator, job: JobId) -> None:
     """Delete a job's pictures and result now. Its published version and its record stay."""
     with context.database.write() as session:
         found = records.get(session, job, lock=True)
@@ -134,7 +134,7 @@ def delete_files(context: InContext, job: JobId) -> None:
     JobFolder(context.settings.state_dir, job).delete()
 
 
-def _known(context: InContext, job: JobId) -> None:
+def _known(context: AsReader, job: JobId) -> None:
     # Before the stream begins: once it has, no problem can be answered any more.
     with context.database.read() as session:
         records.get(session, job)
@@ -148,7 +148,7 @@ def _known(context: InContext, job: JobId) -> None:
 )
 async def follow_job(
     request: Request,
-    context: InContext,
+    context: AsReader,
     job: JobId,
     last_event_id: Annotated[
         int,
@@ -185,7 +185,7 @@ def _look(context: ServiceContext, job: str, last: int) -> tuple[list[JobEvent],
 
 
 @router.get("/jobs/{job}/card", response_class=HTMLResponse, responses=problem_responses(404, 422))
-def get_card(context: InContext, job: JobId) -> HTMLResponse:
+def get_card(context: AsOperator, job: JobId) -> HTMLResponse:
     """Return the job's card: curves, gate, coefficients, pictures, lineage. It is available while the job
     runs.
 

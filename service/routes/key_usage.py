@@ -13,7 +13,7 @@ from service.catalog.version import require_name
 from service.context import ServiceContext
 from service.database import KeyUsage
 from service.database.hospitals import require_hospital
-from service.http.dependencies import InContext
+from service.http.dependencies import AsReader
 from service.http.parameters import HospitalId, ModelName
 from service.http.problems import problem_responses
 from service.serving import key_usage
@@ -59,7 +59,7 @@ class KeyUsageView(BaseModel):
 
 
 @router.get("/hospitals/{hospital}/serving/{model}/key-usage", responses=problem_responses(404, 422))
-def get_key_usage(context: InContext, hospital: HospitalId, model: ModelName) -> KeyUsageView:
+def get_key_usage(context: AsReader, hospital: HospitalId, model: ModelName) -> KeyUsageView:
     """Return the entries of an ssf-pool that the hospital's scans picked, by day, beside the federation's.
 
     Only scans sent with this hospital count. No number can be traced to a scan.

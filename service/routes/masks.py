@@ -16,7 +16,7 @@ from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
 from service.context import ServiceContext
 from service.database import CohortMask, CohortScan
-from service.http.dependencies import InContext
+from service.http.dependencies import AsOperator
 from service.http.parameters import CohortId, HospitalId, ScanName
 from service.http.problems import problem_responses
 from service.http.uploads.receive import (
@@ -69,7 +69,7 @@ def mask_view(row: CohortMask) -> MaskView:
 )
 async def put_mask(
     request: Request,
-    context: InContext,
+    context: AsOperator,
     hospital: HospitalId,
     cohort: CohortId,
     name: ScanName,
@@ -130,7 +130,7 @@ async def put_mask(
     status_code=204,
     responses=problem_responses(404, 409, 410, 422),
 )
-def delete_mask(context: InContext, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
+def delete_mask(context: AsOperator, hospital: HospitalId, cohort: CohortId, name: ScanName) -> None:
     """Delete a scan's mask now; the scan stays. Rejected while a job needs it."""
     masks.remove_mask(context.database, context.settings, hospital, cohort, name)
 

@@ -12,7 +12,7 @@ from model_store.errors import ReferenceNotFound
 from model_store.store import Store, Tombstone, Version
 from service.catalog.adapted import adapted_for
 from service.catalog.version import route_of
-from service.http.dependencies import InContext
+from service.http.dependencies import InCatalogue
 from service.http.parameters import ModelName, VersionNumber
 from service.http.problems import problem_responses
 from service.kinds import DESCRIPTION
@@ -89,7 +89,7 @@ class VersionDetail(VersionSummary):
 
 
 @router.get("/models", responses=problem_responses(422))
-def list_models(context: InContext) -> ModelList:
+def list_models(context: InCatalogue) -> ModelList:
     """List the models that a request can name; one adapted to a hospital needs its version."""
     models: list[ModelSummary] = []
     unreadable: list[UnreadableModel] = []
@@ -107,7 +107,7 @@ def list_models(context: InContext) -> ModelList:
 
 
 @router.get("/models/{model}", responses=problem_responses(404, 422, 503))
-def get_model(context: InContext, model: ModelName) -> ModelDetail:
+def get_model(context: InCatalogue, model: ModelName) -> ModelDetail:
     """Return one model with all its versions."""
     versions = context.store.versions(model)
     return ModelDetail(
@@ -118,7 +118,7 @@ def get_model(context: InContext, model: ModelName) -> ModelDetail:
 
 
 @router.get("/models/{model}/versions/{version}", responses=problem_responses(404, 422, 503))
-def get_version(context: InContext, model: ModelName, version: VersionNumber) -> VersionDetail:
+def get_version(context: InCatalogue, model: ModelName, version: VersionNumber) -> VersionDetail:
     """Return one version: manifest, digest, lineage, parts, and the tombstone of a withdrawn one."""
     found = find_version(context.store, model, version)
     artefact = found.artefact

@@ -16,7 +16,7 @@ from service.catalog.network import Selection, adapts_itself, resolve_network
 from service.context import ServiceContext
 from service.errors import ParametersContradict
 from service.http.conditions import preferred_wait
-from service.http.dependencies import InContext
+from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
@@ -68,7 +68,7 @@ Prefer = Annotated[
     responses={**_ANSWERS, **problem_responses(404, 408, 409, 410, 413, 415, 422, 503, 507)},
     openapi_extra={"requestBody": request_body(SegmentOptions)},
 )
-async def segment_scan(request: Request, context: InContext, prefer: Prefer = None) -> Response:
+async def segment_scan(request: Request, context: AsReader, prefer: Prefer = None) -> Response:
     """Segment one scan.
 
     The service deletes the scan after its answer. It slices a volume along the task's plane, whatever the

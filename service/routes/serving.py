@@ -13,10 +13,11 @@ from service.catalog.adapted import adapted_for, require_gate
 from service.catalog.assignable import resolve_assignable
 from service.catalog.served import serving
 from service.catalog.version import require_name
+from service.context import ServiceContext
 from service.database import Assignment
 from service.errors import RequestInvalid
 from service.http.conditions import entity_tag, expected_sequence
-from service.http.dependencies import InContext
+from service.http.dependencies import AsApprover, AsReader
 from service.http.parameters import HospitalId, ModelName, Reason, Text
 from service.http.problems import Problem, problem_responses
 from service.serving import assignments
@@ -33,7 +34,11 @@ class Decision(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    actor: Text
+    actor: Text | None = Field(
+        None,
+        description="Who decides. Only where the service authenticates no caller (LOCUM_AUTH=none); "
+        "elsewhere the log has the caller, and a request that names another actor is rejected.",
+    )
     reason: Reason
 
 
@@ -112,7 +117,7 @@ class History(BaseModel):
 
 @router.get("/hospitals/{hospital}/serving/{model}", responses=problem_responses(404, 422))
 def get_serving(
-    context: InContext,
+    context: AsReader,
     hospital: HospitalId,
     model: ModelName,
     response: Response,
@@ -149,7 +154,7 @@ def get_serving(
     responses=problem_responses(400, 404, 408, 409, 410, 412, 413, 422, 428),
 )
 def put_serving(
-    context: InContext,
+    context: AsApprover,
     hospital: HospitalId,
     model: ModelName,
     body: AssignmentBody,
@@ -174,7 +179,7 @@ def put_serving(
             version=artefact.version,
             digest=artefact.digest,
             expected=expected,
-            actor=body.actor,
+            actor=_actor(context, body),
             reason=body.reason,
             artefact=artefact.name if adapted else None,
             override=overridden,
@@ -187,7 +192,7 @@ def put_serving(
     responses=problem_responses(400, 404, 408, 409, 410, 412, 413, 422, 428),
 )
 def roll_back(
-    context: InContext,
+    context: AsApprover,
     hospital: HospitalId,
     model: ModelName,
     body: Decision,
@@ -207,19 +212,27 @@ def roll_back(
         resolve_assignable(context.store, hospital, model, f"{target.artefact or model}@{target.digest}")
     with context.database.write() as session:
         entry = assignments.roll_back(
-            session, hospital, model, expected=expected, actor=body.actor, reason=body.reason
+            session, hospital, model, expected=expected, actor=_actor(context, body), reason=body.reason
         )
     return _answer(entry, response)
 
 
 @router.get("/hospitals/{hospital}/serving/{model}/history", responses=problem_responses(404, 422))
-def get_history(context: InContext, hospital: HospitalId, model: ModelName) -> History:
+def get_history(context: AsReader, hospital: HospitalId, model: ModelName) -> History:
     """List every assignment. The log is append-only."""
     with context.database.read() as session:
         entries = assignments.history(session, hospital, model)
     if not entries:
         require_name(context.store, model)
     return History(hospital=hospital, model=model, entries=[Entry.of(entry) for entry in entries])
+
+
+def _actor(context: ServiceContext, body: Decision) -> str:
+    caller = context.database.caller
+    if caller.authenticated and body.actor not in (None, caller.actor):
+        reason = f"the log has the caller, {caller.actor}: leave the actor out"
+        raise RequestInvalid([{"field": "body.actor", "reason": reason}])
+    return body.actor or caller.actor
 
 
 def _in_utc(at: datetime) -> datetime:

@@ -94,3 +94,17 @@ def test_unknown_variable_is_reported_with_the_closest_setting(
         "LOCUM_WHATEVER is ignored: no such setting",
     ]
     assert not any("LOCUM_PORT" in line or "locum_host" in line for line in ignored_variables())
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "locum.example"])
+def test_only_loopback_is_served_without_authentication(host: str) -> None:
+    ended = CliRunner().invoke(app, ["--host", host], env={"LOCUM_AUTH": "none", "COLUMNS": "400"})
+    assert ended.exit_code == 2
+    assert "LOCUM_HOST" in ended.output
+    assert "Set LOCUM_AUTH=keys, and create the first key: python -m service keys create" in ended.output
+    assert Settings(host=host, auth="keys").host == host
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+def test_loopback_is_served_without_authentication(host: str) -> None:
+    assert Settings(host=host).auth == "none"

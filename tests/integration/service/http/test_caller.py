@@ -21,7 +21,7 @@ from service.jobs.files import JobFolder, StoredResult
 from service.openapi import description
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
 
-NORTH = Caller("north's key", frozenset({"engineer"}), frozenset({"north"}))
+NORTH = Caller("north's key", frozenset({"admin"}), frozenset({"north"}))
 WHO = {"actor": "ada", "reason": "because"}
 Operation = tuple[str, str]
 
@@ -35,6 +35,7 @@ class Things:
     job: str
     scan_job: str
     queued: str
+    key: str
 
     @property
     def model(self) -> str:
@@ -42,12 +43,12 @@ class Things:
 
     def named(self, text: str) -> str:
         """The text with placeholders for what is this hospital's."""
-        for name in ("cohort", "scan_job", "queued", "job"):
+        for name in ("cohort", "scan_job", "queued", "job", "key"):
             text = text.replace(getattr(self, name), f"<{name}>")
         return text.replace(self.hospital, "<hospital>")
 
 
-GHOST = Things("nowhere", "c" * 32, "d" * 32, "e" * 32, "f" * 32)
+GHOST = Things("nowhere", "c" * 32, "d" * 32, "e" * 32, "f" * 32, "0" * 12)
 
 
 @pytest.fixture(scope="module")
@@ -110,7 +111,8 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
         usage = {"model": "bright", "version": 1, "scans": 1, "shares": [0.5, 0.5]}
         session.add(KeyUsage(hospital=hospital, digest=space.digest, day=day, **usage))
     JobFolder(api.settings.state_dir, scan_job.id).write_result(StoredResult(b"mask", "image/png", {}))
-    return Things(hospital, cohort, job, scan_job.id, queued.id)
+    key = client.post("/keys", json={"name": f"of {hospital}", "role": "reader", "hospital": hospital})
+    return Things(hospital, cohort, job, scan_job.id, queued.id, key.json()["id"])
 
 
 @contextmanager
@@ -173,11 +175,20 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
         ),
         (("POST", "/classify"), {"files": file, "data": {"hospital": things.hospital}}),
         (("POST", "/classify"), {"files": file, "data": {"model": f"{things.model}@1"}}),
+        (("POST", "/keys"), {"json": {"name": "k", "role": "reader", "hospital": things.hospital}}),
+        (("POST", "/keys/{key}/rotate"), {}),
+        (("DELETE", "/keys/{key}"), {}),
     ]
 
 
 # These name no hospital, and list what belongs to all.
-LISTINGS = {("GET", "/hospitals"), ("GET", "/jobs"), ("GET", "/models"), ("GET", "/metrics")}
+LISTINGS = {
+    ("GET", "/hospitals"),
+    ("GET", "/jobs"),
+    ("GET", "/models"),
+    ("GET", "/metrics"),
+    ("GET", "/keys"),
+}
 # These tell nothing of any hospital.
 OF_NO_HOSPITAL = {("GET", "/health/live"), ("GET", "/health/ready")}
 
@@ -191,6 +202,7 @@ def ask(client: httpx.Client, things: Things, operation: Operation, about: dict[
         job=sent.pop("job", things.job),
         model=sent.pop("model", "bright"),
         version=1,
+        key=things.key,
     )
     return client.request(operation[0], path, **sent)
 

@@ -12,7 +12,7 @@ from service.errors import CohortUnknown, HospitalUnknown, JobUnknown, QueueFull
 from service.jobs import records
 from service.settings import Settings
 
-NORTH = Caller("north's key", frozenset({"engineer"}), frozenset({"north"}))
+NORTH = Caller("north's key", frozenset({"admin"}), frozenset({"north"}))
 
 
 def job_of(database: Database, settings: Settings, hospital: str | None) -> str:
@@ -81,11 +81,25 @@ def test_job_of_another_hospital_is_unknown_and_not_listed(database: Database, s
         for look_up in (records.get, records.cancel):
             with pytest.raises(JobUnknown):
                 look_up(session, other)
-        # Its id is known to the client that sent the scan alone.
-        assert records.get(session, of_none).hospital is None
+        # Another caller sent that scan.
+        for look_up in (records.get, records.cancel):
+            with pytest.raises(JobUnknown):
+                look_up(session, of_none)
     with database.read() as session:
         assert {job.id for job in records.listed(session)} == {own, other, of_none}
         assert records.get(session, other).state == "queued"
+
+
+def test_job_without_hospital_is_its_makers(database: Database, settings: Settings) -> None:
+    own = job_of(database.for_caller(NORTH), settings, None)
+    colleague = Caller("key:other", frozenset({"admin"}), frozenset({"north"}))
+    with database.for_caller(NORTH).read() as session:
+        assert [job.id for job in records.listed(session)] == [own]
+        assert records.get(session, own).actor == NORTH.actor
+    with database.for_caller(colleague).read() as session:
+        assert records.listed(session) == []
+        with pytest.raises(JobUnknown):
+            records.get(session, own)
 
 
 def test_queue_bound_counts_jobs_hidden_from_the_caller(database: Database, settings: Settings) -> None:

@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 
 from service import routes
 from service.database import ANONYMOUS
-from service.http.dependencies import InContext, caller
+from service.http.dependencies import AsPublic, caller
 from service.openapi import description
 
 
@@ -49,7 +49,7 @@ def test_route_without_a_caller_is_detected() -> None:
     def bare() -> None: ...
 
     @router.get("/by-context")
-    def by_context(context: InContext) -> None: ...
+    def by_context(context: AsPublic) -> None: ...
 
     @router.get("/by-dependency", dependencies=[Depends(caller)])
     def by_dependency() -> None: ...
@@ -60,4 +60,4 @@ def test_route_without_a_caller_is_detected() -> None:
 @pytest.mark.parametrize("hospital", [None, "north", "nowhere"])
 def test_anonymous_caller_sees_every_hospital(hospital: str | None) -> None:
     assert ANONYMOUS.sees(hospital)
-    assert ANONYMOUS.roles == {"operator", "engineer", "researcher"}
+    assert ANONYMOUS.roles == {"reader", "operator", "approver", "admin", "federation"}

@@ -1,0 +1,1 @@
+"""Commands of `python -m service` that work on the database, whether the service runs or not."""

@@ -1,0 +1,67 @@
+"""Middleware that authenticates every request before its body is read.
+
+Only the paths of `OPEN` need no credential. An unknown path needs one too, so that a client without a
+credential learns nothing of the others.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from ipaddress import ip_address
+
+from fastapi import Request
+from sqlalchemy.exc import OperationalError
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.context import ServiceContext
+from service.database import PUBLIC, Caller
+from service.errors import NotOnLoopback, ServiceError
+from service.http import problems
+from service.settings import is_loopback
+
+OPEN = frozenset(
+    {"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
+)
+"""Liveness, readiness, and the description of the API, which is the same everywhere."""
+
+
+class AuthenticationMiddleware:
+    """ASGI middleware: sets `request.state.caller`, or answers with a problem."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Authenticate the request and pass it on."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        request = Request(scope)
+        try:
+            request.state.caller = PUBLIC if scope["path"] in OPEN else await _caller(request)
+        except ServiceError as error:
+            await problems.respond(request, error)(scope, receive, send)
+        except OperationalError as error:
+            await problems.respond(request, problems.from_database_error(error))(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+
+async def _caller(request: Request) -> Caller:
+    context: ServiceContext = request.app.state.locum
+    # The socket's own address. A server that was started with another --host than the settings know, as
+    # uvicorn's command line does, must not answer other machines either.
+    address = (request.scope.get("server") or ("localhost", None))[0]
+    if context.authenticator.mode == "none" and _is_address(address) and not is_loopback(address):
+        raise NotOnLoopback(
+            "This service authenticates no caller (LOCUM_AUTH=none) and answers its own machine only: set "
+            "LOCUM_AUTH=keys, and create the first key: python -m service keys create first --role admin"
+        )
+    return await context.authenticator.authenticate(request.headers.get("authorization"))
+
+
+def _is_address(server: str) -> bool:
+    """Not the path of a Unix socket, which only this machine can open."""
+    with suppress(ValueError):
+        return bool(ip_address(server))
+    return False

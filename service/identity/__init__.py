@@ -1,0 +1,1 @@
+"""Identity of callers: API keys and OIDC bearer tokens."""

@@ -1,0 +1,70 @@
+"""Authenticate a request by its `Authorization` header, as `LOCUM_AUTH` says.
+
+none         every client is anonymous, with every role; on loopback only
+keys, both   `Bearer locum_...` is an API key
+oidc, both   any other bearer token is a JWT of the identity provider
+"""
+
+from __future__ import annotations
+
+import logging
+from datetime import UTC, datetime
+
+from anyio import CapacityLimiter, to_thread
+from sqlalchemy.exc import SQLAlchemyError
+
+from service.database import ANONYMOUS, ApiKey, Caller, Database
+from service.errors import CredentialMissing
+from service.identity import keys
+from service.settings import Settings
+
+_log = logging.getLogger("locum.service")
+_THREADS = 4
+
+
+class Authenticator:
+    """Who sent a request. Safe to share between requests; opened in the event loop."""
+
+    def __init__(self, settings: Settings, database: Database) -> None:
+        self.mode = settings.auth
+        self._database = database
+        # Not the threads that requests wait for: a busy service rejects a wrong key at once.
+        self._threads = CapacityLimiter(_THREADS)
+
+    async def authenticate(self, authorization: str | None) -> Caller:
+        """Return the caller of the request with this header.
+
+        Raises:
+            CredentialMissing: there is no bearer token of a kind that is taken here.
+            KeyNotValid: the API key is unknown, expired or revoked.
+        """
+        if self.mode == "none":
+            return ANONYMOUS
+        scheme, _, token = (authorization or "").partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise CredentialMissing(f"send the header `Authorization: Bearer ...` with {self._taken()}")
+        if token.startswith(keys.PREFIX) and self.mode in ("keys", "both"):
+            return await to_thread.run_sync(self._key, token, limiter=self._threads)
+        raise CredentialMissing(f"the bearer token is not {self._taken()}")
+
+    def _taken(self) -> str:
+        taken = {"keys": "an API key", "oidc": "an access token of the identity provider"}
+        return " or ".join(taken.values()) if self.mode == "both" else taken[self.mode]
+
+    def _key(self, token: str) -> Caller:
+        with self._database.read() as session:
+            row = keys.find(session, token)
+        now = datetime.now(UTC)
+        if row.last_used_at is None or now - row.last_used_at >= keys.USE_NOTED_EVERY:
+            self._note_use(row.id, now)
+        return keys.caller_with(row)
+
+    def _note_use(self, key_id: str, now: datetime) -> None:
+        try:
+            with self._database.write() as session:
+                if (row := session.get(ApiKey, key_id)) is not None:
+                    row.last_used_at = now
+        except SQLAlchemyError as error:
+            # A request is not rejected because its key's last use cannot be written.
+            _log.warning("the use of key %s was not noted: %s", key_id, type(error).__name__)

@@ -1,0 +1,189 @@
+"""API keys: create, list, rotate, revoke, and find the caller of one.
+
+    locum_5f0c9a1be7d2_3q2-7wAA...
+          id           secret: 32 random bytes, shown once
+
+The database has the id and the SHA-256 of the whole key. A fast hash suffices for a secret of 256 random
+bits. Functions take a session, so that the caller chooses the transaction.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import select, true
+from sqlalchemy.orm import Session
+
+from service.database import ApiKey, Caller, Role, caller_of
+from service.database.hospitals import require_hospital
+from service.errors import GrantRefused, KeyNameTaken, KeyNotValid, KeyOver, KeyUnknown
+
+PREFIX = "locum_"
+_FORM = re.compile(rf"{PREFIX}([0-9a-f]{{12}})_[A-Za-z0-9_-]{{43}}")
+
+USE_NOTED_EVERY = timedelta(minutes=1)
+"""How exact `last_used_at` is: a key in constant use costs one write in this time."""
+
+
+def create(
+    session: Session, name: str, role: Role, hospital: str | None, expires_at: datetime | None = None
+) -> tuple[ApiKey, str]:
+    """Add a key; return its row and the key itself, which is not stored.
+
+    Args:
+        session: of a writing transaction.
+        name: the actor in logs is `key:<name>`.
+        role: of the key.
+        hospital: the one that it may see; None for all.
+        expires_at: from then on it is rejected; None for never.
+
+    Raises:
+        HospitalUnknown: no such hospital is registered.
+        GrantRefused: the caller may not grant this role or this hospital.
+        KeyNameTaken: a valid key has the name.
+    """
+    _may_grant(session, role, hospital)
+    if hospital is not None:
+        require_hospital(session, hospital)
+    now = datetime.now(UTC)
+    named = session.scalars(select(ApiKey).where(ApiKey.name == name))
+    if any(refusal(row, now) is None for row in named):
+        raise KeyNameTaken(
+            f"a valid key is called {name!r}: rotate it, revoke it first, or choose another name"
+        )
+    return _add(session, name, role, hospital, expires_at, now)
+
+
+def listed(session: Session) -> list[ApiKey]:
+    """List the keys of the hospitals that the caller may see, oldest first."""
+    hospitals = caller_of(session).hospitals
+    seen = true() if hospitals is None else ApiKey.hospital.in_(hospitals)
+    return list(session.scalars(select(ApiKey).where(seen).order_by(ApiKey.created_at, ApiKey.id)))
+
+
+def get(session: Session, key_id: str) -> ApiKey:
+    """Return the row of a key.
+
+    Raises:
+        KeyUnknown: there is none, or the caller may not see its hospital.
+    """
+    row = session.get(ApiKey, key_id, with_for_update=True)
+    hospitals = caller_of(session).hospitals
+    if row is None or not (hospitals is None or row.hospital in hospitals):
+        raise KeyUnknown(f"no key {key_id!r}: `keys list` and GET /keys name those that there are")
+    return row
+
+
+def rotate(session: Session, key_id: str, overlap: timedelta) -> tuple[ApiKey, str]:
+    """Add a key like this one, which stays valid for `overlap`; return the row and the new key.
+
+    The new key expires as the old one did: a lifetime as long from now on.
+
+    Raises:
+        KeyUnknown: there is none.
+        KeyOver: it has expired or was revoked.
+    """
+    old, now = get(session, key_id), datetime.now(UTC)
+    if (why := refusal(old, now)) is not None:
+        raise KeyOver(f"{why}: create a key instead")
+    role = _role(old)
+    _may_grant(session, role, old.hospital)
+    lifetime = None if old.expires_at is None else old.expires_at - old.created_at
+    until = now + overlap
+    old.expires_at = until if old.expires_at is None else min(old.expires_at, until)
+    return _add(session, old.name, role, old.hospital, None if lifetime is None else now + lifetime, now)
+
+
+def revoke(session: Session, key_id: str) -> ApiKey:
+    """Reject a key from now on. A key that was revoked stays as it is.
+
+    Raises:
+        KeyUnknown: there is none.
+    """
+    row = get(session, key_id)
+    _may_grant(session, _role(row), row.hospital)
+    if row.revoked_at is None:
+        row.revoked_at = datetime.now(UTC)
+    return row
+
+
+def find(session: Session, key: str) -> ApiKey:
+    """Return the row of a key that a client sent.
+
+    Raises:
+        KeyNotValid: unknown, expired or revoked. Only a holder of the whole key learns which.
+    """
+    form = _FORM.fullmatch(key)
+    row = None if form is None else session.get(ApiKey, form[1])
+    # Compared in constant time, with or without a row.
+    stored = "0" * 64 if row is None else row.digest
+    if not hmac.compare_digest(_hash(key), stored) or row is None:
+        raise KeyNotValid("no such API key: ask an admin of this service for one")
+    if (why := refusal(row, datetime.now(UTC))) is not None:
+        raise KeyNotValid(why)
+    return row
+
+
+def refusal(row: ApiKey, now: datetime) -> str | None:
+    """Why the key is rejected at this instant; None for a valid one."""
+    if row.revoked_at is not None:
+        return f"the API key {PREFIX}{row.id} was revoked at {row.revoked_at.isoformat(timespec='seconds')}"
+    if row.expires_at is not None and row.expires_at <= now:
+        return f"the API key {PREFIX}{row.id} expired at {row.expires_at.isoformat(timespec='seconds')}"
+    return None
+
+
+def caller_with(row: ApiKey) -> Caller:
+    """The caller that a key identifies."""
+    hospitals = None if row.hospital is None else frozenset({row.hospital})
+    return Caller(f"key:{row.name}", frozenset({_role(row)}), hospitals)
+
+
+def _add(
+    session: Session,
+    name: str,
+    role: Role,
+    hospital: str | None,
+    expires_at: datetime | None,
+    now: datetime,
+) -> tuple[ApiKey, str]:
+    key_id = secrets.token_hex(6)
+    key = f"{PREFIX}{key_id}_{secrets.token_urlsafe(32)}"
+    row = ApiKey(
+        id=key_id,
+        name=name,
+        role=role,
+        hospital=hospital,
+        digest=_hash(key),
+        created_at=now,
+        created_by=caller_of(session).actor,
+        expires_at=expires_at,
+    )
+    session.add(row)
+    session.flush()
+    return row, key
+
+
+def _may_grant(session: Session, role: Role, hospital: str | None) -> None:
+    """An admin of some hospitals grants the roles of a hospital, for these."""
+    caller = caller_of(session)
+    if caller.hospitals is None:
+        return
+    if hospital is None or role == "federation":
+        raise GrantRefused(
+            f"{caller.actor} is an admin of {' and '.join(sorted(caller.hospitals))} and grants the roles "
+            "of these alone: name one as `hospital`, and a role other than federation"
+        )
+
+
+def _role(row: ApiKey) -> Role:
+    role: Role = row.role  # type: ignore[assignment]
+    return role
+
+
+def _hash(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()

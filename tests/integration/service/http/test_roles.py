@@ -1,0 +1,273 @@
+"""Every operation of openapi.yaml, crossed with every kind of credential."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, get_args
+
+import httpx
+import pytest
+import yaml
+
+from service.database import ApiKey, Hospital, Role
+from service.identity import keys
+
+Operation = tuple[str, str]
+REPOSITORY = Path(__file__).resolve().parents[4]
+
+COHORT = "/hospitals/{hospital}/cohorts/{cohort}"
+SCAN = f"{COHORT}/scans/{{name}}"
+SERVING = "/hospitals/{hospital}/serving/{model}"
+
+# The least role of a hospital that each operation takes, written down again: the routes are not asked.
+LEAST: dict[Operation, Role | None] = {
+    ("GET", "/health/live"): None,
+    ("GET", "/health/ready"): None,
+    ("GET", "/metrics"): "reader",
+    ("POST", "/segment"): "reader",
+    ("POST", "/classify"): "reader",
+    ("GET", "/models"): "reader",
+    ("GET", "/models/{model}"): "reader",
+    ("GET", "/models/{model}/versions/{version}"): "reader",
+    ("GET", "/hospitals"): "reader",
+    ("GET", "/hospitals/{hospital}"): "reader",
+    ("PUT", "/hospitals/{hospital}"): "admin",
+    ("GET", SERVING): "reader",
+    ("PUT", SERVING): "approver",
+    ("POST", f"{SERVING}/rollback"): "approver",
+    ("GET", f"{SERVING}/history"): "reader",
+    ("GET", f"{SERVING}/key-usage"): "reader",
+    ("GET", "/hospitals/{hospital}/cohorts"): "operator",
+    ("POST", "/hospitals/{hospital}/cohorts"): "operator",
+    ("GET", COHORT): "operator",
+    ("DELETE", COHORT): "operator",
+    ("GET", f"{COHORT}/scans"): "operator",
+    ("PUT", SCAN): "operator",
+    ("DELETE", SCAN): "operator",
+    ("PUT", f"{SCAN}/mask"): "operator",
+    ("DELETE", f"{SCAN}/mask"): "operator",
+    ("POST", "/hospitals/{hospital}/adaptations"): "operator",
+    ("GET", "/jobs"): "reader",
+    ("GET", "/jobs/{job}"): "reader",
+    ("GET", "/jobs/{job}/events"): "reader",
+    ("GET", "/jobs/{job}/result"): "reader",
+    ("GET", "/jobs/{job}/card"): "operator",
+    ("DELETE", "/jobs/{job}"): "operator",
+    ("DELETE", "/jobs/{job}/files"): "operator",
+    ("GET", "/keys"): "admin",
+    ("POST", "/keys"): "admin",
+    ("POST", "/keys/{key}/rotate"): "admin",
+    ("DELETE", "/keys/{key}"): "admin",
+}
+# A federation operator has no role of a hospital: it sees what is published, and no patient's data.
+FEDERATION = {operation for operation in LEAST if operation[1].startswith("/models")}
+LADDER: tuple[Role, ...] = ("reader", "operator", "approver", "admin")
+
+# A valid body where the framework would otherwise reject the request before it asks for the role.
+BODIES: dict[Operation, Any] = {
+    ("PUT", "/hospitals/{hospital}"): {"name": "renamed"},
+    ("PUT", SERVING): {"version": 1, "reason": "because"},
+    ("POST", f"{SERVING}/rollback"): {"reason": "because"},
+    ("POST", "/keys"): {"name": "k", "role": "reader", "hospital": "north"},
+}
+
+
+def described() -> dict[Operation, dict[str, Any]]:
+    paths = yaml.safe_load((REPOSITORY / "openapi.yaml").read_text())["paths"]
+    return {(method.upper(), path): one for path, methods in paths.items() for method, one in methods.items()}
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Any:
+    store = tmp_path_factory.mktemp("store")
+    publish_bright(store)
+    found = start(store, auth="keys")
+    now = datetime.now(UTC)
+    with found.context.database.write() as session:
+        for name in ("north", "south"):
+            session.add(Hospital(id=name, name=name, site=None, created_at=now, updated_at=now))
+    return found
+
+
+@pytest.fixture(scope="module")
+def credentials(api: Any) -> dict[str, str]:
+    """One key per role at `north`, one of another hospital, one expired, one revoked."""
+    made = {}
+    with api.context.database.write() as session:
+        for role in get_args(Role):
+            hospital = None if role == "federation" else "north"
+            made[role] = keys.create(session, role, role, hospital)[1]
+        made["other"] = keys.create(session, "other", "admin", "south")[1]
+        past = datetime.now(UTC) - timedelta(hours=1)
+        made["expired"] = keys.create(session, "expired", "admin", None, past)[1]
+        row, made["revoked"] = keys.create(session, "revoked", "admin", None)
+        keys.revoke(session, row.id)
+    return made
+
+
+def ask(
+    api: Any, operation: Operation, key: str | None, hospital: str = "north", **headers: str
+) -> httpx.Response:
+    names = {"cohort": "c" * 32, "job": "d" * 32, "key": "0" * 12, "name": "a.png", "model": "bright"}
+    path = operation[1].format(hospital=hospital, version=1, **names)
+    sent = dict(headers) if key is None else {"Authorization": f"Bearer {key}", **headers}
+    if operation in BODIES:
+        return api.client.request(operation[0], path, json=BODIES[operation], headers=sent)  # type: ignore[no-any-return]
+    return api.client.request(operation[0], path, headers=sent)  # type: ignore[no-any-return]
+
+
+def kind(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].removeprefix("urn:locum:problem:")
+
+
+def test_matrix_has_every_operation_of_the_description() -> None:
+    assert set(LEAST) == set(described())
+
+
+@pytest.mark.parametrize("operation", list(LEAST), ids=" ".join)
+def test_description_names_the_roles_of_the_matrix(operation: Operation) -> None:
+    found = described()[operation]
+    if LEAST[operation] is None:
+        assert "security" not in found
+        return
+    roles = [LEAST[operation], *(["federation"] if operation in FEDERATION else [])]
+    assert found["security"] == [{"bearer": roles}]
+    assert {"401", "403"} <= set(found["responses"])
+
+
+@pytest.mark.parametrize("operation", [one for one, least in LEAST.items() if least], ids=" ".join)
+def test_request_without_a_valid_credential_is_401(
+    api: Any, credentials: dict[str, str], operation: Operation
+) -> None:
+    unknown = credentials["admin"][:-1] + ("A" if credentials["admin"][-1] != "A" else "B")
+    expected = {
+        None: "credential-missing",
+        "eyJhbGciOiJub25lIn0.e30.": "credential-missing",
+        unknown: "key-not-valid",
+        credentials["expired"]: "key-not-valid",
+        credentials["revoked"]: "key-not-valid",
+    }
+    for key, slug in expected.items():
+        answer = ask(api, operation, key)
+        assert kind(answer) == (401, slug)
+        assert answer.headers["www-authenticate"] == 'Bearer realm="locum"'
+    basic = ask(api, operation, None, Authorization=f"Basic {credentials['admin']}")
+    assert kind(basic) == (401, "credential-missing")
+
+
+@pytest.mark.parametrize("operation", [one for one, least in LEAST.items() if least], ids=" ".join)
+def test_role_below_the_least_is_403_and_the_least_is_not(
+    api: Any, credentials: dict[str, str], operation: Operation
+) -> None:
+    least = LEAST[operation]
+    assert least is not None
+    allowed = {*LADDER[LADDER.index(least) :], *(["federation"] if operation in FEDERATION else [])}
+    for role in get_args(Role):
+        answer = ask(api, operation, credentials[role])
+        if role in allowed:
+            assert answer.status_code not in (401, 403), (role, answer.text)
+        else:
+            assert kind(answer) == (403, "role-missing"), role
+
+
+@pytest.mark.parametrize("operation", [one for one in LEAST if "{hospital}" in one[1]], ids=" ".join)
+def test_another_hospital_is_answered_as_one_that_does_not_exist(
+    api: Any, credentials: dict[str, str], operation: Operation
+) -> None:
+    def seen(hospital: str) -> tuple[int, Any]:
+        answer = ask(api, operation, credentials["other"], hospital, **{"If-Match": '"0"'})
+        body = answer.json()
+        del body["instance"]
+        return answer.status_code, {name: str(text).replace(hospital, "-") for name, text in body.items()}
+
+    # An adaptation is rejected for its body first, which is the same for every hospital.
+    expected = 422 if operation[1].endswith("/adaptations") else 404
+    assert seen("north") == seen("nowhere")
+    assert seen("north")[0] == expected
+
+
+def test_actor_of_a_decision_is_the_caller(api: Any, credentials: dict[str, str]) -> None:
+    def decide(sequence: int, **body: str) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {credentials['approver']}", "If-Match": f'"{sequence}"'}
+        content = {"version": 1, "reason": "because", **body}
+        answer = api.client.put("/hospitals/north/serving/bright", json=content, headers=headers)
+        return answer  # type: ignore[no-any-return]
+
+    first = decide(0)
+    assert (first.status_code, first.json()["actor"]) == (200, "key:approver")
+    assert decide(1, actor="key:approver").json()["actor"] == "key:approver"
+    forged = decide(2, actor="Prof. Dr. Chief")
+    assert kind(forged) == (422, "invalid-request")
+    assert "key:approver" in forged.json()["detail"]
+
+
+def test_key_is_noted_when_used_and_rejected_once_revoked(api: Any, credentials: dict[str, str]) -> None:
+    admin = {"Authorization": f"Bearer {credentials['admin']}"}
+    made = api.client.post(
+        "/keys", json={"name": "pacs", "role": "reader", "hospital": "north"}, headers=admin
+    )
+    assert made.status_code == 201
+    assert made.headers["cache-control"] == "no-store"
+    own = {"Authorization": f"Bearer {made.json()['key']}"}
+    assert api.client.get("/models", headers=own).status_code == 200
+    (shown,) = (
+        one for one in api.client.get("/keys", headers=admin).json()["keys"] if one["id"] == made.json()["id"]
+    )
+    assert shown["last_used_at"] is not None
+    assert shown["created_by"] == "key:admin"
+    assert "key" not in shown
+    rotated = api.client.post(f"/keys/{shown['id']}/rotate", headers=admin).json()
+    assert api.client.delete(f"/keys/{shown['id']}", headers=admin).json()["valid"] is False
+    assert kind(api.client.get("/models", headers=own)) == (401, "key-not-valid")
+    successor = {"Authorization": f"Bearer {rotated['key']}"}
+    assert api.client.get("/models", headers=successor).status_code == 200
+
+
+def test_broken_body_without_a_credential_is_401(api: Any) -> None:
+    answer = api.client.put("/hospitals/north", content=b"{", headers={"Content-Type": "application/json"})
+    assert kind(answer) == (401, "credential-missing")
+    assert kind(api.client.get("/no/such/path")) == (401, "credential-missing")
+
+
+def test_no_key_is_stored_or_logged(api: Any, credentials: dict[str, str]) -> None:
+    content = b"".join(path.read_bytes() for path in api.settings.state_dir.glob("locum.db*"))
+    with api.context.database.read() as session:
+        assert session.query(ApiKey).count() >= len(credentials)
+    for key in credentials.values():
+        assert key.rpartition("_")[2].encode() not in content
+
+
+def test_service_without_authentication_answers_loopback_only(api: Any, start: Callable[..., Any]) -> None:
+    open_api = start(api.settings.store)
+    app = open_api.app
+
+    async def over(server: tuple[str, int] | None) -> int:
+        sent: list[Any] = []
+        headers = [(b"host", b"locum")]
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": "/models",
+            "raw_path": b"/models",
+            "headers": headers,
+        }
+        scope |= {"query_string": b"", "scheme": "http", "server": server, "client": None, "root_path": ""}
+        scope |= {"http_version": "1.1", "asgi": {"version": "3.0"}}
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        await app(scope, receive, send)
+        return int(sent[0]["status"])
+
+    def status(server: tuple[str, int] | None) -> int:
+        return asyncio.run_coroutine_threadsafe(over(server), open_api.loop).result(30)
+
+    assert [status(("127.0.0.1", 80)), status(("::1", 80)), status(None)] == [200, 200, 200]
+    assert [status(("192.0.2.7", 80)), status(("2001:db8::1", 80))] == [403, 403]
