@@ -36,6 +36,7 @@ ENV PATH=/opt/locum/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     LOCUM_STORE=/var/lib/locum/store \
     LOCUM_STATE_DIR=/var/lib/locum/state \
+    LOCUM_AUTH=keys \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 10001
@@ -44,5 +45,5 @@ EXPOSE 8000
 # Live, not ready: a database that is away for a moment is no reason to kill the process.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD \
     ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health/live', timeout=2)"]
-# All interfaces of the container; compose.yaml publishes the port on the host's loopback only.
+# All interfaces of the container, so callers need a key; compose.yaml publishes the port on the host's loopback only.
 CMD ["uvicorn", "service.app:create_app", "--factory", "--host", "0.0.0.0", "--port", "8000", "--http", "h11", "--no-access-log", "--no-server-header"]
