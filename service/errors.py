@@ -42,6 +42,7 @@
     │   ├── PartNotAssignable    409  the version is a part of a composite
     │   ├── AdaptedToAnother     409  the version was adapted to another hospital
     │   ├── AnotherModel         409  the version belongs to another model
+    │   ├── SecondPersonNeeded   403  the caller adapted the version, and another has to assign it
     │   └── GateNotPassed        409  the version did not pass its gate
     ├── CohortError                   a cohort cannot be read or changed
     │   ├── CohortUnknown        404  the hospital has no such cohort, or the cohort no such scan
@@ -336,6 +337,12 @@ class AnotherModel(AssignmentError):
     """The version belongs to another model."""
 
     status, slug, title = 409, "another-model", "A version of another model"
+
+
+class SecondPersonNeeded(AssignmentError):
+    """The caller adapted the version. `job` made it."""
+
+    status, slug, title = 403, "second-person-needed", "Another caller has to assign this version"
 
 
 class GateNotPassed(AssignmentError):

@@ -113,6 +113,10 @@ class Settings(BaseSettings):
         "none", description="how callers are authenticated; `none` serves loopback only"
     )
 
+    two_person_rule: bool = Field(
+        False, description="whether an adapted version must be assigned by another caller than adapted it"
+    )
+
     # the listening socket
     host: str = Field("127.0.0.1", description="address to listen on; loopback only where `auth` is none")
     port: int = Field(8000, ge=0, le=65535)
@@ -190,6 +194,15 @@ class Settings(BaseSettings):
                 "LOCUM_AUTH=keys, and create the first key: python -m service keys create first --role admin"
             )
         return host
+
+    @field_validator("two_person_rule")
+    @classmethod
+    def _two_people_are_known(cls, rule: bool, info: ValidationInfo) -> bool:
+        if rule and info.data.get("auth") == "none":
+            raise ValueError(
+                "without authentication every caller is anonymous: set LOCUM_AUTH to keys, oidc or both"
+            )
+        return rule
 
     @property
     def resolved_database_url(self) -> str:

@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound
 from model_store.store import Store
-from service.database import Job
-from service.errors import GateNotPassed, NotAdaptable
+from service.database import Job, caller_of
+from service.errors import GateNotPassed, NotAdaptable, SecondPersonNeeded
 from service.kinds import ADAPTABLE, KINDS, kind_of
 
 _LONGEST = 128
@@ -87,6 +87,21 @@ def require_gate(session: Session, artefact: Artefact, override: bool) -> bool:
             gate=gate or None,
         )
     return True
+
+
+def require_second_person(session: Session, artefact: Artefact) -> None:
+    """Reject the caller that started the job behind this adapted version.
+
+    Raises:
+        SecondPersonNeeded: it did.
+    """
+    job, caller = job_of(session, artefact.digest), caller_of(session)
+    if job is not None and job.actor == caller.actor:
+        raise SecondPersonNeeded(
+            f"{caller.actor} started the job that adapted '{artefact}', and this service has the two-person "
+            "rule: let another approver assign it",
+            job=job.id,
+        )
 
 
 def resolve_adaptable(store: Store, offered: Artefact) -> Artefact:

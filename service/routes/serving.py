@@ -9,7 +9,7 @@ from fastapi import APIRouter, Header, Query, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StringConstraints
 from sqlalchemy.orm import Session
 
-from service.catalog.adapted import adapted_for, require_gate
+from service.catalog.adapted import adapted_for, require_gate, require_second_person
 from service.catalog.assignable import resolve_assignable
 from service.catalog.served import serving
 from service.catalog.version import require_name
@@ -171,6 +171,8 @@ def put_serving(
     adapted = adapted_for(artefact) is not None
     with context.database.write() as session:
         expected = expected_sequence(_sequence(session, hospital, model), if_match, if_none_match)
+        if adapted and context.settings.two_person_rule:
+            require_second_person(session, artefact)
         overridden = adapted and require_gate(session, artefact, body.override)
         entry = assignments.assign(
             session,

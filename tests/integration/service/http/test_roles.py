@@ -12,8 +12,9 @@ import httpx
 import pytest
 import yaml
 
-from service.database import ApiKey, Hospital, Role
+from service.database import ApiKey, Caller, Hospital, Role
 from service.identity import keys
+from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
 
 Operation = tuple[str, str]
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -202,6 +203,34 @@ def test_actor_of_a_decision_is_the_caller(api: Any, credentials: dict[str, str]
     forged = decide(2, actor="Prof. Dr. Chief")
     assert kind(forged) == (422, "invalid-request")
     assert "key:approver" in forged.json()["detail"]
+
+
+def test_two_person_rule_rejects_the_caller_that_adapted(
+    start: Callable[..., Any], tmp_path: Path, publish_bright: Any
+) -> None:
+    publish_space(tmp_path, publish_bright)
+    api = start(tmp_path, auth="keys", two_person_rule=True)
+    now = datetime.now(UTC)
+    secrets = {}
+    with api.context.database.write() as session:
+        session.add(Hospital(id="north", name="north", site=None, created_at=now, updated_at=now))
+        session.flush()
+        for name in ("ada", "ben"):
+            row, secrets[name] = keys.create(session, name, "approver", "north")
+            caller = keys.caller_with(row)
+            assert caller.actor == f"key:{name}"
+    adapting = Caller("key:ada", frozenset({"approver"}), frozenset({"north"}))
+    candidate = publish_adapted(tmp_path, publish_bright, api.store.open("bright@1"), "north", FIRST)
+    record_job(api.context.for_caller(adapting), candidate, PASSED)
+
+    def assign(name: str, **more: bool) -> httpx.Response:
+        headers = {"Authorization": f"Bearer {secrets[name]}", "If-Match": '"0"'}
+        body = {"version": "bright.at-north@1", "reason": "because", **more}
+        return api.client.put("/hospitals/north/serving/bright", json=body, headers=headers)  # type: ignore[no-any-return]
+
+    assert kind(assign("ada")) == (403, "second-person-needed")
+    assert kind(assign("ada", override=True)) == (403, "second-person-needed")
+    assert assign("ben").json()["actor"] == "key:ben"
 
 
 def test_key_is_noted_when_used_and_rejected_once_revoked(api: Any, credentials: dict[str, str]) -> None:
