@@ -12,7 +12,7 @@ import typer
 import uvicorn
 
 from service.app import create_app
-from service.commands import keys
+from service.commands import audit, keys
 from service.errors import ServiceError, SettingsInvalid
 from service.runtime import logs
 from service.runtime.broker import Broker
@@ -21,6 +21,7 @@ from service.settings import Settings, read_settings
 
 app = typer.Typer(add_completion=False)
 app.add_typer(keys.app, name="keys", help="Create, list, rotate and revoke API keys.")
+app.add_typer(audit.app, name="audit", help="Verify, export and shorten the audit trail.")
 
 
 @app.callback(invoke_without_command=True)

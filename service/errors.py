@@ -2,6 +2,7 @@
 
     ServiceError
     ├── SettingsInvalid               an environment variable has an invalid value
+    ├── AuditBroken                   the audit trail is not in order
     ├── DatabaseNotMigrated           the database has another schema than this code
     ├── BrokerError              503  Redis does not answer
     ├── RequestInvalid           422  fields of a request are not valid
@@ -102,6 +103,10 @@ class ServiceError(Exception):
 
 class SettingsInvalid(ServiceError):
     """A setting has an invalid value."""
+
+
+class AuditBroken(ServiceError):
+    """A row of the audit trail, a checkpoint or an assignment is not what it was."""
 
 
 class DatabaseNotMigrated(ServiceError):

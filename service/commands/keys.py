@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from sqlalchemy.orm import Session
 
-from service.database import Database, Role, upgrade
-from service.errors import ServiceError
+from service.commands.database import opened
+from service.database import Role
 from service.identity import keys
 from service.settings import Settings
 
@@ -72,16 +72,8 @@ def revoke(
 
 @contextmanager
 def _writing(settings: Settings) -> Iterator[Session]:
-    database = Database(settings.resolved_database_url)
-    try:
-        upgrade(database)
-        with database.write() as session:
-            yield session
-    except ServiceError as error:
-        typer.echo(f"locum: {error}", err=True)
-        raise typer.Exit(1) from None
-    finally:
-        database.dispose()
+    with opened(settings) as database, database.write() as session:
+        yield session
 
 
 def _show(settings: Settings, key: str) -> None:

@@ -5,6 +5,8 @@ from service.database.engine import Database, in_turn
 from service.database.models import (
     ApiKey,
     Assignment,
+    AuditCheckpoint,
+    AuditRow,
     Base,
     Cohort,
     CohortMask,
@@ -22,6 +24,8 @@ __all__ = [
     "PUBLIC",
     "ApiKey",
     "Assignment",
+    "AuditCheckpoint",
+    "AuditRow",
     "Base",
     "Caller",
     "Cohort",

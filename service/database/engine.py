@@ -61,6 +61,14 @@ class Database:
             yield session
 
     @contextmanager
+    def snapshot(self) -> Iterator[Session]:
+        """Open a read-only session in which every query sees the database as the first one saw it."""
+        with self.read() as session:
+            if not self.is_sqlite:
+                session.connection(execution_options={"isolation_level": "REPEATABLE READ"})
+            yield session
+
+    @contextmanager
     def write(self) -> Iterator[Session]:
         """Open a session that commits at the end of the block, and rolls back on an error.
 

@@ -120,6 +120,48 @@ class Assignment(Base):
     override: Mapped[bool] = mapped_column(default=False, server_default=false())
 
 
+class AuditRow(Base):
+    """One row of the audit trail, numbered from 1 without a gap; see `service.audit.trail`. Append-only.
+
+    `scan` is the digest of a scan's bytes, `version` the digest of an artefact version, `outcome` the status
+    of the answer, `request` its id. `previous` is the digest of the row before, `digest` this row's.
+    """
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
+    at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)
+    actor: Mapped[str] = mapped_column(String(300))
+    action: Mapped[str] = mapped_column(String(40))
+    hospital: Mapped[str | None] = mapped_column(String(64))
+    version: Mapped[str | None] = mapped_column(String(71))
+    scan: Mapped[str | None] = mapped_column(String(71))
+    outcome: Mapped[int]
+    request: Mapped[str | None] = mapped_column(String(36))
+    details: Mapped[dict[str, Any]] = mapped_column(JSON)
+    previous: Mapped[str] = mapped_column(String(64))
+    digest: Mapped[str] = mapped_column(String(64))
+
+
+class AuditCheckpoint(Base):
+    """The rows up to number `upto` were removed; the last had this `digest`. Append-only.
+
+    `assignments` is the largest id of an assignment that they recorded, `previous` the seal of the checkpoint
+    before, `seal` the digest of this one.
+    """
+
+    __tablename__ = "audit_checkpoint"
+
+    id: Mapped[int] = mapped_column(primary_key=True)
+    upto: Mapped[int] = mapped_column(unique=True)
+    digest: Mapped[str] = mapped_column(String(64))
+    at: Mapped[datetime] = mapped_column(UtcDateTime)
+    actor: Mapped[str] = mapped_column(String(300))
+    assignments: Mapped[int]
+    previous: Mapped[str] = mapped_column(String(64))
+    seal: Mapped[str] = mapped_column(String(64))
+
+
 class KeyUsage(Base):
     """How a hospital's scans of one day (UTC) used the keys of one version of a pool.
 

@@ -18,6 +18,7 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import select, true
 from sqlalchemy.orm import Session
 
+from service.audit import trail
 from service.database import ApiKey, Caller, Role, caller_of
 from service.database.hospitals import require_hospital
 from service.errors import GrantRefused, KeyNameTaken, KeyNotValid, KeyOver, KeyUnknown
@@ -95,7 +96,9 @@ def rotate(session: Session, key_id: str, overlap: timedelta) -> tuple[ApiKey, s
     lifetime = None if old.expires_at is None else old.expires_at - old.created_at
     until = now + overlap
     old.expires_at = until if old.expires_at is None else min(old.expires_at, until)
-    return _add(session, old.name, role, old.hospital, None if lifetime is None else now + lifetime, now)
+    new, key = _add(session, old.name, role, old.hospital, None if lifetime is None else now + lifetime, now)
+    _audit(session, "key.rotated", old, successor=new.id)
+    return new, key
 
 
 def revoke(session: Session, key_id: str) -> ApiKey:
@@ -108,6 +111,8 @@ def revoke(session: Session, key_id: str) -> ApiKey:
     _may_grant(session, _role(row), row.hospital)
     if row.revoked_at is None:
         row.revoked_at = datetime.now(UTC)
+        session.flush()
+        _audit(session, "key.revoked", row)
     return row
 
 
@@ -165,7 +170,13 @@ def _add(
     )
     session.add(row)
     session.flush()
+    _audit(session, "key.created", row)
     return row, key
+
+
+def _audit(session: Session, action: str, row: ApiKey, **more: str) -> None:
+    details = {"key": row.id, "name": row.name, "role": row.role, **more}
+    trail.append(session, action, hospital=row.hospital, details=details)
 
 
 def _may_grant(session: Session, role: Role, hospital: str | None) -> None:

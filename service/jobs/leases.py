@@ -22,6 +22,7 @@ from typing import Any
 from sqlalchemy import and_, func, literal, or_, update
 from sqlalchemy.orm import Session
 
+from service.audit import trail
 from service.database import Database, Job
 from service.database.models import UtcDateTime
 from service.errors import LeaseLost
@@ -150,6 +151,15 @@ def finish(
         if candidate is not None:
             job.candidate_name, job.candidate_version, job.candidate_digest = candidate
         records.transition(session, job, state, reason)
+        if candidate is not None:
+            details = {
+                "artefact": f"{candidate[0]}@{candidate[1]}",
+                "job": job.id,
+                "started_by": job.actor,
+                "gate": None if job.gate is None else job.gate.get("passed"),
+            }
+            version = candidate[2]
+            trail.append(session, "version.adapted", hospital=job.hospital, version=version, details=details)
         if job.kind == "scan" and job.cancel_requested:
             # The client that cancelled it, or left, does not fetch a mask that was made before the stop.
             records.expire_files_now(job)

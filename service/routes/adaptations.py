@@ -13,6 +13,7 @@ from model_store.scan import list_formats
 from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
 from service.cohorts.intake import formats_of
 from service.context import ServiceContext
+from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator
 from service.http.parameters import HospitalId
 from service.http.problems import problem_responses
@@ -24,7 +25,7 @@ from service.kinds import ADAPTABLE
 from service.settings import scan_limits
 from service.validation import parse
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=AuditedRoute)
 
 _SCANS = "scans"
 

@@ -9,13 +9,14 @@ from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from service.database import ApiKey, Role
+from service.http.audit import AuditedRoute
 from service.http.dependencies import AsAdmin
 from service.http.parameters import Text
 from service.http.problems import problem_responses
 from service.identity import keys
 from service.validation import HOSPITAL_ID
 
-router = APIRouter(tags=["keys"])
+router = APIRouter(tags=["keys"], route_class=AuditedRoute)
 
 KeyId = Annotated[str, Path(pattern=r"^[0-9a-f]{12}$", description="The 12 digits after `locum_`.")]
 

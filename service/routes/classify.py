@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.catalog.network import Selection, resolve_network
+from service.http.audit import AuditedRoute, concerns
 from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
@@ -16,7 +17,7 @@ from service.prediction.classification import ClassificationPredictor, Classific
 from service.prediction.options import ClassifyOptions, read_options, request_body
 from service.routes.scan_request import answer_now, answer_upload, receive_scan, scan_in
 
-router = APIRouter(tags=["classification"])
+router = APIRouter(tags=["classification"], route_class=AuditedRoute)
 
 
 @router.post(
@@ -43,6 +44,7 @@ async def classify_scan(request: Request, context: AsReader) -> Response:
     with await receive_scan(request, context, watch) as form:
         options = read_options(ClassifyOptions, form.fields)
         scan = scan_in(form)
+        concerns(request, hospital=options.hospital, scan=scan.sha256)
 
         select = partial(
             resolve_network,

@@ -15,6 +15,7 @@ from service.cohorts.intake import formats_of
 from service.cohorts.masks import of_cohort
 from service.context import ServiceContext
 from service.database import Cohort, CohortMask, CohortScan
+from service.http.audit import AuditedRoute, concerns
 from service.http.dependencies import AsOperator
 from service.http.parameters import CohortId, HospitalId, ScanName, Text
 from service.http.problems import problem_responses
@@ -29,7 +30,7 @@ from service.routes import masks
 from service.routes.masks import MaskView, mask_view
 from service.settings import scan_limits
 
-router = APIRouter(tags=["cohorts"])
+router = APIRouter(tags=["cohorts"], route_class=AuditedRoute)
 # First: a scan's name may have any part of a path in it, but does not end in /mask.
 router.include_router(masks.router)
 
@@ -164,6 +165,7 @@ async def put_scan(
     limits = UploadLimits(context.settings.max_upload_bytes)
     with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:
         check_digest(repr_digest, upload)
+        concerns(request, scan=upload.sha256)
         (scan_format,) = await formats_of([upload], scan_limits(context.settings), context.decoding)
 
         def add() -> tuple[CohortScan, bool]:

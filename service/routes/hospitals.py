@@ -8,13 +8,15 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import IntegrityError
 
+from service.audit import trail
 from service.database import Database, Hospital
 from service.database.hospitals import require_hospital, require_visible, visible_hospitals
+from service.http.audit import AuditedRoute
 from service.http.dependencies import AsAdmin, AsReader
 from service.http.parameters import HospitalId, Text
 from service.http.problems import problem_responses
 
-router = APIRouter(tags=["hospitals"])
+router = APIRouter(tags=["hospitals"], route_class=AuditedRoute)
 
 
 class HospitalBody(BaseModel):
@@ -79,10 +81,15 @@ def _put(database: Database, hospital: str, body: HospitalBody) -> tuple[Hospita
         require_visible(session, hospital)
         row = session.get(Hospital, hospital)
         if row is not None:
+            changes = {"site": [row.site, body.site]} if row.site != body.site else {}
             row.name, row.site, row.updated_at = body.name, body.site, now
+            session.flush()
+            trail.append(session, "hospital.changed", hospital=hospital, details=changes)
             return row, False
         row = Hospital(id=hospital, name=body.name, site=body.site, created_at=now, updated_at=now)
         session.add(row)
+        session.flush()
+        trail.append(session, "hospital.registered", hospital=hospital, details={"site": [None, row.site]})
         return row, True
 
 

@@ -17,6 +17,7 @@ from service.adaptation.card.reading import read_card
 from service.context import ServiceContext
 from service.database import JobEvent
 from service.errors import JobStillRunning
+from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
 from service.http.parameters import JobId
 from service.http.problems import Problem, problem_responses
@@ -26,7 +27,7 @@ from service.jobs.states import TERMINAL, JobState
 from service.jobs.views import JobSummary, JobView, summary, view
 from service.validation import HOSPITAL_ID
 
-router = APIRouter(tags=["jobs"])
+router = APIRouter(tags=["jobs"], route_class=AuditedRoute)
 
 # How soon a follower hears of an event.
 _LOOK_SECONDS = 0.3

@@ -16,6 +16,7 @@ from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
 from service.context import ServiceContext
 from service.database import CohortMask, CohortScan
+from service.http.audit import AuditedRoute, concerns
 from service.http.dependencies import AsOperator
 from service.http.parameters import CohortId, HospitalId, ScanName
 from service.http.problems import problem_responses
@@ -28,7 +29,7 @@ from service.http.uploads.receive import (
 )
 from service.settings import scan_limits
 
-router = APIRouter(tags=["cohorts"])
+router = APIRouter(tags=["cohorts"], route_class=AuditedRoute)
 
 _BODY: dict[str, Any] = {
     "required": True,
@@ -108,6 +109,7 @@ async def put_mask(
     with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:
         assert scan is not None
         check_digest(repr_digest, upload)
+        concerns(request, mask=upload.sha256)
         found = scan
 
         def check() -> masks.DecodedMask:

@@ -18,6 +18,7 @@ from starlette.responses import Response
 from model_store.manifest import GRAPH, SsfPoolManifest
 from service.catalog.network import Selection
 from service.context import ServiceContext
+from service.http.audit import concerns
 from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import Stopwatch
@@ -63,6 +64,7 @@ async def answer_now(
     """
     with watch.stage("select"):
         selection = await to_thread.run_sync(select)
+    concerns(request, version=selection.offered.digest, artefact=str(selection.offered))
     async with context.admission.slot() as waited:
         watch.stages["wait"] = waited * 1000
         if await request.is_disconnected():

@@ -15,6 +15,7 @@ from service.adaptation.scan_requests import ScanRequest, wait_for
 from service.catalog.network import Selection, adapts_itself, resolve_network
 from service.context import ServiceContext
 from service.errors import ParametersContradict
+from service.http.audit import AuditedRoute, concerns
 from service.http.conditions import preferred_wait
 from service.http.dependencies import AsReader
 from service.http.parameters import ANSWER_HEADERS, described_headers
@@ -32,7 +33,7 @@ from service.prediction.segmentation import SegmentationPredictor
 from service.routes.jobs import get_result
 from service.routes.scan_request import answer_now, answer_upload, receive_scan, scan_in
 
-router = APIRouter(tags=["segmentation"])
+router = APIRouter(tags=["segmentation"], route_class=AuditedRoute)
 
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _HEADERS = {**ANSWER_HEADERS, "Locum-Labels": "JSON: mask value -> its labels."}
@@ -83,6 +84,7 @@ async def segment_scan(request: Request, context: AsReader, prefer: Prefer = Non
     with await receive_scan(request, context, watch) as form:
         options = read_options(SegmentOptions, form.fields)
         scan = scan_in(form)
+        concerns(request, hospital=options.hospital, scan=scan.sha256)
         by_job = options.personalization == "scan" and not await to_thread.run_sync(
             adapts_itself,
             context.store,

@@ -16,6 +16,7 @@ from service.catalog.version import require_name
 from service.context import ServiceContext
 from service.database import Assignment
 from service.errors import RequestInvalid
+from service.http.audit import AuditedRoute
 from service.http.conditions import entity_tag, expected_sequence
 from service.http.dependencies import AsApprover, AsReader
 from service.http.parameters import HospitalId, ModelName, Reason, Text
@@ -23,7 +24,7 @@ from service.http.problems import Problem, problem_responses
 from service.serving import assignments
 from service.validation import VERSION
 
-router = APIRouter(tags=["serving"])
+router = APIRouter(tags=["serving"], route_class=AuditedRoute)
 
 IfMatch = Annotated[str | None, Header(description="The ETag of the state to replace.")]
 IfNoneMatch = Annotated[str | None, Header(description="`*`: only if nothing was assigned yet.")]

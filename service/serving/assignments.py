@@ -8,8 +8,9 @@ time.
     4          5         3          -            assigned again
 
 A hospital without an entry is served the newest version that is not withdrawn; that rule belongs to the
-selection, the log only says "not decided" (None). Functions take a session, so that the caller chooses the
-transaction.
+selection, the log only says "not decided" (None). Every entry is a row of the audit trail too, appended in
+the same transaction; `python -m service audit verify` compares the two. Functions take a session, so that the
+caller chooses the transaction.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
+from service.audit import trail
 from service.database.hospitals import require_hospital
 from service.database.models import Assignment
 from service.errors import AssignmentStale, NothingToRollBack
@@ -157,6 +159,14 @@ def _append(session: Session, entry: Assignment) -> Assignment:
     except IntegrityError as error:
         # Another writer took this sequence number between our look and our insert.
         raise _stale(entry.hospital, entry.model, entry.sequence - 1, entry.sequence) from error
+    trail.append(
+        session,
+        trail.ASSIGNED[entry.restores is not None],
+        hospital=entry.hospital,
+        version=entry.digest,
+        actor=entry.actor,
+        details=trail.assignment_details(entry),
+    )
     return entry
 
 

@@ -1,0 +1,275 @@
+"""Append to the audit trail, verify it, and remove its oldest rows beneath a sealed checkpoint.
+
+    row 1 ──digest──> row 2 ──digest──> row 3 ...      digest = SHA-256 of the row's content and of the digest
+                                                       before it
+
+A row that is changed, removed or moved breaks the chain at its place. Rows are numbered from 1 without a gap.
+Removed rows leave a checkpoint with the digest of the last of them, so that the chain goes on from there.
+
+A person who may write to the database can compute every digest again. `verify` prints the number and digest
+of the last row: noted outside the database, they show such a change, and the removal of the newest rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import delete, func, insert, select
+from sqlalchemy.orm import Session
+
+from service.database import Assignment, AuditCheckpoint, AuditRow, caller_of, in_turn
+from service.errors import AuditBroken
+from service.runtime.logs import current_request
+
+FIRST_PREVIOUS = "0" * 64
+"""What row 1 has in place of a digest before it."""
+
+ASSIGNED = ("version.assigned", "version.rolled-back")
+"""Actions of an entry of the serving log; `details` have its id and content."""
+
+_LOCK = "the audit trail"
+_PAGE = 1000
+_TABLE = AuditRow.__table__
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last row: its number and its digest. Written `7:3f0c...`."""
+
+    number: int
+    digest: str
+
+    def __str__(self) -> str:
+        return f"{self.number}:{self.digest}"
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What `verify` found in order: rows that are there, rows removed before them, and the last row."""
+
+    rows: int
+    removed: int
+    head: Head
+
+
+def append(
+    session: Session,
+    action: str,
+    *,
+    hospital: str | None = None,
+    version: str | None = None,
+    scan: str | None = None,
+    outcome: int = 200,
+    actor: str | None = None,
+    details: Mapping[str, Any] | None = None,
+) -> int:
+    """Append a row, and return its number. It is there when the session's transaction commits.
+
+    Writers take turns from here to the end of their transactions, so this is the last thing in a transaction
+    that needs a lock.
+
+    Args:
+        session: of a writing transaction; its caller is the actor.
+        action: `thing.happened`.
+        hospital: that it concerns.
+        version: digest of the artefact version.
+        scan: digest of the scan's bytes, `sha256:` and 64 hex digits.
+        outcome: status of the HTTP answer, 200 outside HTTP.
+        actor: another one than the session's caller.
+        details: JSON, without names of patients or scans.
+    """
+    in_turn(session, _LOCK)
+    last = head(session)
+    number = last.number + 1
+    request = current_request.get()
+    content = {
+        "id": number,
+        "at": datetime.now(UTC),
+        "actor": actor or caller_of(session).actor,
+        "action": action,
+        "hospital": hospital,
+        "version": version,
+        "scan": scan,
+        "outcome": outcome,
+        "request": None if request == "-" else request,
+        "details": json.loads(json.dumps(details or {})),
+        "previous": last.digest,
+    }
+    session.execute(insert(AuditRow), [{**content, "digest": digest_of(content)}])
+    return number
+
+
+def digest_of(content: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a row: its columns but `digest`, as JSON with sorted names (64 hex digits)."""
+    return hashlib.sha256(_canonical(content).encode()).hexdigest()
+
+
+def head(session: Session) -> Head:
+    """The last row, or the last that was removed; number 0 in an empty trail."""
+    newest = select(AuditRow.id, AuditRow.digest).order_by(AuditRow.id.desc()).limit(1)
+    found = session.execute(newest).first()
+    if found is not None:
+        return Head(found.id, found.digest)
+    checkpoint = _last_checkpoint(session)
+    return Head(0, FIRST_PREVIOUS) if checkpoint is None else Head(checkpoint.upto, checkpoint.digest)
+
+
+def rows(session: Session, since: int = 0) -> Iterator[dict[str, Any]]:
+    """The rows from number `since` on, oldest first, as mappings of columns."""
+    while page := session.execute(
+        select(_TABLE).where(_TABLE.c.id >= since).order_by(_TABLE.c.id).limit(_PAGE)
+    ).all():
+        yield from (dict(row._mapping) for row in page)
+        since = page[-1].id + 1
+
+
+def verify(session: Session, expected: Head | None = None) -> Verified:
+    """Verify the whole chain, the seals of its checkpoints, and the serving log against it.
+
+    Args:
+        session: of a snapshot, or one that holds the trail's lock.
+        expected: a head that an earlier call returned and that was kept outside the database.
+
+    Raises:
+        AuditBroken: names the first row, checkpoint or assignment that is wrong.
+    """
+    checkpoint = _verified_checkpoints(session)
+    start = Head(0, FIRST_PREVIOUS) if checkpoint is None else Head(checkpoint.upto, checkpoint.digest)
+    last, count = start, 0
+    assigned: dict[int, Mapping[str, Any]] = {}
+    sealed: set[str] = set()
+    covered = None if checkpoint is None else checkpoint.assignments
+    for row in rows(session):
+        if row["id"] <= start.number:
+            raise AuditBroken(f"row {row['id']} is there, but a checkpoint says that it was removed")
+        if row["id"] != last.number + 1:
+            raise AuditBroken(f"row {last.number + 1} is missing: row {row['id']} follows row {last.number}")
+        content = {name: value for name, value in row.items() if name != "digest"}
+        if row["previous"] != last.digest:
+            raise AuditBroken(
+                f"row {row['id']} has another digest before it than row {last.number} has: one of them was "
+                "changed or moved"
+            )
+        if digest_of(content) != row["digest"]:
+            raise AuditBroken(f"row {row['id']} ({row['action']}, {row['at']}) was changed")
+        if row["action"] in ASSIGNED:
+            assigned[row["details"]["assignment"]] = row
+        elif row["action"] == "trail.begun":
+            covered = row["details"]["assignments"]
+        elif row["action"] == "trail.removed":
+            sealed.add(row["details"]["seal"])
+        last, count = Head(row["id"], row["digest"]), count + 1
+        if expected is not None and expected.number == last.number and expected != last:
+            raise AuditBroken(f"row {last.number} has another digest than was noted: the trail was rewritten")
+    if expected is not None and expected.number > last.number:
+        raise AuditBroken(f"rows {last.number + 1} to {expected.number} are missing at the end")
+    if checkpoint is not None and checkpoint.seal not in sealed:
+        raise AuditBroken(f"no row records the checkpoint at row {checkpoint.upto}")
+    _compare_assignments(session, assigned, covered or 0)
+    return Verified(count, start.number, last)
+
+
+def remove_before(session: Session, before: datetime) -> Verified | None:
+    """Remove the rows from before an instant, and leave a sealed checkpoint; None where there are none.
+
+    Args:
+        session: of a writing transaction.
+        before: aware.
+
+    Raises:
+        AuditBroken: the trail is not in order, so nothing is removed.
+    """
+    in_turn(session, _LOCK)
+    verify(session)
+    # The last row stays, so that the chain has a beginning.
+    upto = session.scalar(select(func.max(AuditRow.id)).where(AuditRow.at < before)) or 0
+    upto = min(upto, head(session).number - 1)
+    earlier = _last_checkpoint(session)
+    if upto <= (0 if earlier is None else earlier.upto):
+        return None
+    covered = 0 if earlier is None else earlier.assignments
+    going = select(AuditRow.action, AuditRow.details).where(
+        AuditRow.id <= upto, AuditRow.action.in_((*ASSIGNED, "trail.begun"))
+    )
+    for action, details in session.execute(going):
+        covered = max(covered, details["assignments" if action == "trail.begun" else "assignment"])
+    content: dict[str, Any] = {
+        "upto": upto,
+        "digest": session.execute(select(AuditRow.digest).where(AuditRow.id == upto)).scalar_one(),
+        "at": datetime.now(UTC),
+        "actor": caller_of(session).actor,
+        "assignments": covered,
+        "previous": FIRST_PREVIOUS if earlier is None else earlier.seal,
+    }
+    seal = digest_of(content)
+    session.add(AuditCheckpoint(**content, seal=seal))
+    session.flush()
+    session.execute(delete(AuditRow).where(AuditRow.id <= upto))
+    append(session, "trail.removed", details={"upto": upto, "seal": seal})
+    session.flush()
+    return verify(session)
+
+
+def _verified_checkpoints(session: Session) -> AuditCheckpoint | None:
+    """The last checkpoint, after the seals of all were verified."""
+    before, last = FIRST_PREVIOUS, None
+    for last in session.scalars(select(AuditCheckpoint).order_by(AuditCheckpoint.upto)):
+        names = ("upto", "digest", "at", "actor", "assignments", "previous")
+        content = {name: getattr(last, name) for name in names}
+        if last.previous != before or digest_of(content) != last.seal:
+            raise AuditBroken(f"the checkpoint at row {last.upto} was changed")
+        before = last.seal
+    return last
+
+
+def _compare_assignments(session: Session, assigned: Mapping[int, Mapping[str, Any]], covered: int) -> None:
+    """Every assignment since the trail begins equals its row, and every such row has its assignment."""
+    found = {entry.id: entry for entry in session.scalars(select(Assignment))}
+    for number, row in assigned.items():
+        entry = found.get(number)
+        if entry is None:
+            raise AuditBroken(f"the assignment of row {row['id']} is not in the serving log any more")
+        same = row["details"] == assignment_details(entry)
+        if not (same and (row["actor"], row["hospital"]) == (entry.actor, entry.hospital)):
+            raise AuditBroken(
+                f"entry {entry.sequence} of the serving log of {entry.hospital} for {entry.model} is another "
+                f"than row {row['id']} says"
+            )
+    for entry in found.values():
+        if entry.id > covered and entry.id not in assigned:
+            raise AuditBroken(
+                f"entry {entry.sequence} of the serving log of {entry.hospital} for {entry.model} has no row"
+            )
+
+
+def assignment_details(entry: Assignment) -> dict[str, Any]:
+    """The content of an entry of the serving log, as its row has it."""
+    return {
+        "assignment": entry.id,
+        "model": entry.model,
+        "sequence": entry.sequence,
+        "artefact": f"{entry.artefact or entry.model}@{entry.version}",
+        "digest": entry.digest,
+        "reason": entry.reason,
+        "restores": entry.restores,
+        "previous": entry.previous,
+        "override": entry.override,
+        "at": entry.at.astimezone(UTC).isoformat(),
+    }
+
+
+def _last_checkpoint(session: Session) -> AuditCheckpoint | None:
+    return session.scalars(select(AuditCheckpoint).order_by(AuditCheckpoint.upto.desc()).limit(1)).first()
+
+
+def _canonical(content: Mapping[str, Any]) -> str:
+    def plain(value: object) -> str:
+        assert isinstance(value, datetime)
+        return value.astimezone(UTC).isoformat(timespec="microseconds")
+
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=plain)

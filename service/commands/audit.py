@@ -1,0 +1,82 @@
+"""`python -m service audit verify | export | remove`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+import typer
+from sqlalchemy.orm import Session
+
+from service.audit import trail
+from service.audit.dicom import audit_message
+from service.audit.lines import line
+from service.commands.database import opened
+from service.settings import Settings
+
+app = typer.Typer(no_args_is_help=True)
+
+
+@app.command()
+def verify(
+    context: typer.Context,
+    expect: Annotated[
+        str | None, typer.Option(help="NUMBER:DIGEST, as an earlier verification printed it.")
+    ] = None,
+) -> None:
+    """Verify every row, checkpoint and assignment; print the number and digest of the last row."""
+    with _reading(context.obj) as session:
+        found = trail.verify(session, None if expect is None else _head(expect))
+    removed = f", {found.removed} removed before them" if found.removed else ""
+    typer.echo(f"{found.rows} rows in order{removed}; the last is", err=True)
+    typer.echo(str(found.head))
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    form: Annotated[
+        Literal["json", "dicom"],
+        typer.Option("--format", help="JSON lines, or a DICOM audit message (PS3.15) per line."),
+    ] = "json",
+    since: Annotated[int, typer.Option(min=0, help="Number of the first row.")] = 0,
+) -> None:
+    """Print the rows, oldest first. An export does not verify."""
+    write = line if form == "json" else audit_message
+    with _reading(context.obj) as session:
+        for row in trail.rows(session, since):
+            sys.stdout.write(write(row) + "\n")
+
+
+@app.command()
+def remove(
+    context: typer.Context,
+    before: Annotated[
+        datetime, typer.Option(formats=["%Y-%m-%d"], help="A day in UTC: rows from before it are removed.")
+    ],
+) -> None:
+    """Verify the trail, then replace its oldest rows by a checkpoint. Export them first."""
+    with opened(context.obj) as database, database.write() as session:
+        found = trail.remove_before(session, before.replace(tzinfo=UTC))
+    if found is None:
+        typer.echo("no row is that old", err=True)
+        return
+    typer.echo(f"{found.removed} rows are removed so far, {found.rows} are left; the last is", err=True)
+    typer.echo(str(found.head))
+
+
+@contextmanager
+def _reading(settings: Settings) -> Iterator[Session]:
+    with opened(settings) as database, database.snapshot() as session:
+        yield session
+
+
+def _head(text: str) -> trail.Head:
+    found = re.fullmatch(r"([0-9]{1,18}):([0-9a-f]{64})", text)
+    if found is None:
+        raise typer.BadParameter("expected NUMBER:DIGEST with a digest of 64 hexadecimal digits")
+    return trail.Head(int(found[1]), found[2])

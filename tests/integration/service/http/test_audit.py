@@ -1,0 +1,150 @@
+"""Requests and the rows of the audit trail that they leave."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from sqlalchemy.exc import OperationalError
+
+from service.audit import trail
+from service.database import Hospital
+from service.http import audit
+from service.identity import keys
+from service.openapi import description
+from tests.helpers.service.adapted_store import FIRST, REFUSED, publish_adapted, publish_space, record_job
+
+# They read no patient's data: models, settings, states of jobs, and counts.
+WITHOUT_ROW = {
+    ("GET", "/health/live"),
+    ("GET", "/health/ready"),
+    ("GET", "/metrics"),
+    ("GET", "/models"),
+    ("GET", "/models/{model}"),
+    ("GET", "/models/{model}/versions/{version}"),
+    ("GET", "/hospitals"),
+    ("GET", "/hospitals/{hospital}"),
+    ("GET", "/hospitals/{hospital}/serving/{model}"),
+    ("GET", "/hospitals/{hospital}/serving/{model}/history"),
+    ("GET", "/hospitals/{hospital}/serving/{model}/key-usage"),
+    ("GET", "/hospitals/{hospital}/cohorts"),
+    ("GET", "/hospitals/{hospital}/cohorts/{cohort}"),
+    ("GET", "/jobs"),
+    ("GET", "/jobs/{job}"),
+    ("GET", "/jobs/{job}/events"),
+    ("GET", "/keys"),
+}
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Any:
+    store = tmp_path_factory.mktemp("store")
+    publish_space(store, publish_bright)
+    found = start(store, auth="keys")
+    now = datetime.now(UTC)
+    with found.context.database.write() as session:
+        session.add(Hospital(id="north", name="north", site=None, created_at=now, updated_at=now))
+        session.flush()
+        _, key = keys.create(session, "ada", "approver", "north")
+    found.client.headers["Authorization"] = f"Bearer {key}"
+    return found
+
+
+def rows_after(api: Any, act: Callable[[], httpx.Response]) -> tuple[httpx.Response, list[dict[str, Any]]]:
+    """The answer, and the rows that the request left, verified."""
+    with api.context.database.read() as session:
+        before = trail.head(session).number
+    answer = act()
+    with api.context.database.snapshot() as session:
+        trail.verify(session)
+        return answer, list(trail.rows(session, before + 1))
+
+
+def test_every_operation_has_rows_or_is_listed_without() -> None:
+    paths = yaml.safe_load(description())["paths"]
+    there = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    named = {(method, path.replace("{name:path}", "{name}")) for method, path in audit.ACTIONS}
+    refused = {(method, path) for method, path in audit.REFUSALS}
+    assert named | refused | WITHOUT_ROW == there
+    assert len(named) + len(refused) + len(WITHOUT_ROW) == len(there)
+
+
+def test_segmented_scan_leaves_a_row_with_scan_version_and_request(
+    api: Any, make_png: Callable[..., bytes], picture: Any
+) -> None:
+    scan = make_png(picture)
+    answer, rows = rows_after(api, lambda: api.segment(scan, name="DOE^JOHN.png", hospital="north"))
+    assert answer.status_code == 200
+    (row,) = rows
+    assert (row["actor"], row["action"], row["outcome"]) == ("key:ada", "scan.segmented", 200)
+    assert row["scan"] == f"sha256:{hashlib.sha256(scan).hexdigest()}"
+    assert row["version"] == api.store.open("bright@1").digest
+    assert (row["hospital"], row["request"]) == ("north", answer.headers["locum-request"])
+    assert "DOE" not in str(row)
+
+
+def test_stored_scan_and_its_deletion_leave_rows_without_its_name(
+    api: Any, make_png: Callable[..., bytes], picture: Any
+) -> None:
+    scan = make_png(picture)
+    cohort = api.client.post("/hospitals/north/cohorts").json()["id"]
+    path = f"/hospitals/north/cohorts/{cohort}/scans/DOE^JOHN/1.png"
+    _, stored = rows_after(api, lambda: api.client.put(path, content=scan))
+    _, deleted = rows_after(api, lambda: api.client.delete(path))
+    rows = stored + deleted
+    assert [row["action"] for row in rows] == ["scan.stored", "scan.deleted"]
+    assert rows[0]["scan"] == f"sha256:{hashlib.sha256(scan).hexdigest()}"
+    assert {row["details"]["cohort"] for row in rows} == {cohort}
+    assert "DOE" not in str(rows)
+
+
+def test_override_and_refusal_of_the_gate_are_rows(api: Any, publish_bright: Any) -> None:
+    candidate = publish_adapted(api.store.root, publish_bright, api.store.open("bright@1"), "north", FIRST)
+    record_job(api.context, candidate, REFUSED)
+
+    def assign(**more: bool) -> Callable[[], httpx.Response]:
+        body = {"version": "bright.at-north@1", "reason": "seen", **more}
+        headers = {"If-Match": '"0"'}
+        return lambda: api.client.put("/hospitals/north/serving/bright", json=body, headers=headers)
+
+    answer, (refused,) = rows_after(api, assign())
+    assert (answer.status_code, refused["action"], refused["outcome"]) == (
+        409,
+        "version.assigned.refused",
+        409,
+    )
+    answer, (made,) = rows_after(api, assign(override=True))
+    assert (answer.status_code, made["action"], made["version"]) == (
+        200,
+        "version.assigned",
+        candidate.digest,
+    )
+    assert made["details"]["override"] is True
+    assert made["request"] == answer.headers["locum-request"]
+
+
+def test_missing_role_and_other_hospital_are_rows_and_a_missing_credential_is_not(api: Any) -> None:
+    _, (role,) = rows_after(api, lambda: api.client.put("/hospitals/north", json={"name": "x"}))
+    _, (other,) = rows_after(api, lambda: api.client.post("/hospitals/south/cohorts"))
+    _, (ghost,) = rows_after(api, lambda: api.client.get(f"/jobs/{'d' * 32}/card"))
+    assert [row["outcome"] for row in (role, other, ghost)] == [403, 404, 404]
+    assert (other["hospital"], ghost["details"]) == ("south", {"job": "d" * 32})
+    _, rows = rows_after(api, lambda: httpx.post(api.client.base_url.join("/segment")))
+    assert rows == []
+
+
+def test_answer_without_a_row_is_not_sent(
+    api: Any, make_png: Callable[..., bytes], picture: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OperationalError("INSERT", {}, Exception("database or disk is full"))
+
+    monkeypatch.setattr(trail, "append", full)
+    answer = api.segment(make_png(picture))
+    assert answer.status_code == 503
+    assert answer.headers["content-type"] == "application/problem+json"

@@ -1,0 +1,317 @@
+"""The audit trail in a real database, on SQLite and PostgreSQL; verified and then damaged."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from base64 import b64decode
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from xml.etree import ElementTree as Xml
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from service.audit import trail
+from service.audit.dicom import audit_message
+from service.audit.lines import line
+from service.database import AuditRow, Caller, Database
+from service.errors import AuditBroken
+from service.serving import assignments
+
+ADA = Caller("key:ada", frozenset({"approver"}), frozenset({"north"}))
+DIGEST, SCAN = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+def write(database: Database, count: int = 1, **given: Any) -> None:
+    for number in range(count):
+        with database.for_caller(ADA).write() as session:
+            content = {"hospital": "north", "scan": SCAN, "details": {"number": number}, **given}
+            trail.append(session, "scan.segmented", **content)
+
+
+def assign(database: Database, version: int = 1, expected: int = 0) -> None:
+    with database.for_caller(ADA).write() as session:
+        assignments.assign(
+            session,
+            "north",
+            "brain",
+            version=version,
+            digest=DIGEST,
+            expected=expected,
+            actor="key:ada",
+            reason="looked at it",
+        )
+
+
+def verified(database: Database, expected: trail.Head | None = None) -> trail.Verified:
+    with database.snapshot() as session:
+        return trail.verify(session, expected)
+
+
+def exported(database: Database) -> list[dict[str, Any]]:
+    with database.snapshot() as session:
+        return [json.loads(line(row)) for row in trail.rows(session)]
+
+
+def behind_its_back(database: Database, *statements: str) -> None:
+    """Change tables as a person with the database's password would: without the triggers."""
+    tables = ("audit", "assignment", "audit_checkpoint")
+    with database.engine.begin() as connection:
+        if database.is_sqlite:
+            names = connection.execute(
+                text(
+                    "SELECT name FROM sqlite_master WHERE type = 'trigger' AND tbl_name IN ('audit', "
+                    "'assignment', 'audit_checkpoint')"
+                )
+            )
+            for (name,) in names.all():
+                connection.execute(text(f"DROP TRIGGER {name}"))
+        else:
+            for table in tables:
+                connection.execute(text(f"ALTER TABLE {table} DISABLE TRIGGER ALL"))
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def test_new_trail_has_its_first_row_and_verifies(database: Database) -> None:
+    found = verified(database)
+    assert (found.rows, found.removed, found.head.number) == (1, 0, 1)
+
+
+def test_row_has_who_what_and_the_digest_before_it(database: Database) -> None:
+    write(database, 2)
+    _, first, second = exported(database)
+    assert (first["actor"], first["action"], first["hospital"]) == ("key:ada", "scan.segmented", "north")
+    assert (first["scan"], first["details"], first["id"]) == (SCAN, {"number": 0}, 2)
+    assert second["previous"] == first["digest"]
+
+
+def test_digest_equals_one_computed_from_the_export_alone(database: Database) -> None:
+    write(database, 3, details={"reason": "Größe, «ok»\n", "value": 0.1, "list": [1, None, True]})
+    before = "0" * 64
+    for row in exported(database):
+        digest = row.pop("digest")
+        assert row["previous"] == before
+        plain = json.dumps(row, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        assert hashlib.sha256(plain.encode()).hexdigest() == digest
+        before = digest
+
+
+def test_concurrent_writers_make_one_chain(database: Database) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: write(database, 10), range(8)))
+    assert verified(database).rows == 81
+
+
+def test_row_of_a_rolled_back_transaction_is_absent(database: Database) -> None:
+    def fail() -> None:
+        with database.write() as session:
+            trail.append(session, "scan.segmented")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    write(database)
+    assert verified(database).rows == 2
+
+
+CHANGES = {
+    "at": "at = '2020-01-01 00:00:00'",
+    "actor": "actor = 'key:eve'",
+    "action": "action = 'scan.deleted'",
+    "hospital": "hospital = NULL",
+    "version": "version = 'sha256:0'",
+    "scan": "scan = 'c'",
+    "outcome": "outcome = 403",
+    "request": "request = 'x'",
+    "details": "details = '{}'",
+    "previous": "previous = 'd'",
+    "digest": "digest = 'e'",
+}
+
+
+def test_changes_cover_every_column() -> None:
+    assert {"id", *CHANGES} == {column.name for column in AuditRow.__table__.columns}
+
+
+@pytest.mark.parametrize("column", CHANGES)
+def test_changed_row_is_found_and_named(database: Database, column: str) -> None:
+    write(database, 4)
+    behind_its_back(database, f"UPDATE audit SET {CHANGES[column]} WHERE id = 3")
+    with pytest.raises(AuditBroken, match=r"row [34]\b"):
+        verified(database)
+
+
+@pytest.mark.parametrize(
+    ("statements", "message"),
+    [
+        (["DELETE FROM audit WHERE id = 3"], "row 3 is missing: row 4 follows row 2"),
+        (["DELETE FROM audit WHERE id = 1"], "row 1 is missing"),
+        (
+            [
+                "UPDATE audit SET id = 99 WHERE id = 3",
+                "UPDATE audit SET id = 3 WHERE id = 4",
+                "UPDATE audit SET id = 4 WHERE id = 99",
+            ],
+            "row 3 has another digest before it than row 2",
+        ),
+    ],
+    ids=["removed", "first removed", "reordered"],
+)
+def test_removed_or_reordered_row_is_found_and_named(
+    database: Database, statements: list[str], message: str
+) -> None:
+    write(database, 4)
+    behind_its_back(database, *statements)
+    with pytest.raises(AuditBroken, match=message):
+        verified(database)
+
+
+def test_noted_head_shows_removed_last_rows_and_a_rewritten_trail(database: Database) -> None:
+    write(database, 3)
+    noted = verified(database).head
+    assert verified(database, noted).head == noted
+    behind_its_back(database, "DELETE FROM audit WHERE id = 4")
+    verified(database)
+    with pytest.raises(AuditBroken, match="rows 4 to 4 are missing at the end"):
+        verified(database, noted)
+    write(database)
+    with pytest.raises(AuditBroken, match="row 4 has another digest than was noted"):
+        verified(database, noted)
+
+
+@pytest.mark.parametrize("statement", ["UPDATE audit SET actor = 'x'", "DELETE FROM audit"])
+def test_database_refuses_to_change_the_trail(database: Database, statement: str) -> None:
+    write(database)
+    with pytest.raises(DBAPIError, match="append-only"), database.write() as session:
+        session.execute(text(statement))
+    assert verified(database).rows == 2
+
+
+def test_assignment_is_a_row_of_the_trail(database: Database) -> None:
+    assign(database)
+    assign(database, version=2, expected=1)
+    with database.for_caller(ADA).write() as session:
+        assignments.roll_back(session, "north", "brain", expected=2, actor="key:ada", reason="worse")
+    rows = exported(database)[1:]
+    assert [row["action"] for row in rows] == ["version.assigned"] * 2 + ["version.rolled-back"]
+    assert {row["version"] for row in rows} == {DIGEST}
+    assert rows[2]["details"]["restores"] == 1
+    assert rows[0]["details"]["reason"] == "looked at it"
+    verified(database)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE assignment SET reason = 'other'", "is another than row 2 says"),
+        ("UPDATE assignment SET actor = 'key:eve'", "is another than row 2 says"),
+        ("UPDATE assignment SET digest = 'sha256:0'", "is another than row 2 says"),
+        ("DELETE FROM assignment", "the assignment of row 2 is not in the serving log"),
+        (
+            "INSERT INTO assignment (id, hospital, model, sequence, version, digest, actor, reason, at) "
+            "SELECT 77, hospital, model, 2, 3, digest, actor, reason, at FROM assignment",
+            "entry 2 of the serving log of north for brain has no row",
+        ),
+    ],
+)
+def test_serving_log_that_differs_from_the_trail_is_found(
+    database: Database, statement: str, message: str
+) -> None:
+    assign(database)
+    behind_its_back(database, statement)
+    with pytest.raises(AuditBroken, match=message):
+        verified(database)
+
+
+@pytest.fixture
+def aged(database: Database) -> Callable[[int], datetime]:
+    """`aged(n)`: n rows, then the instant after which the others are written."""
+
+    def make(count: int) -> datetime:
+        write(database, count)
+        return datetime.now(UTC)
+
+    return make
+
+
+def test_removed_rows_leave_a_checkpoint_from_which_the_chain_goes_on(
+    database: Database, aged: Callable[[int], datetime]
+) -> None:
+    assign(database)
+    before = aged(3)
+    write(database, 2)
+    with database.write() as session:
+        found = trail.remove_before(session, before)
+    # The first row, the assignment and three; then two, and the row on the removal.
+    assert found is not None
+    assert (found.removed, found.rows, found.head.number) == (5, 3, 8)
+    assert verified(database, found.head) == found
+    second = aged(2)
+    write(database)
+    with database.write() as session:
+        again = trail.remove_before(session, second)
+    assert again is not None
+    assert again.removed == 10
+    with database.write() as session:
+        assert trail.remove_before(session, before) is None
+    write(database)
+    verified(database)
+
+
+def test_whole_trail_is_never_removed(database: Database) -> None:
+    write(database, 3)
+    with database.write() as session:
+        found = trail.remove_before(session, datetime.now(UTC) + timedelta(days=1))
+    assert found is not None
+    assert (found.removed, found.rows) == (3, 2)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE audit_checkpoint SET upto = 2", "the checkpoint at row 2 was changed"),
+        ("UPDATE audit_checkpoint SET actor = 'x'", "the checkpoint at row 3 was changed"),
+        ("DELETE FROM audit_checkpoint", "row 1 is missing"),
+        ("DELETE FROM audit WHERE id = 4", "row 4 is missing"),
+    ],
+)
+def test_changed_checkpoint_is_found(database: Database, statement: str, message: str) -> None:
+    write(database, 3)
+    with database.write() as session:
+        trail.remove_before(session, datetime.now(UTC) + timedelta(days=1))
+    behind_its_back(database, statement)
+    with pytest.raises(AuditBroken, match=message):
+        verified(database)
+
+
+def test_broken_trail_is_not_shortened(database: Database) -> None:
+    write(database, 3)
+    behind_its_back(database, "UPDATE audit SET actor = 'x' WHERE id = 2")
+    with database.write() as session, pytest.raises(AuditBroken):
+        trail.remove_before(session, datetime.now(UTC) + timedelta(days=1))
+    assert len(exported(database)) == 4
+
+
+def test_dicom_message_has_who_what_and_when(database: Database) -> None:
+    assign(database)
+    write(database, outcome=403, version=DIGEST)
+    with database.snapshot() as session:
+        messages = [Xml.fromstring(audit_message(row)) for row in trail.rows(session)]
+    event, actor = messages[2].find("EventIdentification"), messages[2].find("ActiveParticipant")
+    assert event is not None
+    assert actor is not None
+    assert (event.get("EventOutcomeIndicator"), actor.get("UserID")) == ("4", "key:ada")
+    assert event.find("EventID[@codeSystemName='DCM']") is not None
+    assert event.find("EventTypeCode[@csd-code='scan.segmented']") is not None
+    named = [one.get("ParticipantObjectID") for one in messages[2].findall("ParticipantObjectIdentification")]
+    assert named == ["north", SCAN, DIGEST, "3"]
+    details = {
+        one.get("type"): b64decode(one.get("value") or "").decode()
+        for one in messages[1].iter("ParticipantObjectDetail")
+    }
+    assert details["reason"] == "looked at it"
