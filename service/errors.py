@@ -8,7 +8,9 @@
     ├── RequestInvalid           422  fields of a request are not valid
     ├── AuthenticationError           who sent a request is not known
     │   ├── CredentialMissing    401  no bearer token, or of a kind that is not taken here
-    │   └── KeyNotValid          401  the API key is unknown, expired or revoked
+    │   ├── KeyNotValid          401  the API key is unknown, expired or revoked
+    │   └── TokenNotValid        401  the access token does not verify
+    ├── ProviderUnavailable      503  the identity provider's keys cannot be fetched
     ├── NotOnLoopback            403  without authentication, only loopback is answered
     ├── AuthorizationError            the caller may not do this
     │   ├── RoleMissing          403  the caller has none of the roles that the route requires
@@ -148,6 +150,18 @@ class KeyNotValid(AuthenticationError):
     """The API key is unknown, expired or revoked."""
 
     slug, title = "key-not-valid", "The API key is not valid"
+
+
+class TokenNotValid(AuthenticationError):
+    """The access token does not verify."""
+
+    slug, title = "token-not-valid", "The access token is not valid"
+
+
+class ProviderUnavailable(ServiceError):
+    """The identity provider's keys cannot be fetched."""
+
+    status, slug, title = 503, "provider-unavailable", "The identity provider does not answer"
 
 
 class NotOnLoopback(ServiceError):

@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -113,6 +114,17 @@ class Settings(BaseSettings):
         "none", description="how callers are authenticated; `none` serves loopback only"
     )
 
+    oidc_issuer: str | None = Field(
+        None, description="URL of the OpenID provider, as its tokens have it in `iss`"
+    )
+    oidc_audience: str | None = Field(None, description="what its tokens for Locum have in `aud`")
+    oidc_role_claim: str = Field(
+        "locum_roles", description="claim with roles; dots lead into its members, as in realm_access.roles"
+    )
+    oidc_hospital_claim: str = Field(
+        "locum_hospitals", description="claim with ids of hospitals; `*` is every hospital"
+    )
+    oidc_leeway_seconds: int = Field(30, ge=0, le=300, description="tolerated difference of the clocks")
     two_person_rule: bool = Field(
         False, description="whether an adapted version must be assigned by another caller than adapted it"
     )
@@ -194,6 +206,18 @@ class Settings(BaseSettings):
                 "LOCUM_AUTH=keys, and create the first key: python -m service keys create first --role admin"
             )
         return host
+
+    @field_validator("oidc_issuer", "oidc_audience")
+    @classmethod
+    def _oidc_needs_both(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is None and info.data.get("auth") in ("oidc", "both"):
+            raise ValueError("is required where LOCUM_AUTH is oidc or both")
+        if value is not None and info.field_name == "oidc_issuer":
+            found = urlsplit(value)
+            safe = found.scheme == "https" or (found.scheme == "http" and is_loopback(found.hostname or ""))
+            if not safe or found.query or found.fragment:
+                raise ValueError("expected an https:// URL (http:// on loopback) without query and fragment")
+        return value
 
     @field_validator("two_person_rule")
     @classmethod

@@ -236,7 +236,7 @@ def _describe(app: FastAPI) -> None:
             for operation in path.values():
                 if "security" in operation:
                     operation["responses"].update(
-                        {str(status): text for status, text in problem_responses(401, 403).items()}
+                        {str(status): text for status, text in problem_responses(401, 403, 503).items()}
                     )
                 answer = operation.get("responses", {}).get("422", {}).get("content", {})
                 if "HTTPValidationError" in str(answer):

@@ -16,6 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from service.database import ANONYMOUS, ApiKey, Caller, Database
 from service.errors import CredentialMissing
 from service.identity import keys
+from service.identity.oidc import Verifier
 from service.settings import Settings
 
 _log = logging.getLogger("locum.service")
@@ -30,6 +31,9 @@ class Authenticator:
         self._database = database
         # Not the threads that requests wait for: a busy service rejects a wrong key at once.
         self._threads = CapacityLimiter(_THREADS)
+        # Others, since these may wait for the provider.
+        self._verifying = CapacityLimiter(_THREADS)
+        self._verifier = Verifier(settings) if settings.auth in ("oidc", "both") else None
 
     async def authenticate(self, authorization: str | None) -> Caller:
         """Return the caller of the request with this header.
@@ -37,6 +41,8 @@ class Authenticator:
         Raises:
             CredentialMissing: there is no bearer token of a kind that is taken here.
             KeyNotValid: the API key is unknown, expired or revoked.
+            TokenNotValid: the access token does not verify.
+            ProviderUnavailable: the keys to verify it with cannot be fetched.
         """
         if self.mode == "none":
             return ANONYMOUS
@@ -46,6 +52,8 @@ class Authenticator:
             raise CredentialMissing(f"send the header `Authorization: Bearer ...` with {self._taken()}")
         if token.startswith(keys.PREFIX) and self.mode in ("keys", "both"):
             return await to_thread.run_sync(self._key, token, limiter=self._threads)
+        if self._verifier is not None and not token.startswith(keys.PREFIX):
+            return await to_thread.run_sync(self._verifier.caller, token, limiter=self._verifying)
         raise CredentialMissing(f"the bearer token is not {self._taken()}")
 
     def _taken(self) -> str:

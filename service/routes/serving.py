@@ -37,7 +37,7 @@ class Decision(BaseModel):
 
     actor: Text | None = Field(
         None,
-        description="Who decides. Only where the service authenticates no caller (LOCUM_AUTH=none); "
+        description="Who decides. Required where the service authenticates no caller (LOCUM_AUTH=none); "
         "elsewhere the log has the caller, and a request that names another actor is rejected.",
     )
     reason: Reason
@@ -234,6 +234,9 @@ def _actor(context: ServiceContext, body: Decision) -> str:
     caller = context.database.caller
     if caller.authenticated and body.actor not in (None, caller.actor):
         reason = f"the log has the caller, {caller.actor}: leave the actor out"
+        raise RequestInvalid([{"field": "body.actor", "reason": reason}])
+    if not caller.authenticated and body.actor is None:
+        reason = "is required, because this service authenticates no caller"
         raise RequestInvalid([{"field": "body.actor", "reason": reason}])
     return body.actor or caller.actor
 

@@ -12,9 +12,11 @@ import httpx
 import pytest
 import yaml
 
+from service.audit import trail
 from service.database import ApiKey, Caller, Hospital, Role
 from service.identity import keys
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
+from tests.helpers.service.issuer import AUDIENCE, running_issuer
 
 Operation = tuple[str, str]
 REPOSITORY = Path(__file__).resolve().parents[4]
@@ -253,6 +255,42 @@ def test_key_is_noted_when_used_and_rejected_once_revoked(api: Any, credentials:
     assert kind(api.client.get("/models", headers=own)) == (401, "key-not-valid")
     successor = {"Authorization": f"Bearer {rotated['key']}"}
     assert api.client.get("/models", headers=successor).status_code == 200
+
+
+def test_token_of_the_provider_and_key_are_taken_together(
+    start: Callable[..., Any], tmp_path: Path, publish_bright: Any
+) -> None:
+    publish_bright(tmp_path)
+    with running_issuer() as issuer:
+        api = start(tmp_path, auth="both", oidc_issuer=issuer.url, oidc_audience=AUDIENCE)
+        now = datetime.now(UTC)
+        with api.context.database.write() as session:
+            for name in ("north", "south"):
+                session.add(Hospital(id=name, name=name, site=None, created_at=now, updated_at=now))
+            session.flush()
+            key = keys.create(session, "pacs", "reader", "south")[1]
+
+        def get(path: str, bearer: str) -> httpx.Response:
+            return api.client.get(path, headers={"Authorization": f"Bearer {bearer}"})  # type: ignore[no-any-return]
+
+        token = issuer.token()
+        assert get("/hospitals/north/cohorts", token).status_code == 200
+        assert kind(get("/hospitals/south/cohorts", token)) == (404, "hospital-unknown")
+        assert kind(get("/keys", token)) == (403, "role-missing")
+        assert kind(get("/models", issuer.token(aud="mail"))) == (401, "token-not-valid")
+        assert get("/hospitals/south", key).status_code == 200
+        created = api.client.post("/hospitals/north/cohorts", headers={"Authorization": f"Bearer {token}"})
+        assert created.status_code == 201
+        with api.context.database.snapshot() as session:
+            assert list(trail.rows(session))[-1]["actor"] == "oidc:ada"
+    down = start(tmp_path, auth="oidc", oidc_issuer="http://127.0.0.1:1", oidc_audience=AUDIENCE)
+    answer = down.client.get("/models", headers={"Authorization": f"Bearer {token}"})
+    assert kind(answer) == (503, "provider-unavailable")
+    assert answer.headers["retry-after"] == "10"
+    assert kind(down.client.get("/models", headers={"Authorization": f"Bearer {key}"})) == (
+        401,
+        "credential-missing",
+    )
 
 
 def test_broken_body_without_a_credential_is_401(api: Any) -> None:
