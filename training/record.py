@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from model_store.durable import write_durably
 from model_store.manifest import ModelManifest
 from model_store.task import Task
-from training.data.cases import SPLITS, Site
+from training.data.cases import RemoteSite, Site
 from training.engine.history import RoundEntry
 from training.errors import TrainingError
 from training.publish import software
@@ -128,10 +128,6 @@ class RunRecord(_Strict):
             raise TrainingError(f"{path} is not the record of a run: {error}") from error
 
 
-def _site_record(site: Site[Any]) -> SiteRecord:
-    by_split = {split: site.of_split(split) for split in SPLITS}
-    return SiteRecord(
-        name=site.name,
-        files={split: len(cases) for split, cases in by_split.items()},
-        patients={split: len({case.patient for case in cases}) for split, cases in by_split.items()},
-    )
+def _site_record(site: Site[Any] | RemoteSite) -> SiteRecord:
+    counts = site.counts
+    return SiteRecord(name=site.name, files=dict(counts.files), patients=dict(counts.patients))

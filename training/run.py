@@ -56,7 +56,7 @@ class Run:
         left_out = {"consent"}
         left_out |= set() if self.settings.feature_bounds else {"feature_bounds"}
         left_out |= set() if self.settings.defence != Defence() else {"defence"}
-        splits = {site.name: {case.name: case.split for case in site.cases} for site in self.federation.sites}
+        splits = {site.name: site.splits_digest for site in self.federation.sites}
         return {
             "method": self.method,
             "data": self.federation.digest,
@@ -105,7 +105,7 @@ class Run:
                 loader(self, site),
                 frozenset(settings.egress.get(site.name, ALL_KINDS)),
                 settings.consent == "all" or site.name in settings.consent,
-                len(site.cases),
+                site.size,
                 settings.feature_bounds.get(site.name, NO_BOUNDS),
             )
             for site in self.sites()

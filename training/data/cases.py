@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Generic, Literal
+from typing import Any, Generic, Literal
 
 from typing_extensions import TypeVar
 
@@ -49,11 +51,43 @@ AnyCase = TypeVar("AnyCase", Case, LabelledCase, default=Case)
 
 
 @dataclass(frozen=True)
+class SiteCounts:
+    """How many files and patients a site has in each split."""
+
+    files: Mapping[Split, int]
+    patients: Mapping[Split, int]
+
+
+@dataclass(frozen=True)
 class Site(Generic[AnyCase]):
-    """One hospital: its name (that of the folder) and its cases, ordered by file name."""
+    """One hospital: its name (that of the folder) and its cases, ordered by file name.
+
+    `digest` is a sha256 over the cases' names, patients and splits and the bytes of their files.
+    """
 
     name: str
     cases: tuple[AnyCase, ...]
+    digest: str = field(default="", compare=False)
+
+    @property
+    def size(self) -> int:
+        """The number of cases."""
+        return len(self.cases)
+
+    @property
+    def splits_digest(self) -> str:
+        """A sha256 over the split of every case."""
+        splits = {case.name: case.split for case in self.cases}
+        return hashlib.sha256(json.dumps(splits, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def counts(self) -> SiteCounts:
+        """Files and patients by split."""
+        by_split = {split: self.of_split(split) for split in SPLITS}
+        return SiteCounts(
+            {split: len(cases) for split, cases in by_split.items()},
+            {split: len({case.patient for case in cases}) for split, cases in by_split.items()},
+        )
 
     @property
     def patients(self) -> tuple[str, ...]:
@@ -67,6 +101,41 @@ class Site(Generic[AnyCase]):
     def assigned(self, splits: dict[str, Split]) -> Site[AnyCase]:
         """Return the site with every case in the split of its patient."""
         return replace(self, cases=tuple(replace(case, split=splits[case.patient]) for case in self.cases))
+
+
+@dataclass(frozen=True)
+class RemoteSite:
+    """A hospital on the network, as the operator knows it: digests and counts, no cases.
+
+    The fields are those that the hospital computes with `Site` from its own folder.
+    """
+
+    name: str
+    digest: str
+    splits_digest: str
+    counts: SiteCounts
+
+    @property
+    def size(self) -> int:
+        """The number of cases."""
+        return sum(self.counts.files.values())
+
+
+def digest_of_cases(rows: Iterable[Sequence[str]]) -> str:
+    """Compute a site's digest from one row of fields per case."""
+    hasher = hashlib.sha256()
+    for fields in rows:
+        # A separator that no file name can contain makes the fields unambiguous.
+        hasher.update("\0".join(fields).encode() + b"\0")
+    return hasher.hexdigest()
+
+
+def digest_of_sites(task: Task, sites: Iterable[Site[Any] | RemoteSite]) -> str:
+    """Compute a federation's digest from its sites' digests, which a hospital can send without its files."""
+    hasher = hashlib.sha256(task.model_dump_json().encode())
+    for site in sites:
+        hasher.update(f"{site.name}\0{site.digest}\0".encode())
+    return f"sha256:{hasher.hexdigest()}"
 
 
 @dataclass(frozen=True)

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from model_store.errors import TaskError
 from model_store.task import Task
-from training.data.cases import Case, Federation, Site
-from training.data.classification import Partition, holds_classes, load_folders, load_npz
+from training.data.cases import Case, Federation, Site, digest_of_cases, digest_of_sites
+from training.data.classification import Partition, holds_classes, load_classes, load_folders, load_npz
 from training.data.segmentation.infer_task import infer_task
 from training.data.segmentation.inspection import Look, look_at
 from training.data.segmentation.layout import find_sites, read_site
 from training.errors import FederationError
 
-__all__ = ["TASK_FILE", "Case", "Federation", "Site", "load_federation"]
+__all__ = ["TASK_FILE", "Case", "Federation", "Site", "load_federation", "load_site"]
 
 TASK_FILE = "task.yaml"
 
@@ -55,7 +55,36 @@ def load_federation(
     problems += [problem for look in looks for problem in look.problems]
     if problems:
         raise _refused(root, problems)
-    return Federation(root, task, tuple(sites), inferred, _digest(task, looks), _repeated(looks))
+    sites = [_with_digest(site, looks) for site in sites]
+    return Federation(root, task, tuple(sites), inferred, digest_of_sites(task, sites), _repeated(looks))
+
+
+def load_site(folder: Path, task: Task, name: str) -> Site[Any]:
+    """Read and check one hospital's own folder, laid out as a site of a federation.
+
+    The site is called `name`, whatever the folder is called. Raises FederationError; its `.problems` lists all
+    problems, each with its file.
+    """
+    if not folder.is_dir():
+        raise FederationError(f"{folder} cannot be trained on:", ["expected a folder, found none"])
+    if task.kind == "classification":
+        return replace(load_classes(folder, task), name=name)
+    problems: list[str] = []
+    site = read_site(folder, task, problems)
+    looks = look_at([site], task)
+    problems += [problem for look in looks for problem in look.problems]
+    if problems:
+        raise FederationError(f"{folder} cannot be trained on:", problems)
+    return replace(_with_digest(site, looks), name=name)
+
+
+def _with_digest(site: Site, looks: Sequence[Look]) -> Site:
+    rows = (
+        (look.case.name, look.case.patient, look.case.split or "", look.digest)
+        for look in looks
+        if look.site == site.name
+    )
+    return replace(site, digest=digest_of_cases(rows))
 
 
 def _refused(root: Path, problems: Sequence[str]) -> FederationError:
@@ -74,12 +103,3 @@ def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:
         if len({(look.site, look.case.patient) for look in group}) > 1
     )
 
-
-def _digest(task: Task, looks: Sequence[Look]) -> str:
-    hasher = hashlib.sha256(task.model_dump_json().encode())
-    for look in looks:
-        case = look.case
-        # A separator that no file name can contain makes the fields unambiguous.
-        fields = (look.site, case.name, case.patient, case.split or "", look.digest)
-        hasher.update("\0".join(fields).encode() + b"\0")
-    return f"sha256:{hasher.hexdigest()}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from training.data.classification.dataset import ImageSet, LabelledData, labelled_batches
-from training.data.classification.folders import holds_classes, load_folders
+from training.data.classification.folders import holds_classes, load_classes, load_folders
 from training.data.classification.npz import load_npz
 from training.data.classification.partition import Partition, share_out
 
@@ -12,6 +12,7 @@ __all__ = [
     "LabelledData",
     "Partition",
     "holds_classes",
+    "load_classes",
     "labelled_batches",
     "load_folders",
     "load_npz",

@@ -9,12 +9,11 @@ root/
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +23,7 @@ from model_store.preprocessing import geometry_of
 from model_store.preprocessing.intensity import match_channels
 from model_store.scan import decode
 from model_store.task import LEAST_SIDE, Task
-from training.data.cases import Federation, LabelledCase, Site
+from training.data.cases import Federation, LabelledCase, Site, digest_of_cases, digest_of_sites
 from training.data.scan_files import content_digest, read_content, read_scan, scans_in, stem_of
 from training.data.segmentation.layout import (
     CASES,
@@ -64,11 +63,19 @@ def load_folders(root: Path, task: Task | None) -> Federation[LabelledCase]:
     if task is None:
         raise _refused(root, problems)
     sites = tuple(_read_site(folder, task, problems) for folder in folders)
-    looks = _look_at(sites, task)
-    problems += [problem for look in looks for problem in look.problems]
+    sites = tuple(_checked(site, task, problems) for site in sites)
     if problems:
         raise _refused(root, problems)
-    return Federation(root, task, sites, inferred, _digest(task, looks))
+    return Federation(root, task, sites, inferred, digest_of_sites(task, sites))
+
+
+def load_classes(folder: Path, task: Task) -> Site[LabelledCase]:
+    """Read and check the folder of one site, with a folder per class. Raises FederationError."""
+    problems: list[str] = []
+    site = _checked(_read_site(folder, task, problems), task, problems)
+    if problems:
+        raise FederationError(f"{folder} cannot be trained on:", problems)
+    return site
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -111,24 +118,20 @@ def _read_site(folder: Path, task: Task, problems: list[str]) -> Site[LabelledCa
     return Site(site, whole_patients(site, cases, problems))
 
 
-@dataclass(frozen=True)
-class _Look:
-    """The result of checking one case, and the sha256 of its file."""
-
-    site: str
-    case: LabelledCase
-    digest: str
-    problems: tuple[str, ...]
-
-
-def _look_at(sites: Sequence[Site[LabelledCase]], task: Task) -> list[_Look]:
-    """Decode every file, in threads, and check it against the task."""
+def _checked(site: Site[LabelledCase], task: Task, problems: list[str]) -> Site[LabelledCase]:
+    """Decode every file of a site, in threads, check it against the task, and set the site's digest."""
     with ThreadPoolExecutor(max_workers=min(8, os.cpu_count() or 1)) as pool:
-        pairs = [(site.name, case) for site in sites for case in site.cases]
-        return list(pool.map(lambda pair: _look(pair[0], pair[1], task), pairs))
+        looks = list(pool.map(lambda case: _look(site.name, case, task), site.cases))
+    problems += [problem for _, found in looks for problem in found]
+    rows = (
+        (case.name, case.patient, case.split or "", digest)
+        for case, (digest, _) in zip(site.cases, looks, strict=True)
+    )
+    return replace(site, digest=digest_of_cases(rows))
 
 
-def _look(site: str, case: LabelledCase, task: Task) -> _Look:
+def _look(site: str, case: LabelledCase, task: Task) -> tuple[str, tuple[str, ...]]:
+    """Return the sha256 of a case's file, and its problems."""
     content = read_content(case.image)
     problems: tuple[str, ...] = ()
     try:
@@ -137,7 +140,7 @@ def _look(site: str, case: LabelledCase, task: Task) -> _Look:
         geometry_of(scan, task)
     except LocumStoreError as error:
         problems = (f"{site}/{case.name}: {error}",)
-    return _Look(site, case, content_digest(content), problems)
+    return content_digest(content), problems
 
 
 def _inferred(root: Path, folders: Sequence[Path]) -> Task:
@@ -167,15 +170,6 @@ def _inferred(root: Path, folders: Sequence[Path]) -> Task:
         colour="refuse" if len(channels) <= 1 else "replicate",
         size=(min(round(height), _LARGEST_SIDE), min(round(width), _LARGEST_SIDE)),
     )
-
-
-def _digest(task: Task, looks: Sequence[_Look]) -> str:
-    hasher = hashlib.sha256(task.model_dump_json().encode())
-    for look in looks:
-        case = look.case
-        fields = (look.site, case.name, case.patient, case.split or "", look.digest)
-        hasher.update("\0".join(fields).encode() + b"\0")
-    return f"sha256:{hasher.hexdigest()}"
 
 
 def _refused(root: Path, problems: Sequence[str]) -> FederationError:
