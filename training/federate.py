@@ -3,7 +3,9 @@
     python -m training.federate --method iop-fl --data DIR --out STORE --consent all
 
 Without --data, the phantom federation is written and used. An error is printed as a message, with exit code
-2; a run that was killed continues with --resume.
+2; a run that was killed continues with --resume. Hospitals that keep their folders take part over a network:
+
+    python -m training.federate --engine network --kit KITS/server --task task.yaml --method iop-fl
 """
 
 from __future__ import annotations
@@ -11,10 +13,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 from rich.console import Console
@@ -22,10 +25,10 @@ from rich.console import Console
 from model_store.errors import LocumStoreError
 from model_store.signing import Signer
 from model_store.store import Store
-from model_store.task import TaskKind
+from model_store.task import Task, TaskKind
 from training.algorithm import Publication
 from training.config import MethodConfig, RunConfig, parse, read_sections
-from training.data.cases import Federation
+from training.data.cases import Federation, digest_of_sites
 from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
 from training.errors import ConfigurationError, TrainingError
@@ -40,9 +43,20 @@ from training.record import RECORD_FILE, RunRecord
 from training.run import Result, Run, execute
 from training.tasks import resolve as resolve_task
 
+if TYPE_CHECKING:
+    from training.network.operator import Operator
+
 REPORT_FILE = "report.html"
 DEFAULT_STORE = ".locum/store"
 FAILED, INTERRUPTED = 2, 130
+Given = TypeVar("Given")
+
+
+class Engine(Enum):
+    """Where the hospitals of a run are."""
+
+    IN_PROCESS = "in-process"
+    NETWORK = "network"
 
 
 def federate(
@@ -97,9 +111,22 @@ def federate(
     keep_rounds: Annotated[
         int, typer.Option(min=1, max=25, help="Rounds that can be taken back; each costs the disk a memory.")
     ] = 1,
+    engine: Annotated[
+        Engine, typer.Option(help="Where the hospitals are: folders here, or processes on a network.")
+    ] = Engine.IN_PROCESS,
+    kit: Annotated[Path | None, typer.Option(help="network: the operator's kit.")] = None,
+    listen: Annotated[
+        str | None, typer.Option(help="network: HOST:PORT to listen on, if not the kit's address.")
+    ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(min=1, help="network: seconds after which a round drops late hospitals.")
+    ] = None,
+    quorum: Annotated[
+        int, typer.Option(min=1, help="network: hospitals that must deliver before a round ends.")
+    ] = 1,
 ) -> None:
     """Federate the hospitals of a folder and publish what they learned."""
-    with _failures_in_words():
+    with _failures_in_words(), ExitStack() as opened:
         chosen = find_method(method)
         method_config, run_config = _configured(
             chosen,
@@ -107,24 +134,132 @@ def federate(
             {"rounds": rounds, "backbone": backbone},
             {"leave_out": leave_out or None, "seed": seed, "consent": _consent(consent)},
             # Defaults suit real scans; the phantom's few slices want their own.
-            phantom_of(chosen.kinds[0]).training if data is None else {},
+            phantom_of(chosen.kinds[0]).training if data is None and engine is Engine.IN_PROCESS else {},
         )
         store = Store(out, signer=None if sign is None else Signer.load(sign))
         # Beside a store's folder; a bucket has nothing beside it.
         home = store.root.parent if isinstance(store.root, Path) else Path(".locum")
-        federation = _federation(
-            data or _phantom(home, chosen.kinds[0]),
-            task,
-            {"clients": clients, "alpha": dirichlet},
-            run_config.seed,
-        )
-        name = name or federation.task.name
-        check_names(name)
-        job = Run(federation, method, method_config.prepared(store, federation.task, name), run_config)
-        folder = run or home / "runs" / job.id
+        if engine is Engine.NETWORK:
+            _check_network(data, clients, dirichlet, playbook, run_config)
+            planned = opened.enter_context(
+                _over_network(
+                    _given_or_refused(kit, "kit", "the operator's kit"),
+                    resolve_task(_given_or_refused(task, "task", "what the hospitals train on")),
+                    method,
+                    method_config,
+                    run_config,
+                    store,
+                    name,
+                    run,
+                    home / "runs",
+                    deadline,
+                    quorum,
+                    listen,
+                )
+            )
+        else:
+            federation = _federation(
+                data or _phantom(home, chosen.kinds[0]),
+                task,
+                {"clients": clients, "alpha": dirichlet},
+                run_config.seed,
+            )
+            name = name or federation.task.name
+            check_names(name)
+            job = Run(federation, method, method_config.prepared(store, federation.task, name), run_config)
+            planned = _Planned(job, name, run or home / "runs" / job.id)
         going_on = GoingOn(resume, _round_of(resume_before), keep_rounds)
-        result, warnings = _train(job, store, name, folder, workers, going_on, playbook)
-        _conclude(result, store, folder, warnings)
+        result, warnings = _train(planned, store, workers, going_on, playbook)
+        _conclude(result, store, planned.folder, warnings)
+
+
+@dataclass(frozen=True)
+class _Planned:
+    """A run to execute, the name to publish under, its folder, and the hospitals if they are on a network."""
+
+    job: Run
+    name: str
+    folder: Path
+    operator: Operator | None = None
+
+
+@contextmanager
+def _over_network(
+    kit: Path,
+    task: Task,
+    method: str,
+    config: MethodConfig,
+    settings: RunConfig,
+    store: Store,
+    name: str | None,
+    folder: Path | None,
+    folders: Path,
+    deadline: float | None,
+    quorum: int,
+    listen: str | None,
+) -> Iterator[_Planned]:
+    """Listen for the kit's hospitals and wait until they joined; stop listening at the end."""
+    try:
+        # The extra `network` may not be installed.
+        from training.network.kits import Kit
+        from training.network.operator import Operator, RoundLimits, network_id
+    except ImportError as error:
+        raise ConfigurationError(
+            "the network engine is not installed", [f"{error}; pip install 'locum[network]'"]
+        ) from error
+    opened = Kit.open(kit, server=True)
+    unknown = [site for site in settings.leave_out if site not in opened.content.sites]
+    if unknown:
+        known = ", ".join(opened.content.sites)
+        raise ConfigurationError(
+            "the run does not fit the kit", [f"leave_out: {unknown}; hospitals: {known}"]
+        )
+    sites = sorted(set(opened.content.sites) - set(settings.leave_out))
+    name = name or task.name
+    check_names(name)
+    config = config.prepared(store, task, name)
+    folder = folder or folders / network_id(method, config, settings, task, sites)
+    console = Console(stderr=True)
+    limits = RoundLimits(deadline, quorum)
+    with Operator(opened, folder, sites, method, config, settings, task, limits, listen) as operator:
+        console.print(f"listening on {listen or opened.content.address}", highlight=False)
+        joined: tuple[Any, ...] = operator.gather(
+            lambda missing: console.print(f"waiting for {', '.join(missing)}", highlight=False)
+        )
+        federation: Federation[Any] = Federation(folder, task, joined, False, digest_of_sites(task, joined))
+        # Sites that are left out are not in this federation.
+        settings = operator.policies(settings.model_copy(update={"leave_out": ()}))
+        yield _Planned(Run(federation, method, config, settings), name, folder, operator)
+
+
+def _check_network(
+    data: Path | None, clients: int | None, dirichlet: float | None, playbook: bool, settings: RunConfig
+) -> None:
+    """Reject options that only make sense with the hospitals' folders here. Raises ConfigurationError."""
+    given = {
+        "--data": data,
+        "--clients": clients,
+        "--dirichlet": dirichlet,
+        "--playbook": playbook or None,
+        "--consent": settings.consent or None,
+        "egress": settings.egress or None,
+        "feature_bounds": settings.feature_bounds or None,
+    }
+    problems = [
+        f"{option}: each hospital decides this with its own folder and policy"
+        for option, value in given.items()
+        if value is not None
+    ]
+    if problems:
+        raise ConfigurationError("the options do not fit --engine network", problems)
+
+
+def _given_or_refused(value: Given | None, option: str, what: str) -> Given:
+    if value is None:
+        raise ConfigurationError(
+            "the options do not fit --engine network", [f"--{option} is missing: {what}"]
+        )
+    return value
 
 
 @contextmanager
@@ -198,9 +333,10 @@ def _round_of(text: str | None) -> tuple[str, int] | None:
 
 
 def _train(
-    job: Run, store: Store, name: str, folder: Path, workers: int | None, going_on: GoingOn, playbook: bool
+    planned: _Planned, store: Store, workers: int | None, going_on: GoingOn, playbook: bool
 ) -> tuple[Result, list[str]]:
     """Execute the run, with its progress shown; returns its result and the warnings that were shown."""
+    job, name, folder, operator = planned.job, planned.name, planned.folder, planned.operator
     if playbook:
         check_practises(job)
     algorithm, sites, federation = job.algorithm(), job.specs(), job.federation
@@ -214,8 +350,11 @@ def _train(
             f"{job.method} on {name}",
             algorithm.plan(),
             [site.name for site in sites],
-            expected_seconds(job, workers),
+            # Hospitals on a network have other machines than this one.
+            {} if operator else expected_seconds(job, workers),
         )
+        if operator is not None:
+            operator.warn = progress.warning
         if federation.inferred:
             federation.task.dump(folder / TASK_FILE)
             warnings.append(
@@ -252,6 +391,7 @@ def _train(
             store=store,
             name=name,
             extend=practise if playbook else None,
+            pool=operator,
         )
         for artefact in result.artefacts:
             progress.published(str(artefact), artefact.digest)

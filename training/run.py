@@ -19,7 +19,7 @@ from model_store.store import Store
 from training.algorithm import Algorithm, Publication
 from training.bounds import NO_BOUNDS
 from training.config import Defence, MethodConfig, RunConfig
-from training.data.cases import Federation, Site
+from training.data.cases import Federation, RemoteSite, Site
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import check_trains, split_by_patient
@@ -28,6 +28,7 @@ from training.engine.egress import ALL_KINDS, SiteSpec
 from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.in_process import InProcessEngine
+from training.engine.pool import Pool
 from training.errors import ConfigurationError
 from training.methods.registry import method, methods
 from training.publish import Origin, check_names, parts_of, publish
@@ -112,6 +113,8 @@ class Run:
         )
 
     def _split(self, site: Site[Any]) -> Site[Any]:
+        if isinstance(site, RemoteSite):
+            return site  # split at the hospital
         if not all(case.split for case in site.cases):
             return split_by_patient(site, self.settings.seed, test=self.settings.test, val=self.settings.val)
         # A site without training patients would be dropped from every round: fail before the first one.
@@ -155,6 +158,7 @@ def execute(
     store: Store | None = None,
     name: str | None = None,
     extend: Callable[[Publication], Publication] | None = None,
+    pool: Pool | None = None,
 ) -> Result:
     """Execute a run to its end, and publish the result if a store is given.
 
@@ -166,6 +170,7 @@ def execute(
             result does not depend on it.
         name: name of the published artefact; the task's by default.
         extend: changes the publication before it is published.
+        pool: runs the sites' steps instead of worker processes, such as hospitals on a network.
 
     Raises:
         TrainingError: see `training.errors`; RunMismatch when the folder holds another run.
@@ -191,6 +196,7 @@ def execute(
             participation=run.settings.participation,
             defence=run.settings.defence,
             observer=observer,
+            pool=pool,
         )
         outcome = engine.run()
         publication = algorithm.publication(outcome.server)

@@ -62,8 +62,8 @@ def load_federation(
 def load_site(folder: Path, task: Task, name: str) -> Site[Any]:
     """Read and check one hospital's own folder, laid out as a site of a federation.
 
-    The site is called `name`, whatever the folder is called. Raises FederationError; its `.problems` lists all
-    problems, each with its file.
+    The site is called `name`, whatever the folder is called. Raises FederationError; its `.problems` lists
+    all problems, each with its file.
     """
     if not folder.is_dir():
         raise FederationError(f"{folder} cannot be trained on:", ["expected a folder, found none"])
@@ -102,4 +102,3 @@ def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:
         for group in same.values()
         if len({(look.site, look.case.patient) for look in group}) > 1
     )
-

@@ -22,6 +22,12 @@ class RunEnvironment:
     device: str = "cpu"
     threads: int = 1
 
+    def apply(self) -> None:
+        """Set the threads and the deterministic mode of torch in a process that runs steps."""
+        torch.set_num_threads(self.threads)
+        torch.backends.cudnn.benchmark = False
+        torch.backends.cudnn.deterministic = True
+
     def context(self, phase: str, round_: int, rounds: int, site: str | None = None) -> StepContext:
         """Build the context of one step. The context of a server step has no site."""
 

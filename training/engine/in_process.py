@@ -59,7 +59,8 @@ class InProcessEngine:
     """Run an algorithm over sites.
 
     `workers` is the number of processes that run the sites' steps, at most one per site; with 0 this process
-    runs them. `participation` is the share of the sites that is drawn for a round (at least one site).
+    runs them. With `pool`, such as one of hospitals on a network, that pool runs them instead.
+    `participation` is the share of the sites that is drawn for a round (at least one site).
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class InProcessEngine:
         participation: float = 1.0,
         defence: Defence | None = None,
         observer: Observer | None = None,
+        pool: Pool | None = None,
     ) -> None:
         self._algorithm = algorithm
         self._plan = algorithm.plan()
@@ -83,6 +85,7 @@ class InProcessEngine:
         self._participation = participation
         self._defence = defence or Defence()
         self._observer = observer or Silent()
+        self._remote = pool
 
     def run(self) -> RunOutcome:
         """Run the plan from the last committed round (or the beginning) to its end.
@@ -139,6 +142,8 @@ class InProcessEngine:
         return set(history[-1].sites) != {site.name for site in self._sites if may_take_part(last, site)}
 
     def _pool(self) -> AbstractContextManager[Pool]:
+        if self._remote is not None:
+            return nullcontext(self._remote)
         arguments = (self._algorithm, self._sites, self._surroundings, self._folder.root)
         if self._workers == 0:
             return nullcontext(Inline(*arguments))

@@ -43,6 +43,8 @@ _LENGTH = struct.Struct("<Q")
 _ALIGNMENT = 8  # views of a buffer need their type's alignment
 # fdatasync is cheaper where it exists: overwritten pages need no new metadata.
 _sync = getattr(os, "fdatasync", os.fsync)
+_LONGEST_HEADER = 16 * 2**20
+_MOST_AXES = 16
 _MOST_BUFFERS = 512  # POSIX guarantees at least 16 for writev; Linux and macOS accept 1024
 
 
@@ -131,6 +133,48 @@ def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any
             name: part.view(shape) for name, part, shape in zip(run.names, parts, run.shapes, strict=True)
         }
     return {name: views[name] for name in header.names}, json.loads(header.facts)
+
+
+def check_tensors(path: Path) -> int:
+    """Check the header of a file from another machine before a tensor is read. Returns the tensors' bytes.
+
+    Every tensor must have a known type and a shape that fills its bytes, the tensors must fill the file
+    without gaps, and there must be no facts. Raises TrainingError.
+    """
+
+    def refuse(why: str) -> TrainingError:
+        return TrainingError(f"not a file of tensors: {why}")
+
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(_LENGTH.size)
+        length = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else 0
+        if not 2 <= length <= min(_LONGEST_HEADER, size - _LENGTH.size):
+            raise refuse(f"expected a header of 2 to {_LONGEST_HEADER} bytes, found {length}")
+        try:
+            entries = json.loads(file.read(length))
+        except (ValueError, RecursionError) as error:
+            raise refuse("the header is not JSON") from error
+    if not isinstance(entries, dict):
+        raise refuse("the header is not an object")
+    placed: list[tuple[int, int]] = []
+    for name, entry in entries.items():
+        match entry:
+            case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
+                axes = len(shape) <= _MOST_AXES and all(type(n) is int and 0 <= n < 2**48 for n in shape)
+                known = axes and len(entry) == 3 and dtype in _NAMES
+                if known and math.prod(shape) * _NAMES[dtype].itemsize == end - begin:
+                    placed.append((begin, end))
+                    continue
+        raise refuse(f"tensor {name[:64]!r} is not described as the format requires")
+    at = 0
+    for begin, end in sorted(placed):
+        if begin != at:
+            raise refuse("tensors overlap, or leave a gap")
+        at = end
+    if size != _LENGTH.size + length + at:
+        raise refuse(f"expected {_LENGTH.size + length + at} bytes, found {size}")
+    return at
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,6 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from training.algorithm import Algorithm, Memory, Phase, State
 from training.engine.client import RunEnvironment, run_step
 from training.engine.egress import SiteSpec
@@ -101,9 +99,7 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     keep_freed_memory()
-    torch.set_num_threads(surroundings.threads)
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
+    surroundings.apply()
     worker = Worker(algorithm, sites, surroundings, root)
     try:
         while True:
@@ -136,6 +132,10 @@ class Worker:
         self._memories: dict[str, tuple[Slot, Memory]] = {}
         # The last download of each group, which the next site of the round may share.
         self._downloads: dict[str, tuple[tuple[int, int, Path], State]] = {}
+
+    def replace_site(self, site: SiteSpec) -> None:
+        """Use another policy for a site from its next task on; its data stays loaded."""
+        self._sites[site.name] = site
 
     def answer(self, task: Task) -> Delivery | Failure:
         """Run a task. Every error becomes a Failure.

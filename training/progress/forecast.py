@@ -36,5 +36,5 @@ def expected_seconds(job: Run, workers: int | None) -> Mapping[str, float]:
     worker_of = spread(specs, max(1, min(workers, len(specs))))
     images: Counter[int] = Counter()
     for site in job.sites():
-        images[worker_of[site.name]] += sum(case.split == "train" for case in site.cases)
+        images[worker_of[site.name]] += site.counts.files["train"]
     return algorithm.forecast(max(images.values()), len(specs), settings.threads)

@@ -40,7 +40,8 @@ def write_site_pages(result: Result, folder: Path, workers: int = 1) -> dict[str
     """
     if result.run.federation.task.kind != "segmentation":
         return {}
-    sites = result.run.sites()
+    # Scans of a hospital on the network are at the hospital.
+    sites = [site for site in result.run.sites() if isinstance(site, Site)]
     models = {site.name: _models_of(site.name, result) for site in sites}
     attention = method(result.run.method).attention
     # All models of a publication have the same sources.

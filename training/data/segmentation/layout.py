@@ -54,14 +54,19 @@ def find_sites(root: Path, problems: list[str]) -> list[Path]:
                 f"{root}: no site; expected a folder per site with {IMAGES}/ and {MASKS[0]}/ in it"
             )
     for folder in folders:
-        if not _SAFE_NAME.fullmatch(folder.name):
-            problems.append(
-                f"site {folder.name!r}: a site's name becomes part of paths; rename the folder to at most 64 "
-                "letters, digits, '.', '_' and '-', beginning with a letter or digit"
-            )
-        elif _RESERVED.fullmatch(folder.name):
-            problems.append(f"site {folder.name!r}: the name is reserved; rename the folder")
+        check_name(folder.name, problems)
     return folders
+
+
+def check_name(site: str, problems: list[str]) -> None:
+    """Check a site's name, which is that of its folder. Problems are appended to `problems`."""
+    if not _SAFE_NAME.fullmatch(site):
+        problems.append(
+            f"site {site!r}: a site's name becomes part of paths; rename the folder to at most 64 "
+            "letters, digits, '.', '_' and '-', beginning with a letter or digit"
+        )
+    elif _RESERVED.fullmatch(site):
+        problems.append(f"site {site!r}: the name is reserved; rename the folder")
 
 
 def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:

@@ -1,0 +1,137 @@
+"""A consortium on loopback: kits, hospitals and an operator as real processes that can be killed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+from training.network import kits
+
+POLICY = "allows: [weights, features, statistics, images]\nconsents: true\n"
+
+
+@dataclass
+class Member:
+    """A process and the file with its output."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def text(self) -> str:
+        """Read what the process printed."""
+        return self.log.read_text(errors="replace")
+
+    def wait_for(self, words: str, seconds: float = 120, after: int = 0) -> int:
+        """Wait until `words` are printed beyond offset `after`; returns the offset behind them."""
+        end = time.monotonic() + seconds
+        while (at := self.text().find(words, after)) < 0:
+            if self.process.poll() is not None and self.text().find(words, after) < 0:
+                raise RuntimeError(f"the process ended without '{words}':\n{self.text()}")
+            if time.monotonic() > end:
+                raise TimeoutError(f"no '{words}' within {seconds} s:\n{self.text()}")
+            time.sleep(0.02)
+        return at + len(words)
+
+    def kill(self) -> None:
+        """Kill the process as a power cut would."""
+        self.process.kill()
+        self.process.wait()
+
+    def end(self, seconds: float = 180) -> int:
+        """Wait for the process to end; returns its exit code."""
+        return self.process.wait(seconds)
+
+
+@dataclass
+class Consortium:
+    """Kits for `sites` under `root`, and commands to start the members. `data` is a federation's folder."""
+
+    root: Path
+    data: Path
+    sites: Sequence[str]
+    port: int = 0
+    members: list[Member] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.port = self.port or free_port()
+        kits.provision(self.root / "kits", "loopback", f"localhost:{self.port}", self.sites)
+        for site in self.sites:
+            (self.root / f"{site}.yaml").write_text(POLICY)
+
+    def __enter__(self) -> Consortium:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for member in self.members:
+            if member.process.poll() is None:
+                member.kill()
+
+    def policy(self, site: str, text: str) -> None:
+        """Replace a hospital's policy."""
+        (self.root / f"{site}.yaml").write_text(text)
+
+    def start_site(self, site: str, kit: Path | None = None) -> Member:
+        """Start a hospital's process."""
+        return self._start(
+            f"{site}.log",
+            "training.site",
+            *("--data", self.data / site),
+            *("--kit", kit or self.root / "kits" / site),
+            *("--policy", self.root / f"{site}.yaml"),
+            *("--state", self.root / "state" / site),
+        )
+
+    def start_operator(self, *options: object) -> Member:
+        """Start the operator's process."""
+        return self._start(
+            "operator.log",
+            "training.federate",
+            *("--engine", "network", "--kit", self.root / "kits" / "server"),
+            *("--task", self.data / "task.yaml", "--out", self.root / "store", "--run", self.root / "run"),
+            *options,
+        )
+
+    def _start(self, log: str, module: str, *options: object) -> Member:
+        path = self.root / log
+        with path.open("ab") as output:
+            member = Member(_process(module, options, output), path)
+        self.members.append(member)
+        return member
+
+
+def _process(module: str, options: Sequence[object], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, options)],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+    )
+
+
+def free_port() -> int:
+    """Find a TCP port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
+    """Wait for a condition. Raises TimeoutError."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("the condition did not come true")
+        time.sleep(0.05)

@@ -1,0 +1,130 @@
+"""Federate three hospitals that are processes of their own, over NVFLARE's connections with mutual TLS."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.network.consortium import Consortium, until
+from model_store.store import Store
+from training.config import RunConfig
+from training.data.federation import load_federation
+from training.methods.iop_fl import IopFlConfig
+from training.phantom import write_federation
+from training.run import Run, execute
+
+pytest.importorskip("nvflare")
+SITES = ("aster", "birch", "cedar")
+CONFIG = "method: {width: 2, rounds: 2, batch_size: 8}\nrun: {seed: 4}\n"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_federation(tmp_path_factory.mktemp("phantom"), SITES, patients_per_site=3, size=16)
+
+
+@pytest.fixture
+def consortium(data, tmp_path):
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    with Consortium(tmp_path, data, SITES) as made:
+        yield made
+
+
+def digests(root: Path) -> dict[str, str]:
+    store = Store(root)
+    return {name: store.open(name).digest for name in store.names()}
+
+
+@pytest.fixture(scope="module")
+def expected(data, tmp_path_factory) -> dict[str, str]:
+    """Digests of the artefacts of the same run in one process."""
+    root = tmp_path_factory.mktemp("reference")
+    config = IopFlConfig(width=2, rounds=2, batch_size=8)
+    run = Run(load_federation(data), "iop-fl", config, RunConfig(seed=4, consent="all"))
+    execute(run, root / "run", workers=0, store=Store(root / "store"))
+    return digests(root / "store")
+
+
+def options(consortium: Consortium, *more: object) -> tuple[object, ...]:
+    return ("--method", "iop-fl", "--config", consortium.root / "config.yaml", *more)
+
+
+def test_same_seed_gives_the_digests_of_the_in_process_engine(consortium, expected):
+    operator = consortium.start_operator(*options(consortium))
+    sites = [consortium.start_site(site) for site in SITES]
+
+    assert operator.end() == 0, operator.text()
+    assert [site.end(30) for site in sites] == [0, 0, 0]
+
+    assert digests(consortium.root / "store") == expected
+    # What stays at a hospital is not in the operator's folder.
+    assert not (consortium.root / "run" / "sites").exists()
+    for site, member in zip(SITES, sites, strict=True):
+        assert "left weights" in member.text() or "weights" in member.text()
+        lines = (consortium.root / "state" / site).glob("*/sent.jsonl")
+        rounds = [json.loads(line) for path in lines for line in path.read_text().splitlines()]
+        record = json.loads((consortium.root / "run" / "record.json").read_text())
+        counted = [
+            {group: size for group, size in entry["sites"][site]["sent"].items() if group != "metrics"}
+            for entry in record["rounds"]
+            if site in entry["sites"]
+        ]
+        assert [entry["sent"] for entry in rounds] == counted
+
+
+def test_kill_of_a_hospital_and_of_the_operator_changes_no_digest(consortium, expected):
+    operator = consortium.start_operator(*options(consortium))
+    sites = {site: consortium.start_site(site) for site in SITES}
+    sites["birch"].wait_for("train 1/2: computing")
+    sites["birch"].kill()
+    sites["birch"] = consortium.start_site("birch")
+    sites["cedar"].wait_for("train 2/2: computing")
+    operator.kill()
+
+    operator = consortium.start_operator(*options(consortium, "--resume"))
+    assert operator.end() == 0, operator.text()
+    assert [site.end(30) for site in sites.values()] == [0, 0, 0]
+    assert digests(consortium.root / "store") == expected
+    record = json.loads((consortium.root / "run" / "record.json").read_text())
+    assert all(set(entry["sites"]) == set(SITES) for entry in record["rounds"])
+
+
+def test_deadline_drops_a_stopped_hospital_and_it_is_back_in_the_next_round(consortium):
+    import signal
+
+    (consortium.root / "config.yaml").write_text(CONFIG.replace("rounds: 2", "rounds: 4"))
+    command = ("--method", "fedavg", "--config", consortium.root / "config.yaml")
+    operator = consortium.start_operator(*command, "--deadline", 3, "--quorum", 2)
+    sites = {site: consortium.start_site(site) for site in SITES}
+    at = sites["aster"].wait_for("train 1/4: computing")
+    sites["aster"].process.send_signal(signal.SIGSTOP)
+    operator.wait_for("site aster dropped")
+    sites["aster"].process.send_signal(signal.SIGCONT)
+    until(lambda: "left" in sites["aster"].text()[at:])
+    assert operator.end() == 0, operator.text()
+
+    record = json.loads((consortium.root / "run" / "record.json").read_text())
+    dropped = [entry for entry in record["rounds"] if "aster" in entry["dropped"]]
+    assert dropped
+    assert "did not deliver within 3 s" in dropped[0]["dropped"]["aster"]
+    assert "aster" in record["rounds"][-1]["sites"]
+
+
+def test_hospital_obeys_its_own_policy(consortium):
+    consortium.policy("aster", "allows: [weights]\nconsents: false\n")
+    operator = consortium.start_operator(*options(consortium))
+    sites = {site: consortium.start_site(site) for site in SITES}
+    sites["birch"].wait_for("train 1/2: computing")
+    consortium.policy("birch", "allows: [weights, statistics]\nconsents: true\ntakes_part: false\n")
+    assert operator.end() == 0, operator.text()
+
+    shown = sites["aster"].text()
+    assert "nothing: no consent" in shown
+    record = json.loads((consortium.root / "run" / "record.json").read_text())
+    sent = {group for entry in record["rounds"] for group in entry["sites"].get("aster", {}).get("sent", {})}
+    assert sent == {"weights"}
+    assert "phantom.aster" not in digests(consortium.root / "store")
+    paused = [entry["dropped"].get("birch", "") for entry in record["rounds"]]
+    assert "the hospital's policy pauses its part" in paused

@@ -1,0 +1,66 @@
+"""Make and revoke the kits of a consortium.
+
+python -m training.network provision --out KITS --address flare.example.org:8002 --site birch --site cedar
+python -m training.network revoke --kits KITS --site cedar
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from training.errors import TrainingError
+from training.network import kits
+
+Made = TypeVar("Made")
+app = typer.Typer(help="Make and revoke the kits of a consortium.", no_args_is_help=True)
+console = Console()
+
+
+@app.command()
+def provision(
+    address: Annotated[str, typer.Option(help="HOST:PORT at which the hospitals reach the operator.")],
+    site: Annotated[list[str], typer.Option(help="A hospital's name; may be repeated.")],
+    out: Annotated[Path, typer.Option(help="Folder for the kits; a consortium's own.")] = Path(".locum/kits"),
+    project: Annotated[str, typer.Option(help="The consortium's name.")] = "locum",
+) -> None:
+    """Make the certificate authority and the kits, or kits for further hospitals."""
+    made = _run(lambda: kits.provision(out, project, address, site))
+    if not made:
+        console.print("every hospital has a kit already; nothing was made")
+    for name, folder in made.items():
+        whom = "the operator's own" if name == kits.SERVER else "send it to the hospital by a safe channel"
+        console.print(f"{name:>12}  {folder}   {whom}", highlight=False, soft_wrap=True)
+    console.print(
+        f"Keep {out / '.authority'} secret: it signs certificates. Delete a kit here once it is handed over.",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+@app.command()
+def revoke(
+    site: Annotated[str, typer.Option(help="The hospital to exclude.")],
+    kits_folder: Annotated[Path, typer.Option("--kits", help="The folder of the kits.")] = Path(
+        ".locum/kits"
+    ),
+) -> None:
+    """Revoke a hospital's certificate; a running federation rejects it at its next request."""
+    serial = _run(lambda: kits.revoke(kits_folder, site))
+    console.print(f"revoked the certificate of {site}, serial number {serial:x}", highlight=False)
+
+
+def _run(action: Callable[[], Made]) -> Made:
+    try:
+        return action()
+    except TrainingError as error:
+        Console(stderr=True).print(f"error {error}", highlight=False, soft_wrap=True, markup=False)
+        raise typer.Exit(2) from None
+
+
+if __name__ == "__main__":
+    app()

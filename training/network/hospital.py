@@ -1,0 +1,435 @@
+"""The hospital's side: join a run, run its steps, and send what the hospital's own policy allows.
+
+The hospital only calls out. It builds the method from its own installed Locum by name and configuration,
+reads its own folder, and keeps its memory, its key and a log of what left in `state`:
+
+STATE/RUN/sites/NAME/   memory, key and failures.log of one run (see training.engine.folder)
+STATE/RUN/sent.jsonl    one line per step: the groups and bytes that left, and what stayed
+STATE/RUN/files/        tensors in transit; overwritten every round
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from pydantic import ValidationError
+
+from model_store.task import Task as ModelTask
+from training.algorithm import Algorithm, Phase, ServerStage
+from training.config import MethodConfig, RunConfig, parse
+from training.data.cases import Federation, Site
+from training.data.federation import load_site
+from training.engine.client import RunEnvironment
+from training.engine.egress import SiteSpec, may_take_part
+from training.engine.tensorfile import check_tensors
+from training.engine.worker import Delivery, Failure, Task, Worker
+from training.errors import ConfigurationError, SiteFailed, TrainingError
+from training.methods.registry import method as find_method
+from training.network.cell import CHUNK, Cell, Rejected, Unreachable
+from training.network.kits import Kit
+from training.network.messages import (
+    PROTOCOL,
+    Announcement,
+    Invitation,
+    Leave,
+    Message,
+    Next,
+    Report,
+    Session,
+    Slice,
+    TaskMessage,
+    Welcome,
+    Written,
+    configuration_digest,
+    differences,
+    pack,
+    plan_digest,
+    unpack,
+    versions,
+)
+from training.network.policy import Policy
+from training.run import Run
+
+SENT_FILE = "sent.jsonl"
+_TIMEOUT_S = 30.0  # for the reply to one request
+_IDLE_S = 2.0  # between questions for a task, if the operator does not wake the hospital
+_RETRY_S = 1.0
+_ENDS = frozenset({"revoked", "mismatch", "stranger", "replaced", "rejected"})  # a retry cannot help
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What left the hospital after a step, in bytes by group, and what stayed.
+
+    `total` is the sum of the run.
+    """
+
+    phase: str
+    round: int
+    groups: Mapping[str, int]
+    metrics: tuple[str, ...]
+    withheld: tuple[str, ...]
+    total: int
+    seconds: float
+
+
+class Watcher(Protocol):
+    """Shows a person at the hospital what happens."""
+
+    def waiting(self, reason: str) -> None:
+        """Handle a wait for the operator."""
+
+    def joined(self, invitation: Invitation, plan: tuple[Phase | ServerStage, ...], spec: SiteSpec) -> None:
+        """Handle the start of a session: what will leave by the hospital's policy."""
+
+    def started(self, phase: Phase, round: int) -> None:
+        """Handle the start of a step."""
+
+    def sent(self, sent: Sent) -> None:
+        """Handle the end of a step."""
+
+    def refused(self, phase: Phase, round: int, reason: str) -> None:
+        """Handle a step that sent nothing."""
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """A run that this hospital can take part in."""
+
+    invitation: Invitation
+    algorithm: Algorithm[Any]
+    worker: Worker
+    spec: SiteSpec
+    announcement: Announcement
+    folder: Path
+
+
+class Hospital:
+    """One hospital's process.
+
+    `data` is its folder, laid out as a site of a federation; `policy` the path of its policy; `state` its own
+    folder for memories and logs; `store` a local model store, for methods that adapt a backbone.
+    """
+
+    def __init__(
+        self, kit: Kit, data: Path, policy: Path, state: Path, watcher: Watcher, store: Path | None = None
+    ) -> None:
+        self._kit = kit
+        self._data = data
+        self._policy_file = policy
+        self._policy = Policy.read(policy)
+        self._state = state
+        self._watcher = watcher
+        self._store = store
+        self._awake = threading.Event()
+        self._cell = Cell(kit, self._notified)
+        self._checked: tuple[ModelTask, Site[Any]] | None = None
+        self._prepared: _Prepared | None = None
+        self._session: str | None = None
+
+    def run(self) -> str:
+        """Take part until the operator's run ends; returns the operator's words on its end.
+
+        Raises TrainingError when the hospital cannot or must not take part: its folder, its policy, a version
+        or a digest that differs, or a certificate that the operator rejects.
+        """
+        self._cell.start()
+        try:
+            while True:
+                try:
+                    self._session = self._session or self._join()
+                    over = self._work(self._session)
+                except Unreachable as error:
+                    self._watcher.waiting(str(error))
+                    time.sleep(_RETRY_S)
+                    continue
+                except Rejected as error:
+                    if error.code in _ENDS:
+                        raise TrainingError(f"the operator rejected this hospital: {error}") from error
+                    self._session = None
+                    continue
+                if over is not None:
+                    return over
+        finally:
+            self._cell.stop()
+
+    def leave(self, reason: str) -> None:
+        """Tell the operator, if it can be reached, that this hospital stops."""
+        if self._session is not None:
+            with suppress(Unreachable, Rejected):  # the round's deadline tells the operator
+                self._ask("leave", Leave(session=self._session, reason=reason), timeout=5)
+
+    def _notified(self, peer: str, topic: str, content: bytes) -> bytes:  # noqa: ARG002
+        if topic == "wake":
+            self._awake.set()
+        return b""
+
+    def _join(self) -> str:
+        invitation, _ = unpack(Invitation, self._cell.request("invite", b"", _TIMEOUT_S))
+        before = self._prepared
+        same = (
+            before is not None
+            and before.invitation.model_copy(update={"nonce": invitation.nonce}) == invitation
+        )
+        prepared = before if same and before is not None else self._prepare(invitation)
+        self._prepared = prepared
+        signed = prepared.announcement.model_copy(update={"signature": self._sign(invitation.nonce)})
+        welcome, _ = unpack(Welcome, self._cell.request("join", pack(signed), _TIMEOUT_S))
+        if not same:
+            self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec)
+        return welcome.session
+
+    def _sign(self, nonce: str) -> str:
+        from nvflare.lighter.utils import load_private_key_file, sign_content
+
+        signature: str = sign_content(nonce, load_private_key_file(str(self._kit.key)))
+        return signature
+
+    def _prepare(self, invitation: Invitation) -> _Prepared:
+        """Check what the operator would run, then this hospital's folder. Raises TrainingError."""
+        policy = self._policy
+        self._check(invitation, policy)
+        task, settings = _task(invitation), _settings(invitation)
+        chosen = find_method(invitation.method)
+        config = parse(chosen.config, invitation.config, f"the operator's configuration of {chosen.name}")
+        config = self._with_store(config)
+        site = self._site(task)
+        run = Run(Federation(self._data, task, (site,), False, ""), chosen.name, config, settings)
+        algorithm, (split,), (spec,) = run.algorithm(), run.sites(), run.specs()
+        spec = replace(spec, **_of_policy(policy))
+        ours = {
+            "plan_digest": plan_digest(algorithm),
+            "configuration_digest": configuration_digest(chosen.name, config, invitation.settings, task),
+        }
+        problems = [
+            f"{name}: expected {value[:12]}, found {getattr(invitation, name)[:12]} at the operator"
+            for name, value in ours.items()
+            if value != getattr(invitation, name)
+        ]
+        if problems:
+            raise ConfigurationError("the operator's Locum would run something else", problems)
+        folder = self._state / invitation.run[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        environment = RunEnvironment(settings.seed, settings.device, settings.threads)
+        environment.apply()
+        worker = Worker(algorithm, (spec,), environment, folder)
+        loaded = worker.answer(Task(spec.name))
+        if isinstance(loaded, Failure):
+            raise TrainingError(f"{self._data} cannot be loaded: {loaded.reason}")
+        announcement = Announcement(
+            protocol=PROTOCOL,
+            software=versions(),
+            allows=tuple(sorted(policy.allows)),
+            consents=policy.consents,
+            bounds=policy.bounds,
+            digest=site.digest,
+            splits_digest=site.splits_digest,
+            files=dict(split.counts.files),
+            patients=dict(split.counts.patients),
+            certificate=self._kit.certificate.read_text(),
+            signature="-",
+            **ours,
+        )
+        return _Prepared(invitation, algorithm, worker, spec, announcement, folder)
+
+    def _check(self, invitation: Invitation, policy: Policy) -> None:
+        problems = differences(versions(), invitation.software, "the operator")
+        if invitation.protocol != PROTOCOL:
+            problems.append(f"protocol: expected {PROTOCOL}, found {invitation.protocol} at the operator")
+        if policy.methods is not None and invitation.method not in policy.methods:
+            problems.append(
+                f"methods: the policy allows {', '.join(policy.methods)}, not {invitation.method}"
+            )
+        if invitation.settings.get("device") == "cuda" and not torch.cuda.is_available():
+            problems.append("device: the run needs CUDA, and this hospital has no CUDA device")
+        if problems:
+            raise ConfigurationError("this hospital cannot take part in the operator's run", problems)
+
+    def _with_store(self, config: MethodConfig) -> MethodConfig:
+        """Use this hospital's own store for a backbone. The operator's configuration has no path."""
+        if "store" not in type(config).model_fields:
+            return config
+        if self._store is None:
+            raise ConfigurationError(
+                "this hospital cannot take part in the operator's run",
+                ["the method adapts a backbone: give this hospital's store, which has it, with --store"],
+            )
+        return config.model_copy(update={"store": self._store})
+
+    def _site(self, task: ModelTask) -> Site[Any]:
+        """Read and check the folder, once for a task."""
+        if self._checked is None or self._checked[0] != task:
+            self._checked = task, load_site(self._data, task, self._kit.name)
+        return self._checked[1]
+
+    def _work(self, session: str) -> str | None:
+        """Run tasks until the run ends; returns the operator's words on its end."""
+        assert self._prepared is not None
+        while True:
+            self._awake.clear()
+            found, _ = unpack(Next, self._ask("next", Session(session=session)))
+            if found.over is not None:
+                return found.over
+            if found.task is None:
+                self._awake.wait(_IDLE_S)
+                continue
+            try:
+                self._step(session, self._prepared, found.task)
+            except Rejected as error:
+                if error.code != "stale":
+                    raise
+
+    def _step(self, session: str, prepared: _Prepared, said: TaskMessage) -> None:
+        plan = prepared.algorithm.plan()
+        phase = plan[said.step] if said.step < len(plan) else None
+        if not isinstance(phase, Phase) or said.round >= phase.rounds:
+            raise TrainingError(
+                f"the operator asked for step {said.step}, round {said.round}, of another plan"
+            )
+        self._watcher.started(phase, said.round)
+        try:
+            spec = self._obeyed(prepared, phase)
+            received = self._download(session, prepared, phase, said)
+            answer = prepared.worker.answer(
+                Task(spec.name, said.step, said.round, received, said.slot, prepared.folder / "files/up")
+            )
+            if isinstance(answer, Delivery):
+                self._check_size(answer)
+        except SiteFailed as error:
+            answer = Failure(self._kit.name, str(error))
+        if isinstance(answer, Failure):
+            self._watcher.refused(phase, said.round, answer.reason)
+            self._ask("done", Report(session=session, task=said.id, failure=answer.reason[:2000]))
+            return
+        for group, path in answer.files.items():
+            self._upload(session, said.id, group, path)
+        self._note(prepared.folder, phase, said.round, answer)
+        self._ask(
+            "done",
+            Report(
+                session=session,
+                task=said.id,
+                groups=tuple(answer.files),
+                weight=answer.weight,
+                metrics=dict(answer.metrics),
+                withheld=answer.withheld,
+                slot=answer.slot,
+                seconds=answer.seconds,
+            ),
+        )
+
+    def _obeyed(self, prepared: _Prepared, phase: Phase) -> SiteSpec:
+        """Read the policy again and hand it to the worker. Raises SiteFailed when it forbids the step."""
+        try:
+            policy = Policy.read(self._policy_file)
+        except ConfigurationError as error:
+            raise SiteFailed("the hospital's policy cannot be read; nothing leaves until it can") from error
+        self._policy = policy
+        if not policy.takes_part:
+            raise SiteFailed("the hospital's policy pauses its part")
+        if policy.methods is not None and prepared.invitation.method not in policy.methods:
+            raise SiteFailed("the hospital's policy no longer allows this method")
+        spec = replace(prepared.spec, **_of_policy(policy))
+        if not may_take_part(phase, spec):
+            raise SiteFailed(f"the hospital's policy does not allow phase '{phase.name}'")
+        prepared.worker.replace_site(spec)
+        return spec
+
+    def _check_size(self, answer: Delivery) -> None:
+        most = self._policy.megabytes_per_round * 2**20
+        if sum(answer.sent.values()) > most:
+            raise SiteFailed(
+                f"the upload has {sum(answer.sent.values())} bytes, the hospital's policy allows {most:.0f}"
+            )
+
+    def _download(
+        self, session: str, prepared: _Prepared, phase: Phase, said: TaskMessage
+    ) -> dict[str, Path]:
+        """Fetch the groups of a step as files, and check their headers before a tensor is read."""
+        declared = {group.name for group in phase.downloads}
+        if {*said.downloads} != declared:
+            raise SiteFailed(f"expected the downloads {sorted(declared)}, found {sorted(said.downloads)}")
+        if sum(said.downloads.values()) > self._policy.megabytes_received * 2**20:
+            raise SiteFailed("the download is larger than the hospital's policy allows")
+        paths: dict[str, Path] = {}
+        for group, size in said.downloads.items():
+            paths[group] = prepared.folder / "files" / f"down-{group}"
+            paths[group].parent.mkdir(parents=True, exist_ok=True)
+            with paths[group].open("wb") as file:
+                while (at := file.tell()) < size:
+                    part = Slice(session=session, task=said.id, group=group, offset=at)
+                    chunk = self._ask("read", part)
+                    if not chunk or at + len(chunk) > size:
+                        raise SiteFailed(f"group '{group}' arrived with another size than announced")
+                    file.write(chunk)
+            try:
+                check_tensors(paths[group])
+            except TrainingError as error:
+                raise SiteFailed(f"the download of group '{group}': {error}") from error
+        return paths
+
+    def _upload(self, session: str, task: str, group: str, path: Path) -> None:
+        """Send a file in chunks. A chunk whose reply was lost is sent again, and counts once."""
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            at = 0
+            while at < size:
+                file.seek(at)
+                part = Slice(session=session, task=task, group=group, offset=at, total=size)
+                written, _ = unpack(Written, self._ask("write", part, file.read(CHUNK)))
+                at = written.at
+
+    def _ask(self, topic: str, message: Message, body: bytes = b"", timeout: float = _TIMEOUT_S) -> bytes:
+        return self._cell.request(topic, pack(message, body), timeout)
+
+    def _note(self, folder: Path, phase: Phase, round_: int, answer: Delivery) -> None:
+        """Log what is about to be counted by the operator, and show it."""
+        path = folder / SENT_FILE
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "phase": phase.name,
+            "round": round_ + 1,
+            "sent": dict(answer.sent),
+            "metrics": dict(answer.metrics),
+            "withheld": list(answer.withheld),
+        }
+        with path.open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        sums: Counter[str] = Counter()
+        for text in path.read_text().splitlines():
+            sums.update(json.loads(text)["sent"])
+        self._watcher.sent(
+            Sent(
+                phase.name,
+                round_,
+                answer.sent,
+                tuple(answer.metrics),
+                answer.withheld,
+                sum(sums.values()),
+                answer.seconds,
+            )
+        )
+
+
+def _of_policy(policy: Policy) -> dict[str, Any]:
+    return {"allows": frozenset(policy.allows), "consents": policy.consents, "bounds": policy.bounds}
+
+
+def _task(invitation: Invitation) -> ModelTask:
+    try:
+        return ModelTask.model_validate(invitation.task)
+    except ValidationError as error:
+        raise ConfigurationError("the operator's task is not valid", [str(error)]) from error
+
+
+def _settings(invitation: Invitation) -> RunConfig:
+    return parse(RunConfig, invitation.settings, "the operator's settings")

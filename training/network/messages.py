@@ -1,0 +1,200 @@
+"""The messages between a hospital and the operator: JSON that is validated, and chunks of tensor files.
+
+    hospital                          operator
+    invite    {}                   -> Invitation    what would run: method, configuration, task, digests
+    join      Announcement         -> Welcome       the hospital's policy and counts; the operator's session
+    next      Session              -> Next          a task, nothing yet, or the end of the run
+    read      Slice                -> bytes         a chunk of a group's download
+    write     Slice + bytes        -> Written       a chunk of a group's upload
+    done      Report               -> {}            the step's result
+    leave     Leave                -> {}            the hospital stops
+
+Every request but the first two names the session that `join` opened, so an older process of a hospital, or
+one with a revoked certificate, cannot continue. The operator sends only `wake`: there is a task to ask for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+
+from model_store.task import Task
+from training.algorithm import Algorithm, GroupKind
+from training.bounds import FeatureBounds
+from training.config import MethodConfig, RunConfig
+from training.data.cases import Split
+from training.network.cell import Rejected
+from training.publish import software
+
+PROTOCOL = 1
+# A different version of these computes other bits.
+_COMPARED = ("locum", "torch", "numpy")
+
+Name = Annotated[str, Field(min_length=1, max_length=128)]
+Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+Count = Annotated[int, Field(ge=0, le=2**50)]
+SlotName = Literal["a", "b"]
+
+
+class Message(BaseModel):
+    """Base of all messages: immutable, and rejects unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Invitation(Message):
+    """What the operator would run. `run` is an id that stays when the run is resumed."""
+
+    protocol: int
+    software: dict[Name, Name]
+    run: Digest
+    method: Name
+    config: dict[Name, Any]
+    settings: dict[Name, Any]
+    task: dict[Name, Any]
+    plan_digest: Digest
+    configuration_digest: Digest
+    nonce: Name
+
+
+class Announcement(Message):
+    """What a hospital says of itself. `signature` is over the nonce, by the key of `certificate` (PEM)."""
+
+    protocol: int
+    software: dict[Name, Name]
+    plan_digest: Digest
+    configuration_digest: Digest
+    allows: tuple[GroupKind, ...]
+    consents: bool
+    bounds: FeatureBounds
+    digest: Digest
+    splits_digest: Digest
+    files: dict[Split, Count]
+    patients: dict[Split, Count]
+    certificate: Annotated[str, Field(max_length=20_000)]
+    signature: Annotated[str, Field(max_length=2_000)]
+
+
+class Welcome(Message):
+    """The session that the operator opened."""
+
+    session: Name
+
+
+class Session(Message):
+    """A request within a session."""
+
+    session: Name
+
+
+class TaskMessage(Message):
+    """A step to run. `downloads` has the bytes of each group's file."""
+
+    id: Name
+    step: Annotated[int, Field(ge=0, le=10_000)]
+    round: Annotated[int, Field(ge=0, le=10**7)]
+    slot: SlotName | None
+    downloads: dict[Name, Count]
+
+
+class Next(Message):
+    """A task, or the end of the run; neither means that there is nothing to do yet."""
+
+    task: TaskMessage | None = None
+    over: str | None = None
+
+
+class Slice(Session):
+    """A part of a group's file, from `offset`. `total` is the size of the whole upload."""
+
+    task: Name
+    group: Name
+    offset: Count
+    total: Count = 0
+
+
+class Written(Message):
+    """How many bytes of the file the operator has."""
+
+    at: Count
+
+
+class Report(Session):
+    """The end of a step: its result, or the reason why it failed."""
+
+    task: Name
+    failure: Annotated[str, Field(max_length=2_000)] | None = None
+    groups: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    weight: FiniteFloat = 0.0
+    metrics: Annotated[dict[Name, FiniteFloat], Field(max_length=64)] = {}
+    withheld: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
+    slot: SlotName | None = None
+    seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+
+
+class Leave(Session):
+    """The hospital stops taking part, for a reason."""
+
+    reason: Annotated[str, Field(max_length=500)]
+
+
+Kind = TypeVar("Kind", bound=Message)
+
+
+def pack(message: Message, body: bytes = b"") -> bytes:
+    """Write a message, and bytes after it."""
+    head = message.model_dump_json().encode()
+    return len(head).to_bytes(4, "big") + head + body
+
+
+def unpack(kind: type[Kind], content: bytes) -> tuple[Kind, bytes]:
+    """Read a message and the bytes after it. Raises Rejected."""
+    length = int.from_bytes(content[:4], "big")
+    try:
+        if len(content) < 4 + length:
+            raise ValueError("it is cut short")
+        return kind.model_validate_json(content[4 : 4 + length]), content[4 + length :]
+    except (ValidationError, ValueError, RecursionError) as error:
+        first = str(error).splitlines()[:3]
+        raise Rejected(f"not a message of kind {kind.__name__}: {' '.join(first)[:400]}") from error
+
+
+def versions() -> dict[str, str]:
+    """The versions that are compared when a hospital joins."""
+    found = software()
+    return {name: found[name] for name in _COMPARED}
+
+
+def plan_digest(algorithm: Algorithm[Any]) -> str:
+    """Digest a method's plan: phases, rounds, groups, kinds, reductions, consent."""
+    return _digest([[type(step).__name__, asdict(step)] for step in algorithm.plan()])
+
+
+def settings_of(settings: RunConfig) -> dict[str, Any]:
+    """The settings that a hospital needs for its steps."""
+    fields = ("seed", "test", "val", "keep_empty", "device", "threads")
+    content = settings.model_dump(mode="json")
+    return {name: content[name] for name in fields}
+
+
+def configuration_digest(method: str, config: MethodConfig, settings: Mapping[str, Any], task: Task) -> str:
+    """Digest what determines the steps of a run beside the data."""
+    return _digest([method, config.model_dump(mode="json"), dict(settings), task.model_dump(mode="json")])
+
+
+def differences(ours: Mapping[str, str], theirs: Mapping[str, str], them: str) -> list[str]:
+    """Compare versions by name."""
+    return [
+        f"{name}: expected {ours.get(name)}, found {theirs.get(name)} at {them}"
+        for name in sorted({*ours, *theirs})
+        if ours.get(name) != theirs.get(name)
+    ]
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,50 @@
+"""A hospital's policy: what may leave it, which methods may run, and whether it takes part now.
+
+    allows: [weights, statistics]     kinds of groups that may leave (weights, features, statistics, images)
+    consents: true                    whether phases that need consent may run: the export of its own model
+    bounds: {minimum_patients: 10}    bounds on features, see training.bounds
+    methods: [fedavg, iop-fl]         methods that may run; without the line, every installed one
+    megabytes_per_round: 200          most that may leave in one round
+    megabytes_received: 2048          largest download of a round
+    takes_part: true                  set to false to pause; the next round is refused
+
+The file is read again before every step, so a stricter policy is obeyed from the next round on. The operator
+learns the policy when the hospital joins, and cannot change it.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from pydantic import Field
+
+from training.algorithm import GroupKind
+from training.bounds import NO_BOUNDS, FeatureBounds
+from training.config import StrictConfig, parse
+from training.errors import ConfigurationError
+
+
+class Policy(StrictConfig):
+    """The content of policy.yaml."""
+
+    allows: tuple[GroupKind, ...]
+    consents: bool
+    bounds: FeatureBounds = NO_BOUNDS
+    methods: tuple[str, ...] | None = None
+    megabytes_per_round: float = Field(1024, gt=0)
+    megabytes_received: float = Field(2048, gt=0)
+    takes_part: bool = True
+
+    @classmethod
+    def read(cls, path: Path) -> Policy:
+        """Read the file. Raises ConfigurationError."""
+        try:
+            content = yaml.safe_load(path.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigurationError(f"{path} cannot be read", [str(error)]) from error
+        if not isinstance(content, dict):
+            raise ConfigurationError(
+                f"{path} is not a policy", ["expected fields such as allows and consents"]
+            )
+        return parse(cls, content, str(path))

@@ -1,0 +1,130 @@
+"""Take part in a federation over the network, as one hospital.
+
+    python -m training.site --data FOLDER --kit KIT --policy policy.yaml
+
+FOLDER is this hospital's own, laid out as one site of a federation (images/ and masks/, or a folder per
+class). It is checked before the hospital joins; nothing in it leaves but what the policy allows. Ctrl-C leaves
+the run; the same command joins again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from model_store.errors import LocumStoreError
+from training.algorithm import Group, Phase, ServerStage
+from training.engine.egress import SiteSpec, may_take_part
+from training.errors import TrainingError
+from training.network.hospital import Hospital, Sent
+from training.network.kits import Kit
+from training.network.messages import Invitation
+
+FAILED, INTERRUPTED = 2, 130
+
+
+class _Screen:
+    """Shows the hospital's part of a run on the terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True, markup=False)
+        self._waiting = False
+
+    def waiting(self, reason: str) -> None:
+        """Say once that the operator cannot be reached."""
+        if not self._waiting:
+            self._console.print(f"waiting for the operator: {reason}")
+        self._waiting = True
+
+    def joined(self, invitation: Invitation, plan: tuple[Phase | ServerStage, ...], spec: SiteSpec) -> None:
+        """Show the plan: what leaves in each phase, by this hospital's policy."""
+        self._waiting = False
+        self._console.print(
+            f"{spec.name} joined run {invitation.run[:16]}: {invitation.method} on "
+            f"{invitation.task.get('name')}, {spec.size} cases here"
+        )
+        table = Table("phase", "rounds", "leaves this hospital", "stays", box=None, header_style="dim")
+        for phase in plan:
+            if isinstance(phase, Phase):
+                table.add_row(phase.name, str(phase.rounds), *_leaving(phase, spec))
+        self._console.print(table)
+        self._console.print(
+            "Images, masks and names of patients stay, unless a group of kind 'images' is listed."
+        )
+
+    def started(self, phase: Phase, round: int) -> None:
+        """Show the start of a step."""
+        self._waiting = False
+        self._console.print(f"{phase.name} {round + 1}/{phase.rounds}: computing")
+
+    def sent(self, sent: Sent) -> None:
+        """Show what left, in this step and in sum."""
+        groups = ", ".join(f"{name} {_size(count)}" for name, count in sent.groups.items()) or "no tensors"
+        metrics = f"; metrics {', '.join(sent.metrics)}" if sent.metrics else ""
+        kept = f"; withheld {', '.join(sent.withheld)}" if sent.withheld else ""
+        self._console.print(
+            f"{sent.phase} {sent.round + 1}: left {groups}{metrics}{kept}; {_size(sent.total)} in sum"
+        )
+
+    def refused(self, phase: Phase, round: int, reason: str) -> None:
+        """Show a step after which nothing left."""
+        self._console.print(f"{phase.name} {round + 1}: nothing left: {reason}")
+
+    def say(self, text: str) -> None:
+        """Show a line."""
+        self._console.print(text)
+
+
+def _leaving(phase: Phase, spec: SiteSpec) -> tuple[str, str]:
+    """Name the groups that leave and those that stay in a phase."""
+    if not may_take_part(phase, spec):
+        why = "no consent" if phase.consent and not spec.consents else "the policy refuses it"
+        return f"nothing: {why}", ", ".join(_named(group) for group in phase.uploads)
+    stay = [group for group in phase.uploads if spec.refusal(group)]
+    leave = [group for group in phase.uploads if group not in stay]
+    return ", ".join(map(_named, leave)) or "nothing", ", ".join(map(_named, stay))
+
+
+def _named(group: Group) -> str:
+    return f"{group.name} ({group.kind})"
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.2f} MiB" if count >= 2**18 else f"{count / 2**10:.1f} KiB"
+
+
+def site(
+    data: Annotated[Path, typer.Option(help="This hospital's folder.")],
+    kit: Annotated[Path, typer.Option(help="The kit that the operator made for this hospital.")],
+    policy: Annotated[Path, typer.Option(help="policy.yaml: what may leave; read again before every step.")],
+    state: Annotated[
+        Path | None, typer.Option(help="Folder for memories and logs; KIT/state by default.")
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="This hospital's model store, for a method that adapts a backbone.")
+    ] = None,
+) -> None:
+    """Take part in a federation over the network, as one hospital."""
+    screen = _Screen()
+    try:
+        opened = Kit.open(kit, server=False)
+        hospital = Hospital(opened, data, policy, state or kit / "state", screen, store)
+        if not data.is_dir():
+            raise TrainingError(f"{data} is not a folder; give this hospital's folder with --data")
+        try:
+            screen.say(f"{opened.name}: {hospital.run()}")
+        except KeyboardInterrupt:
+            hospital.leave("stopped by the hospital")
+            screen.say("left the run; the same command joins again")
+            raise typer.Exit(INTERRUPTED) from None
+    except (TrainingError, LocumStoreError) as error:
+        Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"error {error}")
+        raise typer.Exit(FAILED) from None
+
+
+if __name__ == "__main__":
+    typer.run(site)
