@@ -3,8 +3,8 @@
     python -m training.site --data FOLDER --kit KIT --policy policy.yaml
 
 FOLDER is this hospital's own, laid out as one site of a federation (images/ and masks/, or a folder per
-class). It is checked before the hospital joins; nothing in it leaves but what the policy allows. Ctrl-C leaves
-the run; the same command joins again.
+class). It is checked before the hospital joins; nothing in it leaves but what the policy allows. Ctrl-C
+leaves the run; the same command joins again.
 """
 
 from __future__ import annotations
@@ -52,9 +52,7 @@ class _Screen:
             if isinstance(phase, Phase):
                 table.add_row(phase.name, str(phase.rounds), *_leaving(phase, spec))
         self._console.print(table)
-        self._console.print(
-            "Images, masks and names of patients stay, unless a group of kind 'images' is listed."
-        )
+        self._console.print("Everything that is not listed as leaving stays here.")
 
     def started(self, phase: Phase, round: int) -> None:
         """Show the start of a step."""
@@ -121,7 +119,7 @@ def site(
             hospital.leave("stopped by the hospital")
             screen.say("left the run; the same command joins again")
             raise typer.Exit(INTERRUPTED) from None
-    except (TrainingError, LocumStoreError) as error:
+    except (TrainingError, LocumStoreError, OSError) as error:
         Console(stderr=True, highlight=False, soft_wrap=True, markup=False).print(f"error {error}")
         raise typer.Exit(FAILED) from None
 

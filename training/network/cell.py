@@ -51,39 +51,36 @@ class Cell:
     """
 
     def __init__(self, kit: Kit, handler: Handler, listen: str | None = None) -> None:
-        core, self._parts = _nvflare()
+        self._make, self._parts = _nvflare()
         self._kit = kit
         self._handler = handler
         self._listen = listen or kit.content.address
         self._peer_gone: Callable[[str], None] = lambda _: None
-        params = self._parts.DriverParams
-        own = (
-            {params.SERVER_CERT.value: str(kit.certificate), params.SERVER_KEY.value: str(kit.key)}
-            if kit.name == SERVER
-            else {params.CLIENT_CERT.value: str(kit.certificate), params.CLIENT_KEY.value: str(kit.key)}
-        )
-        self._core = core(
-            kit.name,
-            f"grpc://{self._listen}",
-            True,
-            {params.CA_CERT.value: str(kit.authority), **own},
-        )
-        self._core.register_request_cb(CHANNEL, "*", self._serve)
-        self._core.add_incoming_filter("*", "*", self._screen)
-        self._core.set_cell_disconnected_cb(self._lost)
+        self._core: Any = None
 
     def start(self) -> None:
         """Listen, or connect. A lost connection is made again, within about ten seconds.
 
         Raises ConfigurationError when the operator's port is taken.
         """
-        if self._kit.name == SERVER:
+        params, kit = self._parts.DriverParams, self._kit
+        if kit.name == SERVER:
             self._check_port()
+            own = {params.SERVER_CERT.value: str(kit.certificate), params.SERVER_KEY.value: str(kit.key)}
+        else:
+            own = {params.CLIENT_CERT.value: str(kit.certificate), params.CLIENT_KEY.value: str(kit.key)}
+        self._core = self._make(
+            kit.name, f"grpc://{self._listen}", True, {params.CA_CERT.value: str(kit.authority), **own}
+        )
+        self._core.register_request_cb(CHANNEL, "*", self._serve)
+        self._core.add_incoming_filter("*", "*", self._screen)
+        self._core.set_cell_disconnected_cb(self._lost)
         self._core.start()
 
     def stop(self) -> None:
-        """Close all connections."""
-        self._core.stop()
+        """Close all connections. The process cannot start a cell of this name again."""
+        if self._core is not None:
+            self._core.stop()
 
     def on_disconnect(self, action: Callable[[str], None]) -> None:
         """Call `action` with the name of a peer that lost its connection."""
@@ -105,7 +102,9 @@ class Cell:
 
     def notify(self, topic: str, target: str) -> None:
         """Send a message without content that needs no reply; it may be lost."""
-        self._core.fire_and_forget(CHANNEL, topic, [target], self._parts.Message(None, b""), optional=True)
+        if self._core is not None:
+            message = self._parts.Message(None, b"")
+            self._core.fire_and_forget(CHANNEL, topic, [target], message, optional=True)
 
     def _check_port(self) -> None:
         """Try the port: NVFLARE does not report one that is taken, and gRPC shares it between processes."""

@@ -171,7 +171,7 @@ class Operator:
         self._work: dict[str, _Work] = {}
         self._over: str | None = None
         self._open = ExitStack()
-        self._cell = Cell(kit, self._serve, listen)
+        self._cell = Cell(kit, self.handle, listen)
         self._cell.on_disconnect(self._disconnected)
 
     def __enter__(self) -> Operator:
@@ -282,9 +282,11 @@ class Operator:
                 self._changed.wait(left)
             return work.answer
 
-    # The requests of hospitals, served in threads.
+    def handle(self, peer: str, topic: str, content: bytes) -> bytes:
+        """Serve a request of a hospital; called in threads. `peer` is its certificate's name.
 
-    def _serve(self, peer: str, topic: str, content: bytes) -> bytes:
+        Raises Rejected.
+        """
         if peer not in self._sites:
             raise Rejected(f"'{peer}' takes no part in this run", "stranger")
         if topic == "invite":

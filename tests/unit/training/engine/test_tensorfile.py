@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from training.engine.tensorfile import read_tensors, size_of, write_tensors
+from training.engine.tensorfile import check_tensors, read_tensors, size_of, write_tensors
 from training.errors import TrainingError
 
 STATE = {
@@ -76,3 +78,60 @@ def test_unsupported_tensor_type_is_rejected_by_name(tmp_path):
 
 def test_size_of_sums_the_bytes_of_the_tensors():
     assert size_of(STATE) == 3 + 6 * 4 + 5 + 8 + 2 * 2 + 0 + 6 * 8
+
+
+class TestCheckTensors:
+    """Files from another machine."""
+
+    def test_written_file_passes_and_its_bytes_are_counted(self, tmp_path):
+        write_tensors(tmp_path / "x", STATE)
+        assert check_tensors(tmp_path / "x") == size_of(STATE)
+        write_tensors(tmp_path / "none", {})
+        assert check_tensors(tmp_path / "none") == 0
+
+    @pytest.mark.parametrize(
+        "header",
+        [
+            "[]",
+            "null",
+            '{"w": 3}',
+            '{"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+            '{"w": {"dtype": "F32", "shape": [-1, -1], "data_offsets": [0, 4]}}',
+            '{"w": {"dtype": "F32", "shape": [true], "data_offsets": [0, 4]}}',
+            '{"w": {"dtype": "F32", "shape": [1.0], "data_offsets": [0, 4]}}',
+            '{"w": {"dtype": "O", "shape": [1], "data_offsets": [0, 4]}}',
+            '{"w": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}',
+            '{"w": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}',
+            '{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}',
+            '{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4], "more": 1}}',
+            '{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
+            ' "v": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+            '{"__metadata__": {"facts": "x"}, "w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+            "[" * 100_000,
+            '{"w": {"dtype": "F32", "shape": [' + "1," * 20 + '1], "data_offsets": [0, 4]}}',
+        ],
+    )
+    def test_header_that_does_not_describe_the_file_is_rejected(self, tmp_path, header):
+        content = header.encode()
+        (tmp_path / "x").write_bytes(len(content).to_bytes(8, "little") + content + b"\0\0\0\0")
+        with pytest.raises(TrainingError, match="not a file of tensors"):
+            check_tensors(tmp_path / "x")
+
+    @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x05" + b"\0" * 7 + b"{}", b"\x80\x04K\x01."])
+    def test_file_without_a_header_is_rejected(self, tmp_path, content):
+        (tmp_path / "x").write_bytes(content)
+        with pytest.raises(TrainingError, match="not a file of tensors"):
+            check_tensors(tmp_path / "x")
+
+    @given(at=st.integers(0, 600), byte=st.integers(0, 255))
+    def test_file_that_passes_with_a_changed_byte_can_be_read(self, tmp_path_factory, at, byte):
+        path = tmp_path_factory.mktemp("mutant") / "x"
+        write_tensors(path, STATE)
+        content = bytearray(path.read_bytes())
+        content[at % len(content)] = byte
+        path.write_bytes(content)
+        try:
+            check_tensors(path)
+        except TrainingError:
+            return
+        read_tensors(path)

@@ -1,0 +1,48 @@
+"""A member of the consortium misuses its certificate and NVFLARE's other channels."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.network.consortium import Consortium
+from training.phantom.federation import TASK
+
+pytest.importorskip("nvflare")
+
+
+@pytest.fixture(scope="module")
+def consortium(tmp_path_factory):
+    root = tmp_path_factory.mktemp("hostile")
+    (root / "data").mkdir()
+    TASK.dump(root / "data" / "task.yaml")
+    with Consortium(root, root / "data", ("birch", "cedar")) as made:
+        made.start_operator("--method", "fedavg").wait_for("listening on")
+        yield made
+
+
+def attack(kit, address) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.helpers.training.hostile_cell", str(kit), address]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ)
+
+
+def test_only_its_own_requests_of_bytes_are_served(consortium):
+    done = attack(consortium.root / "kits" / "birch", f"localhost:{consortium.port}")
+    answers = json.loads(done.stdout.splitlines()[-1])
+    served = {name for name, answer in answers.items() if answer == "ok"}
+    assert served == {"own name", "still served"}, done.stderr
+
+
+def test_certificate_of_one_hospital_cannot_claim_another(consortium):
+    kits = consortium.root / "kits"
+    # The folder's name is the name that the cell claims; the certificate is birch's.
+    claimed = consortium.root / "cedar"
+    claimed.mkdir()
+    for file in ("client.crt", "client.key", "rootCA.pem"):
+        (claimed / file).write_bytes((kits / "birch" / file).read_bytes())
+    answers = json.loads(attack(claimed, f"localhost:{consortium.port}").stdout.splitlines()[-1])
+    assert "ok" not in answers.values()

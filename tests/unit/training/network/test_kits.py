@@ -1,0 +1,94 @@
+"""Kits of a consortium, made with NVFLARE's certificates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from training.errors import ConfigurationError
+from training.network.kits import KIT_FILE, Kit, provision, revoke
+
+pytest.importorskip("nvflare")
+ADDRESS = "localhost:8002"
+
+
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory):
+    """Kits, made once: each costs a private key."""
+    root = tmp_path_factory.mktemp("kits")
+    provision(root, "hearts", ADDRESS, ["birch", "cedar"])
+    return root
+
+
+@pytest.fixture
+def root(provisioned, tmp_path):
+    return shutil.copytree(provisioned, tmp_path / "kits")
+
+
+def name_of(kit: Kit) -> str:
+    from cryptography import x509
+    from cryptography.x509.oid import NameOID
+
+    certificate = x509.load_pem_x509_certificate(kit.certificate.read_bytes())
+    return str(certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
+
+
+def test_certificate_of_a_kit_has_the_hospitals_name(root):
+    assert name_of(Kit.open(root / "birch", server=False)) == "birch"
+    assert name_of(Kit.open(root / "server", server=True)) == "server"
+    assert Kit.open(root / "server", server=True).content.sites == ("birch", "cedar")
+
+
+def test_later_hospital_gets_a_certificate_of_the_same_authority(root):
+    before = (root / "birch" / "client.crt").read_bytes()
+    made = provision(root, "hearts", ADDRESS, ["birch", "elm"])
+    assert list(made) == ["elm"]
+    assert (root / "birch" / "client.crt").read_bytes() == before
+    assert (root / "elm" / "rootCA.pem").read_bytes() == (root / "birch" / "rootCA.pem").read_bytes()
+
+
+def test_private_keys_of_hospitals_are_only_in_their_kits(root):
+    state = json.loads((root / ".authority/hearts/state/cert.json").read_text())
+    assert set(state["birch"]) == {"cert"}
+    assert (root / "birch" / "client.key").stat().st_mode & 0o077 == 0
+    assert (root / ".authority").stat().st_mode & 0o077 == 0
+
+
+def test_revoked_certificate_is_listed_and_the_name_can_be_provisioned_again(root):
+    serial = revoke(root, "cedar")
+    assert Kit.open(root / "server", server=True).revoked() == {serial}
+    assert Kit.open(root / "server", server=True).content.sites == ("birch",)
+    assert list(provision(root, "hearts", ADDRESS, ["cedar"])) == ["cedar"]
+    assert revoke(root, "cedar") != serial
+    with pytest.raises(ConfigurationError, match="'cedar' cannot be revoked"):
+        revoke(root, "cedar")
+
+
+@pytest.mark.parametrize("site", ["server", "localhost", "a.b", "../x", "", "global", "x" * 64])
+def test_name_that_a_cell_or_a_path_cannot_have_is_rejected(tmp_path, site):
+    with pytest.raises(ConfigurationError, match="cannot be made"):
+        provision(tmp_path, "hearts", ADDRESS, [site])
+
+
+@pytest.mark.parametrize("address", ["", "host:0", "host:70000", "a b", "host:x", "http://host"])
+def test_address_that_is_none_is_rejected(tmp_path, address):
+    with pytest.raises(ConfigurationError, match="address"):
+        provision(tmp_path, "hearts", address, ["birch"])
+
+
+def test_other_consortium_in_the_folder_is_rejected(root):
+    with pytest.raises(ConfigurationError, match="another consortium"):
+        provision(root, "lungs", ADDRESS, ["elm"])
+
+
+def test_kit_of_the_other_side_or_a_damaged_one_is_rejected(root):
+    with pytest.raises(ConfigurationError, match="expected a kit of a hospital"):
+        Kit.open(root / "server", server=False)
+    (root / "birch" / "client.key").unlink()
+    with pytest.raises(ConfigurationError, match=r"missing: client\.key"):
+        Kit.open(root / "birch", server=False)
+    (root / "cedar" / KIT_FILE).write_text("{}")
+    with pytest.raises(ConfigurationError, match="is not a kit"):
+        Kit.open(root / "cedar", server=False)

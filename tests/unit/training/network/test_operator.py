@@ -1,0 +1,363 @@
+"""What the operator answers to a hospital's requests, right and wrong ones. No connection is made."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from training.config import RunConfig
+from training.engine.tensorfile import write_tensors
+from training.engine.worker import Delivery, Failure, Task
+from training.errors import RoundFailed
+from training.methods.fedavg import FedAvgConfig
+from training.network.cell import CHUNK, Rejected
+from training.network.kits import Kit, provision, revoke
+from training.network.messages import (
+    Announcement,
+    Invitation,
+    Leave,
+    Next,
+    Report,
+    Session,
+    Slice,
+    Welcome,
+    Written,
+    pack,
+    unpack,
+)
+from training.network.operator import Operator, RoundLimits
+from training.phantom.federation import TASK
+
+pytest.importorskip("nvflare")
+SITES = ("birch", "cedar")
+TRAIN = 1  # the step of FedAvg's plan that uploads weights and scores
+
+
+@pytest.fixture(scope="module")
+def provisioned(tmp_path_factory):
+    """Kits, made once: each costs a private key."""
+    root = tmp_path_factory.mktemp("kits")
+    provision(root, "hearts", "localhost:8002", SITES)
+    return root
+
+
+@pytest.fixture
+def kits(provisioned, tmp_path):
+    return shutil.copytree(provisioned, tmp_path / "kits")
+
+
+def opened(kits, limits=None):
+    kit = Kit.open(kits / "server", server=True)
+    config = FedAvgConfig(width=2, rounds=2)
+    limits = limits or RoundLimits()
+    return Operator(kit, kits.parent / "run", SITES, "fedavg", config, RunConfig(), TASK, limits)
+
+
+@pytest.fixture
+def operator(kits):
+    return opened(kits)
+
+
+class HospitalSide:
+    """Speaks the protocol of a hospital, with the kit of `kit`."""
+
+    def __init__(self, operator: Operator, kits, name: str, kit: str | None = None) -> None:
+        self.operator, self.name = operator, name
+        self.kit = Kit.open(kits / (kit or name), server=False)
+        self.session = ""
+
+    def ask(self, topic, message, body=b""):
+        return self.operator.handle(self.name, topic, pack(message, body))
+
+    def announcement(self, **changes) -> Announcement:
+        from nvflare.lighter.utils import load_private_key_file, sign_content
+
+        invitation, _ = unpack(Invitation, self.operator.handle(self.name, "invite", b""))
+        said = Announcement(
+            protocol=invitation.protocol,
+            software=invitation.software,
+            plan_digest=invitation.plan_digest,
+            configuration_digest=invitation.configuration_digest,
+            allows=("weights", "statistics"),
+            consents=True,
+            bounds={},
+            digest="0" * 64,
+            splits_digest="1" * 64,
+            files={"train": 3, "val": 1, "test": 1},
+            patients={"train": 3, "val": 1, "test": 1},
+            certificate=self.kit.certificate.read_text(),
+            signature=sign_content(invitation.nonce, load_private_key_file(str(self.kit.key))),
+        )
+        return said.model_copy(update=changes)
+
+    def join(self, **changes) -> HospitalSide:
+        self.session = unpack(Welcome, self.ask("join", self.announcement(**changes)))[0].session
+        return self
+
+    def task(self):
+        return unpack(Next, self.ask("next", Session(session=self.session)))[0].task
+
+    def upload(self, task, group, content, total=None):
+        part = Slice(session=self.session, task=task, group=group, offset=0, total=total or len(content))
+        return unpack(Written, self.ask("write", part, content))[0].at
+
+    def report(self, task, **changes):
+        fields = {"groups": ("weights", "scores"), "weight": 3.0, "slot": None} | changes
+        return self.ask("done", Report(session=self.session, task=task, **fields))
+
+
+@pytest.fixture
+def birch(operator, kits):
+    return HospitalSide(operator, kits, "birch").join()
+
+
+@pytest.fixture
+def round_(operator, tmp_path):
+    """A round of training for both hospitals, whose results are collected in a thread."""
+    tasks = [Task(site, TRAIN, 0, {}, None, tmp_path / "up" / f"up-{site}") for site in SITES]
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(lambda: list(operator.run(tasks)))
+        while set(operator._work) != set(SITES):
+            threading.Event().wait(0.01)
+        yield future
+        for site in SITES:  # lets the thread end
+            work = operator._work.get(site)
+            if work is not None and work.answer is None:
+                with operator._changed:
+                    work.answer = Failure(site, "end of the test")
+                    operator._changed.notify_all()
+
+
+def tensor_file(tmp_path, **tensors):
+    path = tmp_path / "tensors"
+    write_tensors(path, tensors or {"w": torch.ones(3)})
+    return path.read_bytes()
+
+
+def deliver(side, tmp_path):
+    task = side.task()
+    for group in ("weights", "scores"):
+        side.upload(task.id, group, tensor_file(tmp_path))
+    side.report(task.id)
+    return task
+
+
+def rejected(code, action):
+    with pytest.raises(Rejected) as caught:
+        action()
+    assert caught.value.code == code, caught.value
+    return str(caught.value)
+
+
+class TestJoin:
+    def test_member_with_its_own_certificate_joins(self, birch, operator):
+        assert len(birch.session) == 64
+        assert set(operator.announced) == {"birch"}
+
+    def test_name_outside_the_run_is_rejected(self, operator):
+        rejected("stranger", lambda: operator.handle("elm", "invite", b""))
+
+    def test_another_members_certificate_is_rejected(self, operator, kits):
+        rejected("revoked", HospitalSide(operator, kits, "birch", kit="cedar").join)
+
+    def test_certificate_without_its_key_is_rejected(self, operator, kits):
+        side = HospitalSide(operator, kits, "birch", kit="cedar")
+        certificate = (kits / "birch" / "client.crt").read_text()
+        rejected("revoked", lambda: side.join(certificate=certificate))
+
+    def test_signature_of_an_earlier_nonce_is_rejected(self, operator, kits):
+        side = HospitalSide(operator, kits, "birch")
+        said = side.announcement()
+        side.ask("join", said)
+        rejected("revoked", lambda: side.ask("join", said))
+
+    def test_certificate_of_another_authority_is_rejected(self, operator, kits, tmp_path):
+        provision(tmp_path / "foreign", "hearts", "localhost:8002", ["birch"])
+        rejected("revoked", HospitalSide(operator, tmp_path / "foreign", "birch").join)
+
+    def test_revoked_certificate_is_rejected_when_it_joins_and_in_its_session(self, birch, operator, kits):
+        kit = birch.kit
+        revoke(kits, "birch")
+        rejected("revoked", birch.task)
+        birch.kit = Kit(next(kits.glob("birch-revoked-*")), kit.content)
+        rejected("revoked", birch.join)
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"software": {"locum": "0", "numpy": "0", "torch": "0"}}, "torch: expected"),
+            ({"plan_digest": "2" * 64}, "plan_digest"),
+            ({"configuration_digest": "2" * 64}, "configuration_digest"),
+            ({"protocol": 0}, "protocol"),
+            ({"files": {"train": 0}}, "no case to train on"),
+        ],
+    )
+    def test_difference_to_the_operators_run_is_named(self, operator, kits, change, words):
+        side = HospitalSide(operator, kits, "birch")
+        assert words in rejected("mismatch", lambda: side.join(**change))
+
+    def test_changed_data_is_rejected_also_after_a_restart_of_the_operator(self, birch, operator, kits):
+        again = HospitalSide(opened(kits), kits, "birch")
+        assert "data changed" in rejected("mismatch", lambda: again.join(digest="3" * 64))
+        assert again.join().session
+
+    def test_second_process_of_a_hospital_replaces_the_first(self, birch, operator, kits):
+        old = birch.session
+        birch.join()
+        rejected("replaced", lambda: birch.ask("next", Session(session=old)))
+
+    def test_session_of_before_a_restart_must_join_again(self, birch, kits):
+        birch.operator = opened(kits)
+        rejected("session", birch.task)
+
+
+class TestRound:
+    def test_delivery_reaches_the_engine(self, birch, operator, kits, round_, tmp_path):
+        cedar = HospitalSide(operator, kits, "cedar").join()
+        deliver(cedar, tmp_path)
+        deliver(birch, tmp_path)
+        first, second = round_.result(5)
+        assert (first.site, second.site) == SITES
+        assert first.sent == {"weights": 12, "scores": 12}
+
+    def test_task_stays_until_it_is_reported(self, birch, round_):
+        assert birch.task() == birch.task()
+        before = birch.task().id
+        assert birch.join().task().id == before
+
+    def test_report_counts_once(self, birch, operator, round_, tmp_path):
+        task = deliver(birch, tmp_path)
+        assert birch.task() is None
+        rejected("stale", lambda: birch.report(task.id, weight=9.0))
+        rejected("stale", lambda: birch.upload(task.id, "weights", b"x"))
+        assert operator._work["birch"].answer.weight == 3.0
+
+    def test_repeated_chunk_is_written_once(self, birch, round_, tmp_path):
+        task, content = birch.task(), tensor_file(tmp_path)
+        part = Slice(session=birch.session, task=task.id, group="weights", offset=0, total=len(content))
+        assert unpack(Written, birch.ask("write", part, content[:10]))[0].at == 10
+        later = part.model_copy(update={"offset": 10})
+        assert unpack(Written, birch.ask("write", later, content[10:20]))[0].at == 20
+        assert unpack(Written, birch.ask("write", later, content[10:20]))[0].at == 20
+        assert (tmp_path / "up" / "up-birch-weights").read_bytes() == content[:20]
+
+    @pytest.mark.parametrize("group", ["../../escape", "personal", "weights/../x", "\0", "x" * 128])
+    def test_group_that_the_phase_does_not_upload_is_rejected(self, birch, round_, group):
+        rejected("rejected", lambda: birch.upload(birch.task().id, group, b"x"))
+        part = Slice(session=birch.session, task=birch.task().id, group=group, offset=0)
+        rejected("rejected", lambda: birch.ask("read", part))
+
+    def test_upload_beyond_the_limit_is_rejected_before_it_is_stored(self, kits, tmp_path):
+        operator = opened(kits, RoundLimits(upload_bytes=100))
+        side = HospitalSide(operator, kits, "birch").join()
+        operator._work = {"birch": operator._new(Task("birch", TRAIN, 0, {}, None, tmp_path / "up"))}
+        task = side.task().id
+        rejected("stale", lambda: side.upload(task, "weights", b"x" * 101))
+        side.upload(task, "weights", b"x" * 60)
+        rejected("stale", lambda: side.upload(task, "scores", b"x" * 41))
+        rejected("stale", lambda: side.upload(task, "weights", b"x" * 60, total=10))
+
+    @pytest.mark.parametrize("content", [b"", b"\x80\x04pickle", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}tail"])
+    def test_file_that_is_none_of_tensors_drops_the_hospital(
+        self, birch, operator, round_, tmp_path, content
+    ):
+        task = birch.task()
+        birch.upload(task.id, "scores", tensor_file(tmp_path))
+        birch.upload(task.id, "weights", content, total=max(len(content), 1))
+        birch.report(task.id)
+        assert isinstance(operator._work["birch"].answer, Failure)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            {"groups": ("scores",)},
+            {"groups": ("scores",), "withheld": ("weights",)},
+            {"groups": ("weights", "scores", "personal")},
+            {"groups": ("weights",)},
+        ],
+    )
+    def test_report_of_other_groups_drops_the_hospital(self, birch, operator, round_, tmp_path, change):
+        task = birch.task()
+        for group in ("weights", "scores"):
+            birch.upload(task.id, group, tensor_file(tmp_path))
+        birch.report(task.id, **change)
+        assert isinstance(operator._work["birch"].answer, Failure)
+
+    @pytest.mark.parametrize("value", ["NaN", "Infinity", '"x"', "null"])
+    def test_report_with_a_weight_that_is_no_number_is_rejected(self, birch, round_, value):
+        head = f'{{"session":"{birch.session}","task":"{birch.task().id}","weight":{value}}}'.encode()
+        message = len(head).to_bytes(4, "big") + head
+        rejected("rejected", lambda: birch.operator.handle("birch", "done", message))
+
+    @pytest.mark.parametrize("message", [b"", b"\0", b"\xff\xff\xff\xff{}", b"\0\0\0\x02[]", b"\0\0\0\x02{}"])
+    @pytest.mark.parametrize("topic", ["join", "next", "read", "write", "done", "leave", "other"])
+    def test_garbage_is_rejected(self, operator, topic, message):
+        rejected("rejected", lambda: operator.handle("birch", topic, message))
+
+    def test_hospital_that_leaves_fails_its_task_and_the_next_until_it_joins_again(
+        self, birch, operator, round_, tmp_path
+    ):
+        birch.ask("leave", Leave(session=birch.session, reason="tea\x1b[2J"))
+        answer = operator._work["birch"].answer
+        assert answer == Failure("birch", "left the run: tea[2J")
+        again = operator._new(Task("birch", TRAIN, 1, {}, None, tmp_path / "up"))
+        assert again.answer == answer
+        birch.join()
+        assert operator._new(Task("birch", TRAIN, 1, {}, None, tmp_path / "up")).answer is None
+
+    def test_download_is_read_in_chunks(self, birch, operator, tmp_path):
+        path = tmp_path / "down"
+        path.write_bytes(bytes(range(256)) * (CHUNK // 256) + b"tail")
+        task = Task("birch", TRAIN, 0, {"weights": path}, None, tmp_path / "up")
+        operator._work = {"birch": operator._new(task)}
+        said = birch.task()
+        assert said.downloads == {"weights": CHUNK + 4}
+        part = Slice(session=birch.session, task=said.id, group="weights", offset=CHUNK)
+        assert birch.ask("read", part) == b"tail"
+
+
+class TestLimits:
+    def tasks(self, tmp_path):
+        return [Task(site, TRAIN, 0, {}, None, tmp_path / "up" / f"up-{site}") for site in SITES]
+
+    def collected(self, operator, tasks, act):
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(lambda: list(operator.run(tasks)))
+            while set(operator._work) != set(SITES):
+                threading.Event().wait(0.01)
+            act()
+            return future.result(20)
+
+    def test_deadline_drops_a_late_hospital(self, kits, tmp_path):
+        operator = opened(kits, RoundLimits(deadline=0.2))
+        birch = HospitalSide(operator, kits, "birch").join()
+        first, second = self.collected(operator, self.tasks(tmp_path), lambda: deliver(birch, tmp_path))
+        assert isinstance(first, Delivery)
+        assert second == Failure("cedar", "did not deliver within 0.2 s")
+
+    def test_round_waits_for_its_quorum_after_the_deadline(self, kits, tmp_path):
+        operator = opened(kits, RoundLimits(deadline=0.05, quorum=2))
+        sides = [HospitalSide(operator, kits, site).join() for site in SITES]
+
+        def act():
+            deliver(sides[0], tmp_path)
+            threading.Event().wait(0.3)
+            deliver(sides[1], tmp_path)
+
+        answers = self.collected(operator, self.tasks(tmp_path), act)
+        assert all(isinstance(answer, Delivery) for answer in answers)
+
+    def test_round_without_its_quorum_fails(self, kits, tmp_path):
+        operator = opened(kits, RoundLimits(quorum=2))
+        sides = [HospitalSide(operator, kits, site).join() for site in SITES]
+
+        def act():
+            deliver(sides[0], tmp_path)
+            sides[1].report(sides[1].task().id, failure="no luck", groups=(), weight=0.0)
+
+        with pytest.raises(RoundFailed, match="1 of 2 hospitals delivered, the quorum is 2"):
+            self.collected(operator, self.tasks(tmp_path), act)
