@@ -1,9 +1,10 @@
 """Requests and replies of bytes between a hospital and the operator, over NVFLARE's cells.
 
 A cell is NVFLARE's process on its network: it listens (the operator) or connects and reconnects (a hospital)
-with the certificates of a kit, over gRPC with mutual TLS. NVFLARE closes a connection whose certificate's
+with the certificates of a kit, over gRPC with mutual TLS. NVFLARE closes a connection if the certificate's
 common name is not the cell's name. This module adds what a closed protocol needs:
 
+- two processes of one hospital do not get each other's replies: a cell's name is NAME.RANDOM
 - a message comes from the peer of its own connection, and is for this cell; nothing is forwarded between
   hospitals
 - a payload is bytes. NVFLARE would also decode objects (FOBS); such a message is dropped before that
@@ -15,6 +16,7 @@ A request that cannot be served raises `Rejected` at the requester, with the oth
 from __future__ import annotations
 
 import logging
+import secrets
 import socket
 import warnings
 from collections.abc import Callable
@@ -56,6 +58,9 @@ class Cell:
         self._handler = handler
         self._listen = listen or kit.content.address
         self._peer_gone: Callable[[str], None] = lambda _: None
+        # A child of the hospital's own name, which NVFLARE accepts from the same certificate.
+        self._name = kit.name if kit.name == SERVER else f"{kit.name}.{secrets.token_hex(4)}"
+        self._cells: dict[str, str] = {}
         self._core: Any = None
 
     def start(self) -> None:
@@ -70,7 +75,7 @@ class Cell:
         else:
             own = {params.CLIENT_CERT.value: str(kit.certificate), params.CLIENT_KEY.value: str(kit.key)}
         self._core = self._make(
-            kit.name, f"grpc://{self._listen}", True, {params.CA_CERT.value: str(kit.authority), **own}
+            self._name, f"grpc://{self._listen}", True, {params.CA_CERT.value: str(kit.authority), **own}
         )
         self._core.register_request_cb(CHANNEL, "*", self._serve)
         self._core.add_incoming_filter("*", "*", self._screen)
@@ -101,10 +106,10 @@ class Cell:
         return bytes(reply.payload or b"")
 
     def notify(self, topic: str, target: str) -> None:
-        """Send a message without content that needs no reply; it may be lost."""
-        if self._core is not None:
+        """Send a message without content to the latest process of a peer; it may be lost."""
+        if self._core is not None and (cell := self._cells.get(target)):
             message = self._parts.Message(None, b"")
-            self._core.fire_and_forget(CHANNEL, topic, [target], message, optional=True)
+            self._core.fire_and_forget(CHANNEL, topic, [cell], message, optional=True)
 
     def _check_port(self) -> None:
         """Try the port: NVFLARE does not report one that is taken, and gRPC shares it between processes."""
@@ -121,9 +126,12 @@ class Cell:
 
     def _serve(self, message: Any) -> Any:
         keys, codes = self._parts.MessageHeaderKey, self._parts.ReturnCode
+        cell = str(message.get_header(keys.ORIGIN))
+        peer = _member(cell)
+        self._cells[peer] = cell
         try:
             reply = self._handler(
-                message.get_header(keys.ORIGIN),
+                peer,
                 str(message.get_header(keys.TOPIC)),
                 bytes(message.payload or b""),
             )
@@ -131,23 +139,23 @@ class Cell:
             text = f"{str(error)[:_ERROR_LENGTH]}\0{error.code}"
             return self._parts.make_reply(codes.INVALID_REQUEST, error=text)
         except Exception:
-            logging.getLogger(__name__).exception("a request of %s failed", message.get_header(keys.ORIGIN))
+            logging.getLogger(__name__).exception("a request of %s failed", peer)
             return self._parts.make_reply(codes.PROCESS_EXCEPTION)
         return self._parts.make_reply(codes.OK, body=reply)
 
     def _screen(self, message: Any) -> Any:
         """Return a message to drop the incoming one, None to let it pass."""
         keys, props = self._parts.MessageHeaderKey, self._parts.MessagePropKey
-        peer = message.get_prop(props.ENDPOINT)
-        peer_name = getattr(peer, "name", None)
+        peer = str(getattr(message.get_prop(props.ENDPOINT), "name", ""))
         # gRPC shows the certificate's name on the listening side; NVFLARE compared it with the cell's name.
         certified = message.get_prop(props.COMMON_NAME) if self._kit.name == SERVER else SERVER
         channel, topic = message.get_header(keys.CHANNEL), message.get_header(keys.TOPIC)
         goodbye = (channel, topic) == (self._parts.CellChannel.CELLNET, self._parts.CellChannelTopic.Bye)
         encoding = message.get_header(keys.PAYLOAD_ENCODING)
         fine = (
-            peer_name == certified == message.get_header(keys.ORIGIN)
-            and message.get_header(keys.DESTINATION) == self._kit.name
+            peer == message.get_header(keys.ORIGIN)
+            and _member(peer) == certified
+            and message.get_header(keys.DESTINATION) == self._name
             and (channel == CHANNEL or goodbye)
             and encoding in (None, self._parts.Encoding.BYTES, self._parts.Encoding.NONE)
             and not message.get_header(keys.ENCRYPTED, False)
@@ -156,7 +164,7 @@ class Cell:
         return None if fine else self._parts.make_reply(self._parts.ReturnCode.INVALID_REQUEST)
 
     def _lost(self, agent: Any) -> None:
-        self._peer_gone(agent.get_fqcn())
+        self._peer_gone(_member(agent.get_fqcn()))
 
 
 class _Parts:
@@ -196,6 +204,10 @@ def _nvflare() -> tuple[Any, _Parts]:
         log.addHandler(logging.NullHandler())
         log.propagate = False
     return CoreCell, parts
+
+
+def _member(cell: str) -> str:
+    return cell.partition(".")[0]
 
 
 def _printable(text: str) -> str:

@@ -378,7 +378,7 @@ class Hospital:
         return paths
 
     def _upload(self, session: str, task: str, group: str, path: Path) -> None:
-        """Send a file in chunks. A chunk whose reply was lost is sent again, and counts once."""
+        """Send a file in chunks. After a lost reply a chunk is sent again, and counts once."""
         size = path.stat().st_size
         with path.open("rb") as file:
             at = 0

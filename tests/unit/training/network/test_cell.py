@@ -17,14 +17,14 @@ def kits(tmp_path_factory):
     return root
 
 
-def message(payload=b"{}", peer="birch", certificate="birch", **changes):
+def message(payload=b"{}", peer="birch.1a", certificate="birch", **changes):
     """A request of birch to the operator, with changed headers."""
     from nvflare.fuel.f3.cellnet.defs import Encoding, MessageHeaderKey, MessagePropKey, MessageType
     from nvflare.fuel.f3.endpoint import Endpoint
     from nvflare.fuel.f3.message import Message
 
     headers = {
-        "ORIGIN": "birch",
+        "ORIGIN": "birch.1a",
         "DESTINATION": "server",
         "CHANNEL": CHANNEL,
         "TOPIC": "next",
@@ -52,8 +52,9 @@ def test_request_of_bytes_from_its_own_connection_passes(kits):
     [
         {"certificate": "cedar"},
         {"certificate": None},
-        {"peer": "cedar"},
-        {"ORIGIN": "cedar"},
+        {"peer": "cedar.1a"},
+        {"ORIGIN": "cedar.1a"},
+        {"ORIGIN": "birch.1b"},
         {"ORIGIN": "server"},
         {"DESTINATION": "cedar"},
         {"DESTINATION": "server.job"},

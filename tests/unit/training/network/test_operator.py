@@ -117,7 +117,7 @@ def birch(operator, kits):
 
 @pytest.fixture
 def round_(operator, tmp_path):
-    """A round of training for both hospitals, whose results are collected in a thread."""
+    """A round of training for both hospitals; a thread collects the results."""
     tasks = [Task(site, TRAIN, 0, {}, None, tmp_path / "up" / f"up-{site}") for site in SITES]
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(lambda: list(operator.run(tasks)))
