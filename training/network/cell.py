@@ -164,6 +164,9 @@ class Cell:
         return None if fine else self._parts.make_reply(self._parts.ReturnCode.INVALID_REQUEST)
 
     def _lost(self, agent: Any) -> None:
+        # The replies that were under way are lost; do not wait for them until their timeout.
+        for waiter in list(self._core.waiters.values()):
+            waiter.set()
         self._peer_gone(_member(agent.get_fqcn()))
 
 

@@ -60,7 +60,7 @@ from training.network.policy import Policy
 from training.run import Run
 
 SENT_FILE = "sent.jsonl"
-_TIMEOUT_S = 30.0  # for the reply to one request
+_TIMEOUT_S = 60.0  # for the reply to one request; a chunk of a file on a slow line takes most
 _IDLE_S = 2.0  # between questions for a task, if the operator does not wake the hospital
 _RETRY_S = 1.0
 _ENDS = frozenset({"revoked", "mismatch", "stranger", "replaced", "rejected"})  # a retry cannot help
