@@ -1,4 +1,4 @@
-.PHONY: install demo test test-fast check openapi clean
+.PHONY: install demo demo-network test test-fast check openapi clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -12,6 +12,10 @@ install: .venv/.installed
 
 demo: install
 	$(BIN)/python -m demo
+
+# Three hospitals as processes of their own, with certificates, on loopback.
+demo-network: install
+	$(BIN)/python -m demo.network
 
 # In the order of the folders: the long tests of tests/e2e start first, not last.
 test: install

@@ -1,0 +1,132 @@
+"""`make demo-network`: three hospitals, each a process of its own, train together over a network on loopback.
+
+The operator makes kits and starts `training.federate --engine network`; every hospital starts `training.site`
+on its own folder with its own policy. Then the same federation trains in one process. Both stores are served,
+new patients are segmented by both, and the masks are compared byte by byte.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.console import Console
+
+from demo import api
+from demo.__main__ import LEFT_OUT, MEMBERS, OUTSIDE
+from demo.phantom_scans import PhantomScan
+from demo.service_process import running_service
+from training.phantom import phantom_of
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def command(module: str, *options: object) -> list[str]:
+    """The command line of a Locum module, shown as a person types it."""
+    line = [sys.executable, "-m", module, *map(str, options)]
+    console.print(f"[dim]$ python {' '.join(line[1:])}[/]")
+    return line
+
+
+def checked(line: Sequence[str]) -> None:
+    """Run a command; end the demo if it fails."""
+    if subprocess.run(line, check=False).returncode:
+        raise typer.Exit(1)
+
+
+def train_over_a_network(folder: Path, data: Path, port: int, config: Path) -> Path:
+    """Train with three hospitals' processes and the operator's; return the operator's store."""
+    kits, store = folder / "kits", folder / "operator" / "store"
+    address = f"localhost:{port}"
+    sites = [option for site in MEMBERS for option in ("--site", site)]
+    checked(command("training.network", "provision", "--out", kits, "--address", address, *sites))
+    with ExitStack() as processes:
+        for site in MEMBERS:
+            policy = folder / f"{site}-policy.yaml"
+            policy.write_text("allows: [weights, statistics]\nconsents: true\n")
+            log = processes.enter_context((folder / f"{site}.log").open("wb"))
+            line = command(
+                "training.site",
+                *("--data", data / site, "--kit", kits / site),
+                *("--policy", policy, "--state", folder / "hospitals" / site),
+            )
+            hospital = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
+            processes.callback(hospital.wait)
+            processes.callback(lambda log=folder / f"{site}.log": console.print(f"  its part is in {log}"))
+            processes.push(lambda kind, *_, process=hospital: process.kill() if kind else None)
+        checked(
+            command(
+                "training.federate",
+                *("--engine", "network", "--kit", kits / "server", "--task", data / "task.yaml"),
+                *("--method", "iop-fl", "--name", api.MODEL, "--config", config, "--out", store),
+            )
+        )
+    return store
+
+
+def segment(store: Path, folder: Path, port: int) -> dict[str, bytes]:
+    """Serve a store; return the masks of a member's and an outside hospital's new patient."""
+    masks: dict[str, bytes] = {}
+    with running_service(store, folder, port) as client:
+        for hospital in (*MEMBERS, OUTSIDE):
+            api.register(client, hospital, hospital if hospital in MEMBERS else None)
+            scan = PhantomScan.at(hospital)
+            answer = api.mask_of(client, scan.image, {"hospital": hospital, "model": api.MODEL})
+            masks[hospital] = answer.mask
+            console.print(
+                f"{hospital} is served {answer.personalization}: Dice {scan.dice_of(answer.mask):.3f}"
+            )
+    return masks
+
+
+def main(
+    folder: Annotated[
+        Path, typer.Option(help="Folder for kits, stores and all files; emptied first.")
+    ] = Path(".locum/demo-network"),
+    port: Annotated[int, typer.Option(help="TCP port of the service.")] = 8000,
+    rounds: Annotated[int | None, typer.Option(help="Train for fewer rounds than the default.")] = None,
+) -> None:
+    """Train over a network and in one process, and compare the masks."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    phantom = phantom_of("segmentation")
+    data = folder / "data"
+    phantom.write(data)
+    training = phantom.training | ({"rounds": rounds} if rounds else {})
+    config = folder / "config.yaml"
+    config.write_text(yaml.safe_dump({"method": training}))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        free = probe.getsockname()[1]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    console.rule("1  three hospitals train together over a network")
+    over_network = train_over_a_network(folder, data, free, config)
+    console.rule("2  the same federation in one process")
+    local = folder / "local" / "store"
+    checked(
+        command(
+            "training.federate",
+            *("--method", "iop-fl", "--name", api.MODEL, "--config", config, "--data", data),
+            *("--leave-out", LEFT_OUT, "--consent", "all", "--out", local),
+        )
+    )
+    console.rule("3  both stores segment new patients")
+    masks = segment(over_network, folder / "operator" / "state", port)
+    expected = segment(local, folder / "local" / "state", port)
+    if masks != expected:
+        console.print("[bold red]the masks differ[/]")
+        raise typer.Exit(1)
+    console.print(f"[bold]The masks of {len(masks)} new patients are the same, byte by byte.[/]")
+
+
+if __name__ == "__main__":
+    typer.run(main)
