@@ -27,6 +27,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "health_under_load": "benchmarks.cost.health:HealthUnderLoad",
     "faults": "benchmarks.faults.experiment:Faults",
     "attacks": "benchmarks.faults.attacks:Attacks",
+    "network_cost": "benchmarks.network.cost:NetworkCost",
     "network_faults": "benchmarks.network.faults:NetworkFaults",
 }
 

@@ -49,27 +49,32 @@ def train_over_a_network(folder: Path, data: Path, port: int, config: Path) -> P
     address = f"localhost:{port}"
     sites = [option for site in MEMBERS for option in ("--site", site)]
     checked(command("training.network", "provision", "--out", kits, "--address", address, *sites))
-    with ExitStack() as processes:
+    hospitals: list[subprocess.Popen[bytes]] = []
+    with ExitStack() as logs:
         for site in MEMBERS:
             policy = folder / f"{site}-policy.yaml"
             policy.write_text("allows: [weights, statistics]\nconsents: true\n")
-            log = processes.enter_context((folder / f"{site}.log").open("wb"))
+            log = logs.enter_context((folder / f"{site}.log").open("wb"))
             line = command(
                 "training.site",
                 *("--data", data / site, "--kit", kits / site),
                 *("--policy", policy, "--state", folder / "hospitals" / site),
             )
-            hospital = subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT)
-            processes.callback(hospital.wait)
-            processes.callback(lambda log=folder / f"{site}.log": console.print(f"  its part is in {log}"))
-            processes.push(lambda kind, *_, process=hospital: process.kill() if kind else None)
-        checked(
-            command(
-                "training.federate",
-                *("--engine", "network", "--kit", kits / "server", "--task", data / "task.yaml"),
-                *("--method", "iop-fl", "--name", api.MODEL, "--config", config, "--out", store),
+            hospitals.append(subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT))
+        try:
+            checked(
+                command(
+                    "training.federate",
+                    *("--engine", "network", "--kit", kits / "server", "--task", data / "task.yaml"),
+                    *("--method", "iop-fl", "--name", api.MODEL, "--config", config, "--out", store),
+                )
             )
-        )
+            for hospital in hospitals:
+                hospital.wait()
+        finally:
+            for hospital in hospitals:
+                hospital.kill()
+    console.print(f"The hospitals' own views are in {folder}/SITE.log.")
     return store
 
 
@@ -89,9 +94,9 @@ def segment(store: Path, folder: Path, port: int) -> dict[str, bytes]:
 
 
 def main(
-    folder: Annotated[
-        Path, typer.Option(help="Folder for kits, stores and all files; emptied first.")
-    ] = Path(".locum/demo-network"),
+    folder: Annotated[Path, typer.Option(help="Folder for all files; emptied first.")] = Path(
+        ".locum/demo-network"
+    ),
     port: Annotated[int, typer.Option(help="TCP port of the service.")] = 8000,
     rounds: Annotated[int | None, typer.Option(help="Train for fewer rounds than the default.")] = None,
 ) -> None:
@@ -101,7 +106,7 @@ def main(
     phantom = phantom_of("segmentation")
     data = folder / "data"
     phantom.write(data)
-    training = phantom.training | ({"rounds": rounds} if rounds else {})
+    training = {**phantom.training, **({"rounds": rounds} if rounds else {})}
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump({"method": training}))
     with socket.socket() as probe:

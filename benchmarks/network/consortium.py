@@ -80,20 +80,20 @@ class Consortium:
         """Replace a hospital's policy."""
         (self.root / f"{site}.yaml").write_text(text)
 
-    def start_site(self, site: str, kit: Path | None = None) -> Member:
+    def start_site(self, site: str, module: str = "training.site") -> Member:
         """Start a hospital's process."""
-        return self._start(
+        return self.start(
             f"{site}.log",
-            "training.site",
+            module,
             *("--data", self.data / site),
-            *("--kit", kit or self.root / "kits" / site),
+            *("--kit", self.root / "kits" / site),
             *("--policy", self.root / f"{site}.yaml"),
             *("--state", self.root / "state" / site),
         )
 
     def start_operator(self, *options: object) -> Member:
         """Start the operator's process."""
-        return self._start(
+        return self.start(
             "operator.log",
             "training.federate",
             *("--engine", "network", "--kit", self.root / "kits" / "server"),
@@ -101,7 +101,8 @@ class Consortium:
             *options,
         )
 
-    def _start(self, log: str, module: str, *options: object) -> Member:
+    def start(self, log: str, module: str, *options: object) -> Member:
+        """Start a process of a module; its output is appended to `log`."""
         path = self.root / log
         with path.open("ab") as output:
             member = Member(_process(module, options, output), path)

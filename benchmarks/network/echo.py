@@ -1,0 +1,87 @@
+"""A method that sends weights to every hospital and back without training, and a hospital that knows it.
+
+python -m benchmarks.network.echo --data FOLDER --kit KIT --policy policy.yaml
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import typer
+from pydantic import Field
+
+from model_store.task import Task
+from training.algorithm import (
+    Algorithm,
+    ClientResult,
+    Group,
+    Memory,
+    Phase,
+    Publication,
+    RoundResult,
+    State,
+    StepContext,
+)
+from training.config import MethodConfig
+from training.methods.registry import register
+from training.site import site
+
+WEIGHTS = Group("weights", "weights", "mean")
+TENSORS = 8
+
+
+class EchoConfig(MethodConfig):
+    """How much travels."""
+
+    megabytes: float = Field(4, gt=0)
+
+
+def weights_of(megabytes: float) -> State:
+    """Random float32 tensors of so many megabytes in sum."""
+    count = int(megabytes * 1e6 / 4 / TENSORS)
+    draw = torch.Generator().manual_seed(0)
+    return {f"w{index}": torch.randn(count, generator=draw) for index in range(TENSORS)}
+
+
+@register("echo", EchoConfig)
+class EchoWeights(Algorithm[Any]):
+    """Weights to every site and back; the server takes their mean."""
+
+    def __init__(self, config: EchoConfig, task: Task) -> None:  # noqa: ARG002
+        self._config = config
+
+    def plan(self) -> tuple[Phase, ...]:
+        """Rounds of an echo."""
+        return (Phase("echo", self._config.rounds, (WEIGHTS,), (WEIGHTS,)),)
+
+    def initial(self, context: StepContext) -> Memory:  # noqa: ARG002
+        """Make random weights."""
+        return Memory(weights_of(self._config.megabytes))
+
+    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
+        """Send the same tensors to all."""
+        return {WEIGHTS.name: server.tensors}
+
+    def client_step(
+        self,
+        context: StepContext,  # noqa: ARG002
+        received: Mapping[str, State],
+        memory: Memory,  # noqa: ARG002
+        data: Any,  # noqa: ARG002
+    ) -> ClientResult:
+        """Return what was received."""
+        return ClientResult({WEIGHTS.name: received[WEIGHTS.name]}, 1.0)
+
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:  # noqa: ARG002
+        """Keep the mean."""
+        return Memory(dict(result.reduced[WEIGHTS.name]))
+
+    def publication(self, server: Memory) -> Publication:  # noqa: ARG002
+        """Publish nothing."""
+        return Publication("none", ())
+
+
+if __name__ == "__main__":
+    typer.run(site)
