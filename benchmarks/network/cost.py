@@ -44,7 +44,7 @@ WARM_UP = 2
 
 @dataclass(frozen=True)
 class Profile:
-    """Megabytes of weights, the sites of each size, and rounds to time, of which the first two are dropped."""
+    """Megabytes of weights for three sites, rounds (the first two are dropped), and the two extra cells."""
 
     megabytes: tuple[float, ...] = (4, 40, 400)
     rounds: int = 8
