@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -34,6 +34,7 @@ from training.data.federation import TASK_FILE, load_federation
 from training.errors import ConfigurationError, TrainingError
 from training.methods.registry import Method, methods
 from training.methods.registry import method as find_method
+from training.observers import Log, MLflow, TensorBoard, WithLogs
 from training.phantom import phantom_of
 from training.playbook import DEFAULT, check_practises, make_playbook, with_playbook
 from training.progress import open_progress
@@ -124,6 +125,10 @@ def federate(
     quorum: Annotated[
         int, typer.Option(min=1, help="network: hospitals that must deliver before a round ends.")
     ] = 1,
+    tensorboard: Annotated[
+        Path | None, typer.Option(help="Write TensorBoard's event files into this folder.")
+    ] = None,
+    mlflow: Annotated[str | None, typer.Option(help="Send figures to the MLflow server at this URL.")] = None,
 ) -> None:
     """Federate the hospitals of a folder and publish what they learned."""
     with _failures_in_words(), ExitStack() as opened:
@@ -169,7 +174,8 @@ def federate(
             job = Run(federation, method, method_config.prepared(store, federation.task, name), run_config)
             planned = _Planned(job, name, run or home / "runs" / job.id)
         going_on = GoingOn(resume, _round_of(resume_before), keep_rounds)
-        result, warnings = _train(planned, store, workers, going_on, playbook)
+        logs = _logs(planned, tensorboard, mlflow)
+        result, warnings = _train(planned, store, workers, going_on, playbook, logs)
         _conclude(result, store, planned.folder, warnings)
 
 
@@ -254,6 +260,17 @@ def _check_network(
         raise ConfigurationError("the options do not fit --engine network", problems)
 
 
+def _logs(planned: _Planned, tensorboard: Path | None, mlflow: str | None) -> list[Log]:
+    """The logs that were asked for. Raises ConfigurationError."""
+    job, logs = planned.job, list[Log]()
+    if tensorboard is not None:
+        logs.append(TensorBoard(tensorboard))
+    if mlflow is not None:
+        tags = {"method": job.method, "seed": str(job.settings.seed)}
+        logs.append(MLflow(mlflow, planned.name, job.id, tags))
+    return logs
+
+
 def _given_or_refused(value: Given | None, option: str, what: str) -> Given:
     if value is None:
         raise ConfigurationError(
@@ -333,7 +350,12 @@ def _round_of(text: str | None) -> tuple[str, int] | None:
 
 
 def _train(
-    planned: _Planned, store: Store, workers: int | None, going_on: GoingOn, playbook: bool
+    planned: _Planned,
+    store: Store,
+    workers: int | None,
+    going_on: GoingOn,
+    playbook: bool,
+    logs: Sequence[Log],
 ) -> tuple[Result, list[str]]:
     """Execute the run, with its progress shown; returns its result and the warnings that were shown."""
     job, name, folder, operator = planned.job, planned.name, planned.folder, planned.operator
@@ -345,7 +367,7 @@ def _train(
     store.prepare()
     folder.mkdir(parents=True, exist_ok=True)
     warnings: list[str] = []
-    with open_progress() as progress:
+    with open_progress() as progress, ExitStack() as opened:
         progress.run_started(
             f"{job.method} on {name}",
             algorithm.plan(),
@@ -380,6 +402,7 @@ def _train(
             warnings.extend(made.warnings)
             return with_playbook(publication, made)
 
+        observer = opened.enter_context(WithLogs(progress, logs))
         result = execute(
             job,
             folder,
@@ -387,7 +410,7 @@ def _train(
             resume=going_on.resume,
             resume_before=going_on.before,
             kept=going_on.kept,
-            observer=progress,
+            observer=observer,
             store=store,
             name=name,
             extend=practise if playbook else None,

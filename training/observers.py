@@ -1,0 +1,208 @@
+"""Send a run's figures to TensorBoard and MLflow. An observer never changes, slows or stops a run.
+
+Both get one value per round, with the round as the step, under the same names: `PHASE/METRIC/SITE` (such as
+`train/loss/birch`), `PHASE/bytes/sent/SITE`, `PHASE/bytes/received/SITE`, `PHASE/seconds` and
+`PHASE/sites/dropped`. RUN/history.jsonl remains the record.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import threading
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from training.engine.history import Observer, RoundEntry, SiteEntry
+from training.errors import ConfigurationError
+
+_TIMEOUT_S = 2.0
+_MOST_PENDING = 1000  # rounds that wait for a slow server
+_GOODBYE_S = 10.0
+_MOST_METRICS = 1000  # in one request, by MLflow's limit
+_MISSING = "RESOURCE_DOES_NOT_EXIST"
+
+
+class Log(Protocol):
+    """A place for figures."""
+
+    name: str
+
+    def write(self, entry: RoundEntry, scalars: Mapping[str, float]) -> None:
+        """Write the figures of a round. May raise; the run goes on without them."""
+
+    def close(self, *, succeeded: bool) -> None:
+        """Write what is pending."""
+
+
+def scalars_of(entry: RoundEntry) -> dict[str, float]:
+    """Return the figures of a round by name; values that are not finite are left out."""
+    found = {f"{entry.phase}/seconds": entry.seconds, f"{entry.phase}/sites/dropped": len(entry.dropped)}
+    for site, part in entry.sites.items():
+        found |= {f"{entry.phase}/{metric}/{site}": value for metric, value in part.metrics.items()}
+        found[f"{entry.phase}/bytes/sent/{site}"] = sum(part.sent.values())
+        found[f"{entry.phase}/bytes/received/{site}"] = sum(part.received.values())
+    return {name: float(value) for name, value in found.items() if math.isfinite(value)}
+
+
+class TensorBoard:
+    """Writes event files into a folder. Raises ConfigurationError without the extra `tensorboard`."""
+
+    name = "TensorBoard"
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from tensorboardX import SummaryWriter
+        except ImportError as error:
+            raise ConfigurationError(
+                "TensorBoard's files cannot be written", [f"{error}; pip install 'locum[tensorboard]'"]
+            ) from error
+        self._writer: Any = SummaryWriter(str(folder))
+
+    def write(self, entry: RoundEntry, scalars: Mapping[str, float]) -> None:
+        """Write and flush the figures of a round."""
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, entry.round + 1)
+        self._writer.flush()
+
+    def close(self, *, succeeded: bool) -> None:  # noqa: ARG002
+        """Close the file."""
+        self._writer.close()
+
+
+class MLflow:
+    """Sends figures to an MLflow server by its REST interface; a resumed run goes on in the same MLflow run."""
+
+    name = "MLflow"
+
+    def __init__(self, url: str, experiment: str, run: str, tags: Mapping[str, str]) -> None:
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise ConfigurationError("MLflow cannot be reached", [f"expected an http(s) URL, found '{url}'"])
+        self._base = url.rstrip("/") + "/api/2.0/mlflow/"
+        self._experiment, self._name = experiment, run
+        self._tags = {**tags, "locum.run": run, "mlflow.runName": run}
+        self._run: str | None = None
+
+    def write(self, entry: RoundEntry, scalars: Mapping[str, float]) -> None:
+        """Send the figures of a round."""
+        now = int(time.time() * 1000)
+        metrics = [
+            {"key": name, "value": value, "timestamp": now, "step": entry.round + 1}
+            for name, value in scalars.items()
+        ]
+        for first in range(0, len(metrics), _MOST_METRICS):
+            part = metrics[first : first + _MOST_METRICS]
+            self._ask("runs/log-batch", {"run_id": self._run_id(), "metrics": part})
+
+    def close(self, *, succeeded: bool) -> None:
+        """Set the status of the MLflow run."""
+        status = {"status": "FINISHED" if succeeded else "KILLED", "end_time": int(time.time() * 1000)}
+        self._ask("runs/update", {"run_id": self._run_id(), **status})
+
+    def _run_id(self) -> str:
+        if self._run is None:
+            experiment = self._experiment_id()
+            condition = f"tags.`locum.run` = '{self._name}'"
+            search = {"experiment_ids": [experiment], "filter": condition, "max_results": 1}
+            found = self._ask("runs/search", search).get("runs", [])
+            if not found:
+                tags = [{"key": key, "value": value} for key, value in self._tags.items()]
+                create = {"experiment_id": experiment, "start_time": int(time.time() * 1000), "tags": tags}
+                found = [self._ask("runs/create", create)["run"]]
+            self._run = str(found[0]["info"]["run_id"])
+        return self._run
+
+    def _experiment_id(self) -> str:
+        name = urllib.parse.urlencode({"experiment_name": self._experiment})
+        try:
+            found = self._ask(f"experiments/get-by-name?{name}")
+            return str(found["experiment"]["experiment_id"])
+        except urllib.error.HTTPError as error:
+            if json.load(error).get("error_code") != _MISSING:
+                raise
+        return str(self._ask("experiments/create", {"name": self._experiment})["experiment_id"])
+
+    def _ask(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        body = None if content is None else json.dumps(content).encode()
+        request = urllib.request.Request(
+            self._base + path, data=body, headers={"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+
+
+class WithLogs:
+    """An observer that forwards events to another one, and each round to logs, in a thread of their own.
+
+    An error of a log is reported once as a warning; the log then gets no more. Use it as a context manager.
+    """
+
+    def __init__(self, observer: Observer, logs: Sequence[Log]) -> None:
+        self._observer = observer
+        self._logs = list(logs)
+        self._pending: queue.Queue[RoundEntry | None] = queue.Queue(_MOST_PENDING)
+        self._failed: list[str] = []
+        self._succeeded = False
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self) -> WithLogs:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._succeeded = error is None
+        try:
+            self._pending.put(None, timeout=_GOODBYE_S)
+        except queue.Full:
+            self._failed.append("logs: the last rounds were not written, a server is too slow")
+        else:
+            self._thread.join(_GOODBYE_S)
+        self._report()
+
+    def round_started(self, phase: str, round: int, rounds: int, sites: tuple[str, ...]) -> None:
+        """Forward."""
+        self._observer.round_started(phase, round, rounds, sites)
+
+    def site_finished(self, phase: str, round: int, site: str, entry: SiteEntry) -> None:
+        """Forward."""
+        self._observer.site_finished(phase, round, site, entry)
+
+    def round_finished(self, entry: RoundEntry) -> None:
+        """Forward, and hand the round to the logs' thread."""
+        self._observer.round_finished(entry)
+        try:
+            self._pending.put_nowait(entry)
+        except queue.Full:
+            self._failed.append("logs: rounds are left out, a server is too slow")
+        self._report()
+
+    def warning(self, message: str) -> None:
+        """Forward."""
+        self._observer.warning(message)
+
+    def _report(self) -> None:
+        while self._failed:
+            self._observer.warning(self._failed.pop(0))
+
+    def _write(self) -> None:
+        while (entry := self._pending.get()) is not None:
+            self._each(lambda log, entry=entry: log.write(entry, scalars_of(entry)))  # type: ignore[misc]
+        self._each(lambda log: log.close(succeeded=self._succeeded))
+
+    def _each(self, action: Callable[[Log], None]) -> None:
+        for log in list(self._logs):
+            try:
+                action(log)
+            except Exception as error:
+                self._logs.remove(log)
+                self._failed.append(f"{log.name} gets no more figures of this run: {error}")
