@@ -78,7 +78,10 @@ class TensorBoard:
 
 
 class MLflow:
-    """Sends figures to an MLflow server by its REST interface; a resumed run goes on in the same MLflow run."""
+    """Sends figures to an MLflow server by its REST interface.
+
+    A resumed run continues the same MLflow run.
+    """
 
     name = "MLflow"
 

@@ -1,0 +1,284 @@
+"""A hospital and the operator in one process: the hospital's requests are calls of the operator."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from model_store.store import Store
+from training.config import RunConfig
+from training.data.cases import Federation, digest_of_sites
+from training.data.federation import load_federation
+from training.engine.client import RunEnvironment
+from training.engine.tensorfile import write_tensors
+from training.engine.worker import Task
+from training.errors import ConfigurationError, TrainingError
+from training.methods.common.state_tree import part
+from training.methods.registry import method as find_method
+from training.network.hospital import Hospital
+from training.network.kits import Kit, provision
+from training.network.messages import Invitation, Next, Session, pack, unpack
+from training.network.operator import Operator
+from training.phantom import write_federation
+from training.run import Run, execute
+
+pytest.importorskip("nvflare")
+SITES = ("aster", "birch")
+POLICY = "allows: [weights, statistics, features]\nconsents: true\n"
+# Methods without and with a memory and a model of the site's own.
+CONFIGS = {
+    "fedavg": {"width": 2, "rounds": 2, "batch_size": 8, "least_steps": 1},
+    "fedrep": {"width": 2, "rounds": 2, "batch_size": 8, "least_steps": 1},
+}
+
+
+class Line:
+    """In the place of a cell: the operator is called directly. `change` may replace a reply."""
+
+    def __init__(self, operator, name):
+        self.operator, self.name = operator, name
+        self.change = lambda topic, reply: reply
+        self.asked: list[str] = []
+
+    def start(self):
+        pass
+
+    def stop(self):
+        pass
+
+    def request(self, topic, payload, timeout, target="server"):
+        self.asked.append(topic)
+        return self.change(topic, self.operator.handle(self.name, topic, payload))
+
+
+class Screen:
+    """What a person at the hospital sees."""
+
+    def __init__(self):
+        self.lines: list[str] = []
+
+    def waiting(self, reason):
+        self.lines.append(f"waiting {reason}")
+
+    def joined(self, invitation, plan, spec):
+        self.lines.append(f"joined {spec.name}")
+
+    def started(self, phase, round):
+        self.lines.append(f"started {phase.name}")
+
+    def sent(self, sent):
+        self.lines.append(f"sent {sent.phase} {sorted(sent.groups)} {sent.total}")
+
+    def refused(self, phase, round, reason):
+        self.lines.append(f"refused {phase.name}: {reason}")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_federation(tmp_path_factory.mktemp("phantom"), SITES, patients_per_site=3, size=16)
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    root = tmp_path_factory.mktemp("kits")
+    provision(root, "hearts", "localhost:8002", SITES)
+    return root
+
+
+class Together:
+    """An operator and its hospitals."""
+
+    def __init__(self, root, data, kits, method="fedavg", **settings):
+        self.root, self.data, self.kits, self.method = root, data, kits, method
+        self.task = load_federation(data).task
+        self.config = find_method(method).config(**CONFIGS[method])
+        self.settings = RunConfig(seed=3, **settings)
+        kit = Kit.open(kits / "server", server=True)
+        self.operator = Operator(kit, root / "run", SITES, method, self.config, self.settings, self.task)
+        self.screens = {site: Screen() for site in SITES}
+        self.policies = {site: root / f"{site}.yaml" for site in SITES}
+        for path in self.policies.values():
+            path.write_text(POLICY)
+
+    def hospital(self, site):
+        kit = Kit.open(self.kits / site, server=False)
+        state = self.root / "state" / site
+        made = Hospital(kit, self.data / site, self.policies[site], state, self.screens[site])
+        made._cell = Line(self.operator, site)
+        return made
+
+    def run(self, store=None):
+        """Run the federation to its end; returns the digests of what is published, and the result."""
+        hospitals = [self.hospital(site) for site in SITES]
+        with ThreadPoolExecutor(len(SITES)) as threads:
+            ends = [threads.submit(hospital.run) for hospital in hospitals]
+            try:
+                joined = self.operator.gather(lambda _: None)
+                federation = Federation(
+                    self.root, self.task, joined, False, digest_of_sites(self.task, joined)
+                )
+                run = Run(federation, self.method, self.config, self.operator.policies(self.settings))
+                result = execute(run, self.root / "run", store=store, pool=self.operator)
+            finally:
+                with self.operator._changed:
+                    self.operator._over = "over"
+            assert [end.result(30) for end in ends] == ["over"] * len(SITES)
+        return {str(a): a.digest for a in result.artefacts}, result
+
+
+@pytest.mark.parametrize("method", CONFIGS)
+def test_every_kind_of_method_gives_the_digests_of_one_process(method, tmp_path, data, kits):
+    digests, _ = Together(tmp_path, data, kits, method).run(Store(tmp_path / "store"))
+    config = find_method(method).config(**CONFIGS[method])
+    settings = RunConfig(
+        seed=3,
+        consent="all",
+        egress=dict.fromkeys(SITES, ("features", "statistics", "weights")),
+    )
+    run = Run(load_federation(data), method, config, settings)
+    local = execute(run, tmp_path / "local", workers=0, store=Store(tmp_path / "local-store"))
+    assert digests == {str(a): a.digest for a in local.artefacts}
+
+
+def test_what_left_is_shown_and_logged_before_it_counts(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+    _, result = together.run()
+    lines = [line for line in together.screens["birch"].lines if line.startswith("sent train")]
+    assert lines[0].startswith("sent train ['scores', 'weights'] ")
+    (log,) = (tmp_path / "state" / "birch").glob("*/sent.jsonl")
+    sent = [json.loads(line) for line in log.read_text().splitlines()]
+    total = sum(sum(line["sent"].values()) for line in sent)
+    assert together.screens["birch"].lines[-1].endswith(f" {total}")
+    counted = sum(
+        size
+        for entry in result.history
+        for group, size in entry.sites["birch"].sent.items()
+        if group != "metrics"
+    )
+    assert total == counted
+
+
+def test_stricter_policy_holds_from_the_next_round_on(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+    screen = together.screens["birch"]
+    before = screen.started
+
+    def started(phase, round):
+        before(phase, round)
+        if phase.name == "train" and round == 0:
+            together.policies["birch"].write_text("allows: [statistics]\nconsents: false\n")
+
+    screen.started = started
+    _, result = together.run()
+    # The change is read after the step is announced and before it runs.
+    trained = [entry for entry in result.history if entry.phase == "train"]
+    assert ["birch" in entry.sites for entry in trained] == [False, False]
+    assert "the hospital's policy does not allow phase 'train'" in trained[0].dropped["birch"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason"),
+    [
+        ("takes_part: false", "pauses its part"),
+        ("methods: [iop-fl]", "no longer allows this method"),
+        ("megabytes_per_round: 0.000001", "the hospital's policy allows 1"),
+        ("megabytes_received: 0.000001", "larger than the hospital's policy allows"),
+        ("nonsense: 1", "cannot be read; nothing leaves"),
+    ],
+)
+def test_policy_that_forbids_a_step_sends_only_the_reason(tmp_path, data, kits, policy, reason):
+    together = Together(tmp_path, data, kits)
+    hospital = together.hospital("birch")
+    session = hospital._join()
+    prepared = hospital._prepared
+    together.policies["birch"].write_text(f"{POLICY}{policy}\n")
+    train = next(i for i, step in enumerate(prepared.algorithm.plan()) if step.name == "train")
+    start_round(together, train)
+    task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+    hospital._step(session, prepared, task)
+    assert reason in together.operator._work["birch"].answer.reason
+    assert "write" not in hospital._cell.asked
+
+
+def pack_session(session):
+    return Session(session=session)
+
+
+def start_round(together, step):
+    """Give birch its task of a step, with the downloads that the engine would write."""
+    algorithm = find_method(together.method).build(together.config, together.task)
+    memory = algorithm.initial(RunEnvironment(3).context("initial", 0, 1))
+    down = together.root / "down"
+    write_tensors(down, part(memory.tensors, "global"))
+    task = Task("birch", step, 0, {"weights": down}, None, together.root / "up" / "up")
+    together.operator._work = {"birch": together.operator._new(task)}
+    return down
+
+
+class TestOperatorThatCannotBeBelieved:
+    def test_download_that_is_none_of_tensors_is_not_read(self, tmp_path, data, kits):
+        together = Together(tmp_path, data, kits)
+        hospital = together.hospital("birch")
+        session = hospital._join()
+        down = start_round(together, 1)
+        down.write_bytes(b"\x80\x04" + b"x" * 100)
+        task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+        hospital._step(session, hospital._prepared, task)
+        assert "not a file of tensors" in together.operator._work["birch"].answer.reason
+
+    @pytest.mark.parametrize("change", [{"step": 99}, {"step": 0, "round": 5}])
+    def test_step_of_another_plan_ends_the_process(self, tmp_path, data, kits, change):
+        together = Together(tmp_path, data, kits)
+        hospital = together.hospital("birch")
+        session = hospital._join()
+        start_round(together, 1)
+        task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+        with pytest.raises(TrainingError, match="of another plan"):
+            hospital._step(session, hospital._prepared, task.model_copy(update=change))
+
+    @pytest.mark.parametrize(
+        ("change", "words"),
+        [
+            ({"method": "os.system"}, "unknown method"),
+            ({"config": {"rounds": 2, "code": "x"}}, "code"),
+            ({"settings": {"seed": 3, "device": "cpu", "out": "/etc"}}, "out"),
+            ({"task": {"name": "x"}}, "task is not valid"),
+            ({"plan_digest": "0" * 64}, "plan_digest"),
+            ({"configuration_digest": "0" * 64}, "configuration_digest"),
+            ({"software": {"locum": "9"}}, "locum: expected"),
+            ({"protocol": 9}, "protocol"),
+        ],
+    )
+    def test_invitation_to_something_else_is_refused_before_anything_is_sent(
+        self, tmp_path, data, kits, change, words
+    ):
+        together = Together(tmp_path, data, kits)
+        hospital = together.hospital("birch")
+
+        def changed(topic, reply):
+            said, _ = unpack(Invitation, reply)
+            return pack(said.model_copy(update=change))
+
+        hospital._cell.change = changed
+        with pytest.raises(ConfigurationError) as caught:
+            hospital.run()
+        assert words in str(caught.value)
+        assert hospital._cell.asked == ["invite"]
+
+    def test_method_outside_the_policy_is_refused(self, tmp_path, data, kits):
+        together = Together(tmp_path, data, kits)
+        together.policies["birch"].write_text(f"{POLICY}methods: [iop-fl]\n")
+        with pytest.raises(ConfigurationError, match="the policy allows iop-fl, not fedavg"):
+            together.hospital("birch").run()
+
+    def test_folder_with_a_problem_never_joins(self, tmp_path, data, kits):
+        together = Together(tmp_path, data, kits)
+        together.data = shutil.copytree(data, tmp_path / "data")
+        next((together.data / "birch" / "masks").iterdir()).unlink()
+        hospital = together.hospital("birch")
+        with pytest.raises(TrainingError, match="no mask"):
+            hospital.run()
+        assert hospital._cell.asked == ["invite"]
