@@ -35,6 +35,12 @@ CONFIGS = {
 }
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """Ask for a task often: without a network, the operator cannot wake a hospital."""
+    monkeypatch.setattr("training.network.hospital._IDLE_S", 0.01)
+
+
 class Line:
     """In the place of a cell: the operator is called directly. `change` may replace a reply."""
 
