@@ -100,7 +100,7 @@ class Cell:
         code = reply.get_header(keys.RETURN_CODE)
         if code == self._parts.ReturnCode.INVALID_REQUEST:
             reason, _, kind = str(reply.get_header(keys.ERROR) or "").partition("\0")
-            raise Rejected(_printable(reason) or "no reason was given", kind or "rejected")
+            raise Rejected(printable(reason) or "no reason was given", kind or "rejected")
         if code != self._parts.ReturnCode.OK:
             raise Unreachable(f"{target} at {self._kit.content.address} did not answer ({code})")
         return bytes(reply.payload or b"")
@@ -213,5 +213,6 @@ def _member(cell: str) -> str:
     return cell.partition(".")[0]
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """Leave out control characters, which a terminal would obey."""
     return "".join(c for c in text[:_ERROR_LENGTH] if c.isprintable() or c == "\n")

@@ -182,7 +182,8 @@ class Hospital:
         )
         prepared = before if same and before is not None else self._prepare(invitation)
         self._prepared = prepared
-        signed = prepared.announcement.model_copy(update={"signature": self._sign(invitation.nonce)})
+        nonce = invitation.nonce
+        signed = prepared.announcement.model_copy(update={"nonce": nonce, "signature": self._sign(nonce)})
         welcome, _ = unpack(Welcome, self._cell.request("join", pack(signed), _TIMEOUT_S))
         if not same:
             self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec)
@@ -236,6 +237,7 @@ class Hospital:
             files=dict(split.counts.files),
             patients=dict(split.counts.patients),
             certificate=self._kit.certificate.read_text(),
+            nonce="-",
             signature="-",
             **ours,
         )

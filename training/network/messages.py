@@ -35,7 +35,8 @@ PROTOCOL = 1
 # A different version of these computes other bits.
 _COMPARED = ("locum", "torch", "numpy")
 
-Name = Annotated[str, Field(min_length=1, max_length=128)]
+# Printable ASCII, since names are shown on terminals and in reports.
+Name = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**50)]
 SlotName = Literal["a", "b"]
@@ -63,7 +64,10 @@ class Invitation(Message):
 
 
 class Announcement(Message):
-    """What a hospital says of itself. `signature` is over the nonce, by the key of `certificate` (PEM)."""
+    """What a hospital says of itself.
+
+    `signature` is over the invitation's nonce, by the key of `certificate` (PEM).
+    """
 
     protocol: int
     software: dict[Name, Name]
@@ -76,6 +80,7 @@ class Announcement(Message):
     splits_digest: Digest
     files: dict[Split, Count]
     patients: dict[Split, Count]
+    nonce: Name
     certificate: Annotated[str, Field(max_length=20_000)]
     signature: Annotated[str, Field(max_length=2_000)]
 
@@ -106,7 +111,7 @@ class Next(Message):
     """A task, or the end of the run; neither means that there is nothing to do yet."""
 
     task: TaskMessage | None = None
-    over: str | None = None
+    over: Name | None = None
 
 
 class Slice(Session):

@@ -13,6 +13,7 @@ import json
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from training.engine.tensorfile import check_tensors
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import ConfigurationError, RoundFailed, TrainingError
 from training.methods.registry import method as find_method
-from training.network.cell import CHUNK, Cell, Rejected
+from training.network.cell import CHUNK, Cell, Rejected, printable
 from training.network.kits import Kit
 from training.network.messages import (
     PROTOCOL,
@@ -70,7 +71,8 @@ class RoundLimits:
     """When a round ends without a hospital.
 
     `deadline`: seconds after which hospitals that have not delivered are dropped from the round; None waits
-    for all. `quorum`: hospitals that must deliver; after the deadline, too, the round waits for so many.
+    for all. `quorum`: hospitals that must deliver; after the deadline, too, the round waits for so many, or
+    for all of a round with fewer.
     `upload_bytes`: the largest upload of one hospital in a round.
     """
 
@@ -165,7 +167,8 @@ class Operator:
             nonce="-",
         )
         self._changed = threading.Condition()
-        self._nonces: dict[str, str] = {}
+        # The last few of each hospital: one that was restarted may ask again before it joins.
+        self._nonces: dict[str, deque[str]] = {}
         self._sessions: dict[str, _Session] = {}
         self._left: dict[str, str] = {}
         self._work: dict[str, _Work] = {}
@@ -219,11 +222,11 @@ class Operator:
 
     def policies(self, settings: RunConfig) -> RunConfig:
         """Return the settings with the hospitals' own policies: kinds that may leave, bounds, consent."""
-        told = {name: self.announced[name] for name in self._sites}
+        said = {name: self.announced[name] for name in self._sites}
         content = settings.model_dump() | {
-            "egress": {n: a.allows for n, a in told.items() if frozenset(a.allows) != ALL_KINDS},
-            "feature_bounds": {n: a.bounds for n, a in told.items() if a.bounds != NO_BOUNDS},
-            "consent": tuple(n for n, a in told.items() if a.consents),
+            "egress": {n: a.allows for n, a in said.items() if frozenset(a.allows) != ALL_KINDS},
+            "feature_bounds": {n: a.bounds for n, a in said.items() if a.bounds != NO_BOUNDS},
+            "consent": tuple(n for n, a in said.items() if a.consents),
         }
         return RunConfig.model_validate(content)
 
@@ -243,14 +246,18 @@ class Operator:
                 answer = self._await(task.site, started)
                 delivered += isinstance(answer, Delivery)
                 yield answer
-            if 0 < delivered < self._limits.quorum:
+            if 0 < delivered < self._quorum():
                 raise RoundFailed(
-                    f"{delivered} of {len(tasks)} hospitals delivered, the quorum is {self._limits.quorum}. "
+                    f"{delivered} of {len(tasks)} hospitals delivered, the quorum is {self._quorum()}. "
                     "Fix the cause and resume"
                 )
         finally:
             with self._changed:
                 self._work = {}
+
+    def _quorum(self) -> int:
+        """Hospitals that must deliver in the current round; fewer may take part in it."""
+        return min(self._limits.quorum, len(self._work))
 
     def _new(self, task: Task) -> _Work:
         assert task.step is not None
@@ -269,7 +276,7 @@ class Operator:
             while work.answer is None:
                 waited = time.monotonic() - started
                 delivered = sum(isinstance(w.answer, Delivery) for w in self._work.values())
-                if deadline is not None and waited >= deadline and delivered >= self._limits.quorum:
+                if deadline is not None and waited >= deadline and delivered >= self._quorum():
                     work.answer = Failure(site, f"did not deliver within {deadline:g} s")
                     break
                 session = self._sessions.get(site)
@@ -310,7 +317,7 @@ class Operator:
     def _invite(self, peer: str) -> bytes:
         nonce = secrets.token_hex(32)
         with self._changed:
-            self._nonces[peer] = nonce
+            self._nonces.setdefault(peer, deque(maxlen=4)).append(nonce)
         return pack(self._invitation.model_copy(update={"nonce": nonce}))
 
     def _join(self, peer: str, said: Announcement) -> Welcome:
@@ -355,11 +362,14 @@ class Operator:
         from nvflare.lighter.utils import verify_cert_chain, verify_content
 
         with self._changed:
-            nonce = self._nonces.pop(peer, None)
+            nonces = self._nonces.get(peer, deque())
+            if said.nonce not in nonces:
+                raise Rejected("the invitation is not known any more; ask again", "session")
+            nonces.remove(said.nonce)
         try:
             certificate = x509.load_pem_x509_certificate(said.certificate.encode())
             verify_cert_chain(certificate, [], self._authority)
-            verify_content(nonce or secrets.token_hex(32), said.signature, certificate.public_key())
+            verify_content(said.nonce, said.signature, certificate.public_key())
             names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
         except (ValueError, TypeError, InvalidSignature, VerificationError) as error:
             raise Rejected("the certificate or its signature is not valid", "revoked") from error
@@ -383,7 +393,7 @@ class Operator:
             session = self._sessions.get(peer)
             if session is None:
                 raise Rejected("there is no such session; join again", "session")
-            if not secrets.compare_digest(session.token, said.session):
+            if not secrets.compare_digest(session.token.encode(), said.session.encode()):
                 raise Rejected("another process of this hospital joined after this one", "replaced")
             session.seen, session.connected = time.monotonic(), True
         return session
@@ -445,7 +455,7 @@ class Operator:
         answer = self._delivery(work, said) if said.failure is None else None
         with self._changed:
             if work.answer is None:
-                work.answer = answer or Failure(peer, said.failure or "no reason was given")
+                work.answer = answer or Failure(peer, printable(said.failure or "no reason was given"))
                 self._changed.notify_all()
 
     def _delivery(self, work: _Work, said: Report) -> Delivery | Failure:
@@ -475,7 +485,7 @@ class Operator:
     def _leave(self, peer: str, said: Leave) -> None:
         self._in_session(peer, said)
         with self._changed:
-            reason = f"left the run: {''.join(c for c in said.reason if c.isprintable())}"
+            reason = f"left the run: {printable(said.reason)}"
             self._left[peer] = reason
             self._sessions.pop(peer, None)
             work = self._work.get(peer)

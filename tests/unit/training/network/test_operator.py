@@ -90,6 +90,7 @@ class HospitalSide:
             files={"train": 3, "val": 1, "test": 1},
             patients={"train": 3, "val": 1, "test": 1},
             certificate=self.kit.certificate.read_text(),
+            nonce=invitation.nonce,
             signature=sign_content(invitation.nonce, load_private_key_file(str(self.kit.key))),
         )
         return said.model_copy(update=changes)
@@ -169,11 +170,13 @@ class TestJoin:
         certificate = (kits / "birch" / "client.crt").read_text()
         rejected("revoked", lambda: side.join(certificate=certificate))
 
-    def test_signature_of_an_earlier_nonce_is_rejected(self, operator, kits):
+    def test_nonce_counts_once_and_another_ones_signature_is_rejected(self, operator, kits):
         side = HospitalSide(operator, kits, "birch")
-        said = side.announcement()
-        side.ask("join", said)
-        rejected("revoked", lambda: side.ask("join", said))
+        first, second = side.announcement(), side.announcement()
+        side.ask("join", first)
+        rejected("session", lambda: side.ask("join", first))
+        copied = second.model_copy(update={"signature": first.signature})
+        rejected("revoked", lambda: side.ask("join", copied))
 
     def test_certificate_of_another_authority_is_rejected(self, operator, kits, tmp_path):
         provision(tmp_path / "foreign", "hearts", "localhost:8002", ["birch"])
@@ -245,7 +248,7 @@ class TestRound:
         assert unpack(Written, birch.ask("write", later, content[10:20]))[0].at == 20
         assert (tmp_path / "up" / "up-birch-weights").read_bytes() == content[:20]
 
-    @pytest.mark.parametrize("group", ["../../escape", "personal", "weights/../x", "\0", "x" * 128])
+    @pytest.mark.parametrize("group", ["../../escape", "personal", "weights/../x", "x" * 128])
     def test_group_that_the_phase_does_not_upload_is_rejected(self, birch, round_, group):
         rejected("rejected", lambda: birch.upload(birch.task().id, group, b"x"))
         part = Slice(session=birch.session, task=birch.task().id, group=group, offset=0)
@@ -350,6 +353,16 @@ class TestLimits:
 
         answers = self.collected(operator, self.tasks(tmp_path), act)
         assert all(isinstance(answer, Delivery) for answer in answers)
+
+    def test_round_of_fewer_hospitals_than_the_quorum_ends_with_all_of_them(self, kits, tmp_path):
+        operator = opened(kits, RoundLimits(quorum=2))
+        birch = HospitalSide(operator, kits, "birch").join()
+        with ThreadPoolExecutor(1) as pool:
+            future = pool.submit(lambda: list(operator.run(self.tasks(tmp_path)[:1])))
+            while not operator._work:
+                threading.Event().wait(0.01)
+            deliver(birch, tmp_path)
+            assert isinstance(future.result(20)[0], Delivery)
 
     def test_round_without_its_quorum_fails(self, kits, tmp_path):
         operator = opened(kits, RoundLimits(quorum=2))
