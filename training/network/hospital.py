@@ -302,7 +302,15 @@ class Hospital:
             spec = self._obeyed(prepared, phase)
             received = self._download(session, prepared, phase, said)
             answer = prepared.worker.answer(
-                Task(spec.name, said.step, said.round, received, said.slot, prepared.folder / "files/up")
+                Task(
+                    spec.name,
+                    said.step,
+                    said.round,
+                    received,
+                    said.slot,
+                    said.to,
+                    prepared.folder / "files/up",
+                )
             )
             if isinstance(answer, Delivery):
                 self._check_size(answer)

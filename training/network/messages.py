@@ -19,7 +19,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 
@@ -39,7 +39,7 @@ _COMPARED = ("locum", "torch", "numpy")
 Name = Annotated[str, Field(pattern=r"^[ -~]{1,128}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Count = Annotated[int, Field(ge=0, le=2**50)]
-SlotName = Literal["a", "b"]
+SlotName = Annotated[str, Field(pattern=r"^[a-z]$")]
 
 
 class Message(BaseModel):
@@ -98,12 +98,16 @@ class Session(Message):
 
 
 class TaskMessage(Message):
-    """A step to run. `downloads` has the bytes of each group's file."""
+    """A step to run from the memory in `slot`, with the new one written to `to`.
+
+    `downloads` has the bytes of each group's file.
+    """
 
     id: Name
     step: Annotated[int, Field(ge=0, le=10_000)]
     round: Annotated[int, Field(ge=0, le=10**7)]
     slot: SlotName | None
+    to: SlotName
     downloads: dict[Name, Count]
 
 

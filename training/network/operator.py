@@ -32,7 +32,6 @@ from training.bounds import NO_BOUNDS
 from training.config import MethodConfig, RunConfig
 from training.data.cases import RemoteSite, SiteCounts
 from training.engine.egress import ALL_KINDS
-from training.engine.folder import other
 from training.engine.tensorfile import check_tensors
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import ConfigurationError, RoundFailed, TrainingError
@@ -413,7 +412,9 @@ class Operator:
         assert task.step is not None
         sizes = {name: path.stat().st_size for name, path in (task.received or {}).items()}
         return Next(
-            task=TaskMessage(id=work.id, step=task.step, round=task.round, slot=task.slot, downloads=sizes)
+            task=TaskMessage(
+                id=work.id, step=task.step, round=task.round, slot=task.slot, to=task.to, downloads=sizes
+            )
         )
 
     def _current(self, peer: str, task: str) -> _Work:
@@ -462,11 +463,10 @@ class Operator:
         """Check a report against the plan and its files against their headers, before a tensor is read."""
         task, declared = work.task, {group.name: group for group in work.phase.uploads}
         essential = {name for name, group in declared.items() if group.essential}
-        allowed = {task.slot, other(task.slot)}
         if {*said.groups} | {*said.withheld} - {"metrics"} != {*declared} or not essential <= {*said.groups}:
             return Failure(task.site, f"expected the groups {', '.join(declared)}, or a note that one stays")
-        if said.slot not in allowed:
-            return Failure(task.site, f"expected memory slot a or b, other than {task.slot}")
+        if said.slot not in {task.slot, task.to}:
+            return Failure(task.site, f"expected memory slot {task.slot} or {task.to}, found {said.slot}")
         files = {name: work.upload(name) for name in said.groups}
         sent: dict[str, int] = {}
         for name, path in files.items():
