@@ -45,7 +45,7 @@ class _Screen:
         self._waiting = False
         self._console.print(
             f"{spec.name} joined run {invitation.run[:16]}: {invitation.method} on "
-            f"{invitation.task.get('name')}, {spec.size} cases here"
+            f"{invitation.task.get('name')}, {spec.cases} cases here"
         )
         table = Table("phase", "rounds", "leaves this hospital", "stays", box=None, header_style="dim")
         for phase in plan:
