@@ -189,7 +189,8 @@ class Rounds:
             place = index if self._defence.needs_all else index % self._pool.window
             upload = self._exchange / f"up-{place}"
             slot = slots.get(site.name)
-            tasks.append(Task(site.name, step, round_, downloads, slot, following(slot, self._kept), upload))
+            to = following(slot, self._kept)
+            tasks.append(Task(site.name, step, round_, downloads, slot, to=to, upload=upload))
         return tasks, sent
 
 

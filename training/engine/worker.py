@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -57,6 +57,7 @@ class Task:
     round: int = 0
     received: Mapping[str, Path] | None = None
     slot: Slot | None = None
+    _: KW_ONLY
     to: Slot = "a"
     upload: Path | None = None
 

@@ -308,8 +308,8 @@ class Hospital:
                     said.round,
                     received,
                     said.slot,
-                    said.to,
-                    prepared.folder / "files/up",
+                    to=said.to,
+                    upload=prepared.folder / "files/up",
                 )
             )
             if isinstance(answer, Delivery):

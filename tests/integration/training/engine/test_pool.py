@@ -35,7 +35,7 @@ def test_worker_reads_a_download_once_per_round(tmp_path: Path) -> None:
     download = tmp_path / "down"
 
     def upload(name: str, round_: int) -> list[float]:
-        answer = worker.answer(Task(name, 0, round_, {"weights": download}, None, tmp_path / "up"))
+        answer = worker.answer(Task(name, 0, round_, {"weights": download}, None, upload=tmp_path / "up"))
         values: list[float] = read_tensors(answer.files["weights"])[0]["w"].tolist()
         return values
 

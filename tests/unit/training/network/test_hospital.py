@@ -219,7 +219,7 @@ def start_round(together, step):
     memory = algorithm.initial(RunEnvironment(3).context("initial", 0, 1))
     down = together.root / "down"
     write_tensors(down, part(memory.tensors, "global"))
-    task = Task("birch", step, 0, {"weights": down}, None, together.root / "up" / "up")
+    task = Task("birch", step, 0, {"weights": down}, None, upload=together.root / "up" / "up")
     together.operator._work = {"birch": together.operator._new(task)}
     return down
 

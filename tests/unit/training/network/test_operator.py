@@ -119,7 +119,7 @@ def birch(operator, kits):
 @pytest.fixture
 def round_(operator, tmp_path):
     """A round of training for both hospitals; a thread collects the results."""
-    tasks = [Task(site, TRAIN, 0, {}, None, tmp_path / "up" / f"up-{site}") for site in SITES]
+    tasks = [Task(site, TRAIN, 0, {}, None, upload=tmp_path / "up" / f"up-{site}") for site in SITES]
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(lambda: list(operator.run(tasks)))
         while set(operator._work) != set(SITES):
@@ -257,7 +257,7 @@ class TestRound:
     def test_upload_beyond_the_limit_is_rejected_before_it_is_stored(self, kits, tmp_path):
         operator = opened(kits, RoundLimits(upload_bytes=100))
         side = HospitalSide(operator, kits, "birch").join()
-        operator._work = {"birch": operator._new(Task("birch", TRAIN, 0, {}, None, tmp_path / "up"))}
+        operator._work = {"birch": operator._new(Task("birch", TRAIN, 0, {}, None, upload=tmp_path / "up"))}
         task = side.task().id
         rejected("stale", lambda: side.upload(task, "weights", b"x" * 101))
         side.upload(task, "weights", b"x" * 60)
@@ -307,15 +307,15 @@ class TestRound:
         birch.ask("leave", Leave(session=birch.session, reason="tea\x1b[2J"))
         answer = operator._work["birch"].answer
         assert answer == Failure("birch", "left the run: tea[2J")
-        again = operator._new(Task("birch", TRAIN, 1, {}, None, tmp_path / "up"))
+        again = operator._new(Task("birch", TRAIN, 1, {}, None, upload=tmp_path / "up"))
         assert again.answer == answer
         birch.join()
-        assert operator._new(Task("birch", TRAIN, 1, {}, None, tmp_path / "up")).answer is None
+        assert operator._new(Task("birch", TRAIN, 1, {}, None, upload=tmp_path / "up")).answer is None
 
     def test_download_is_read_in_chunks(self, birch, operator, tmp_path):
         path = tmp_path / "down"
         path.write_bytes(bytes(range(256)) * (CHUNK // 256) + b"tail")
-        task = Task("birch", TRAIN, 0, {"weights": path}, None, tmp_path / "up")
+        task = Task("birch", TRAIN, 0, {"weights": path}, None, upload=tmp_path / "up")
         operator._work = {"birch": operator._new(task)}
         said = birch.task()
         assert said.downloads == {"weights": CHUNK + 4}
@@ -325,7 +325,7 @@ class TestRound:
 
 class TestLimits:
     def tasks(self, tmp_path):
-        return [Task(site, TRAIN, 0, {}, None, tmp_path / "up" / f"up-{site}") for site in SITES]
+        return [Task(site, TRAIN, 0, {}, None, upload=tmp_path / "up" / f"up-{site}") for site in SITES]
 
     def collected(self, operator, tasks, act):
         with ThreadPoolExecutor(1) as pool:
