@@ -26,7 +26,7 @@ from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.measuring import quartiles
 from benchmarks.harness.tables import table
 from benchmarks.network.consortium import Consortium, Member
-from benchmarks.network.echo import EchoConfig, EchoWeights
+from benchmarks.network.echo import EchoConfig, EchoWeights, enlist
 from training.config import RunConfig
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
@@ -199,6 +199,7 @@ def _network(consortium: Consortium, cell: Cell, root: Path) -> dict[str, Any]:
 
 def _operate(root: Path, cell: Cell) -> None:
     """The operator's process."""
+    enlist()
     kit = Kit.open(root / "kits" / "server", server=True)
     config = EchoConfig(rounds=cell["rounds"], megabytes=cell["megabytes"])
     task = TASK.model_copy(update={"size": (16, 16)})

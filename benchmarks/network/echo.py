@@ -45,7 +45,6 @@ def weights_of(megabytes: float) -> State:
     return {f"w{index}": torch.randn(count, generator=draw) for index in range(TENSORS)}
 
 
-@register("echo", EchoConfig)
 class EchoWeights(Algorithm[Any]):
     """Weights to every site and back; the server takes their mean."""
 
@@ -83,5 +82,11 @@ class EchoWeights(Algorithm[Any]):
         return Publication("none", ())
 
 
+def enlist() -> None:
+    """Register the method in this process. Not on import: it is no method of Locum."""
+    register("echo", EchoConfig)(EchoWeights)
+
+
 if __name__ == "__main__":
+    enlist()
     typer.run(site)

@@ -18,7 +18,7 @@ async def ask():
     app = create_app()
     async with app.router.lifespan_context(app):
         transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             assert (await client.get("/models")).status_code == 200
             assert (await client.get("/health/live")).status_code == 200
             empty = await client.post("/segment", files={"scan": ("s", b"nothing")})

@@ -313,7 +313,7 @@ def test_service_without_authentication_answers_loopback_only(api: Any, start: C
 
     async def over(server: tuple[str, int] | None) -> int:
         sent: list[Any] = []
-        headers = [(b"host", b"locum")]
+        headers = [(b"host", b"localhost")]
         scope = {
             "type": "http",
             "method": "GET",
