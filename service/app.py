@@ -28,6 +28,7 @@ from service.identity import keys
 from service.identity.authentication import Authenticator
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
+from service.jobs.followers import Followers
 from service.jobs.reconcile import Reconciler
 from service.routes import (
     adaptations,
@@ -79,7 +80,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         async with AsyncExitStack() as stack:
             for line in ignored_variables():
                 _log.warning(line)
-            app.state.locum = await _open(chosen, measured, stack)
+            app.state.locum = await _open(chosen, measured, app.state.closing, stack)
             if chosen.auth in ("keys", "both"):
                 await asyncio.to_thread(_warn_without_keys, app.state.locum.database)
             _log.info("ready on store %s", chosen.store)
@@ -119,7 +120,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     return app
 
 
-async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) -> ServiceContext:
+async def _open(
+    settings: Settings, measured: Metrics, closing: threading.Event, stack: AsyncExitStack
+) -> ServiceContext:
     """Open every part, and leave on the stack how it is closed. Whatever blocks does so in a thread."""
     settings.state_dir.mkdir(parents=True, exist_ok=True)
     prepare_spool(settings.spool)
@@ -162,7 +165,8 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
     stack.callback(readiness.close)
     await readiness.look()
     reconciler = Reconciler(settings, database, queue, measured)
-    for watching in (readiness.watch(), verifier.watch(), reconciler.watch()):
+    followers = Followers(database, settings.max_followers, closing)
+    for watching in (readiness.watch(), verifier.watch(), reconciler.watch(), followers.watch()):
         stack.push_async_callback(_cancel, asyncio.create_task(watching))
     admission = Admission(settings.inference_slots, settings.inference_queue)
     sessions = SessionCache(settings.session_cache, threads=settings.threads, device=settings.device)
@@ -180,6 +184,7 @@ async def _open(settings: Settings, measured: Metrics, stack: AsyncExitStack) ->
         queue,
         decoding,
         Authenticator(settings, database),
+        followers,
     )
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from service.identity.authentication import Authenticator
     from service.inference.admission import Admission
     from service.inference.sessions import SessionCache
+    from service.jobs.followers import Followers
     from service.runtime.metrics import Metrics
     from service.runtime.queue import Queue
     from service.runtime.readiness import Readiness
@@ -26,7 +27,8 @@ class ServiceContext:
 
     `sessions` and `admission` bound what inference may cost, `decoding` how many scans to be kept are read at
     once; `readiness` is refreshed in the background, so that a health request never waits;
-    `queue` is where long work goes; `authenticator` knows who sent a request.
+    `queue` is where long work goes; `authenticator` knows who sent a request; `followers` are the
+    clients that follow a job.
     """
 
     settings: Settings
@@ -39,6 +41,7 @@ class ServiceContext:
     queue: Queue
     decoding: CapacityLimiter
     authenticator: Authenticator
+    followers: Followers
 
     def for_caller(self, caller: Caller) -> ServiceContext:
         """The same parts, with a store and a database in which the caller finds only what it may see."""

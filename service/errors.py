@@ -59,6 +59,7 @@
         ├── JobUnknown           404  no such job
         ├── JobStillRunning      409  only a finished job can do this
         ├── QueueFull            503  too many jobs wait for a worker
+        ├── TooManyFollowers     503  too many clients follow jobs
         ├── IdempotencyConflict  422  the idempotency key belongs to another request
         ├── NotAdaptable         422  the artefact is of a kind that no job adapts
         │   └── NotAdaptableToScan   nor to one scan
@@ -436,6 +437,12 @@ class QueueFull(JobError):
     """As many jobs wait for a worker as may."""
 
     status, slug, title = 503, "queue-full", "Too many jobs wait for a worker"
+
+
+class TooManyFollowers(JobError):
+    """As many clients follow jobs as may."""
+
+    status, slug, title = 503, "busy", "Too many clients follow jobs"
 
 
 class IdempotencyConflict(JobError):

@@ -147,6 +147,11 @@ class Settings(BaseSettings):
     # how much work goes on at once
     inference_slots: int = Field(1, gt=0, description="scans in inference at the same time")
     inference_queue: int = Field(8, ge=0, description="scans that may wait for a slot; above that, 503")
+    max_followers: int = Field(
+        200,
+        gt=0,
+        description="clients that may follow jobs at the same time; above that, 503",
+    )
     session_cache: int = Field(
         4, gt=0, description="networks kept loaded; the least recently used is dropped first"
     )

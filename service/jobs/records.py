@@ -235,7 +235,10 @@ def append_event(session: Session, job: Job, event_type: EventType, data: Mappin
     return event
 
 
-def events_after(session: Session, job_id: str, last: int = 0, limit: int = 500) -> list[JobEvent]:
+EVENTS_AT_ONCE = 500
+
+
+def events_after(session: Session, job_id: str, last: int = 0, limit: int = EVENTS_AT_ONCE) -> list[JobEvent]:
     """List the events after the one with id `last`, oldest first."""
     query = select(JobEvent).where(JobEvent.job == job_id, JobEvent.id > last)
     return list(session.scalars(query.order_by(JobEvent.id).limit(limit)))

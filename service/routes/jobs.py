@@ -6,16 +6,14 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Response
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import HTMLResponse
 
 from service.adaptation.card.page import CONTENT_POLICY, render
 from service.adaptation.card.reading import read_card
 from service.context import ServiceContext
-from service.database import JobEvent
 from service.errors import JobStillRunning
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
@@ -23,14 +21,13 @@ from service.http.parameters import JobId
 from service.http.problems import Problem, problem_responses
 from service.jobs import records
 from service.jobs.files import JobFolder
+from service.jobs.followers import Feed
 from service.jobs.states import TERMINAL, JobState
 from service.jobs.views import JobSummary, JobView, summary, view
 from service.validation import HOSPITAL_ID
 
 router = APIRouter(tags=["jobs"], route_class=AuditedRoute)
 
-# How soon a follower hears of an event.
-_LOOK_SECONDS = 0.3
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
@@ -135,8 +132,14 @@ def delete_files(context: AsOperator, job: JobId) -> None:
     JobFolder(context.settings.state_dir, job).delete()
 
 
-def _known(context: AsReader, job: JobId) -> None:
+async def _feed(context: AsReader, job: JobId) -> AsyncIterator[Feed]:
     # Before the stream begins: once it has, no problem can be answered any more.
+    await asyncio.to_thread(_known, context, job)
+    async with context.followers.following(job) as feed:
+        yield feed
+
+
+def _known(context: ServiceContext, job: str) -> None:
     with context.database.read() as session:
         records.get(session, job)
 
@@ -144,13 +147,10 @@ def _known(context: AsReader, job: JobId) -> None:
 @router.get(
     "/jobs/{job}/events",
     response_class=EventSourceResponse,
-    responses=problem_responses(404, 422),
-    dependencies=[Depends(_known)],
+    responses=problem_responses(404, 422, 503),
 )
 async def follow_job(
-    request: Request,
-    context: AsReader,
-    job: JobId,
+    feed: Annotated[Feed, Depends(_feed)],
     last_event_id: Annotated[
         int,
         Header(ge=0, le=2**53, description="Id of the last event received: the stream continues after it."),
@@ -158,31 +158,12 @@ async def follow_job(
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream a job's events (server-sent events): `state`, `progress`, `epoch`, `gate`, `warning`.
 
-    The stream begins with the job's first event and closes after its last state.
+    The stream begins with the job's first event and closes after its last state. A client that the service
+    lets go returns with `Last-Event-ID`.
     """
-    last = last_event_id
-    # A follower of a service that ends comes back to the next one with its Last-Event-ID.
-    while not request.app.state.closing.is_set():
-        try:
-            found, over = await asyncio.to_thread(_look, context, job, last)
-        except SQLAlchemyError:
-            # The follower comes back with its Last-Event-ID.
-            return
-        for event in found:
-            last = event.id
-            data = {"at": event.at, **event.data}
-            yield ServerSentEvent(id=str(event.id), event=event.type, data=data)
-        if over and not found:
-            return
-        if not found:
-            await asyncio.sleep(_LOOK_SECONDS)
-
-
-def _look(context: ServiceContext, job: str, last: int) -> tuple[list[JobEvent], bool]:
-    with context.database.read() as session:
-        # In this order: a job that is over has no more events than those that are read next.
-        over = records.get(session, job).state in TERMINAL
-        return records.events_after(session, job, last), over
+    async for event in feed.after(last_event_id):
+        data = {"at": event.at, **event.data}
+        yield ServerSentEvent(id=str(event.id), event=event.type, data=data)
 
 
 @router.get("/jobs/{job}/card", response_class=HTMLResponse, responses=problem_responses(404, 422))
