@@ -13,6 +13,7 @@ import uvicorn
 
 from service.app import create_app
 from service.commands import audit, keys
+from service.commands.database import opened
 from service.errors import ServiceError, SettingsInvalid
 from service.runtime import logs
 from service.runtime.broker import Broker
@@ -54,7 +55,11 @@ def serve(
     signal.signal(signal.SIGTERM, _end)
     server = _server(settings)
     try:
+        settings.make_state_dir()
         with ExitStack() as stack:
+            # Before anything is started, so that what is wrong with it is one line.
+            with opened(settings):
+                pass
             # Opened in this order, so that at the end the worker goes before the Redis it works on.
             broker = Broker(settings)
             stack.callback(broker.stop)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
@@ -17,8 +18,8 @@ from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 
 from service.context import ServiceContext
-from service.database import Database, is_current, upgrade
-from service.errors import BrokerError, DatabaseNotMigrated
+from service.database import Database, check, upgrade
+from service.errors import BrokerError, PartNotReady
 from service.http import problems
 from service.http.authentication import AuthenticationMiddleware
 from service.http.dependencies import known_parameters
@@ -61,6 +62,9 @@ hospital.
 Every rejection is a problem (RFC 9457, `application/problem+json`). Every answer carries `Locum-Request`, the
 request's id. **For research use only: no answer of this service is a diagnosis.**
 """
+
+# Less than this, and neither a scan nor a decision may find room.
+_LEAST_FREE_BYTES = 64 * 2**20
 
 _log = logging.getLogger("locum.service")
 
@@ -124,14 +128,15 @@ async def _open(
     settings: Settings, measured: Metrics, closing: threading.Event, stack: AsyncExitStack
 ) -> ServiceContext:
     """Open every part, and leave on the stack how it is closed. Whatever blocks does so in a thread."""
-    settings.state_dir.mkdir(parents=True, exist_ok=True)
+    settings.make_state_dir()
     prepare_spool(settings.spool)
     store = settings.open_store()
     if settings.trusted_keys is not None:
         _log.info("only versions that a key of %s signed are opened", settings.trusted_keys)
         if settings.signing_key is None:
             _log.warning("LOCUM_SIGNING_KEY is not set: no job can publish a version that would be opened")
-    if not await asyncio.to_thread(store.names):
+    names = await asyncio.to_thread(store.names)
+    if not names:
         _log.warning("no artefact in the store %s: publish one, or name another store", store.root)
     database = Database(settings.resolved_database_url)
     stack.callback(database.dispose)
@@ -143,24 +148,36 @@ async def _open(
     stack.callback(queue.close)
     verifier = Verifier(settings, database, queue, measured)
 
+    # A folder that is no longer mounted looks like an empty store.
+    had_models = bool(names)
+
     def store_check() -> str:
+        nonlocal had_models
         store.check()
         names = store.names()
+        if had_models and not names:
+            raise PartNotReady(
+                f"{store.root} had models and has none: mount it again, or restart the service"
+            )
+        had_models = bool(names)
         return f"{len(names)} names in the store" if names else "the store is empty: publish a model"
 
     def database_check() -> str:
-        if not is_current(database):
-            raise DatabaseNotMigrated(
-                "the database was migrated by another version of Locum: restart this one"
-            )
-        return "migrated"
+        check(database)
+        return "migrated and readable"
+
+    def disk_check() -> str:
+        free = shutil.disk_usage(settings.state_dir).free
+        if free < _LEAST_FREE_BYTES:
+            raise PartNotReady(f"{free} bytes are free in {settings.state_dir}: free some space")
+        return "there is space in the state folder"
 
     def queue_check() -> str:
         # Restart an embedded Redis that died or lost its owner.
         broker.start()
         return "embedded Redis answers" if broker.embedded else "Redis answers"
 
-    checks = {"store": store_check, "database": database_check, "queue": queue_check}
+    checks = {"store": store_check, "database": database_check, "disk": disk_check, "queue": queue_check}
     readiness = Readiness(checks, observe=lambda part, ok: measured.ready.labels(part).set(ok))
     stack.callback(readiness.close)
     await readiness.look()

@@ -4,6 +4,10 @@
     ├── SettingsInvalid               an environment variable has an invalid value
     ├── AuditBroken                   the audit trail is not in order
     ├── DatabaseNotMigrated           the database has another schema than this code
+    ├── DatabaseUnavailable      503  the database does not answer
+    ├── DatabaseFull             507  there is no space left for it
+    ├── DatabaseDamaged          503  its file has other bytes than were written
+    ├── PartNotReady                  a part of the service does not work (`/health/ready`)
     ├── BrokerError              503  Redis does not answer
     ├── RequestInvalid           422  fields of a request are not valid
     ├── AuthenticationError           who sent a request is not known
@@ -114,6 +118,28 @@ class AuditBroken(ServiceError):
 
 class DatabaseNotMigrated(ServiceError):
     """The schema is not the one this code was written for."""
+
+
+class DatabaseUnavailable(ServiceError):
+    """The database does not answer, or another process holds its lock."""
+
+    status, slug, title = 503, "database-unavailable", "The database is not available"
+
+
+class DatabaseFull(ServiceError):
+    """There is no space left for the database."""
+
+    status, slug, title = 507, "disk-full", "The disk is full"
+
+
+class DatabaseDamaged(ServiceError):
+    """The file of the database has other bytes than were written."""
+
+    status, slug, title = 503, "database-damaged", "The database is damaged"
+
+
+class PartNotReady(ServiceError):
+    """A part of the service does not work, which `/health/ready` reports."""
 
 
 class BrokerError(ServiceError):

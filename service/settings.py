@@ -249,6 +249,11 @@ class Settings(BaseSettings):
             trusted=None if self.trusted_keys is None else TrustedKeys.load(self.trusted_keys),
         )
 
+    def make_state_dir(self) -> None:
+        """Create `state_dir`, which other users cannot read; it may hold names of patients."""
+        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.state_dir.chmod(self.state_dir.stat().st_mode & 0o770)
+
     @property
     def spool(self) -> Path:
         """Folder of uploads; a file is deleted with its request."""

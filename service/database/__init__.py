@@ -1,7 +1,7 @@
 """The database: hospitals, API keys, the serving log, cohorts, jobs, verifications of the store."""
 
 from service.database.caller import ANONYMOUS, PUBLIC, Caller, Role, caller_of
-from service.database.engine import Database, in_turn
+from service.database.engine import Database, database_failure, in_turn
 from service.database.models import (
     ApiKey,
     Assignment,
@@ -17,7 +17,7 @@ from service.database.models import (
     KeyUsage,
     Verification,
 )
-from service.database.schema import is_current, upgrade
+from service.database.schema import check, is_current, upgrade
 
 __all__ = [
     "ANONYMOUS",
@@ -39,6 +39,8 @@ __all__ = [
     "Role",
     "Verification",
     "caller_of",
+    "check",
+    "database_failure",
     "in_turn",
     "is_current",
     "upgrade",

@@ -12,12 +12,19 @@ from pathlib import Path
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DatabaseError, OperationalError
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.database.caller import SERVICE, Caller, acting_for
+from service.errors import DatabaseDamaged, DatabaseFull, DatabaseUnavailable, ServiceError
 
 BUSY_SECONDS = 30.0
+RETRY_SECONDS = 5
+DAMAGED = (
+    "The file of the database has other bytes than were written: stop the service, and restore the database "
+    "from a backup."
+)
 _BEGIN = "locum_begin"
 # A scan's name may be a patient's, so errors and logs have no parameters of statements.
 _PRIVATE = {"hide_parameters": True}
@@ -83,6 +90,31 @@ class Database:
         self.engine.dispose()
 
 
+def database_failure(error: DatabaseError) -> ServiceError | None:
+    """Return what is wrong with the database itself; None where the statement was at fault."""
+    found = failure_of(error.orig)
+    if found is None and isinstance(error, OperationalError):
+        return DatabaseUnavailable(
+            "It is away, or another process holds it: ask again when /health/ready says that it works.",
+            headers={"Retry-After": str(RETRY_SECONDS)},
+        )
+    return found
+
+
+def failure_of(error: BaseException | None) -> ServiceError | None:
+    """Return what SQLite's own error says about its file; None where it is not at fault."""
+    # The low byte is the kind of error, the others its variety.
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return DatabaseFull(
+            "No space is left for the database: nothing of this request was stored. Free space in the state "
+            "folder, then send it again."
+        )
+    if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        return DatabaseDamaged(DAMAGED)
+    return None
+
+
 def in_turn(session: Session, what: str) -> None:
     """Take the lock `what`, and hold it until this transaction of `write()` ends.
 
@@ -117,6 +149,8 @@ def _sqlite_engine(url: str) -> Engine:
         # An entry in the serving log must outlive a power cut: the default of WAL mode would not promise
         # that.
         connection.execute("PRAGMA synchronous = FULL")
+        # A deleted name may be a patient's: overwrite it.
+        connection.execute("PRAGMA secure_delete = ON")
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:

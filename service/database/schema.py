@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, select, text
+from sqlalchemy.exc import DatabaseError
 
-from service.database.engine import BUSY_SECONDS, Database
-from service.errors import DatabaseNotMigrated
+from service.database.engine import BUSY_SECONDS, DAMAGED, Database, database_failure, failure_of
+from service.database.models import Base
+from service.errors import DatabaseDamaged, DatabaseNotMigrated
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -51,15 +54,36 @@ def is_current(database: Database) -> bool:
     return current(database) == head()
 
 
+def check(database: Database) -> None:
+    """Read a row of every table. Raises sqlalchemy's DatabaseError, or DatabaseNotMigrated."""
+    if not is_current(database):
+        raise DatabaseNotMigrated("the database was migrated by another version of Locum: restart this one")
+    with database.read() as session:
+        for table in Base.metadata.sorted_tables:
+            session.execute(select(table).limit(1)).all()
+
+
 def upgrade(database: Database) -> None:
     """Migrate to the newest revision. A second process waits, and then has nothing to do.
 
     Raises:
         DatabaseNotMigrated: the database was written by a newer Locum.
+        DatabaseDamaged: SQLite's file has other bytes than were written.
     """
     if database.file is not None:
-        database.file.parent.mkdir(parents=True, exist_ok=True)
+        _make_private(database.file)
+    try:
+        _upgrade(database)
+    except DatabaseError as error:
+        raise (database_failure(error) or error) from error
+    except sqlite3.DatabaseError as error:
+        raise (failure_of(error) or error) from error
+
+
+def _upgrade(database: Database) -> None:
     with _exclusively(database):
+        if database.is_sqlite:
+            _check_pages(database)
         config = configuration()
         with database.engine.connect() as connection:
             found = MigrationContext.configure(connection).get_current_revision()
@@ -73,6 +97,26 @@ def upgrade(database: Database) -> None:
         with database.engine.begin() as connection:
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
+
+
+def _make_private(file: Path) -> None:
+    """Create SQLite's file, and take from other users what an earlier version gave them.
+
+    SQLite gives the files beside it the same mode.
+    """
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
+    for each in (file, *(file.with_name(f"{file.name}-{end}") for end in ("wal", "shm"))):
+        with suppress(FileNotFoundError):
+            each.chmod(each.stat().st_mode & 0o770)
+
+
+def _check_pages(database: Database) -> None:
+    """Read every page of SQLite's file, so that damage shows at the start and not at a request."""
+    with database.engine.connect() as connection:
+        found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    if found != "ok":
+        raise DatabaseDamaged(f"{DAMAGED} ({found})")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from anyio import to_thread
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -26,7 +26,7 @@ from starlette.responses import Response
 from model_store.errors import LocumStoreError
 from service.audit import trail
 from service.context import ServiceContext
-from service.database import Database, Job
+from service.database import Database, Job, database_failure
 from service.errors import ServiceError
 from service.http.problems import from_store_error
 
@@ -134,12 +134,13 @@ def _status(error: Exception) -> int:
     if isinstance(error, HTTPException):
         cause = error.__cause__
         return cause.status if isinstance(cause, ServiceError) else error.status_code
+    if isinstance(error, DatabaseError):
+        error = database_failure(error) or error
     if isinstance(error, ServiceError):
         return error.status
     statuses = {
         RequestValidationError: HTTPStatus.UNPROCESSABLE_ENTITY,
         ClientDisconnect: _CLIENT_GONE,
-        OperationalError: HTTPStatus.SERVICE_UNAVAILABLE,
     }
     return next(
         (int(status) for kind, status in statuses.items() if isinstance(error, kind)),

@@ -10,7 +10,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 
 from fastapi import Request
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.context import ServiceContext
@@ -41,7 +41,7 @@ class AuthenticationMiddleware:
             request.state.caller = PUBLIC if scope["path"] in OPEN else await _caller(request)
         except ServiceError as error:
             await problems.respond(request, error)(scope, receive, send)
-        except OperationalError as error:
+        except DatabaseError as error:
             await problems.respond(request, problems.from_database_error(error))(scope, receive, send)
         else:
             await self.app(scope, receive, send)

@@ -3,7 +3,7 @@
     ServiceError               the status, slug and title of its class, its message, further members
     └── Problem                the same, for what only HTTP can reject: raised in `http/` and `routes/`
     model_store errors         mapped by `_STORE_STATUS`: the message already says what to do
-    a database without answer  503 `database-unavailable`
+    a database that fails      503 `database-unavailable` or `database-damaged`, 507 `disk-full`
     request validation         422 `invalid-request`, naming the fields, never echoing their values
     404, 405 and other HTTP    `not-found`, `method-not-allowed` with every method of the path, ...
 
@@ -22,18 +22,18 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import DatabaseError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
 from model_store import errors as store_errors
+from service.database import database_failure
 from service.errors import RequestInvalid, ServiceError
 from service.http.request_id import RequestIdMiddleware
 from service.validation import MOST_ENTRIES, place, reason
 
 _log = logging.getLogger("locum.service")
-_DATABASE_RETRY_SECONDS = 5
 
 MEDIA_TYPE = "application/problem+json"
 TYPE_PREFIX = "urn:locum:problem:"
@@ -112,17 +112,14 @@ def respond(request: Request, error: ServiceError) -> Response:
     return Response(body, status_code=error.status, headers=error.headers, media_type=MEDIA_TYPE)
 
 
-def from_database_error(error: OperationalError) -> Problem:
-    """The problem for a database that does not answer."""
+def from_database_error(error: DatabaseError) -> ServiceError:
+    """The problem for a database that does not work. Any other error of the database is raised."""
+    found = database_failure(error)
+    if found is None:
+        raise error
     # The error's text has statements and values; the log has its kind, and readiness says the rest.
-    _log.error("the database is not available: %s", error.orig)
-    return Problem(
-        503,
-        "database-unavailable",
-        "The database is not available",
-        "It is away, or another process holds it: ask again when /health/ready says that it works.",
-        {"Retry-After": str(_DATABASE_RETRY_SECONDS)},
-    )
+    _log.error("%s: %s", found.title, error.orig)
+    return found
 
 
 def from_validation_error(error: RequestValidationError, content_type: str | None) -> RequestInvalid:
@@ -201,14 +198,14 @@ def install(app: FastAPI) -> None:
         return respond(request, problem)
 
     async def on_database_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, OperationalError)
+        assert isinstance(error, DatabaseError)
         return respond(request, from_database_error(error))
 
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(store_errors.LocumStoreError, on_store_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(OperationalError, on_database_error)
+    app.add_exception_handler(DatabaseError, on_database_error)
     app.add_middleware(RequestIdMiddleware)
     _describe(app)
 

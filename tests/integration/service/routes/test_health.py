@@ -35,6 +35,7 @@ def test_ready_lists_every_part(whole: Any) -> None:
     assert {name: part["ok"] for name, part in answer.json()["parts"].items()} == {
         "store": True,
         "database": True,
+        "disk": True,
         "queue": True,
     }
 
