@@ -46,4 +46,4 @@ EXPOSE 8000
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD \
     ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health/live', timeout=2)"]
 # All interfaces of the container, so callers need a key; compose.yaml publishes the port on the host's loopback only.
-CMD ["uvicorn", "service.app:create_app", "--factory", "--host", "0.0.0.0", "--port", "8000", "--http", "h11", "--no-access-log", "--no-server-header"]
+CMD ["python", "-m", "service", "--no-worker", "--host", "0.0.0.0"]

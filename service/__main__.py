@@ -15,6 +15,7 @@ from service.app import create_app
 from service.commands import audit, keys
 from service.commands.database import opened
 from service.errors import ServiceError, SettingsInvalid
+from service.http.connections import BoundedProtocol
 from service.runtime import logs
 from service.runtime.broker import Broker
 from service.runtime.embedded_worker import EmbeddedWorker
@@ -92,8 +93,9 @@ def _server(settings: Settings) -> uvicorn.Server:
         create_app(settings),
         host=settings.host,
         port=settings.port,
-        # httptools, uvicorn's first choice, has no limit on a header's size.
-        http="h11",
+        http=BoundedProtocol,
+        ssl_certfile=settings.tls_certificate,
+        ssl_keyfile=settings.tls_key,
         log_config=None,
         access_log=False,
         # Do not reveal the name and version of the server.

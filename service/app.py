@@ -16,6 +16,8 @@ from importlib.metadata import version
 
 from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi_offline import FastAPIOffline
 
 from service.context import ServiceContext
 from service.database import Database, check, upgrade
@@ -23,7 +25,7 @@ from service.errors import BrokerError, PartNotReady
 from service.http import problems
 from service.http.authentication import AuthenticationMiddleware
 from service.http.dependencies import known_parameters
-from service.http.hosts import HostMiddleware
+from service.http.origins import OriginMiddleware
 from service.http.uploads.body_limit import BodyLimitMiddleware
 from service.identity import keys
 from service.identity.authentication import Authenticator
@@ -90,7 +92,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
             _log.info("ready on store %s", chosen.store)
             yield
 
-    app = FastAPI(
+    # Its /docs loads nothing from elsewhere.
+    app = FastAPIOffline(
+        redoc_url=None,
         title="Locum",
         version=version("locum"),
         description=DESCRIPTION,
@@ -117,7 +121,15 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(health.router)
     app.add_middleware(AuthenticationMiddleware)
     app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(HostMiddleware, allowed=chosen.allowed_hosts)
+    if chosen.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=chosen.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["Authorization", "Content-Type", "If-Match", "Idempotency-Key", "Last-Event-ID"],
+            expose_headers=["*"],
+        )
+    app.add_middleware(OriginMiddleware, hosts=chosen.allowed_hosts, origins=chosen.allowed_origins)
     app.add_middleware(AccessLogMiddleware, metrics=measured)
     # Last, and so outermost: the request's id is there for everything else.
     problems.install(app)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Callable
 from difflib import get_close_matches
 from ipaddress import ip_address
@@ -138,6 +139,15 @@ class Settings(BaseSettings):
         description="hosts that the Host header may name, separated by commas; * for every host",
     )
 
+    allowed_origins: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_listed)] = Field(
+        (),
+        description="origins of other pages that may call, such as https://viewer.example, by commas",
+    )
+    tls_certificate: Folder | None = Field(
+        None, description="certificate chain (PEM); with tls_key, `python -m service` speaks HTTPS"
+    )
+    tls_key: Folder | None = Field(None, description="the certificate's private key (PEM)")
+
     # limits of one request
     max_upload_bytes: int = Field(512 * MEBIBYTE, gt=0, description="size of one uploaded scan")
     max_decompressed_bytes: int = Field(2048 * MEBIBYTE, gt=0, description="its size after gzip or deflate")
@@ -223,6 +233,19 @@ class Settings(BaseSettings):
             if not safe or found.query or found.fragment:
                 raise ValueError("expected an https:// URL (http:// on loopback) without query and fragment")
         return value
+
+    @field_validator("tls_key")
+    @classmethod
+    def _tls_needs_both(cls, key: Path | None, info: ValidationInfo) -> Path | None:
+        certificate = info.data.get("tls_certificate")
+        if (key is None) != (certificate is None):
+            raise ValueError("tls_certificate and tls_key are set together, or neither is")
+        if key is not None and certificate is not None:
+            try:
+                ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+            except (OSError, ssl.SSLError) as error:
+                raise ValueError(f"the certificate and its key cannot be used: {error}") from error
+        return key
 
     @field_validator("two_person_rule")
     @classmethod

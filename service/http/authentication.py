@@ -19,10 +19,11 @@ from service.errors import NotOnLoopback, ServiceError
 from service.http import problems
 from service.settings import is_loopback
 
-OPEN = frozenset(
-    {"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/redoc", "/openapi.json"}
-)
+OPEN = frozenset({"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"})
 """Liveness, readiness, and the description of the API, which is the same everywhere."""
+
+# The scripts and styles of /docs.
+_OPEN_FOLDER = "/static-offline-docs/"
 
 
 class AuthenticationMiddleware:
@@ -38,13 +39,17 @@ class AuthenticationMiddleware:
             return
         request = Request(scope)
         try:
-            request.state.caller = PUBLIC if scope["path"] in OPEN else await _caller(request)
+            request.state.caller = PUBLIC if _is_open(scope["path"]) else await _caller(request)
         except ServiceError as error:
             await problems.respond(request, error)(scope, receive, send)
         except DatabaseError as error:
             await problems.respond(request, problems.from_database_error(error))(scope, receive, send)
         else:
             await self.app(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN or path.startswith(_OPEN_FOLDER)
 
 
 async def _caller(request: Request) -> Caller:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
-from uvicorn.main import main as uvicorn
+from typer.main import get_command
 
+from service.__main__ import app
 from service.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -48,12 +49,12 @@ def test_image_does_not_run_as_root() -> None:
     assert [line.split()[1] for line in last_stage if line.startswith("USER ")] == ["10001"]
 
 
-def test_image_command_has_valid_uvicorn_options() -> None:
+def test_image_command_has_valid_options() -> None:
     line = next(
-        line for line in (REPOSITORY / "Dockerfile").read_text().splitlines() if line.startswith('CMD ["uv')
+        line for line in (REPOSITORY / "Dockerfile").read_text().splitlines() if line.startswith("CMD [")
     )
-    words = shlex.split(line.removeprefix("CMD [").removesuffix("]").replace(",", " "))
-    assert words[:3] == ["uvicorn", "service.app:create_app", "--factory"]
+    words = json.loads(line.removeprefix("CMD "))
+    assert words[:3] == ["python", "-m", "service"]
     # --help comes last and stops it, after every option before it was read.
-    assert CliRunner().invoke(uvicorn, [*words[1:], "--help"]).exit_code == 0
-    assert CliRunner().invoke(uvicorn, [*words[1:], "--no-such-option", "--help"]).exit_code != 0
+    assert CliRunner().invoke(get_command(app), [*words[3:], "--help"]).exit_code == 0
+    assert CliRunner().invoke(get_command(app), [*words[3:], "--no-such-option", "--help"]).exit_code != 0
