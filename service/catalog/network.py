@@ -40,13 +40,15 @@ from service.kinds import ADAPTING_ITSELF, kind_of
 __all__ = ["Personalization", "Selection", "adapts_itself", "resolve_network"]
 
 FLAGGED = "descends-from-withdrawn"
+SITE_UNKNOWN = "site-unknown"
 
 
 @dataclass(frozen=True)
 class Selection:
     """The answer: `offered` is what was asked for, `model` the network inside it, `why` says how it came.
 
-    `flagged` are the withdrawn artefacts that `offered` descends from.
+    `flagged` are the withdrawn artefacts that `offered` descends from. `unknown_site` is the hospital's own
+    site where the federation that trained `offered` had no such site.
     """
 
     offered: Artefact
@@ -57,6 +59,7 @@ class Selection:
     hospital: str | None = None
     cluster: str | None = None
     flagged: tuple[str, ...] = ()
+    unknown_site: str | None = None
 
     @property
     def manifest(self) -> NetworkManifest:
@@ -72,6 +75,12 @@ class Selection:
                 f"'{self.offered}' was made from {', '.join(self.flagged)}, withdrawn since (GET "
                 "/models/NAME says by whom and why): decide whether it may go on answering, or assign "
                 "another version"
+            )
+        if self.unknown_site is not None:
+            found[SITE_UNKNOWN] = (
+                f"the hospital is registered as site '{self.unknown_site}', which took no part in training "
+                f"'{self.offered}' ({', '.join(self.offered.manifest.lineage.sites)} did): correct its site, "
+                "or leave it out for a hospital from outside"
             )
         return found
 
@@ -143,6 +152,8 @@ def _resolved(
             )
         artefact, why = parent_behind(store, artefact), f"what {why} was made from"
     chosen = choose(artefact, PartRequest(personalization, site, cluster, hospital, found.home))
+    trained_by = artefact.manifest.lineage.sites
+    unknown = found.home if trained_by and found.home not in trained_by else None
     network = artefact if chosen.digest == artefact.digest else store.by_digest(chosen.digest)
     return Selection(
         artefact,
@@ -151,6 +162,7 @@ def _resolved(
         chosen.site,
         f"{why}; {chosen.why}",
         cluster=chosen.cluster,
+        unknown_site=unknown,
     )
 
 

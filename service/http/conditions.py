@@ -22,7 +22,7 @@ def entity_tag(sequence: int) -> str:
     return f'"{sequence}"'
 
 
-def expected_sequence(current: int, if_match: str | None, if_none_match: str | None) -> int:
+def expected_sequence(current: int, if_match: str | None, if_none_match: str | None = None) -> int:
     """The sequence that the caller agrees to replace, which is `current`.
 
     Raises:
@@ -48,9 +48,9 @@ def expected_sequence(current: int, if_match: str | None, if_none_match: str | N
         raise Problem(
             412,
             "assignment-stale",
-            "The serving log has moved on",
-            f"The entry in force is {entity_tag(current)}, which is not what the request was made for "
-            f"({_shown(if_match, if_none_match)}): look at what serves now, then decide again.",
+            "Another change came first",
+            f"The state in force is {entity_tag(current)}, which is not what the request was made for "
+            f"({_shown(if_match, if_none_match)}): look at it, then decide again.",
             headers={"ETag": entity_tag(current)},
             current=current,
         )

@@ -97,3 +97,18 @@ async def known_parameters(request: Request) -> None:
 def _taken(dependant: Dependant) -> set[str]:
     own = {field.alias for field in dependant.query_params}
     return own.union(*(_taken(below) for below in dependant.dependencies))
+
+
+def actor_of(caller: Caller, named: str | None) -> str:
+    """Return who decides: the caller where callers are authenticated, else the name in the request.
+
+    Raises RequestInvalid where the request names another than the caller, or where neither is known.
+    """
+    reason = None
+    if caller.authenticated and named not in (None, caller.actor):
+        reason = f"the log has the caller, {caller.actor}: leave the actor out"
+    elif not caller.authenticated and named is None:
+        reason = "required, because this service authenticates no caller (LOCUM_AUTH=none)"
+    if reason is not None:
+        raise RequestInvalid([{"field": "body.actor", "reason": reason}])
+    return caller.actor if caller.authenticated else str(named)

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Header, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
 
 from service.audit import trail
-from service.database import Database, Hospital
+from service.database import Database, Hospital, caller_of
 from service.database.hospitals import require_hospital, require_visible, visible_hospitals
+from service.errors import RequestInvalid
 from service.http.audit import AuditedRoute
-from service.http.dependencies import AsAdmin, AsReader
-from service.http.parameters import HospitalId, Text
+from service.http.conditions import entity_tag, expected_sequence
+from service.http.dependencies import AsAdmin, AsReader, actor_of
+from service.http.parameters import HospitalId, Reason, Text
 from service.http.problems import problem_responses
 
 router = APIRouter(tags=["hospitals"], route_class=AuditedRoute)
@@ -26,6 +30,14 @@ class HospitalBody(BaseModel):
 
     name: Text = Field(description="A name for people; programs use the id in the path.")
     site: Text | None = Field(None, description="The site of a member hospital in the federation.")
+    reason: Reason | None = Field(
+        None, description="Why the site of a registered hospital changes. Required then, as is If-Match."
+    )
+    actor: Text | None = Field(
+        None,
+        description="Who changes it, where the service authenticates no caller (LOCUM_AUTH=none); as in an "
+        "assignment.",
+    )
 
 
 class HospitalView(BaseModel):
@@ -52,45 +64,86 @@ def list_hospitals(context: AsReader) -> HospitalList:
 
 
 @router.get("/hospitals/{hospital}", responses=problem_responses(404, 422))
-def get_hospital(context: AsReader, hospital: HospitalId) -> HospitalView:
-    """Return one hospital."""
+def get_hospital(context: AsReader, hospital: HospitalId, response: Response) -> HospitalView:
+    """Return one hospital, with the ETag that a change of its site needs."""
     with context.database.read() as session:
-        return _view(require_hospital(session, hospital))
+        row = require_hospital(session, hospital)
+    response.headers["ETag"] = _tag(row)
+    return _view(row)
 
 
 @router.put(
     "/hospitals/{hospital}",
-    responses={201: {"model": HospitalView, "description": "Registered"}, **problem_responses(408, 413, 422)},
+    responses={
+        201: {"model": HospitalView, "description": "Registered"},
+        **problem_responses(400, 403, 408, 412, 413, 422, 428),
+    },
 )
 def put_hospital(
-    context: AsAdmin, hospital: HospitalId, body: HospitalBody, response: Response
+    context: AsAdmin,
+    hospital: HospitalId,
+    body: HospitalBody,
+    response: Response,
+    if_match: Annotated[
+        str | None, Header(description="The ETag of the hospital; required to change `site`.")
+    ] = None,
 ) -> HospitalView:
-    """Register a hospital, or change its name or site."""
+    """Register a hospital, or change its name or site.
+
+    Another site is another model for the hospital's patients: a decision, which the audit trail keeps with
+    its reason.
+    """
     try:
-        row, created = _put(context.database, hospital, body)
+        row, created = _put(context.database, hospital, body, if_match)
     except IntegrityError:
         # Another request was the first to register it, so that now there is a row to change.
-        row, created = _put(context.database, hospital, body)
+        row, created = _put(context.database, hospital, body, if_match)
     response.status_code = 201 if created else 200
+    response.headers["ETag"] = _tag(row)
     return _view(row)
 
 
-def _put(database: Database, hospital: str, body: HospitalBody) -> tuple[Hospital, bool]:
+def _put(
+    database: Database, hospital: str, body: HospitalBody, if_match: str | None
+) -> tuple[Hospital, bool]:
     now = datetime.now(UTC)
     with database.write() as session:
         require_visible(session, hospital)
         row = session.get(Hospital, hospital)
+        moved = row is not None and row.site != body.site
+        if moved or if_match is not None:
+            expected_sequence(0 if row is None else _sequence(row), if_match)
         if row is not None:
-            changes = {"site": [row.site, body.site]} if row.site != body.site else {}
+            details = _decision(session, row, body) if moved else {}
             row.name, row.site, row.updated_at = body.name, body.site, now
             session.flush()
-            trail.append(session, "hospital.changed", hospital=hospital, details=changes)
+            trail.append(session, "hospital.changed", hospital=hospital, details=details)
             return row, False
         row = Hospital(id=hospital, name=body.name, site=body.site, created_at=now, updated_at=now)
         session.add(row)
         session.flush()
         trail.append(session, "hospital.registered", hospital=hospital, details={"site": [None, row.site]})
         return row, True
+
+
+def _decision(session: Session, row: Hospital, body: HospitalBody) -> dict[str, Any]:
+    """What the audit trail keeps of a change of the site. Raises RequestInvalid without a reason."""
+    if body.reason is None:
+        raise RequestInvalid([{"field": "body.reason", "reason": "required where the site changes"}])
+    return {
+        "site": [row.site, body.site],
+        "actor": actor_of(caller_of(session), body.actor),
+        "reason": body.reason,
+    }
+
+
+def _sequence(row: Hospital) -> int:
+    """Microseconds of the last change, which no two changes share."""
+    return int(row.updated_at.timestamp() * 1_000_000)
+
+
+def _tag(row: Hospital) -> str:
+    return entity_tag(_sequence(row))
 
 
 def _view(row: Hospital) -> HospitalView:

@@ -13,12 +13,11 @@ from service.catalog.adapted import adapted_for, require_gate, require_second_pe
 from service.catalog.assignable import resolve_assignable
 from service.catalog.served import serving
 from service.catalog.version import require_name
-from service.context import ServiceContext
 from service.database import Assignment
 from service.errors import RequestInvalid
 from service.http.audit import AuditedRoute
 from service.http.conditions import entity_tag, expected_sequence
-from service.http.dependencies import AsApprover, AsReader
+from service.http.dependencies import AsApprover, AsReader, actor_of
 from service.http.parameters import HospitalId, ModelName, Reason, Text
 from service.http.problems import Problem, problem_responses
 from service.serving import assignments
@@ -182,7 +181,7 @@ def put_serving(
             version=artefact.version,
             digest=artefact.digest,
             expected=expected,
-            actor=_actor(context, body),
+            actor=actor_of(context.database.caller, body.actor),
             reason=body.reason,
             artefact=artefact.name if adapted else None,
             override=overridden,
@@ -215,7 +214,12 @@ def roll_back(
         resolve_assignable(context.store, hospital, model, f"{target.artefact or model}@{target.digest}")
     with context.database.write() as session:
         entry = assignments.roll_back(
-            session, hospital, model, expected=expected, actor=_actor(context, body), reason=body.reason
+            session,
+            hospital,
+            model,
+            expected=expected,
+            actor=actor_of(context.database.caller, body.actor),
+            reason=body.reason,
         )
     return _answer(entry, response)
 
@@ -228,17 +232,6 @@ def get_history(context: AsReader, hospital: HospitalId, model: ModelName) -> Hi
     if not entries:
         require_name(context.store, model)
     return History(hospital=hospital, model=model, entries=[Entry.of(entry) for entry in entries])
-
-
-def _actor(context: ServiceContext, body: Decision) -> str:
-    caller = context.database.caller
-    if caller.authenticated and body.actor not in (None, caller.actor):
-        reason = f"the log has the caller, {caller.actor}: leave the actor out"
-        raise RequestInvalid([{"field": "body.actor", "reason": reason}])
-    if not caller.authenticated and body.actor is None:
-        reason = "is required, because this service authenticates no caller"
-        raise RequestInvalid([{"field": "body.actor", "reason": reason}])
-    return body.actor or caller.actor
 
 
 def _in_utc(at: datetime) -> datetime:

@@ -11,13 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH
 from model_store.store import Store
-from service.database import Hospital
+from service.database import AuditRow, Hospital
 from service.routes import hospitals
+from tests.helpers.service.asking import problem
 
 Publish = Callable[..., Artefact]
 
@@ -78,14 +80,37 @@ def test_hospital_is_registered_changed_and_listed(client: httpx.Client) -> None
     body = {"name": "South Clinic", "site": "CS"}
     made = client.put("/hospitals/south", json=body)
     assert made.status_code == 201
-    changed = client.put("/hospitals/south", json={"name": "South Clinic"})
+    changed = client.put("/hospitals/south", json={**body, "name": "South"})
     assert changed.status_code == 200
     found = client.get("/hospitals/south").json()
-    assert (found["id"], found["name"], found["site"]) == ("south", "South Clinic", None)
+    assert (found["id"], found["name"], found["site"]) == ("south", "South", "CS")
     assert found["created_at"] == made.json()["created_at"] <= found["updated_at"]
     listed = client.get("/hospitals").json()["hospitals"]
     assert found in listed
     assert [hospital["id"] for hospital in listed] == sorted(hospital["id"] for hospital in listed)
+
+
+def test_another_site_is_a_decision_with_a_tag_a_reason_and_an_actor(api: Any) -> None:
+    client, path = api.client, "/hospitals/west"
+    first = client.put(path, json={"name": "West", "site": "CS"}).headers["ETag"]
+    body = {"name": "West", "site": "DU", "reason": "registered under the wrong site", "actor": "ada"}
+    assert problem(client.put(path, json=body)) == (428, "precondition-required")
+    stale = {"If-Match": '"1"'}
+    assert problem(client.put(path, json=body, headers=stale)) == (412, "assignment-stale")
+    current = {"If-Match": client.get(path).headers["ETag"]}
+    assert current["If-Match"] == first
+    for missing in ("reason", "actor"):
+        part = {name: value for name, value in body.items() if name != missing}
+        answer = client.put(path, json=part, headers=current)
+        assert (answer.status_code, missing in answer.text) == (422, True)
+    assert client.get(path).json()["site"] == "CS"
+    changed = client.put(path, json=body, headers=current)
+    assert (changed.status_code, changed.json()["site"]) == (200, "DU")
+    assert changed.headers["ETag"] != first
+    with api.context.database.read() as session:
+        query = select(AuditRow).where(AuditRow.hospital == "west", AuditRow.action == "hospital.changed")
+        (row,) = session.scalars(query)
+    assert row.details == {"site": ["CS", "DU"], "actor": "ada", "reason": "registered under the wrong site"}
 
 
 @pytest.mark.parametrize(

@@ -317,3 +317,18 @@ def test_segment_for_a_member_uses_its_own_network(
         assert response.headers["locum-model"] == "brain@1"
         assert response.headers["locum-graph"] == part.manifest.files["graph.onnx"].sha256
         assert (mask_of(response) == value).all()
+
+
+def test_hospital_of_a_site_that_took_no_part_is_answered_with_a_warning(
+    start: Any, tmp_path: Path, publish_bright: Any, make_png: Callable[..., bytes], picture: Any
+) -> None:
+    trained = Lineage(method="fedavg", run="test", sites=("CS", "DU"), rounds=1, seed=0)
+    publish_bright(tmp_path, lineage=trained)
+    api = start(tmp_path)
+    scan = make_png(picture)
+    for hospital, site, names in (("known", "CS", None), ("unknown", "nowhere", "site-unknown")):
+        api.client.put(f"/hospitals/{hospital}", json={"name": hospital, "site": site}).raise_for_status()
+        answer = api.segment(scan, hospital=hospital, personalization="auto")
+        assert answer.headers["locum-personalization"] == "global"
+        assert answer.headers.get("locum-warning-names") == names
+    assert "nowhere" in api.segment(scan, hospital="unknown", output="json").text

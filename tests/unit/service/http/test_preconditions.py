@@ -58,7 +58,7 @@ def test_entity_tag_is_quoted() -> None:
         (
             '"1"',
             None,
-            'The entry in force is "3", which is not what the request was made for (If-Match: "1")',
+            'The state in force is "3", which is not what the request was made for (If-Match: "1")',
         ),
         (None, "*", "(If-None-Match: *)"),
         ("3", None, "If-Match: expected the ETag that GET gave, quotes included, or *; found '3'."),
