@@ -20,6 +20,7 @@ from PIL import Image
 
 THRESHOLD = 100
 AFFINE = np.array([[0.0, 0, 2.0, -5], [-1.5, 0, 0, 7], [0, 3.0, 0, 1], [0, 0, 0, 1]])
+from model_store.manifest import Lineage
 
 
 @pytest.fixture(scope="module")
