@@ -4,7 +4,8 @@ The code after the connection is the same for both.
 
 The embedded Redis is a child of the process that first needed it, and every other process on the same state
 folder uses it too. While it runs it holds an inherited lock on a file, which stays correct after any kill -9;
-a pid file or a stale socket would not. The first process that finds it stopped restarts it.
+a pid file or a stale socket would not. The first process that finds it stopped restarts it. Its owner holds
+another lock: a Redis that outlived its owner is replaced by one that ends with the service.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import stat
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -38,6 +40,7 @@ class Broker:
     def __init__(self, settings: Settings) -> None:
         self._folder = settings.state_dir / "redis"
         self._child: Child | None = None
+        self._owning: IO[bytes] | None = None
         self._starting = threading.Lock()
         if settings.redis_url is not None:
             self.embedded = False
@@ -77,7 +80,7 @@ class Broker:
             self._ping()
             return
         with self._starting:
-            if self._answers():
+            if self._answers() and not self._take_from_the_dead():
                 return
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _private_folder(self._socket.parent)
@@ -104,6 +107,9 @@ class Broker:
         if self._child is not None:
             self._child.stop()
             self._child = None
+        if self._owning is not None:
+            self._owning.close()
+            self._owning = None
 
     def _spawn_unless_one_lives(self) -> None:
         with (self._folder / "redis.lock").open("ab") as lock:
@@ -114,7 +120,29 @@ class Broker:
                 return
             # The lock belongs to the open file, which the child inherits as its output (it writes to its own
             # log): closing it here gives nothing up.
+            self._own()
             self._child = self._spawn(lock)
+
+    def _take_from_the_dead(self) -> bool:
+        """Stop a Redis that outlived its owner. Whether there was one."""
+        if self._owning is not None or not self._folder.is_dir() or not self._own():
+            return False
+        with suppress(redis.RedisError):
+            # Its append-only file has every job.
+            self._client.shutdown(nosave=True)
+        return True
+
+    def _own(self) -> bool:
+        """Take the owner's lock. Whether no living process holds it."""
+        if self._owning is None:
+            lock = (self._folder / "owner.lock").open("ab")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                return False
+            self._owning = lock
+        return True
 
     def _spawn(self, lock: IO[bytes]) -> Child:
         options = {

@@ -18,9 +18,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from model_store.manifest import Lineage
+
 THRESHOLD = 100
 AFFINE = np.array([[0.0, 0, 2.0, -5], [-1.5, 0, 0, 7], [0, 3.0, 0, 1], [0, 0, 0, 1]])
-from model_store.manifest import Lineage
 
 
 @pytest.fixture(scope="module")

@@ -130,7 +130,8 @@ def test_concurrently_started_processes_share_one_redis(
     assert sorted(owned) == ["False", "False", "True"]
 
 
-def test_redis_ends_when_its_owner_is_killed(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+def owner_of(state_dir: Path) -> tuple[subprocess.Popen[str], psutil.Process]:
+    """A process that owns a Redis, and the server."""
     program = (
         "import sys, time; from pathlib import Path; from service.runtime.broker import Broker\n"
         "from service.settings import Settings\n"
@@ -138,10 +139,32 @@ def test_redis_ends_when_its_owner_is_killed(make: Callable[[Path], Broker], tmp
         "broker.start(); print(broker.client.info('server')['process_id'], flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen(
-        [sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program, str(state_dir)], stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None
-    server = psutil.Process(int(owner.stdout.readline()))
+    return owner, psutil.Process(int(owner.stdout.readline()))
+
+
+def test_redis_that_outlived_its_owner_and_its_watcher_is_replaced(
+    make: Callable[[Path], Broker], tmp_path: Path
+) -> None:
+    owner, server = owner_of(tmp_path)
+    for watcher in server.children():
+        watcher.kill()
+    owner.kill()
+    owner.communicate()
+    with pytest.raises(psutil.TimeoutExpired):
+        server.wait(1)
+    broker = make(tmp_path)
+    broker.client.lpush("celery", "a job")
+    broker.start()
+    assert broker.owned
+    assert server_of(broker) != server.pid
+    assert broker.client.lrange("celery", 0, -1) == [b"a job"]
+
+
+def test_redis_ends_when_its_owner_is_killed(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+    owner, server = owner_of(tmp_path)
     owner.kill()
     owner.communicate()
     server.wait(20)
