@@ -14,7 +14,6 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from importlib.metadata import version
 
-from anyio import CapacityLimiter
 from fastapi import Depends, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi_offline import FastAPIOffline
@@ -201,7 +200,6 @@ async def _open(
     sessions = SessionCache(settings.session_cache, threads=settings.threads, device=settings.device)
     measured.watch(admission, sessions)
     measured.watch_drift(partial(drifts, database, store))
-    decoding = CapacityLimiter(settings.inference_slots)
     return ServiceContext(
         settings,
         store,
@@ -211,7 +209,6 @@ async def _open(
         measured,
         readiness,
         queue,
-        decoding,
         Authenticator(settings, database),
         followers,
     )

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING
 from service.settings import Settings
 
 if TYPE_CHECKING:
-    from anyio import CapacityLimiter
-
     from model_store.store import Store
     from service.database import Caller, Database
     from service.identity.authentication import Authenticator
@@ -25,10 +23,9 @@ if TYPE_CHECKING:
 class ServiceContext:
     """The parts of one API process.
 
-    `sessions` and `admission` bound what inference may cost, `decoding` how many scans to be kept are read at
-    once; `readiness` is refreshed in the background, so that a health request never waits;
-    `queue` is where long work goes; `authenticator` knows who sent a request; `followers` are the
-    clients that follow a job.
+    `admission` bounds how many scans are in memory, `sessions` how many networks; `readiness` is refreshed in
+    the background, so that a health request never waits; `queue` is where long work goes; `authenticator`
+    knows who sent a request; `followers` are the clients that follow a job.
     """
 
     settings: Settings
@@ -39,7 +36,6 @@ class ServiceContext:
     metrics: Metrics
     readiness: Readiness
     queue: Queue
-    decoding: CapacityLimiter
     authenticator: Authenticator
     followers: Followers
 

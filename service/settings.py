@@ -150,12 +150,12 @@ class Settings(BaseSettings):
 
     # limits of one request
     max_upload_bytes: int = Field(512 * MEBIBYTE, gt=0, description="size of one uploaded scan")
-    max_decompressed_bytes: int = Field(2048 * MEBIBYTE, gt=0, description="its size after gzip or deflate")
-    max_pixels: int = Field(64_000_000, gt=0, description="height times width of a two-dimensional image")
-    max_voxels: int = Field(256_000_000, gt=0, description="number of voxels of a volume, channels included")
+    max_decompressed_bytes: int = Field(512 * MEBIBYTE, gt=0, description="its size after gzip or deflate")
+    max_pixels: int = Field(32_000_000, gt=0, description="height times width of a two-dimensional image")
+    max_voxels: int = Field(128_000_000, gt=0, description="number of voxels of a volume, channels included")
 
     # how much work goes on at once
-    inference_slots: int = Field(1, gt=0, description="scans in inference at the same time")
+    inference_slots: int = Field(1, gt=0, description="scans decoded or in inference at the same time")
     inference_queue: int = Field(8, ge=0, description="scans that may wait for a slot; above that, 503")
     max_followers: int = Field(
         200,

@@ -79,7 +79,8 @@ class ScanRequest:
                 "`site` belongs to personalization=member, found personalization=scan; leave one of them out."
             )
         parent, adaptation = await to_thread.run_sync(self._parent)
-        at_once = await to_thread.run_sync(self._check, parent, adaptation, limiter=self.context.decoding)
+        async with self.context.admission.turn():
+            at_once = await to_thread.run_sync(self._check, parent, adaptation)
         if at_once is not None:
             return at_once
         return await to_thread.run_sync(self._keep, parent)

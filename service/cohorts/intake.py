@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anyio import CapacityLimiter, to_thread
+from anyio import to_thread
 
 from model_store.errors import ScanError
 from model_store.scan import Limits, decode
+from service.inference.admission import Admission
 from service.runtime.spool import Upload
 
 
-async def formats_of(uploads: Sequence[Upload], limits: Limits, decoding: CapacityLimiter) -> list[str]:
-    """Decode each scan, and return its format; `decoding` bounds how many are decoded at once.
+async def formats_of(uploads: Sequence[Upload], limits: Limits, admission: Admission) -> list[str]:
+    """Decode each scan, and return its format; each takes its turn.
 
     Raises:
         ScanError: a scan cannot be read; of several scans the message says which.
@@ -24,7 +25,8 @@ async def formats_of(uploads: Sequence[Upload], limits: Limits, decoding: Capaci
     formats = []
     for number, upload in enumerate(uploads, start=1):
         try:
-            formats.append(await to_thread.run_sync(check, upload, limiter=decoding))
+            async with admission.turn():
+                formats.append(await to_thread.run_sync(check, upload))
         except ScanError as error:
             if len(uploads) == 1:
                 raise

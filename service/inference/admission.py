@@ -1,6 +1,7 @@
 """Admission control: limit the scans in work and in the queue, and reject the others with a retry time.
 
-A scan in work holds its decoded voxels and probabilities in memory, so this is where their number is bounded.
+A decoded scan holds its voxels in memory, and one in inference its probabilities, so this is where their
+number is bounded, for every request that decodes one.
 A request beyond the queue is rejected at once, with an estimate of when to retry.
 """
 
@@ -9,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from service.errors import ServiceBusy
 
@@ -55,12 +56,26 @@ class Admission:
             await self._semaphore.acquire()
         finally:
             self.waiting -= 1
-        self.running += 1
         started = time.monotonic()
         try:
-            yield started - arrived
+            with self._held():
+                yield started - arrived
         finally:
             self._mean_seconds += _MEMORY * (time.monotonic() - started - self._mean_seconds)
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Hold a slot to decode a scan that is kept, however long the queue is."""
+        await self._semaphore.acquire()
+        with self._held():
+            yield
+
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        self.running += 1
+        try:
+            yield
+        finally:
             self.running -= 1
             self._semaphore.release()
 

@@ -109,7 +109,7 @@ async def adapt(
             asked = _read_form(form.fields)
             accepting = AdaptationSubmission(context, hospital, asked, idempotency_key, request_id, uploads)
             if await to_thread.run_sync(accepting.is_new):
-                formats = await formats_of(uploads, scan_limits(settings), context.decoding)
+                formats = await formats_of(uploads, scan_limits(settings), context.admission)
                 accepting = replace(accepting, formats=formats)
             job, created = await to_thread.run_sync(accepting.make)
     else:

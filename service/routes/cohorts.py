@@ -166,7 +166,7 @@ async def put_scan(
     with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:
         check_digest(repr_digest, upload)
         concerns(request, scan=upload.sha256)
-        (scan_format,) = await formats_of([upload], scan_limits(context.settings), context.decoding)
+        (scan_format,) = await formats_of([upload], scan_limits(context.settings), context.admission)
 
         def add() -> tuple[CohortScan, bool]:
             return cohorts.add_scan(

@@ -115,7 +115,8 @@ async def put_mask(
         def check() -> masks.DecodedMask:
             return _decoded(context, found, upload.read(), task)
 
-        decoded = await to_thread.run_sync(check, limiter=context.decoding)
+        async with context.admission.turn():
+            decoded = await to_thread.run_sync(check)
 
         def add() -> tuple[CohortMask, bool]:
             return masks.add_mask(

@@ -87,6 +87,24 @@ def test_request_above_the_queue_is_503_until_a_slot_is_free(
     assert api.send(route, scan).status_code == 200
 
 
+def test_scan_for_a_cohort_takes_its_turn_with_those_in_inference(
+    start: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
+) -> None:
+    api = start(store, inference_slots=1, inference_queue=0)
+    assert api.client.put("/hospitals/north", json={"name": "North"}).status_code == 201
+    cohort = api.client.post("/hospitals/north/cohorts").json()["id"]
+    place = f"/hospitals/north/cohorts/{cohort}/scans/one"
+    with ThreadPoolExecutor(1) as pool:
+        with slots_taken(api):
+            sent = pool.submit(api.client.put, place, content=make_png(picture))
+            # It waits, where a scan to segment is rejected: the queue holds none.
+            assert api.segment(make_png(picture)).status_code == 503
+            time.sleep(0.3)
+            assert not sent.done()
+        assert sent.result(30).status_code == 201
+    assert api.context.admission.running == 0
+
+
 def test_concurrent_requests_all_succeed_and_load_the_network_once(
     start: Any, store: Path, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
 ) -> None:
