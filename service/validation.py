@@ -21,8 +21,9 @@ COHORT_ID = r"^[0-9a-f]{32}$"
 JOB_ID = r"^[0-9a-f]{32}$"
 
 # PostgreSQL keeps no NUL, and a log no other control character; a reason may have lines and tabs.
-PRINTABLE = r"^[^\x00-\x1f\x7f]+$"
-PRINTABLE_LINES = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f]+$"
+# Nothing that turns a text's direction, so that it reads as what it is.
+PRINTABLE = r"^[^\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]+$"
+PRINTABLE_LINES = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]+$"
 
 # The expectation in words, in place of the pattern.
 IN_WORDS = {

@@ -31,6 +31,8 @@ _TYPES: dict[int, tuple[str, int]] = {
     128: ("u1", 3),
     2304: ("u1", 4),
 }
+# Of 32-bit floats, the last before whole numbers are left out.
+_LARGEST_OFFSET = 2**24
 _UNITS = {0: 1.0, 1: 1000.0, 2: 1.0, 3: 0.001}
 
 
@@ -149,8 +151,10 @@ def _shape(header: Any, limits: Limits) -> tuple[int, int, int]:
 def _offset(header: Any, size: int) -> int:
     offset = float(header["vox_offset"])
     # Four bytes after the header say whether extensions follow, so the data cannot start earlier.
-    if not (math.isfinite(offset) and offset == int(offset) and offset >= size + 4):
-        raise DamagedScan(f"NIfTI: expected data at byte {size + 4} or later, vox_offset is {offset:g}")
+    if not (math.isfinite(offset) and offset == int(offset) and size + 4 <= offset <= _LARGEST_OFFSET):
+        raise DamagedScan(
+            f"NIfTI: expected data at byte {size + 4} to {_LARGEST_OFFSET}, vox_offset is {offset:g}"
+        )
     return int(offset)
 
 

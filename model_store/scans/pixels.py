@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.scans.types import Scan, check_finite
@@ -35,6 +35,9 @@ def decode_pixels(
         raise
     except MemoryError as error:
         raise ScanTooLarge(f"{kind.upper()}: not enough memory to decode it; send a smaller image") from error
+    except UnidentifiedImageError as error:
+        # Its message has the address of a buffer.
+        raise DamagedScan(f"{kind.upper()}: cannot be decoded; save or send it again") from error
     # Pillow raises many kinds of exceptions on hostile bytes, and the list is not documented. Each of them
     # means that the file cannot be decoded.
     except Exception as error:

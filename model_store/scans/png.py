@@ -17,8 +17,9 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 # bombs and do not affect intensities. The orientation in EXIF is checked here.
 _KEPT = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 
+_PALETTE = 3
 # Colour type -> samples per pixel.
-_SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+_SAMPLES = {0: 1, 2: 3, _PALETTE: 1, 4: 2, 6: 4}
 
 # The passes of an image, plain and interlaced (Adam7): first column and row, steps between columns and rows.
 _PLAIN = ((0, 0, 1, 1),)
@@ -67,6 +68,7 @@ def read_png(data: bytes, limits: Limits) -> Scan:
     check_sides(header.width, header.height, limits, "PNG")
     kept: list[bytes | memoryview] = [SIGNATURE, whole]
     packed: list[memoryview] = []
+    has_palette = False
     for kind, body, whole in chunks:
         if kind == b"acTL":
             raise UnsupportedScan("PNG: expected one image, found an animation; send one frame")
@@ -74,8 +76,12 @@ def read_png(data: bytes, limits: Limits) -> Scan:
             _check_upright(body)
         if kind in _KEPT:
             kept.append(whole)
+        if kind == b"PLTE":
+            has_palette = True
         if kind == b"IDAT":
             packed.append(body)
+    if header.colour == _PALETTE and not has_palette:
+        raise DamagedScan("PNG: expected the palette of its colours, found none; save it again")
     _check_amount(header, packed)
     note = "16 bits per colour are read as 8; only grey images keep 16"
     notes = (note,) if header.bits == 16 and header.colour != 0 else ()

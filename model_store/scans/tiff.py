@@ -23,6 +23,15 @@ _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER = 256, 257, 258,
 _OFFSETS, _ORIENTATION, _SAMPLES, _ROWS, _COUNTS, _PLANAR = 273, 274, 277, 278, 279, 284
 _PREDICTOR, _COLOURS, _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS = 317, 320, 322, 323, 324, 325
 _EXTRA, _FORMAT = 338, 339
+# By SampleFormat: fewest and most bits that are read, and what it is called.
+_SAMPLE_BITS = {1: (1, 32), 2: (8, 32), 3: (32, 32), 4: (1, 32)}
+_SAMPLE_KINDS = {
+    1: "integers",
+    2: "signed integers",
+    3: "floats",
+    5: "complex integers",
+    6: "complex numbers",
+}
 _KEPT = (
     *(_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _FILL_ORDER, _OFFSETS, _SAMPLES, _ROWS, _COUNTS),
     *(_PLANAR, _PREDICTOR, _COLOURS, _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_COUNTS, _EXTRA, _FORMAT),
@@ -119,6 +128,15 @@ def _check(entries: dict[int, _Entry], limits: Limits) -> None:
         raise UnsupportedScan("TIFF: the image is stored rotated (orientation tag); save it upright")
     if _first(entries, _PHOTOMETRIC, 1) == 0 and _first(entries, _BITS, 1) > 8:
         raise UnsupportedScan("TIFF: white is zero (an inverted image); save it with black as zero")
+    bits, sample_format = _first(entries, _BITS, 1), _first(entries, _FORMAT, 1)
+    if sample_format not in _SAMPLE_BITS or bits > _SAMPLE_BITS[sample_format][1]:
+        kind = _SAMPLE_KINDS.get(sample_format, f"sample format {sample_format}")
+        raise UnsupportedScan(
+            f"TIFF: expected integers of up to 32 bits or 32-bit floats, found {bits}-bit {kind}; save it "
+            "as one of these"
+        )
+    if bits < _SAMPLE_BITS[sample_format][0]:
+        raise UnsupportedScan(f"TIFF: expected 32-bit floats, found {bits}-bit floats; save it as these")
     samples = _first(entries, _SAMPLES, 1)
     if not 1 <= samples <= 4:
         raise UnsupportedScan(

@@ -96,7 +96,7 @@ def list_keys(context: AsAdmin) -> KeyList:
         return KeyList(keys=[KeyView.of(row) for row in keys.listed(session)])
 
 
-@router.post("/keys", status_code=201, responses=problem_responses(404, 408, 409, 413, 422))
+@router.post("/keys", status_code=201, responses=problem_responses(400, 404, 408, 409, 413, 422))
 def create_key(context: AsAdmin, body: KeyBody, response: Response) -> NewKey:
     """Create an API key. The answer has it once; the service keeps its hash."""
     expires_at = None if body.days is None else datetime.now(UTC) + timedelta(days=body.days)
@@ -105,7 +105,7 @@ def create_key(context: AsAdmin, body: KeyBody, response: Response) -> NewKey:
     return _shown_once(row, key, response)
 
 
-@router.post("/keys/{key}/rotate", status_code=201, responses=problem_responses(404, 408, 409, 413, 422))
+@router.post("/keys/{key}/rotate", status_code=201, responses=problem_responses(400, 404, 408, 409, 413, 422))
 def rotate_key(context: AsAdmin, key: KeyId, response: Response, body: RotationBody | None = None) -> NewKey:
     """Create the successor of a key; the old one stays valid for a while."""
     overlap = timedelta(hours=(body or RotationBody()).overlap_hours)

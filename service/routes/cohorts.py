@@ -90,7 +90,7 @@ class ScanList(BaseModel):
 
 
 @router.post(
-    "/hospitals/{hospital}/cohorts", status_code=201, responses=problem_responses(404, 408, 413, 422)
+    "/hospitals/{hospital}/cohorts", status_code=201, responses=problem_responses(400, 404, 408, 413, 422)
 )
 def create_cohort(
     context: AsOperator, hospital: HospitalId, response: Response, body: CohortBody | None = None

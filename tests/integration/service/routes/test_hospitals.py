@@ -124,6 +124,7 @@ def test_another_site_is_a_decision_with_a_tag_a_reason_and_an_actor(api: Any) -
         ("/hospitals/n", {"name": "N" * 201}),
         ("/hospitals/n", {"name": "N\0"}),
         ("/hospitals/n", {"name": "N\nM"}),
+        ("/hospitals/n", {"name": "N\u202eM"}),
         ("/hospitals/n", {"name": "N", "site": "C\x1bS"}),
     ],
 )

@@ -69,6 +69,11 @@ def test_palette_png_decodes_to_its_colours() -> None:
     assert {tuple(map(int, pixel)) for pixel in scan.voxels.reshape(-1, 3)} == {(10, 20, 30), (200, 100, 50)}
 
 
+def test_palette_png_without_its_palette_is_rejected() -> None:
+    with pytest.raises(DamagedScan, match="palette"):
+        decode(png(12, 16, 8, 3, rows(ramp("u1") % 2)))
+
+
 def test_grey_png_keeps_a_value_marked_transparent() -> None:
     pixels = ramp("u1")
     scan = decode(png(12, 16, 8, 0, rows(pixels), (b"tRNS", b"\0\0")))
@@ -214,8 +219,30 @@ def test_unsupported_tiff_variant_is_rejected() -> None:
         decode(tiff(ramp("u2"), t262=0))
     with pytest.raises(UnsupportedScan, match="CMYK"):
         decode(saved(image.convert("CMYK"), "TIFF"))
-    with pytest.raises(DamagedScan, match="cannot be decoded"):
-        decode(tiff(ramp("f8")))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tags", "found"),
+    [
+        ("f8", {}, "64-bit floats"),
+        ("f2", {}, "16-bit floats"),
+        ("u8", {}, "64-bit integers"),
+        ("i8", {}, "64-bit signed integers"),
+        ("u8", {"t339": 6}, "64-bit complex numbers"),
+        ("u1", {"t339": 9}, "8-bit sample format 9"),
+    ],
+)
+def test_tiff_of_another_number_type_is_rejected_by_its_name(
+    dtype: str, tags: dict[str, int], found: str
+) -> None:
+    with pytest.raises(UnsupportedScan, match=f"expected .*32-bit floats, found {found}"):
+        decode(tiff(ramp(dtype), **tags))
+
+
+def test_error_of_an_image_that_pillow_does_not_know_has_no_address() -> None:
+    with pytest.raises(DamagedScan, match="cannot be decoded") as caught:
+        decode(tiff(ramp("u1"), t258=7))
+    assert "0x" not in str(caught.value)
 
 
 def test_damaged_tiff_is_rejected() -> None:
