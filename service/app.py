@@ -28,6 +28,7 @@ from service.http.origins import OriginMiddleware
 from service.http.uploads.body_limit import BodyLimitMiddleware
 from service.identity import keys
 from service.identity.authentication import Authenticator
+from service.identity.rates import RateLimits
 from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
 from service.jobs.followers import Followers
@@ -193,6 +194,10 @@ async def _open(
     stack.callback(readiness.close)
     await readiness.look()
     reconciler = Reconciler(settings, database, queue, measured)
+    rates = None
+    if settings.auth != "none":
+        rates = RateLimits(settings.rate_limit, broker.url)
+        stack.push_async_callback(rates.close)
     followers = Followers(database, settings.max_followers, closing)
     for watching in (readiness.watch(), verifier.watch(), reconciler.watch(), followers.watch()):
         stack.push_async_callback(_cancel, asyncio.create_task(watching))
@@ -211,6 +216,7 @@ async def _open(
         queue,
         Authenticator(settings, database),
         followers,
+        rates,
     )
 
 

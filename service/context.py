@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from model_store.store import Store
     from service.database import Caller, Database
     from service.identity.authentication import Authenticator
+    from service.identity.rates import RateLimits
     from service.inference.admission import Admission
     from service.inference.sessions import SessionCache
     from service.jobs.followers import Followers
@@ -25,7 +26,8 @@ class ServiceContext:
 
     `admission` bounds how many scans are in memory, `sessions` how many networks; `readiness` is refreshed in
     the background, so that a health request never waits; `queue` is where long work goes; `authenticator`
-    knows who sent a request; `followers` are the clients that follow a job.
+    knows who sent a request; `followers` are the clients that follow a job; `rates` limit the
+    requests of each caller, where callers are known.
     """
 
     settings: Settings
@@ -38,6 +40,7 @@ class ServiceContext:
     queue: Queue
     authenticator: Authenticator
     followers: Followers
+    rates: RateLimits | None
 
     def for_caller(self, caller: Caller) -> ServiceContext:
         """The same parts, with a store and a database in which the caller finds only what it may see."""

@@ -15,6 +15,7 @@
     │   ├── KeyNotValid          401  the API key is unknown, expired or revoked
     │   └── TokenNotValid        401  the access token does not verify
     ├── ProviderUnavailable      503  the identity provider's keys cannot be fetched
+    ├── TooManyRequests          429  the caller is above its rate limit
     ├── NotOnLoopback            403  without authentication, only loopback is answered
     ├── AuthorizationError            the caller may not do this
     │   ├── RoleMissing          403  the caller has none of the roles that the route requires
@@ -189,6 +190,12 @@ class ProviderUnavailable(ServiceError):
     """The identity provider's keys cannot be fetched."""
 
     status, slug, title = 503, "provider-unavailable", "The identity provider does not answer"
+
+
+class TooManyRequests(ServiceError):
+    """The caller sent more requests than `LOCUM_RATE_LIMIT` allows."""
+
+    status, slug, title = 429, "too-many-requests", "Too many requests"
 
 
 class NotOnLoopback(ServiceError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
+from limits import parse_many
 from pydantic import (
     AfterValidator,
     BeforeValidator,
@@ -53,6 +54,11 @@ def _absolute(path: Path) -> Path:
 def _listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value
     return tuple(part.strip() for part in parts if part.strip())
+
+
+def _rates(value: str) -> str:
+    parse_many(value)
+    return value
 
 
 def _loaded_by(load: Callable[[Path], object]) -> Callable[[Path], Path]:
@@ -128,6 +134,10 @@ class Settings(BaseSettings):
     oidc_leeway_seconds: int = Field(30, ge=0, le=300, description="tolerated difference of the clocks")
     two_person_rule: bool = Field(
         False, description="whether an adapted version must be assigned by another caller than adapted it"
+    )
+
+    rate_limit: Annotated[str, AfterValidator(_rates)] = Field(
+        "1200/minute", description="requests of each authenticated caller, such as 600/minute; 20000/day"
     )
 
     # the listening socket

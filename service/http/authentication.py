@@ -62,7 +62,10 @@ async def _caller(request: Request) -> Caller:
             "This service authenticates no caller (LOCUM_AUTH=none) and answers its own machine only: set "
             "LOCUM_AUTH=keys, and create the first key: python -m service keys create first --role admin"
         )
-    return await context.authenticator.authenticate(request.headers.get("authorization"))
+    found = await context.authenticator.authenticate(request.headers.get("authorization"))
+    if context.rates is not None:
+        await context.rates.count(found.actor)
+    return found
 
 
 def _is_address(server: str) -> bool:

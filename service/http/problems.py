@@ -231,10 +231,11 @@ def _describe(app: FastAPI) -> None:
         # A problem takes the place of FastAPI's own answer to an invalid request.
         for path in description.get("paths", {}).values():
             for operation in path.values():
-                if "security" in operation:
-                    operation["responses"].update(
-                        {str(status): text for status, text in problem_responses(401, 403, 503).items()}
-                    )
+                # What the middleware answers before the route.
+                early = (401, 403, 421, 429, 503) if "security" in operation else (421,)
+                operation["responses"].update(
+                    {str(status): text for status, text in problem_responses(*early).items()}
+                )
                 answer = operation.get("responses", {}).get("422", {}).get("content", {})
                 if "HTTPValidationError" in str(answer):
                     operation["responses"]["422"] = problem_responses(422)[422]

@@ -338,3 +338,20 @@ def test_service_without_authentication_answers_loopback_only(api: Any, start: C
 
     assert [status(("127.0.0.1", 80)), status(("::1", 80)), status(None)] == [200, 200, 200]
     assert [status(("192.0.2.7", 80)), status(("2001:db8::1", 80))] == [403, 403]
+
+
+@pytest.mark.process
+def test_caller_above_the_rate_limit_is_rejected(api: Any, start: Callable[..., Any]) -> None:
+    # With an embedded Redis.
+    limited = start(api.settings.store, auth="keys", rate_limit="2/hour", redis_url=None)
+    with limited.context.database.write() as session:
+        secret = keys.create(session, "limited", "reader", None)[1]
+        other = keys.create(session, "unlimited", "reader", None)[1]
+    for secret_of, status in ((secret, 200), (secret, 200), (secret, 429), (other, 200)):
+        answer = limited.client.get("/models", headers={"Authorization": f"Bearer {secret_of}"})
+        assert answer.status_code == status
+        if status == 429:
+            assert answer.json()["type"] == "urn:locum:problem:too-many-requests"
+            assert int(answer.headers["Retry-After"]) >= 1
+    # Health needs no credential, and is not counted.
+    assert limited.client.get("/health/live").status_code == 200
