@@ -4,8 +4,8 @@
 #
 # GPU: the default wheels bring CUDA themselves (torch's own, which onnxruntime-gpu loads too), so that a slim base will
 # do; the host needs the NVIDIA driver and its container toolkit, and the container `--gpus all`. Without a GPU the same
-# image runs on the CPU. For a CPU-only image of a fraction of the size, name an index with torch's CPU builds:
-#   docker build --build-arg PIP_INDEX_URL=... .
+# image runs on the CPU. For a CPU-only image of a fraction of the size, lock torch's CPU builds first (`make lock` says how)
+# and name their index: docker build --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu .
 
 ARG PYTHON=3.11
 
@@ -15,15 +15,15 @@ ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN python -m venv /opt/locum
 WORKDIR /src
-# The pins first: a change of the code alone does not install everything anew.
-COPY constraints.txt ./
-RUN /opt/locum/bin/pip install --constraint constraints.txt torch
+# The packages first: a change of the code alone installs none of them again. Each must have the hash in the lock.
+COPY requirements.lock ./
+RUN /opt/locum/bin/pip install --require-hashes --requirement requirements.lock
 COPY pyproject.toml README.md ./
 COPY model_store model_store
 COPY personalization personalization
 COPY service service
 COPY training training
-RUN /opt/locum/bin/pip install --constraint constraints.txt '.[postgresql,s3]'
+RUN /opt/locum/bin/pip install --no-deps --no-build-isolation .
 
 FROM python:${PYTHON}-slim
 # A user without a shell or a password; its number is fixed, so that volumes can be given to it beforehand.

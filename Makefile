@@ -1,4 +1,4 @@
-.PHONY: install demo demo-network test test-fast check openapi clean
+.PHONY: install demo demo-network test test-fast check openapi lock sbom clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -33,6 +33,16 @@ check: install
 
 openapi: install
 	$(BIN)/python -m service.openapi > openapi.yaml
+
+# The image's packages by hash. For torch's CPU builds: UV_INDEX=https://download.pytorch.org/whl/cpu make lock
+lock: install
+	$(BIN)/uv pip compile --quiet pyproject.toml --constraint constraints.txt --extra image \
+		--generate-hashes --python-version 3.11 --python-platform x86_64-manylinux_2_28 --no-annotate --no-header \
+		--output-file requirements.lock
+
+# The bill of materials of the installed packages: CycloneDX, for a scanner of vulnerabilities.
+sbom: install
+	$(BIN)/uv tool run --from cyclonedx-bom==7.5.0 cyclonedx-py environment --output-reproducible --pyproject pyproject.toml --output-file sbom.json $(BIN)/python
 
 clean:
 	rm -rf .venv .locum .mypy_cache .ruff_cache .pytest_cache *.egg-info

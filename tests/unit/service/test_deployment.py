@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,32 @@ def test_image_command_has_valid_options() -> None:
     # --help comes last and stops it, after every option before it was read.
     assert CliRunner().invoke(get_command(app), [*words[3:], "--help"]).exit_code == 0
     assert CliRunner().invoke(get_command(app), [*words[3:], "--no-such-option", "--help"]).exit_code != 0
+
+
+def test_lock_has_the_pinned_versions_and_a_hash_for_each() -> None:
+    def normal(name: str) -> str:
+        return re.sub(r"[-_.]+", "-", name).lower()
+
+    pinned = {}
+    for line in (REPOSITORY / "constraints.txt").read_text().splitlines():
+        name, found, version = line.partition("==")
+        if found:
+            pinned[normal(name)] = version
+    locked = {}
+    for entry in re.split(r"\n(?=\S)", (REPOSITORY / "requirements.lock").read_text().strip()):
+        assert "--hash=sha256:" in entry, entry[:80]
+        name, _, rest = entry.partition("==")
+        locked[normal(name)] = rest.split()[0]
+    assert len(locked) > 50
+    assert {name: version for name, version in locked.items() if pinned.get(name, version) != version} == {}
+
+
+def test_every_package_that_is_required_is_locked() -> None:
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    required = [*project["dependencies"], *extras["postgresql"], *extras["s3"], "setuptools"]
+    lock = (REPOSITORY / "requirements.lock").read_text()
+    for each in required:
+        name = re.split(r"[^A-Za-z0-9._-]", each)[0]
+        if name != "onnxruntime":
+            assert re.search(rf"^{re.escape(name)}==", lock, re.MULTILINE | re.IGNORECASE), each
