@@ -86,3 +86,10 @@ def test_the_papers_fedbicross_is_documented_as_it_is_coded() -> None:
     defaults = FedBiCrossConfig().model_dump()
     assert documented == {**PAPER_SIZES, **LITERAL_READING, "outer_steps": defaults["outer_steps"]}
     assert FedBiCrossConfig(**{**PAPER_SIZES, **LITERAL_READING}).personal_rate == 0.001
+
+
+def test_every_test_that_the_threat_model_names_exists() -> None:
+    text = (REPOSITORY / "docs/explanation/threat-model.md").read_text()
+    named = set(re.findall(r"test_\w+\.py", text))
+    assert len(named) > 5
+    assert named <= {path.name for path in (REPOSITORY / "tests").rglob("test_*.py")}
