@@ -89,7 +89,7 @@ def test_the_papers_fedbicross_is_documented_as_it_is_coded() -> None:
 
 
 def test_every_test_that_the_threat_model_names_exists() -> None:
-    text = (REPOSITORY / "docs/explanation/threat-model.md").read_text()
+    text = (ROOT / "docs/explanation/threat-model.md").read_text()
     named = set(re.findall(r"test_\w+\.py", text))
     assert len(named) > 5
-    assert named <= {path.name for path in (REPOSITORY / "tests").rglob("test_*.py")}
+    assert named <= {path.name for path in (ROOT / "tests").rglob("test_*.py")}
