@@ -45,6 +45,7 @@ from service.routes import (
     models,
     segment,
     serving,
+    session,
 )
 from service.runtime import logs
 from service.runtime.access_log import AccessLogMiddleware
@@ -116,6 +117,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         cohorts,
         adaptations,
         jobs,
+        session,
     ):
         app.include_router(routes.router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)

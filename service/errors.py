@@ -13,7 +13,9 @@
     ├── AuthenticationError           who sent a request is not known
     │   ├── CredentialMissing    401  no bearer token, or of a kind that is not taken here
     │   ├── KeyNotValid          401  the API key is unknown, expired or revoked
-    │   └── TokenNotValid        401  the access token does not verify
+    │   ├── TokenNotValid        401  the access token does not verify
+    │   └── SessionOver          401  the browser's session has ended
+    ├── CsrfTokenMissing         403  a browser's request has no token against forgery
     ├── ProviderUnavailable      503  the identity provider's keys cannot be fetched
     ├── TooManyRequests          429  the caller is above its rate limit
     ├── NotOnLoopback            403  without authentication, only loopback is answered
@@ -178,6 +180,18 @@ class KeyNotValid(AuthenticationError):
     """The API key is unknown, expired or revoked."""
 
     slug, title = "key-not-valid", "The API key is not valid"
+
+
+class SessionOver(AuthenticationError):
+    """The cookie is of no session, or of one that has ended."""
+
+    slug, title = "session-over", "The session has ended"
+
+
+class CsrfTokenMissing(ServiceError):
+    """A request by cookie that changes something has no `Locum-CSRF`, or a wrong one."""
+
+    status, slug, title = 403, "csrf-token-missing", "The token against forgery is missing"
 
 
 class TokenNotValid(AuthenticationError):

@@ -136,6 +136,7 @@ class Settings(BaseSettings):
         False, description="whether an adapted version must be assigned by another caller than adapted it"
     )
 
+    session_hours: float = Field(8, gt=0, le=24 * 7, description="hours until a browser has to sign in again")
     rate_limit: Annotated[str, AfterValidator(_rates)] = Field(
         "1200/minute", description="requests of each authenticated caller, such as 600/minute; 20000/day"
     )

@@ -6,7 +6,8 @@ leave it out. The store hides versions that were adapted to such a hospital (`St
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal, get_args
 
 from sqlalchemy.orm import Session
@@ -29,12 +30,16 @@ class Caller:
         roles: as granted; `has` knows which others they include.
         hospitals: ids of the hospitals that it may see; None for all of them.
         authenticated: whether a credential proves the actor.
+        key: id of the API key that does; None for another credential.
+        until: when the credential ends; None for never.
     """
 
     actor: str
     roles: frozenset[Role]
     hospitals: frozenset[str] | None
     authenticated: bool = True
+    key: str | None = field(default=None, compare=False)
+    until: datetime | None = field(default=None, compare=False)
 
     def has(self, role: Role) -> bool:
         """Return whether the caller has this role, or one that includes it."""

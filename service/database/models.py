@@ -89,6 +89,19 @@ class ApiKey(Base):
     last_used_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
 
 
+class BrowserSession(Base):
+    """A browser that signed in. `digest` is one of its cookie; `key` the API key, if one was exchanged."""
+
+    __tablename__ = "browser_session"
+
+    digest: Mapped[str] = mapped_column(String(64), primary_key=True)
+    actor: Mapped[str] = mapped_column(String(300))
+    roles: Mapped[list[str]] = mapped_column(JSON)
+    hospitals: Mapped[list[str] | None] = mapped_column(JSON)
+    key: Mapped[str | None] = mapped_column(ForeignKey("api_key.id"))
+    expires_at: Mapped[datetime] = mapped_column(UtcDateTime)
+
+
 class Assignment(Base):
     """One entry of the serving log: from `at` on, this version of the model serves the hospital.
 

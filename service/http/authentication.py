@@ -15,8 +15,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.context import ServiceContext
 from service.database import PUBLIC, Caller
-from service.errors import NotOnLoopback, ServiceError
+from service.errors import CsrfTokenMissing, NotOnLoopback, ServiceError
 from service.http import problems
+from service.identity import sessions
 from service.settings import is_loopback
 
 OPEN = frozenset({"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"})
@@ -38,6 +39,8 @@ class AuthenticationMiddleware:
             await self.app(scope, receive, send)
             return
         request = Request(scope)
+        # The cookie, where it is what authenticates.
+        request.state.session = None
         try:
             request.state.caller = PUBLIC if _is_open(scope["path"]) else await _caller(request)
         except ServiceError as error:
@@ -62,7 +65,18 @@ async def _caller(request: Request) -> Caller:
             "This service authenticates no caller (LOCUM_AUTH=none) and answers its own machine only: set "
             "LOCUM_AUTH=keys, and create the first key: python -m service keys create first --role admin"
         )
-    found = await context.authenticator.authenticate(request.headers.get("authorization"))
+    authorization, cookie = request.headers.get("authorization"), request.cookies.get(sessions.COOKIE)
+    if authorization is not None or cookie is None or context.authenticator.mode == "none":
+        found = await context.authenticator.authenticate(authorization)
+    else:
+        found = await context.authenticator.authenticate_session(cookie)
+        token = request.headers.get(sessions.CSRF_HEADER, "")
+        if request.method not in ("GET", "HEAD", "OPTIONS") and not sessions.is_csrf_token(cookie, token):
+            raise CsrfTokenMissing(
+                f"a request by cookie that changes something sends the `csrf` of GET /session in "
+                f"{sessions.CSRF_HEADER}"
+            )
+        request.state.session = cookie
     if context.rates is not None:
         await context.rates.count(found.actor)
     return found

@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import ANONYMOUS, ApiKey, Caller, Database
 from service.errors import CredentialMissing
-from service.identity import keys
+from service.identity import keys, sessions
 from service.identity.oidc import Verifier
 from service.settings import Settings
 
@@ -34,6 +34,14 @@ class Authenticator:
         # Others, since these may wait for the provider.
         self._verifying = CapacityLimiter(_THREADS)
         self._verifier = Verifier(settings) if settings.auth in ("oidc", "both") else None
+
+    async def authenticate_session(self, cookie: str) -> Caller:
+        """Return the caller of a browser's session. Raises SessionOver."""
+        return await to_thread.run_sync(self._session, cookie, limiter=self._threads)
+
+    def _session(self, cookie: str) -> Caller:
+        with self._database.read() as session:
+            return sessions.find(session, cookie)
 
     async def authenticate(self, authorization: str | None) -> Caller:
         """Return the caller of the request with this header.

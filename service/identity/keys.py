@@ -145,7 +145,7 @@ def refusal(row: ApiKey, now: datetime) -> str | None:
 def caller_with(row: ApiKey) -> Caller:
     """The caller that a key identifies."""
     hospitals = None if row.hospital is None else frozenset({row.hospital})
-    return Caller(f"key:{row.name}", frozenset({_role(row)}), hospitals)
+    return Caller(f"key:{row.name}", frozenset({_role(row)}), hospitals, key=row.id, until=row.expires_at)
 
 
 def _add(

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any, get_args
 
 import httpx
@@ -99,6 +100,7 @@ class Verifier:
             f"oidc:{subject}",
             frozenset(role for role in known if role in given),
             None if EVERY_HOSPITAL in hospitals else frozenset(hospitals),
+            until=datetime.fromtimestamp(claims["exp"], UTC),
         )
 
 

@@ -43,6 +43,9 @@ def test_description_has_every_operation(document: dict[str, Any]) -> None:
     }
     assert found == {
         ("POST", "/segment"),
+        ("GET", "/session"),
+        ("POST", "/session"),
+        ("DELETE", "/session"),
         ("POST", "/classify"),
         ("GET", "/models"),
         ("GET", "/models/{model}"),

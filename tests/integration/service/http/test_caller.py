@@ -190,7 +190,11 @@ LISTINGS = {
     ("GET", "/keys"),
 }
 # These tell nothing of any hospital.
-OF_NO_HOSPITAL = {("GET", "/health/live"), ("GET", "/health/ready")}
+OF_NO_HOSPITAL = {
+    ("GET", "/health/live"),
+    ("GET", "/health/ready"),
+    *((method, "/session") for method in ("GET", "POST", "DELETE")),
+}
 
 
 def ask(client: httpx.Client, things: Things, operation: Operation, about: dict[str, Any]) -> httpx.Response:
