@@ -143,14 +143,17 @@ def publish(root: Path, width: int, scan: Scan) -> None:
 
 
 @contextmanager
-def server(folder: Path, threads: int) -> Iterator[http.client.HTTPConnection]:
-    """A server process on `folder`/store, and a connection to it."""
+def server(
+    folder: Path, threads: int, settings: Mapping[str, str] | None = None
+) -> Iterator[http.client.HTTPConnection]:
+    """A server process on `folder`/store, with further environment variables, and a connection to it."""
     log = folder / "server.log"
     # A port without a listener: segmenting needs no Redis, and the service must not start one.
     environment = os.environ | {
         "LOCUM_REDIS_URL": "redis://127.0.0.1:1",
         "LOCUM_THREADS": str(threads),
         "LOCUM_DEVICE": "cpu",
+        **(settings or {}),
     }
     command = [sys.executable, "-m", "service", "--no-worker", "--port", "0"]
     command += ["--store", str(folder / "store"), "--state-dir", str(folder / "state")]
@@ -177,9 +180,18 @@ def wake(connection: http.client.HTTPConnection) -> None:
     raise RuntimeError("the server does not answer")
 
 
-def post(connection: http.client.HTTPConnection, body: bytes) -> tuple[bytes, dict[str, float]]:
+def form(data: bytes) -> bytes:
+    """The form with this scan that `post` sends."""
+    head = b'--locum\r\nContent-Disposition: form-data; name="scan"; filename="scan"\r\n\r\n'
+    return head + data + b"\r\n--locum--\r\n"
+
+
+def post(
+    connection: http.client.HTTPConnection, body: bytes, headers: Mapping[str, str] | None = None
+) -> tuple[bytes, dict[str, float]]:
     """The answer's body, and the server's own milliseconds per stage."""
-    connection.request("POST", "/segment", body, {"Content-Type": "multipart/form-data; boundary=locum"})
+    sent = {"Content-Type": "multipart/form-data; boundary=locum", **(headers or {})}
+    connection.request("POST", "/segment", body, sent)
     response = connection.getresponse()
     content = response.read()
     if response.status != 200:
@@ -203,8 +215,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     for batch in batches:
         restorer.add(session.run(batch).probabilities)
     mask = restorer.finish()
-    body = b'--locum\r\nContent-Disposition: form-data; name="scan"; filename="scan"\r\n\r\n'
-    body += data + b"\r\n--locum--\r\n"
+    body = form(data)
 
     def floor() -> tuple[bytes, float]:
         began = time.perf_counter()

@@ -7,7 +7,10 @@ oidc, both   any other bearer token is a JWT of the identity provider
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 from anyio import CapacityLimiter, to_thread
@@ -21,6 +24,10 @@ from service.settings import Settings
 
 _log = logging.getLogger("locum.service")
 _THREADS = 4
+_MOST_REMEMBERED = 1024
+
+REMEMBERED_SECONDS = 1.0
+"""How long another process may go on accepting a credential that was revoked."""
 
 
 class Authenticator:
@@ -34,10 +41,30 @@ class Authenticator:
         # Others, since these may wait for the provider.
         self._verifying = CapacityLimiter(_THREADS)
         self._verifier = Verifier(settings) if settings.auth in ("oidc", "both") else None
+        self._seen: dict[bytes, tuple[float, Caller]] = {}
 
     async def authenticate_session(self, cookie: str) -> Caller:
         """Return the caller of a browser's session. Raises SessionOver."""
-        return await to_thread.run_sync(self._session, cookie, limiter=self._threads)
+        return await self._remembered(self._session, cookie, self._threads)
+
+    def forget(self) -> None:
+        """Look up every credential again: one was revoked here."""
+        self._seen.clear()
+
+    async def _remembered(
+        self, look_up: Callable[[str], Caller], credential: str, threads: CapacityLimiter
+    ) -> Caller:
+        """The caller of a credential, looked up in a thread at most once in `REMEMBERED_SECONDS`."""
+        digest = hashlib.sha256(credential.encode()).digest()
+        now = time.monotonic()
+        until, caller = self._seen.get(digest, (0.0, ANONYMOUS))
+        if now < until and (caller.until is None or caller.until > datetime.now(UTC)):
+            return caller
+        caller = await to_thread.run_sync(look_up, credential, limiter=threads)
+        if len(self._seen) >= _MOST_REMEMBERED:
+            self._seen.clear()
+        self._seen[digest] = now + REMEMBERED_SECONDS, caller
+        return caller
 
     def _session(self, cookie: str) -> Caller:
         with self._database.read() as session:
@@ -59,9 +86,9 @@ class Authenticator:
         if scheme.lower() != "bearer" or not token:
             raise CredentialMissing(f"send the header `Authorization: Bearer ...` with {self._taken()}")
         if token.startswith(keys.PREFIX) and self.mode in ("keys", "both"):
-            return await to_thread.run_sync(self._key, token, limiter=self._threads)
+            return await self._remembered(self._key, token, self._threads)
         if self._verifier is not None and not token.startswith(keys.PREFIX):
-            return await to_thread.run_sync(self._verifier.caller, token, limiter=self._verifying)
+            return await self._remembered(self._verifier.caller, token, self._verifying)
         raise CredentialMissing(f"the bearer token is not {self._taken()}")
 
     def _taken(self) -> str:

@@ -118,7 +118,9 @@ def rotate_key(context: AsAdmin, key: KeyId, response: Response, body: RotationB
 def revoke_key(context: AsAdmin, key: KeyId) -> KeyView:
     """Reject a key from now on. Its record stays."""
     with context.database.write() as session:
-        return KeyView.of(keys.revoke(session, key))
+        revoked = KeyView.of(keys.revoke(session, key))
+    context.authenticator.forget()
+    return revoked
 
 
 def _shown_once(row: ApiKey, key: str, response: Response) -> NewKey:

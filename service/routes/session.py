@@ -73,6 +73,7 @@ def end_session(context: InCatalogue, request: Request, response: Response) -> N
 def _end(context: ServiceContext, cookie: str) -> None:
     with context.database.write() as session:
         sessions.end(session, cookie)
+    context.authenticator.forget()
 
 
 def _cookie(request: Request) -> str | None:

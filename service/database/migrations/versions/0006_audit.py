@@ -66,7 +66,7 @@ def upgrade() -> None:
     }
     stored = now.replace(tzinfo=None) if op.get_bind().dialect.name == "sqlite" else now
     op.bulk_insert(audit, [{**content, "at": stored, "digest": digest_of(content)}])
-    protect("audit", "digest")
+    protect("audit", "id")
     _let_checkpoints_delete()
     protect("audit_checkpoint", "upto")
 

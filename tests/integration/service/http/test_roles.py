@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ import yaml
 
 from service.audit import trail
 from service.database import ApiKey, Caller, Hospital, Role
-from service.identity import keys
+from service.identity import authentication, keys
 from tests.helpers.service.adapted_store import FIRST, PASSED, publish_adapted, publish_space, record_job
 from tests.helpers.service.issuer import AUDIENCE, running_issuer
 
@@ -360,3 +361,17 @@ def test_caller_above_the_rate_limit_is_rejected(api: Any, start: Callable[..., 
             assert int(answer.headers["Retry-After"]) >= 1
     # Health needs no credential, and is not counted.
     assert limited.client.get("/health/live").status_code == 200
+
+
+def test_key_that_another_process_revoked_is_rejected_within_the_remembered_time(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(authentication, "REMEMBERED_SECONDS", 0.3)
+    with api.context.database.write() as session:
+        row, secret = keys.create(session, "elsewhere", "reader", None)
+    sent = {"Authorization": f"Bearer {secret}"}
+    assert api.client.get("/models", headers=sent).status_code == 200
+    with api.context.database.write() as session:
+        keys.revoke(session, row.id)
+    time.sleep(0.35)
+    assert kind(api.client.get("/models", headers=sent)) == (401, "key-not-valid")

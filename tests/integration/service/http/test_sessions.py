@@ -95,6 +95,7 @@ def test_session_ends_with_its_key(api: Any, browser: httpx.Client) -> None:
     sign_in(browser, secret)
     with api.context.database.write() as session:
         keys.revoke(session, key_id)
+    api.context.authenticator.forget()
     assert problem(browser.get("/hospitals")) == (401, "session-over")
 
 
@@ -104,6 +105,7 @@ def test_session_ends_with_its_time(api: Any, browser: httpx.Client) -> None:
         session.execute(
             text("UPDATE browser_session SET expires_at = :at"), {"at": "2020-01-01 00:00:00.000000"}
         )
+    api.context.authenticator.forget()
     assert problem(browser.get("/hospitals")) == (401, "session-over")
 
 

@@ -8,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as Xml
 
@@ -18,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from service.audit import trail
 from service.audit.dicom import audit_message
 from service.audit.lines import line
-from service.database import AuditRow, Caller, Database
+from service.database import AuditRow, Caller, Database, upgrade
 from service.errors import AuditBroken
 from service.serving import assignments
 
@@ -315,3 +316,31 @@ def test_dicom_message_has_who_what_and_when(database: Database) -> None:
         for one in messages[1].iter("ParticipantObjectDetail")
     }
     assert details["reason"] == "looked at it"
+
+
+def test_appending_to_a_long_trail_reads_no_more_than_to_a_short_one(tmp_path: Path) -> None:
+    database = Database(f"sqlite:///{tmp_path / 'long.db'}")
+    upgrade(database)
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    def cost() -> int:
+        nonlocal steps
+        with database.write() as session:
+            connection = session.connection().connection.driver_connection
+            steps = 0
+            connection.set_progress_handler(step, 1)  # type: ignore[union-attr]
+            trail.append(session, "scan.segmented")
+            connection.set_progress_handler(None, 0)  # type: ignore[union-attr]
+        return steps
+
+    few = cost()
+    with database.write() as session:
+        for _ in range(500):
+            trail.append(session, "scan.segmented")
+    assert cost() < 1.5 * few
+    database.dispose()
