@@ -2,8 +2,9 @@
 
 A service of an API with its Redis and two workers gets one adaptation after the other. A seeded draw decides
 what goes wrong next and at which instant of a job's life. Dead processes are started again, as a process
-manager would. The service has recovered from a fault once it is ready and every job that was running is over
-or runs in a live process. In the end all jobs must be over, and all invariants must hold.
+manager would. Every request has an API key, and those that matter leave a row in the audit trail. The
+service has recovered from a fault once it is ready and every job that was running is over or runs in a live
+process. In the end all jobs must be over, and all invariants must hold.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Faults(Experiment[Profile]):
                 "jobs": settings.jobs,
                 "seed": settings.seed,
                 "workers": "by command" if number == count - 1 else "forked",
+                "auth": "keys",
             }
             for number in range(count)
         ]
@@ -81,7 +83,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     store, state = work / f"store-{os.getpid()}", work / f"state-{os.getpid()}"
     publish_space(Store(store))
     start = by_command if cell["workers"] == "by command" else forked
-    with Service(store, state, start=start, cohort_quota_bytes=QUOTA_BYTES) as service:
+    with Service(store, state, start=start, cohort_quota_bytes=QUOTA_BYTES, auth=cell["auth"]) as service:
         campaign = Campaign(service, Random(f"{cell['seed']} {cell['batch']}"), cell["jobs"])
         broken = []
         try:

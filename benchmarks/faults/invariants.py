@@ -15,9 +15,11 @@ from model_store.digest import sha256
 from model_store.errors import LocumStoreError
 from model_store.manifest import WEIGHTS
 from model_store.store import Store
+from service.audit import trail
 from service.catalog.adapted import adapted_name
 from service.cohorts import cohorts
 from service.database import CohortScan, Job, JobEvent
+from service.errors import AuditBroken
 from service.jobs.expiry import expire
 from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL
@@ -53,6 +55,11 @@ def _database(service: Service) -> Iterator[str]:
             yield f"the database is damaged: {said}"
         if session.execute(text("PRAGMA foreign_key_check")).first() is not None:
             yield "a row of the database refers to one that is not there"
+    with service.database.snapshot() as session:
+        try:
+            trail.verify(session)
+        except AuditBroken as error:
+            yield f"the audit trail is broken: {error}"
 
 
 def _jobs(service: Service) -> Iterator[str]:

@@ -32,7 +32,8 @@ from benchmarks.faults.workers import Start, Started, forked, left_of, session_o
 from demo.service_process import free_port
 from model_store.store import Store
 from service.catalog.adapted import adapted_name
-from service.database import Database, Job
+from service.database import Database, Job, upgrade
+from service.identity import keys
 from service.jobs import records
 from service.jobs.states import HELD, TERMINAL
 from service.runtime.broker import Broker
@@ -110,8 +111,10 @@ class Service:
         self.cohort = ""
 
     def __enter__(self) -> Service:
-        self.settings.state_dir.mkdir(parents=True, exist_ok=True)
+        self.settings.make_state_dir()
         try:
+            if self.settings.auth == "keys":
+                self._authenticate()
             self.until(self.ready)
             self.ask("PUT", f"/hospitals/{HOSPITAL}", json={"name": "Outside"})
             self.cohort = self.upload()
@@ -130,6 +133,13 @@ class Service:
             psutil.wait_procs(left, timeout=1)
         for child in self._begun:
             child.wait()
+
+    def _authenticate(self) -> None:
+        """Ask as an operator of all hospitals, who may register one."""
+        upgrade(self.database)
+        with self.database.write() as session:
+            key = keys.create(session, "campaign", "admin", None)[1]
+        self.client.headers["Authorization"] = f"Bearer {key}"
 
     # ------------------------------------------------------------------ processes
 

@@ -10,7 +10,7 @@ from benchmarks.faults.report import sections
 
 
 def test_a_short_campaign_breaks_nothing(tmp_path: Path) -> None:
-    cell = {"batch": 0, "faults": 3, "jobs": 1, "seed": 1, "workers": "forked"}
+    cell = {"batch": 0, "faults": 3, "jobs": 1, "seed": 1, "workers": "forked", "auth": "keys"}
     result = compute(cell, tmp_path)
     assert result["violations"] == []
     assert len(result["faults"]) == 3
