@@ -35,7 +35,8 @@ def sections(rows: Sequence[Row], jobs_at_once: int) -> list[str]:
         "told of twice; at most one version is of one job, and exactly one where it succeeded; every version "
         "opens with all its digests, nothing is left in staging; the interrupted came to the same weights as "
         "the undisturbed; every scan that was answered 201 is on the disk; the database passes its integrity "
-        "check and the audit trail its verification; no request was answered 500; no orphaned process is left.",
+        "check and the audit trail its verification; no request was answered 500; no orphaned process is "
+        "left.",
         "Not among them, since nothing but that process can end it: a process that is stopped for good, not "
         "killed, within the milliseconds in which it holds SQLite's write lock or writes its version. Until "
         "it goes on or is killed, writes are answered 503, or jobs of that hospital wait at their end, up to "
