@@ -80,21 +80,9 @@ class Unseen(Experiment[Profile]):
     data_help = "the folder that has the sets; the phantom is written to the state folder"
 
     def cells(self) -> list[Cell]:
-        """Seed by seed, what is served first; what is no part of the practice last."""
-        first = [
-            self._cell(set_, site, seed, part)
-            for seed in range(self.profile.seeds)
-            for part in PARTS
-            for set_ in self._present()
-            for site in (("all",) if part == "inside" else self._sites(set_))
-        ]
-        last = [
-            self._cell(set_, site, 0, part)
-            for part in LAST
-            for set_ in self._present()
-            for site in self._sites(set_)
-        ]
-        return first + last
+        """The cells of the sets that are there."""
+        sites = {set_: self._sites(set_) for set_ in self._present()}
+        return cells_of(self.options.profile, self.profile, sites)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """One part at one hospital."""
@@ -115,9 +103,6 @@ class Unseen(Experiment[Profile]):
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The criteria first, then every set."""
         return sections(rows)
-
-    def _cell(self, set_: str, site: str, seed: int, part: str) -> Cell:
-        return cell_of(self.options.profile, self.profile.sets[set_], set_, site, seed, part)
 
     def _present(self) -> list[str]:
         return [set_ for set_ in self.profile.sets if set_ == PHANTOM or (self.data / set_).is_dir()]
@@ -152,6 +137,24 @@ class Unseen(Experiment[Profile]):
 
     def _sites(self, set_: str) -> tuple[str, ...]:
         return self._hospitals(set_).federation.names
+
+
+def cells_of(name: str, profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]:
+    """Seed by seed, what is served first; what is no part of the practice last. `sites` by set."""
+    first = [
+        cell_of(name, profile.sets[set_], set_, site, seed, part)
+        for seed in range(profile.seeds)
+        for part in PARTS
+        for set_, there in sites.items()
+        for site in (("all",) if part == "inside" else there)
+    ]
+    last = [
+        cell_of(name, profile.sets[set_], set_, site, 0, part)
+        for part in LAST
+        for set_, there in sites.items()
+        for site in there
+    ]
+    return first + last
 
 
 def cell_of(profile: str, chosen: SetOf, set_: str, site: str, seed: int, part: str) -> Cell:

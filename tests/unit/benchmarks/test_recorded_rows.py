@@ -13,6 +13,8 @@ from benchmarks.accuracy.cross_organ.experiment import cells_of as cross_organ_c
 from benchmarks.accuracy.inside.experiment import Inside
 from benchmarks.accuracy.outside.experiment import Outside, Tries
 from benchmarks.accuracy.outside.experiment import cells_of as outside_cells
+from benchmarks.accuracy.unseen.experiment import Unseen
+from benchmarks.accuracy.unseen.experiment import cells_of as unseen_cells
 from benchmarks.harness.cells import Cell, Row, Rows, key
 from benchmarks.harness.experiment import Experiment, Table, changed
 from benchmarks.registry import EXPERIMENTS, find
@@ -32,6 +34,11 @@ def cells_of(experiment: Experiment[Any], profile: Any, rows: list[Row]) -> list
         return outside_cells(first["set"], sorted({row["cell"]["site"] for row in rows}), name, profile)
     if isinstance(experiment, CrossOrgan):
         return cross_organ_cells(name, profile, first["patients"])
+    if isinstance(experiment, Unseen):
+        sites: dict[str, set[str]] = {}
+        for row in rows:
+            sites.setdefault(row["cell"]["set"], set()).add(row["cell"]["site"])
+        return unseen_cells(name, profile, {set_: sorted(there) for set_, there in sites.items()})
     experiment.profile = profile
     return experiment.cells()
 
