@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
+from model_store.scans.dicom.files import MOST_FILES
 from model_store.scans.encode import encode_nifti, encode_png
 from model_store.scans.foreign import advice
 from model_store.scans.formats import format_of, list_formats, series_of, strip_suffix
@@ -17,6 +18,7 @@ from model_store.scans.types import MIN_SIDE, Limits, Parts, Scan
 
 __all__ = [
     "MIN_SIDE",
+    "MOST_FILES",
     "Limits",
     "Parts",
     "Scan",

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model_store.scans import nifti, png, tiff
+from model_store.scans.dicom.files import sniff as sniff_dicom
+from model_store.scans.dicom.reading import read_dicom, read_series
 from model_store.scans.foreign import is_dicom
 from model_store.scans.types import Limits, Parts, Scan
 
@@ -69,6 +71,14 @@ FORMATS: tuple[Format, ...] = (
     Format("tiff", ("TIFF",), (".tiff", ".tif"), _starts_with(*tiff.SIGNATURES), tiff.read_tiff),
     Format(
         "nifti", (".nii", ".nii.gz"), (".nii", ".nii.gz"), _starts_with(*nifti.SIGNATURES), nifti.read_nifti
+    ),
+    Format(
+        "dicom",
+        ("DICOM (.dcm, or a .zip of a series)",),
+        (".dcm", ".zip"),
+        sniff_dicom,
+        read_dicom,
+        Series(is_dicom, read_series),
     ),
 )
 

@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from model_store.manifest import GRAPH, SsfPoolManifest
+from model_store.scan import MOST_FILES
 from service.catalog.network import Selection
 from service.context import ServiceContext
 from service.http.audit import concerns
@@ -23,13 +24,15 @@ from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import Stopwatch
 from service.prediction.answer import Options, Predictor, receipt_of
-from service.runtime.spool import Upload
+from service.runtime.spool import Upload, pack
 from service.serving import key_usage
 from service.settings import scan_limits
 
 
 async def receive_scan(request: Request, context: ServiceContext, watch: Stopwatch) -> UploadForm:
     """The form with the scan; rejected before it is read when the queue is full.
+
+    Several files in the field `scan` are packed as one zip: the files of a DICOM series.
 
     Raises ServiceBusy, Problem, ClientDisconnect.
     """
@@ -38,8 +41,15 @@ async def receive_scan(request: Request, context: ServiceContext, watch: Stopwat
         context.admission.refuse_if_full()
 
     with watch.stage("receive"):
-        limits = UploadLimits(context.settings.max_upload_bytes)
-        return await receive(request, context.settings.spool, limits, admit=admit)
+        limits = UploadLimits(context.settings.max_upload_bytes, MOST_FILES)
+        spool = context.settings.spool
+        form = await receive(request, spool, limits, repeated_fields=("scan",), admit=admit)
+        parts = form.repeated.get("scan", [])
+        if len(parts) == 1:
+            form.files["scan"] = parts[0]
+        elif parts:
+            form.files["scan"] = await to_thread.run_sync(pack, parts, spool)
+        return form
 
 
 def scan_in(form: UploadForm) -> Upload:

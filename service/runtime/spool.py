@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import tempfile
-from collections.abc import Iterator
+import zipfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -66,6 +67,34 @@ class Upload:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def pack(uploads: Sequence[Upload], spool: Path) -> Upload:
+    """Pack several files as one zip, closing them. The same files in any order give the same bytes.
+
+    Blocking: call it in a thread.
+    """
+    packed = Upload(spool)
+    with zipfile.ZipFile(_Counted(packed), "w") as archive:  # type: ignore[arg-type]
+        for number, upload in enumerate(sorted(uploads, key=lambda each: each.sha256)):
+            archive.writestr(zipfile.ZipInfo(f"{number:05d}"), upload.read())
+    for upload in uploads:
+        upload.close()
+    return packed
+
+
+class _Counted:
+    """An upload as the stream that zipfile expects."""
+
+    def __init__(self, upload: Upload) -> None:
+        self._upload = upload
+
+    def write(self, data: bytes) -> int:
+        self._upload.write(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Nothing is held back."""
 
 
 def prepare_spool(spool: Path) -> None:

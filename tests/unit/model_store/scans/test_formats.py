@@ -17,6 +17,7 @@ from model_store.preprocessing import prepare, restore
 from model_store.scan import Limits, decode, encode_nifti, encode_png, list_formats, strip_suffix
 from model_store.scans import formats
 from model_store.task import Normalisation, Task
+from tests.helpers.model_store import dicom_files
 from tests.helpers.model_store.png_stack import PNG_STACK, slices, zipped
 from tests.helpers.model_store.scan_files import nifti1, tiff
 
@@ -50,6 +51,7 @@ def pillow(kind: str) -> bytes:
 FILES = {
     "png": (pillow("PNG"), encode_png(GREY)),
     "tiff": (pillow("TIFF"), tiff(GREY, "<"), tiff(GREY, ">")),
+    "dicom": (dicom_files.image(GREY), dicom_files.zipped(dicom_files.series(CUBE.transpose(2, 0, 1)))),
     "nifti": (nifti1(CUBE, "<"), nifti1(CUBE, ">"), encode_nifti(CUBE.astype(np.uint8), np.eye(4))),
 }
 
@@ -75,11 +77,10 @@ class TestRegistry:
         assert set(FILES) == {known.name for known in formats.FORMATS}
 
     @pytest.mark.parametrize("content", [files[0] for files in FILES.values()])
-    def test_dicom_with_another_signature_in_its_preamble_is_rejected(self, content: bytes) -> None:
-        dicom = content[:128].ljust(128, b"\0") + b"DICM" + bytes(400)
-        assert formats.format_of(dicom) is None
-        with pytest.raises(UnsupportedScan, match=r"DICOM.*Locum reads PNG, TIFF, \.nii and \.nii\.gz"):
-            decode(dicom)
+    def test_dicom_with_another_signature_in_its_preamble_is_dicom(self, content: bytes) -> None:
+        dicom = content[:128].ljust(128, b"\0") + FILES["dicom"][0][128:]
+        assert [known.name for known in formats.FORMATS if known.sniff(dicom)] == ["dicom"]
+        np.testing.assert_array_equal(decode(dicom).voxels[..., 0], GREY)
 
     @pytest.mark.parametrize("content", [b"", b"\x89", b"II", b"PK\x03\x04", bytes(1000), b"\x5c\x01\0"])
     def test_sniffing_short_or_foreign_bytes_accepts_nothing(self, content: bytes, stack: None) -> None:
@@ -96,7 +97,8 @@ class TestRegistry:
             ("a.tiff", "a"),
             ("a.png.nii", "a.png"),
             ("a.gz", "a.gz"),
-            ("a.zip", "a.zip"),
+            ("a.zip", "a"),
+            ("a.DCM", "a"),
             ("png", "png"),
             (".nii.gz", ""),
         ],
@@ -116,9 +118,11 @@ class TestRegistry:
             assert decode(FILES["png"][0]).format == expected
 
     def test_list_formats_joins_labels_in_registration_order(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert list_formats("or") == "PNG, TIFF, .nii or .nii.gz"
+        assert list_formats("or") == "PNG, TIFF, .nii, .nii.gz or DICOM (.dcm, or a .zip of a series)"
         monkeypatch.setattr(formats, "FORMATS", (*formats.FORMATS, PNG_STACK))
-        assert list_formats("and") == "PNG, TIFF, .nii, .nii.gz and a zip of PNG slices"
+        assert list_formats("and") == (
+            "PNG, TIFF, .nii, .nii.gz, DICOM (.dcm, or a .zip of a series) and a zip of PNG slices"
+        )
 
     @pytest.mark.parametrize("page", ["reference/http-api.md", "reference/task.md"])
     def test_documentation_page_lists_every_format(self, page: str) -> None:

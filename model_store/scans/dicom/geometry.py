@@ -1,0 +1,285 @@
+"""The order of a series' slices and its affine, from positions and orientations alone.
+
+Slice spacing of the header is not used: it is often wrong. A series that is no regular stack of parallel
+slices is refused with the measured numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydicom import Dataset
+
+from model_store.errors import DamagedScan, UnsupportedScan
+
+# A position is written in decimal, often with one digit: a slice may be this far from its place on the line
+# through the stack, in mm, or this fraction of the gap.
+_ROUNDING_MM = 0.11
+_ROUNDING_GAP = 0.02
+# Cosines are written with about six digits; scanners of the same protocol repeat them exactly.
+_COSINE = 1e-3
+_TILT_DEGREES = 0.5
+_SAME_PLACE_MM = 0.01
+_LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
+
+# What distinguishes several images at one position, with its unit.
+_DISTINCTIONS = (
+    ("EchoTime", "echo times", " ms"),
+    ("EffectiveEchoTime", "echo times", " ms"),
+    ("DiffusionBValue", "b-values", " s/mm²"),
+    ("InversionTime", "inversion times", " ms"),
+    ("TemporalPositionIdentifier", "time points", ""),
+    ("TemporalPositionIndex", "time points", ""),
+    ("TriggerTime", "trigger times", " ms"),
+    ("FrameReferenceTime", "reference times", " ms"),
+    ("AcquisitionNumber", "acquisitions", ""),
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One slice: frame `index` of file `file`, with what its header or functional groups say.
+
+    `position` [3] and `orientation` [6] in LPS, `spacing` (between rows, between columns) in mm; each None
+    where the file has none. `groups` are the data sets in which its attributes are looked up.
+    """
+
+    file: int
+    index: int
+    position: NDArray[np.float64] | None
+    orientation: NDArray[np.float64] | None
+    spacing: tuple[float, float] | None
+    slope: float
+    intercept: float
+    groups: tuple[Dataset, ...]
+
+    def find(self, keyword: str) -> Any:
+        """Return the frame's own value of an attribute, else the file's; None without one."""
+        for group in self.groups:
+            if (value := group.get(keyword)) is not None:
+                return value
+        return None
+
+
+def frames_of(file: int, header: Dataset) -> list[Frame]:
+    """List the frames of a file, in its own order."""
+    shared = _groups(header.get("SharedFunctionalGroupsSequence"))
+    per_frame = header.get("PerFrameFunctionalGroupsSequence") or ()
+    count = int(header.get("NumberOfFrames") or 1)
+    if per_frame and len(per_frame) != count:
+        raise DamagedScan(
+            f"DICOM: the header announces {count} frames and describes {len(per_frame)}; export it again"
+        )
+    frames = []
+    for index in range(count):
+        own = _groups(per_frame[index : index + 1]) if per_frame else ()
+        groups = (*own, *shared, header)
+        position = _numbers(groups, "ImagePositionPatient", 3)
+        # Frames without groups of their own share the header's position, which places only the first.
+        placed = index == 0 or own
+        spacing = _numbers(groups, "PixelSpacing", 2)
+        slope, intercept = _numbers(groups, "RescaleSlope", 1), _numbers(groups, "RescaleIntercept", 1)
+        frames.append(
+            Frame(
+                file,
+                index,
+                position if placed else None,
+                _numbers(groups, "ImageOrientationPatient", 6),
+                None if spacing is None else (float(spacing[0]), float(spacing[1])),
+                1.0 if slope is None else float(slope[0]),
+                0.0 if intercept is None else float(intercept[0]),
+                groups,
+            )
+        )
+    return frames
+
+
+def _groups(items: Any) -> tuple[Dataset, ...]:
+    """The macros in the first item of a functional groups sequence."""
+    return (
+        tuple(macro for element in items[0] if element.VR == "SQ" for macro in element.value[:1])
+        if items
+        else ()
+    )
+
+
+def _numbers(groups: Sequence[Dataset], keyword: str, count: int) -> NDArray[np.float64] | None:
+    for group in groups:
+        value = group.get(keyword)
+        if value is None or value == "":
+            continue
+        numbers = np.atleast_1d(np.array(value, np.float64))
+        if numbers.shape != (count,) or not np.isfinite(numbers).all():
+            raise DamagedScan(f"DICOM: expected {count} numbers as {keyword}, found others; export it again")
+        return numbers
+    return None
+
+
+def is_placed(frames: Sequence[Frame]) -> bool:
+    """Whether any frame has a position and an orientation in the patient."""
+    return any(frame.position is not None and frame.orientation is not None for frame in frames)
+
+
+def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tuple[str, ...]]:
+    """Sort frames to a stack.
+
+    Returns:
+        The indices of the frames in slice order, the affine [4, 4] (column, row, slice) -> RAS in mm, and notes.
+
+    Raises:
+        UnsupportedScan: the frames are no regular stack of parallel slices. DamagedScan: unusable numbers.
+    """
+    unplaced = sum(frame.position is None or frame.orientation is None for frame in frames)
+    if unplaced:
+        raise UnsupportedScan(
+            f"DICOM: {unplaced} of {len(frames)} slices have no position or orientation in the patient; send a "
+            "series as the scanner stored it"
+        )
+    orientation, spacing = _common_plane(frames)
+    row, column = orientation[:3], orientation[3:]
+    normal = np.cross(row, column)
+    positions = np.array([frame.position for frame in frames])
+    along = positions @ normal
+    order = [int(i) for i in np.argsort(along, kind="stable")]
+    notes: tuple[str, ...] = ()
+    if len(frames) == 1:
+        step, notes = _thickness(frames[0], normal)
+    else:
+        step = _step([frames[i] for i in order], positions[order], along[order], normal)
+    affine = np.eye(4)
+    # Rows of the image are apart by the first spacing and run along the second cosines.
+    affine[:3, 0], affine[:3, 1] = row * spacing[1], column * spacing[0]
+    affine[:3, 2], affine[:3, 3] = step, positions[order[0]]
+    return order, _LPS_TO_RAS @ affine, notes
+
+
+def _common_plane(frames: Sequence[Frame]) -> tuple[NDArray[np.float64], tuple[float, float]]:
+    orientation, spacing = frames[0].orientation, frames[0].spacing
+    assert orientation is not None
+    others = [f for f in frames if f.orientation is not None and np.abs(f.orientation - orientation).max() > _COSINE]
+    if others:
+        localisers = sum("LOCALIZER" in (frame.find("ImageType") or ()) for frame in frames)
+        angle = max(_angle(orientation, frame.orientation) for frame in others)
+        what = (
+            f"{localisers} of them localisers (scout images); leave those out"
+            if localisers
+            else ("so they are no stack; send one parallel series")
+        )
+        raise UnsupportedScan(
+            f"DICOM: expected parallel slices, found {len(others)} of {len(frames)} turned against the first by "
+            f"up to {angle:.1f}°, {what}"
+        )
+    row, column = orientation[:3], orientation[3:]
+    lengths = np.linalg.norm(row), np.linalg.norm(column)
+    if min(lengths) < 0.99 or max(lengths) > 1.01 or abs(float(row @ column)) > 0.01:
+        raise DamagedScan(
+            f"DICOM: expected an orientation of two perpendicular unit vectors, found lengths {lengths[0]:.3f} "
+            f"and {lengths[1]:.3f} with product {float(row @ column):.3f}; export the series again"
+        )
+    if spacing is None or min(spacing) <= 0:
+        raise UnsupportedScan("DICOM: the slices have no valid PixelSpacing; export the series again")
+    unlike = sum(f.spacing is None or not np.allclose(f.spacing, spacing, rtol=1e-3) for f in frames)
+    if unlike:
+        raise UnsupportedScan(
+            f"DICOM: {unlike} of {len(frames)} slices have another pixel spacing than {spacing[0]:g} x "
+            f"{spacing[1]:g} mm; send one series"
+        )
+    return orientation / np.repeat(lengths, 3), spacing
+
+
+def _angle(one: Any, other: Any) -> float:
+    normals = [np.cross(o[:3], o[3:]) for o in (one, other)]
+    lengths = np.linalg.norm(normals[0]) * np.linalg.norm(normals[1])
+    cosine = float(normals[0] @ normals[1]) / max(float(lengths), 1e-9)
+    return float(np.degrees(np.arccos(np.clip(cosine, -1, 1))))
+
+
+def _thickness(frame: Frame, normal: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+    thickness = _numbers(frame.groups, "SliceThickness", 1)
+    if thickness is not None and thickness[0] > 0:
+        return normal * thickness[0], ("the series is one slice; its thickness stands for the spacing",)
+    return normal, ("the series is one slice without a thickness; 1 mm is assumed",)
+
+
+def _step(
+    frames: Sequence[Frame],
+    positions: NDArray[np.float64],
+    along: NDArray[np.float64],
+    normal: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """The vector from slice to slice of sorted slices, in mm LPS; refuses what is no regular stack."""
+    count, gaps = len(positions), np.diff(along)
+    places = 1 + int((gaps > _SAME_PLACE_MM).sum())
+    if places < count:
+        raise UnsupportedScan(_repeated(frames, places, count))
+    _check_gaps(gaps, along)
+    step: NDArray[np.float64] = (positions[-1] - positions[0]) / (count - 1)
+    gap = float(step @ normal)
+    sideways = float(np.linalg.norm(step - gap * normal))
+    angle = float(np.degrees(np.arctan2(sideways, gap)))
+    if angle > _TILT_DEGREES and sideways * (count - 1) > 2 * _ROUNDING_MM:
+        raise UnsupportedScan(
+            f"DICOM: each slice is shifted sideways by {sideways:.2f} mm for {gap:.2f} mm along the stack "
+            f"(gantry tilt of {angle:.1f}°); resample it to a straight stack first, for example with dcm2niix"
+        )
+    tolerance = max(2 * _ROUNDING_MM, _ROUNDING_GAP * gap)
+    line = positions[0] + np.arange(count)[:, None] * step
+    off = np.linalg.norm(positions - line, axis=1)
+    if off.max() > tolerance:
+        worst = int(off.argmax())
+        raise UnsupportedScan(
+            f"DICOM: slice {worst + 1} of {count} is {off[worst]:.2f} mm away from the straight stack of gap "
+            f"{gap:.2f} mm; send a series with regular positions, or resample it first"
+        )
+    return step
+
+
+def _check_gaps(gaps: NDArray[np.float64], along: NDArray[np.float64]) -> None:
+    usual = float(np.median(gaps))
+    tolerance = max(2 * _ROUNDING_MM, _ROUNDING_GAP * usual)
+    # Rounding may not hide a gap that is wrong by half itself.
+    wrong = np.flatnonzero(np.abs(gaps - usual) > min(tolerance, usual / 2))
+    if not wrong.size:
+        return
+    first, widest = int(wrong[0]), float(gaps[wrong].max())
+    missing = np.rint(gaps[wrong] / usual) - 1
+    if (missing >= 1).all() and (np.abs(gaps[wrong] - (missing + 1) * usual) <= 2 * tolerance).all():
+        raise UnsupportedScan(
+            f"DICOM: {int(missing.sum())} slices are missing: slices are {usual:.2f} mm apart, and "
+            f"{widest:.2f} mm between slices {first + 1} and {first + 2} of {len(along)}; send the whole series"
+        )
+    raise UnsupportedScan(
+        f"DICOM: expected evenly spaced slices, found gaps of {gaps.min():.2f} to {gaps.max():.2f} mm (usually "
+        f"{usual:.2f}); send an evenly spaced series, or resample it first"
+    )
+
+
+def _repeated(frames: Sequence[Frame], places: int, count: int) -> str:
+    counts = Counter(str(f.groups[-1].get("SOPInstanceUID")) for f in frames if f.index == 0)
+    if any(number > 1 for number in counts.values()):
+        twice = sum(number - 1 for number in counts.values())
+        return f"DICOM: {twice} files are there more than once; send each slice once"
+    for keyword, name, unit in _DISTINCTIONS:
+        values = {str(value) for f in frames if (value := f.find(keyword)) is not None}
+        if 1 < len(values) <= count // 2 + 1:
+            shown = ", ".join(sorted(values, key=_as_number)[:5])
+            return (
+                f"DICOM: {count} images at {places} positions: {len(values)} {name} ({shown}{unit}); send one "
+                "of them at a time"
+            )
+    return (
+        f"DICOM: {count} images at {places} positions: {count - places} slices are there twice or belong to "
+        "another time point; send one image per position"
+    )
+
+
+def _as_number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0

@@ -1,0 +1,143 @@
+"""Write DICOM files: a series on any affine, an enhanced multi-frame file, a single image."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydicom import Dataset, FileMetaDataset
+from pydicom.sequence import Sequence as Items
+from pydicom.uid import (
+    CTImageStorage,
+    DigitalXRayImageStorageForPresentation,
+    EnhancedMRImageStorage,
+    ExplicitVRLittleEndian,
+    generate_uid,
+)
+
+# Row and column cosines in LPS by plane; the patient lies in another position where they are turned.
+PLANES: dict[str, tuple[float, ...]] = {
+    "axial": (1, 0, 0, 0, 1, 0),
+    "sagittal": (0, 1, 0, 0, 0, -1),
+    "coronal": (1, 0, 0, 0, 0, -1),
+    "axial feet first": (-1, 0, 0, 0, 1, 0),
+    "axial prone": (-1, 0, 0, 0, -1, 0),
+    "axial feet first prone": (1, 0, 0, 0, -1, 0),
+    "axial on the right side": (0, 1, 0, -1, 0, 0),
+    "axial on the left side": (0, -1, 0, 1, 0, 0),
+}
+
+
+def turned(degrees: float = 25.0) -> tuple[float, ...]:
+    """An oblique plane: axial, turned about two axes."""
+    a = np.radians(degrees)
+    about_x = np.array([[1, 0, 0], [0, np.cos(a), -np.sin(a)], [0, np.sin(a), np.cos(a)]])
+    about_z = np.array([[np.cos(a), -np.sin(a), 0], [np.sin(a), np.cos(a), 0], [0, 0, 1]])
+    both = about_z @ about_x
+    return tuple(float(f"{x:.9f}") for x in (*both[:, 0], *both[:, 1]))
+
+
+def uid(*of: object) -> str:
+    return str(generate_uid(entropy_srcs=[repr(of)]))
+
+
+def header(pixels: NDArray[Any], sop_class: str, number: int = 0, **values: Any) -> Dataset:
+    """A data set of an image [..., rows, columns] or, with samples, [rows, columns, 3]."""
+    colour = values.get("SamplesPerPixel", 1) == 3
+    dataset = Dataset()
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.file_meta.MediaStorageSOPClassUID = dataset.SOPClassUID = sop_class
+    dataset.file_meta.MediaStorageSOPInstanceUID = dataset.SOPInstanceUID = uid(sop_class, number)
+    dataset.StudyInstanceUID, dataset.SeriesInstanceUID = uid("study"), uid("series")
+    dataset.FrameOfReferenceUID = uid("frame of reference")
+    dataset.PatientName, dataset.PatientID = "Planted^Patient", "PLANTED-ID"
+    dataset.PatientBirthDate, dataset.PatientSex, dataset.AccessionNumber = "19610203", "O", ""
+    dataset.StudyDate, dataset.StudyTime, dataset.StudyID = "20110405", "060708", "1"
+    dataset.ReferringPhysicianName, dataset.PositionReferenceIndicator = "", ""
+    dataset.Modality, dataset.Manufacturer = "CT", "Locum tests"
+    dataset.SeriesNumber, dataset.InstanceNumber = 1, number + 1
+    dataset.Rows, dataset.Columns = pixels.shape[:2] if colour else pixels.shape[-2:]
+    dataset.SamplesPerPixel, dataset.PhotometricInterpretation = 1, "MONOCHROME2"
+    bits = 8 * pixels.dtype.itemsize
+    dataset.BitsAllocated = dataset.BitsStored = bits
+    dataset.HighBit, dataset.PixelRepresentation = bits - 1, int(pixels.dtype.kind == "i")
+    dataset.PixelData = pixels.tobytes()
+    for keyword, value in values.items():
+        setattr(dataset, keyword, value)
+    dataset.HighBit = values.get("HighBit", dataset.BitsStored - 1)
+    return dataset
+
+
+def written(dataset: Dataset) -> bytes:
+    content = io.BytesIO()
+    dataset.save_as(content, enforce_file_format=True)
+    return content.getvalue()
+
+
+def series(
+    volume: NDArray[Any],
+    plane: Sequence[float] = PLANES["axial"],
+    spacing: tuple[float, float] = (0.8, 0.7),
+    gap: float = 2.5,
+    origin: tuple[float, float, float] = (-31.0, 12.5, 40.0),
+    change: Callable[[Dataset, int], None] | None = None,
+    **values: Any,
+) -> dict[str, bytes]:
+    """[slices, rows, columns] to files that are named, numbered and ordered against their positions."""
+    normal = np.cross(plane[:3], plane[3:])
+    files = {}
+    for place, pixels in enumerate(volume):
+        number = len(volume) - 1 - place
+        dataset = header(pixels, CTImageStorage, number)
+        dataset.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
+        dataset.ImageOrientationPatient = list(plane)
+        dataset.ImagePositionPatient = [round(float(x), 6) for x in np.array(origin) + place * gap * normal]
+        dataset.PixelSpacing, dataset.SliceThickness = list(spacing), 1.0
+        # Wrong on purpose: the header's spacing is not to be trusted.
+        dataset.SpacingBetweenSlices = 99.0
+        dataset.RescaleSlope, dataset.RescaleIntercept = 1, 0
+        for keyword, value in values.items():
+            setattr(dataset, keyword, value)
+        if change is not None:
+            change(dataset, place)
+        files[f"{number:04d}.dcm"] = written(dataset)
+    return files
+
+
+def enhanced(volume: NDArray[Any], gap: float = 2.5, **values: Any) -> bytes:
+    """[slices, rows, columns] as one enhanced file, its frames from the top down."""
+    dataset = header(volume[::-1], EnhancedMRImageStorage, NumberOfFrames=len(volume), Modality="MR")
+    plane, measures = Dataset(), Dataset()
+    plane.ImageOrientationPatient = list(PLANES["axial"])
+    measures.PixelSpacing, measures.SliceThickness = [0.8, 0.7], 1.0
+    shared = Dataset()
+    shared.PlaneOrientationSequence, shared.PixelMeasuresSequence = Items([plane]), Items([measures])
+    dataset.SharedFunctionalGroupsSequence = Items([shared])
+    items = []
+    for place in reversed(range(len(volume))):
+        position, frame = Dataset(), Dataset()
+        position.ImagePositionPatient = [-31.0, 12.5, 40.0 + gap * place]
+        frame.PlanePositionSequence = Items([position])
+        items.append(frame)
+    dataset.PerFrameFunctionalGroupsSequence = Items(items)
+    for keyword, value in values.items():
+        setattr(dataset, keyword, value)
+    return written(dataset)
+
+
+def image(pixels: NDArray[Any], **values: Any) -> bytes:
+    """One projection image, without a position."""
+    return written(header(pixels, DigitalXRayImageStorageForPresentation, Modality="DX", **values))
+
+
+def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    content = io.BytesIO()
+    with zipfile.ZipFile(content, "w", compression) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return content.getvalue()

@@ -1,0 +1,335 @@
+"""DICOM series, enhanced files and single images, against SimpleITK and by hand."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pydicom
+import pytest
+import SimpleITK as sitk
+from numpy.typing import NDArray
+from pydicom import Dataset
+from pydicom.data import get_testdata_file
+from pydicom.pixels import compress
+from pydicom.uid import JPEG2000Lossless, JPEGLSLossless, MPEG2MPML, RLELossless, SecondaryCaptureImageStorage
+
+from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
+from model_store.preprocessing import prepare
+from model_store.scan import Limits, decode
+from model_store.task import Task
+from tests.helpers.model_store.dicom_files import (
+    PLANES,
+    enhanced,
+    header,
+    image,
+    series,
+    turned,
+    uid,
+    written,
+    zipped,
+)
+
+RNG = np.random.default_rng(7)
+VOLUME = RNG.integers(-900, 1900, (6, 12, 10)).astype(np.int16)
+
+
+def by_simpleitk(files: dict[str, bytes], folder: Path) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """[columns, rows, slices] and the affine to RAS, as ITK reads the folder."""
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    reader = sitk.ImageSeriesReader()
+    reader.SetFileNames(reader.GetGDCMSeriesFileNames(str(folder)))
+    found = reader.Execute()
+    affine = np.eye(4)
+    affine[:3, :3] = np.array(found.GetDirection()).reshape(3, 3) * np.array(found.GetSpacing())
+    affine[:3, 3] = found.GetOrigin()
+    return sitk.GetArrayFromImage(found).transpose(2, 1, 0), np.diag([-1, -1, 1, 1]) @ affine
+
+
+class TestSeries:
+    @pytest.mark.parametrize("plane", [*PLANES.values(), turned()], ids=[*PLANES, "oblique"])
+    def test_voxels_and_affine_match_simpleitk(self, plane: tuple[float, ...], tmp_path: Path) -> None:
+        files = series(VOLUME, plane, RescaleSlope=2, RescaleIntercept=-1024)
+        scan = decode(files)
+        expected, affine = by_simpleitk(files, tmp_path)
+        np.testing.assert_array_equal(scan.voxels[..., 0], expected)
+        np.testing.assert_array_equal(scan.voxels[..., 0], VOLUME.transpose(2, 1, 0).astype(int) * 2 - 1024)
+        assert scan.affine is not None
+        np.testing.assert_allclose(scan.affine, affine, atol=1e-5)
+        assert scan.format == "dicom"
+        assert not scan.voxels.flags.writeable
+
+    @pytest.mark.parametrize("plane", ["axial", "sagittal", "coronal"])
+    def test_network_gets_the_same_slices_as_from_nifti(self, plane: str, tmp_path: Path) -> None:
+        files = series(RNG.integers(0, 99, (11, 12, 10)).astype(np.int16), PLANES[plane])
+        (tmp_path / "in").mkdir()
+        by_simpleitk(files, tmp_path / "in")
+        reader = sitk.ImageSeriesReader()
+        reader.SetFileNames(reader.GetGDCMSeriesFileNames(str(tmp_path / "in")))
+        sitk.WriteImage(reader.Execute(), str(tmp_path / "scan.nii"))
+        task = Task(name="t", labels={"x": (1,)}, size=(16, 16))
+        ours = prepare(decode(files), task)
+        theirs = prepare(decode((tmp_path / "scan.nii").read_bytes()), task)
+        np.testing.assert_array_equal(ours.slices, theirs.slices)
+
+    def test_zip_with_other_files_and_loose_parts_give_the_same_scan(self) -> None:
+        files = series(VOLUME)
+        packed = zipped({"README.txt": b"viewer", "a/b/autorun.exe": b"MZ", **files})
+        for content in (packed, {**files, "notes.txt": b"left hip"}):
+            scan = decode(content)
+            np.testing.assert_array_equal(scan.voxels, decode(files).voxels)
+            assert any("left out" in note for note in scan.notes)
+
+    def test_enhanced_file_equals_the_series(self) -> None:
+        single, several = decode(enhanced(VOLUME)), decode(series(VOLUME))
+        np.testing.assert_array_equal(single.voxels, several.voxels)
+        np.testing.assert_allclose(single.affine, several.affine)  # type: ignore[arg-type]
+
+    def test_one_slice_takes_its_thickness_as_spacing(self) -> None:
+        scan = decode(next(iter(series(VOLUME[:1], SliceThickness=4.0).values())))
+        assert scan.grid == (10, 12, 1)
+        assert scan.affine is not None
+        np.testing.assert_allclose(scan.affine[:3, 2], [0, 0, 4])
+        assert any("thickness" in note for note in scan.notes)
+
+    def test_positions_rounded_to_a_tenth_are_even(self) -> None:
+        def rounded(dataset: Dataset, place: int) -> None:
+            dataset.ImagePositionPatient = [round(float(x), 1) for x in dataset.ImagePositionPatient]
+
+        assert decode(series(VOLUME, turned(8), gap=1.25, change=rounded)).grid == (10, 12, 6)
+
+
+class TestRefusals:
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"drop": (2,)}, r"1 slices are missing: slices are 2\.50 mm apart, and 5\.00 mm between slices 2 and 3"),
+            ({"drop": (2, 3)}, r"2 slices are missing.*7\.50 mm"),
+            ({"move": {5: 1.0}}, r"evenly spaced.*2\.50 to 3\.50 mm"),
+            ({"move": {1: -2.5}}, r"6 images at 5 positions: 1 slices are there twice"),
+            ({"tilt": 0.5}, r"0\.50 mm for 2\.50 mm.*tilt of 11\.3°"),
+            ({"one": {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]}}, r"1 of 6 turned.*90\.0°"),
+            (
+                {"one": {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1], "ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}},
+                "1 of them localisers",
+            ),
+            ({"one": {"SeriesInstanceUID": uid("other")}}, "one series, found 2 with 5, 1 images"),
+            ({"one": {"SOPClassUID": SecondaryCaptureImageStorage}}, "images of one kind, found 2"),
+            ({"one": {"ImagePositionPatient": None}}, "1 of 6 slices have no position"),
+            ({"one": {"PixelSpacing": [1.0, 1.0]}}, r"another pixel spacing than 0\.8 x 0\.7"),
+            ({"one": {"PhotometricInterpretation": "MONOCHROME1"}}, "different photometric"),
+            ({"all": {"ImageType": ["ORIGINAL", "PRIMARY", "M", "MOSAIC"]}}, "mosaic"),
+            ({"all": {"ImagePositionPatient": None}}, "6 frames without any position"),
+            ({"all": {"PixelSpacing": None}}, "no valid PixelSpacing"),
+        ],
+    )  # fmt: skip
+    def test_series_that_is_no_regular_stack(self, change: dict[str, Any], message: str) -> None:
+        def changed(dataset: Dataset, place: int) -> None:
+            x, y, z = (float(v) for v in dataset.ImagePositionPatient)
+            z += change.get("move", {}).get(place, 0.0)
+            dataset.ImagePositionPatient = [x, y + place * change.get("tilt", 0.0), z]
+            for keyword, value in {**change.get("all", {}), **(change.get("one", {}) if place == 3 else {})}.items():
+                setattr(dataset, keyword, value)
+
+        files = series(VOLUME, change=changed)
+        kept = {n: c for i, (n, c) in enumerate(files.items()) if i not in change.get("drop", ())}
+        with pytest.raises(UnsupportedScan, match=message) as caught:
+            decode(kept)
+        assert "Planted" not in str(caught.value)
+
+    def test_several_echoes_are_named(self) -> None:
+        def echo(dataset: Dataset, place: int) -> None:
+            dataset.EchoTime = 10 + 20 * (place % 2)
+            dataset.ImagePositionPatient = [0, 0, 3.0 * (place // 2)]
+
+        with pytest.raises(UnsupportedScan, match=r"6 images at 3 positions: 2 echo times \(10.*30.* ms\)"):
+            decode(series(VOLUME, change=echo))
+
+    def test_the_same_file_twice_is_named(self) -> None:
+        files = series(VOLUME)
+        with pytest.raises(UnsupportedScan, match="1 files are there more than once"):
+            decode({**files, "again.dcm": files["0002.dcm"]})
+
+    def test_film_over_time(self) -> None:
+        film = image(VOLUME.astype(np.uint16), NumberOfFrames=6, FrameTime="40")
+        with pytest.raises(UnsupportedScan, match="6 frames .* film"):
+            decode(film)
+
+    def test_sizes_differ(self) -> None:
+        other = series(VOLUME[:, :9, :9])
+        with pytest.raises(UnsupportedScan, match="12 x 10 and 9 x 9"):
+            decode({**series(VOLUME), "x.dcm": other["0001.dcm"]})
+
+    def test_transfer_syntax_without_decoder_is_named(self) -> None:
+        content = written(header(VOLUME[0], pydicom.uid.CTImageStorage)).replace(
+            b"1.2.840.10008.1.2.1\0", f"{MPEG2MPML}"[:20].encode().ljust(20, b"\0")
+        )
+        with pytest.raises(UnsupportedScan, match="transfer syntax.*gdcmconv --raw"):
+            decode(content)
+
+    def test_report_is_no_image(self) -> None:
+        with pytest.raises(UnsupportedScan, match="no image .Basic Text SR"):
+            decode(Path(str(get_testdata_file("reportsi.dcm"))).read_bytes())
+
+
+class TestPixels:
+    @pytest.mark.parametrize("syntax", [RLELossless, JPEGLSLossless, JPEG2000Lossless])
+    def test_lossless_compression_changes_nothing(self, syntax: str) -> None:
+        def packed(dataset: Dataset, _place: int) -> None:
+            compress(dataset, syntax, generate_instance_uid=False)
+
+        volume = RNG.integers(0, 4000, (3, 64, 72)).astype(np.uint16)
+        np.testing.assert_array_equal(
+            decode(series(volume, change=packed)).voxels, decode(series(volume)).voxels
+        )
+
+    def test_signed_12_bit_with_an_overlay_in_the_upper_bits(self) -> None:
+        stored = (VOLUME[:, :, :] & 0x0FFF).astype(np.uint16) | 0xA000
+        scan = decode(series(stored, BitsStored=12, HighBit=11, PixelRepresentation=1))
+        expected = ((VOLUME.astype(int) & 0xFFF) ^ 0x800) - 0x800
+        np.testing.assert_array_equal(scan.voxels[..., 0], expected.transpose(2, 1, 0))
+
+    def test_fractional_slope_per_slice(self) -> None:
+        def own(dataset: Dataset, place: int) -> None:
+            dataset.RescaleSlope, dataset.RescaleIntercept = 0.25 + place, -3.5
+
+        scan = decode(series(VOLUME, change=own))
+        slopes = 0.25 + np.arange(6)
+        expected = VOLUME * slopes[:, None, None] - 3.5
+        np.testing.assert_allclose(scan.voxels[..., 0], expected.transpose(2, 1, 0), rtol=1e-6)
+
+    def test_ct_on_16_bits_stays_16_bits(self) -> None:
+        volume = (VOLUME + 1024).astype(np.uint16)
+        scan = decode(series(volume, RescaleIntercept=-1024))
+        assert scan.voxels.dtype == np.int16
+        np.testing.assert_array_equal(scan.voxels[..., 0], VOLUME.transpose(2, 1, 0))
+
+    def test_monochrome1_image_is_turned_over_and_a_volume_keeps_its_values(self) -> None:
+        pixels = RNG.integers(0, 4000, (14, 11)).astype(np.uint16)
+        plain = decode(image(pixels, BitsStored=12)).voxels
+        turned_over = decode(image(pixels, BitsStored=12, PhotometricInterpretation="MONOCHROME1")).voxels
+        np.testing.assert_array_equal(plain[..., 0], pixels)
+        np.testing.assert_array_equal(turned_over[..., 0], 4095 - pixels)
+        kept = decode(series(VOLUME, PhotometricInterpretation="MONOCHROME1")).voxels
+        np.testing.assert_array_equal(kept, decode(series(VOLUME)).voxels)
+
+    def test_palette_is_read_as_colours(self) -> None:
+        pixels = RNG.integers(0, 4, (9, 9)).astype(np.uint8)
+        table = RNG.integers(0, 256, (3, 4)).astype(np.uint16)
+        values = {"PhotometricInterpretation": "PALETTE COLOR"}
+        for colour, entries in zip(("Red", "Green", "Blue"), table, strict=True):
+            values[f"{colour}PaletteColorLookupTableDescriptor"] = [4, 0, 16]  # type: ignore[assignment]
+            values[f"{colour}PaletteColorLookupTableData"] = (entries << 8).tobytes()  # type: ignore[assignment]
+        np.testing.assert_array_equal(decode(image(pixels, **values)).voxels, table.T[pixels])
+
+    def test_ybr_is_converted(self) -> None:
+        ybr = np.full((8, 8, 3), (76, 85, 255), np.uint8)  # pure red
+        values = {"SamplesPerPixel": 3, "PhotometricInterpretation": "YBR_FULL", "PlanarConfiguration": 0}
+        assert np.abs(decode(image(ybr, **values)).voxels.astype(int) - (255, 0, 0)).max() <= 2
+
+    @pytest.mark.parametrize(
+        "name",
+        ["CT_small.dcm", "693_J2KI.dcm", "J2K_pixelrep_mismatch.dcm", "MR_small_RLE.dcm", "MR_small_expb.dcm",
+         "SC_rgb_jpeg_dcmtk.dcm", "SC_rgb_dcmtk_+eb+cy+np.dcm", "SC_ybr_full_422_uncompressed.dcm",
+         "examples_palette.dcm", "JPEGLSNearLossless_16.dcm", "MR_small_bigendian.dcm"],
+    )  # fmt: skip
+    def test_sample_of_another_writer_matches_simpleitk(self, name: str) -> None:
+        path = Path(str(get_testdata_file(name)))
+        scan = decode(path.read_bytes())
+        found = sitk.GetArrayFromImage(sitk.ReadImage(str(path)))
+        ours = scan.voxels.transpose(2, 1, 0, 3) if scan.is_volume else scan.voxels
+        np.testing.assert_array_equal(ours.ravel(), found.ravel())
+
+    def test_burnt_in_text_is_a_warning(self) -> None:
+        assert any("burnt-in" in n for n in decode(image(VOLUME[0], BurnedInAnnotation="YES")).notes)
+
+
+class TestLimits:
+    @pytest.mark.parametrize(
+        "limits",
+        [Limits(max_voxels=719), Limits(max_pixels=119), Limits(max_decompressed=1439), Limits(max_bytes=2000)],
+    )
+    @pytest.mark.parametrize("pack", [dict, zipped, lambda files: enhanced(VOLUME)])  # noqa: ARG005
+    def test_beyond_a_limit(self, limits: Limits, pack: Any) -> None:
+        with pytest.raises(ScanTooLarge):
+            decode(pack(series(VOLUME)), limits)
+
+    def test_zip_bomb_is_not_unpacked(self) -> None:
+        bomb = zipped({**series(VOLUME), "zeros": bytes(2**24)})
+        with pytest.raises(ScanTooLarge, match="in the zip"):
+            decode(bomb, Limits(max_decompressed=2**20))
+
+    def test_deflated_bomb_is_not_inflated(self) -> None:
+        dataset = header(VOLUME[0], pydicom.uid.CTImageStorage)
+        dataset.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
+        content = written(dataset)
+        assert decode(content).grid == (12, 10)
+        stream = io.BytesIO(content)
+        stream.seek(132)
+        pydicom.filereader.read_dataset(stream, False, True, stop_when=lambda tag, vr, n: tag.group != 2)
+        bomb = content[: stream.tell()] + deflated(bytes(2**24))
+        with pytest.raises(ScanTooLarge, match="inflates"):
+            decode(bomb, Limits(max_decompressed=2**20))
+
+    @pytest.mark.parametrize("syntax", [JPEGLSLossless, JPEG2000Lossless])
+    def test_frame_larger_than_its_header_is_not_decoded(self, syntax: str) -> None:
+        dataset = header(np.zeros((64, 72), np.uint16), pydicom.uid.CTImageStorage)
+        compress(dataset, syntax, generate_instance_uid=False)
+        dataset.Rows = 63
+        with pytest.raises(DamagedScan, match="63 x 72 pixels of 1 samples, its compressed frame 64 x 72"):
+            decode(written(dataset))
+
+    def test_header_that_announces_more_than_there_is(self) -> None:
+        with pytest.raises(DamagedScan, match=r"6 x 12 x 10 pixels \(1440 bytes\), found 240 bytes"):
+            decode(enhanced(VOLUME, PixelData=VOLUME[0].tobytes()))
+
+    def test_damaged_zip_is_rejected(self) -> None:
+        content = bytearray(zipped(series(VOLUME), zipfile.ZIP_STORED))
+        content[500] ^= 0xFF
+        with pytest.raises(DamagedScan, match="cannot be unpacked"):
+            decode(bytes(content))
+
+
+def deflated(body: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    return packer.compress(body) + packer.flush()
+
+
+def decode_error(content: bytes) -> type[ScanError] | None:
+    try:
+        decode(content)
+    except ScanError as error:
+        return type(error)
+    return None
+
+
+class TestRealFiles:
+    def test_mr_series_matches_simpleitk(self, real_data: Path, tmp_path: Path) -> None:
+        folder = real_data / "io_samples" / "dicom" / "mr_series"
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        scan = decode(files)
+        expected, affine = by_simpleitk(files, tmp_path)
+        np.testing.assert_array_equal(scan.voxels[..., 0], expected)
+        assert scan.affine is not None
+        np.testing.assert_allclose(scan.affine, affine, atol=0.02)
+
+    def test_odd_files_are_read_or_refused_by_name(self, real_data: Path) -> None:
+        folder = real_data / "io_samples" / "dicom"
+        found = {path.name: decode_error(path.read_bytes()) for path in folder.glob("*.dcm")}
+        assert found == {
+            "CT_small.dcm": None,
+            "JPEG-lossy.dcm": DamagedScan,
+            "MR_small_bigendian.dcm": None,
+            "MR_small_jp2klossless.dcm": None,
+            "MR_truncated.dcm": DamagedScan,
+            "emri_small.dcm": UnsupportedScan,
+            "examples_rgb_color.dcm": None,
+            "image_dfl.dcm": None,
+            "no_meta.dcm": UnsupportedScan,
+            "rtstruct.dcm": UnsupportedScan,
+        }
