@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
 from model_store.scans.dicom.files import MOST_FILES
+from model_store.scans.dicom.reading import DicomSeries, open_series
 from model_store.scans.encode import encode_nifti, encode_png
 from model_store.scans.foreign import advice
 from model_store.scans.formats import format_of, list_formats, series_of, strip_suffix
@@ -19,6 +20,7 @@ from model_store.scans.types import MIN_SIDE, Limits, Parts, Scan
 __all__ = [
     "MIN_SIDE",
     "MOST_FILES",
+    "DicomSeries",
     "Limits",
     "Parts",
     "Scan",
@@ -26,6 +28,7 @@ __all__ = [
     "encode_nifti",
     "encode_png",
     "list_formats",
+    "open_series",
     "series_of",
     "strip_suffix",
 ]

@@ -51,6 +51,25 @@ class TaskClass:
     values: tuple[int, ...]
 
 
+class Code(BaseModel):
+    """A coded concept (PS3.3 8.8): its value in a coding scheme, and its meaning in words."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    value: str = Field(min_length=1, max_length=16, coerce_numbers_to_str=True)
+    scheme: str = Field(default="SCT", min_length=1, max_length=16)
+    meaning: str = Field(min_length=1, max_length=64)
+
+
+class LabelCodes(BaseModel):
+    """What a label is for other systems: its category (for example a tissue) and its type."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    category: Code
+    type: Code
+
+
 class Normalisation(BaseModel):
     """Normalisation of raw intensities: clip to `window`, clip to `percentiles`, then apply `method`.
 
@@ -95,6 +114,7 @@ class Task(BaseModel):
     normalisation: Normalisation = Normalisation()
     size: tuple[int, int]
     patient: str | None = None
+    codes: dict[str, LabelCodes] = Field({})
 
     @field_validator("class_names")
     @classmethod
@@ -149,13 +169,17 @@ class Task(BaseModel):
             shared = set(values) & set(self.background)
             if shared:
                 raise ValueError(f"mask values {sorted(shared)} are both background and label '{label}'")
+        if unknown := sorted(self.codes.keys() - self.labels.keys()):
+            raise ValueError(f"codes: {unknown} are no labels; the labels are {list(self.labels)}")
         return self
 
     @model_serializer(mode="wrap")
     def _without_what_says_nothing(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         """Omit fields of the other kind, so that artefacts from before kinds keep their digests."""
         content: dict[str, Any] = handler(self)
-        unsaid = ("kind", "class_names") if self.kind == "segmentation" else ("labels", "background")
+        unsaid = {"kind", "class_names"} if self.kind == "segmentation" else {"labels", "background"}
+        if not self.codes:
+            unsaid.add("codes")
         return {name: value for name, value in content.items() if name not in unsaid}
 
     @property

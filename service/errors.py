@@ -43,7 +43,10 @@
     │   ├── ScanUnlikeTask       422  the guard warns, and the request rejects such scans
     │   ├── OutputMismatch            the scan cannot have this output
     │   │   ├── NoPngMask        422  a volume has no PNG mask
-    │   │   └── NoNiftiMask      422  an image has no NIfTI mask
+    │   │   ├── NoNiftiMask      422  an image has no NIfTI mask
+    │   │   ├── NoDicomSource    422  a scan that is no DICOM has no DICOM answer
+    │   │   ├── CodesMissing     422  the task has no codes for its labels
+    │   │   └── LabelsOverlap    422  overlapping labels have no label map
     │   ├── ServiceBusy          503  the queue for inference is full
     │   └── GpuUnavailable       503  a GPU is required and missing
     ├── AssignmentError               an entry cannot be added to the serving log
@@ -358,6 +361,24 @@ class NoNiftiMask(OutputMismatch):
     """The scan is an image."""
 
     title = "An image has no NIfTI mask"
+
+
+class NoDicomSource(OutputMismatch):
+    """The scan is no DICOM."""
+
+    title = "Only DICOM is answered as DICOM"
+
+
+class CodesMissing(OutputMismatch):
+    """The task has no codes for its labels."""
+
+    title = "The labels have no codes"
+
+
+class LabelsOverlap(OutputMismatch):
+    """The labels overlap."""
+
+    title = "Overlapping labels have no label map"
 
 
 class ServiceBusy(PredictionError):

@@ -12,6 +12,7 @@ from service.catalog.network import Personalization
 from service.errors import RequestInvalid
 from service.inference.pool import PickUnit
 from service.kinds import ADAPTING_ITSELF, SCAN_BY_JOB
+from service.prediction.dicom_seg import SegmentationType
 from service.prediction.output import Output
 from service.validation import HOSPITAL_ID, reason
 
@@ -98,7 +99,14 @@ class SegmentOptions(ScanOptions):
         "targets.",
     )
     output: Output | None = Field(
-        None, description="`nifti` is the default for a volume, `png` for an image."
+        None,
+        description="`nifti` is the default for a volume, `png` for an image. `dicom-seg` is for scans that "
+        "are sent as DICOM, and tasks with codes for their labels.",
+    )
+    segmentation_type: SegmentationType | None = Field(
+        None,
+        description="With output=dicom-seg: `binary` (the default) with a bit per voxel and segment, "
+        "`labelmap` for viewers that know it, `fractional` (0 or 1 of each voxel is occupied).",
     )
 
 

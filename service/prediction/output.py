@@ -1,5 +1,6 @@
 """Output formats of a segmentation: NIfTI, PNG, overlay, JSON.
 
+    dicom-seg  the mask as a DICOM SEG that refers to its source; scans that were sent as DICOM only
     nifti    the mask as .nii.gz on the scan's own grid and affine; volumes only: an image has no affine
     png      the mask as an 8-bit grey PNG of the image's own size; images only
     overlay  a PNG picture for a person: mask over image, or a montage of a volume's slices
@@ -21,9 +22,10 @@ from pydantic import BaseModel, Field
 from model_store.preprocessing import display_slices, to_slices
 from model_store.scan import Scan, encode_nifti, encode_png
 from model_store.task import Plane, Task
-from service.errors import NoNiftiMask, NoPngMask
+from service.errors import NoDicomSource, NoNiftiMask, NoPngMask, ParametersContradict
 from service.inference.pipeline import Segmentation
 from service.inference.pool import PoolPick
+from service.prediction.dicom_seg import SegmentationType, check_codes
 from service.prediction.overlay import Panel, choose_slices, overlay
 from service.prediction.receipt import NOTICE, Receipt
 
@@ -50,13 +52,14 @@ def pool_selections(picked: Sequence[PoolPick] | None) -> list[PickReport] | Non
     return [PickReport(entries=list(p.entries), similarities=list(p.similarities)) for p in picked]
 
 
-Output = Literal["nifti", "png", "overlay", "json"]
+Output = Literal["nifti", "png", "overlay", "json", "dicom-seg"]
 
 MEDIA_TYPES: dict[Output, tuple[str, str]] = {
     "nifti": ("application/gzip", "mask.nii.gz"),
     "png": ("image/png", "mask.png"),
     "overlay": ("image/png", "overlay.png"),
     "json": ("application/json", "segmentation.json"),
+    "dicom-seg": ("application/dicom", "segmentation.dcm"),
 }
 
 
@@ -100,8 +103,19 @@ class SegmentationReport(BaseModel):
     notice: str = NOTICE
 
 
-def choose_output(wanted: Output | None, scan: Scan) -> Output:
-    """Choose the output format. Raises OutputMismatch if it does not fit the scan."""
+def choose_output(
+    wanted: Output | None, scan: Scan, task: Task, kind: SegmentationType | None = None
+) -> Output:
+    """Choose the output format. Raises OutputMismatch if it does not fit the scan or the task."""
+    if kind is not None and wanted != "dicom-seg":
+        raise ParametersContradict("`segmentation_type` belongs to output=dicom-seg; leave it out.")
+    if wanted == "dicom-seg":
+        if scan.format != "dicom":
+            raise NoDicomSource(
+                f"A DICOM segmentation refers to the DICOM series of its scan, and this scan is "
+                f"{scan.format}; send the series, or ask for another output."
+            )
+        check_codes(task, kind or "binary")
     if wanted is None:
         return "nifti" if scan.is_volume else "png"
     if wanted == "png" and scan.is_volume:

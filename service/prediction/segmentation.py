@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from model_store.scan import Scan
+from model_store.scan import Scan, open_series
 from service.inference.pipeline import Segmentation, segment
 from service.prediction.answer import Answer, Predictor
+from service.prediction.dicom_seg import encode_seg
 from service.prediction.options import SegmentOptions
 from service.prediction.output import (
     MEDIA_TYPES,
@@ -43,13 +44,20 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
             names = self._warning_names(found.warnings)
-            body = encode(self.output, found, task, title, names, lambda: self._report(found))
+            if self.output == "dicom-seg":
+                series = open_series(data, self.limits)
+                kind = self.options.segmentation_type or "binary"
+                body = encode_seg(series, found.classes, task, self._receipt(output=self.output), kind)
+            else:
+                body = encode(self.output, found, task, title, names, lambda: self._report(found))
         media_type, filename = MEDIA_TYPES[self.output]
         headers = self._headers(found.warnings, filename) | {"Locum-Labels": label_header(task)}
         return Answer(body, media_type, headers, found.picked)
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
-        self.output = choose_output(self.options.output, scan)
+        self.output = choose_output(
+            self.options.output, scan, self.selection.manifest.task, self.options.segmentation_type
+        )
         super()._before_running(scan, warnings)
 
     def _report(self, found: Segmentation) -> SegmentationReport:

@@ -98,7 +98,8 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
                 return archive.read(entry)
             except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
                 raise DamagedScan(
-                    f"DICOM: a file of the zip cannot be unpacked ({type(error).__name__}); zip the series again"
+                    f"DICOM: a file of the zip cannot be unpacked ({type(error).__name__}); "
+                    "zip the series again"
                 ) from None
 
         return read

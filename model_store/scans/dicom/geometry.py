@@ -129,7 +129,8 @@ def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tupl
     """Sort frames to a stack.
 
     Returns:
-        The indices of the frames in slice order, the affine [4, 4] (column, row, slice) -> RAS in mm, and notes.
+        The indices of the frames in slice order, the affine [4, 4] (column, row, slice) -> RAS in mm,
+        and notes.
 
     Raises:
         UnsupportedScan: the frames are no regular stack of parallel slices. DamagedScan: unusable numbers.
@@ -137,8 +138,8 @@ def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tupl
     unplaced = sum(frame.position is None or frame.orientation is None for frame in frames)
     if unplaced:
         raise UnsupportedScan(
-            f"DICOM: {unplaced} of {len(frames)} slices have no position or orientation in the patient; send a "
-            "series as the scanner stored it"
+            f"DICOM: {unplaced} of {len(frames)} slices have no position or orientation in the patient; send "
+            "a series as the scanner stored it"
         )
     orientation, spacing = _common_plane(frames)
     row, column = orientation[:3], orientation[3:]
@@ -161,7 +162,9 @@ def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tupl
 def _common_plane(frames: Sequence[Frame]) -> tuple[NDArray[np.float64], tuple[float, float]]:
     orientation, spacing = frames[0].orientation, frames[0].spacing
     assert orientation is not None
-    others = [f for f in frames if f.orientation is not None and np.abs(f.orientation - orientation).max() > _COSINE]
+    others = [
+        f for f in frames if f.orientation is not None and np.abs(f.orientation - orientation).max() > _COSINE
+    ]
     if others:
         localisers = sum("LOCALIZER" in (frame.find("ImageType") or ()) for frame in frames)
         angle = max(_angle(orientation, frame.orientation) for frame in others)
@@ -171,15 +174,15 @@ def _common_plane(frames: Sequence[Frame]) -> tuple[NDArray[np.float64], tuple[f
             else ("so they are no stack; send one parallel series")
         )
         raise UnsupportedScan(
-            f"DICOM: expected parallel slices, found {len(others)} of {len(frames)} turned against the first by "
-            f"up to {angle:.1f}°, {what}"
+            f"DICOM: expected parallel slices, found {len(others)} of {len(frames)} turned against the first "
+            f"by up to {angle:.1f}°, {what}"
         )
     row, column = orientation[:3], orientation[3:]
     lengths = np.linalg.norm(row), np.linalg.norm(column)
     if min(lengths) < 0.99 or max(lengths) > 1.01 or abs(float(row @ column)) > 0.01:
         raise DamagedScan(
-            f"DICOM: expected an orientation of two perpendicular unit vectors, found lengths {lengths[0]:.3f} "
-            f"and {lengths[1]:.3f} with product {float(row @ column):.3f}; export the series again"
+            f"DICOM: expected an orientation of two perpendicular unit vectors, found lengths "
+            f"{lengths[0]:.3f} and {lengths[1]:.3f} with product {float(row @ column):.3f}; export it again"
         )
     if spacing is None or min(spacing) <= 0:
         raise UnsupportedScan("DICOM: the slices have no valid PixelSpacing; export the series again")
@@ -251,11 +254,12 @@ def _check_gaps(gaps: NDArray[np.float64], along: NDArray[np.float64]) -> None:
     if (missing >= 1).all() and (np.abs(gaps[wrong] - (missing + 1) * usual) <= 2 * tolerance).all():
         raise UnsupportedScan(
             f"DICOM: {int(missing.sum())} slices are missing: slices are {usual:.2f} mm apart, and "
-            f"{widest:.2f} mm between slices {first + 1} and {first + 2} of {len(along)}; send the whole series"
+            f"{widest:.2f} mm between slices {first + 1} and {first + 2} of {len(along)}; "
+            "send the whole series"
         )
     raise UnsupportedScan(
-        f"DICOM: expected evenly spaced slices, found gaps of {gaps.min():.2f} to {gaps.max():.2f} mm (usually "
-        f"{usual:.2f}); send an evenly spaced series, or resample it first"
+        f"DICOM: expected evenly spaced slices, found gaps of {gaps.min():.2f} to {gaps.max():.2f} mm "
+        f"(usually {usual:.2f}); send an evenly spaced series, or resample it first"
     )
 
 
@@ -269,8 +273,8 @@ def _repeated(frames: Sequence[Frame], places: int, count: int) -> str:
         if 1 < len(values) <= count // 2 + 1:
             shown = ", ".join(sorted(values, key=_as_number)[:5])
             return (
-                f"DICOM: {count} images at {places} positions: {len(values)} {name} ({shown}{unit}); send one "
-                "of them at a time"
+                f"DICOM: {count} images at {places} positions: {len(values)} {name} ({shown}{unit}); send "
+                "one of them at a time"
             )
     return (
         f"DICOM: {count} images at {places} positions: {count - places} slices are there twice or belong to "

@@ -90,8 +90,8 @@ def layout_of(header: Dataset, where: str) -> Layout:
     syntax = UID(str(header.file_meta.TransferSyntaxUID))
     if syntax not in DECODERS:
         raise UnsupportedScan(
-            f"DICOM: {where} has transfer syntax {syntax.name[:64]!r}, which Locum does not decode; convert it to "
-            "Explicit VR Little Endian, for example with gdcmconv --raw"
+            f"DICOM: {where} has transfer syntax {syntax.name[:64]!r}, which Locum does not decode; convert "
+            "it to Explicit VR Little Endian, for example with gdcmconv --raw"
         )
     with reported(f"the image header of {where}"):
         numbers = {

@@ -72,8 +72,8 @@ class DicomSeries:
                     voxels = np.empty((len(self.frames), *values.shape), values.dtype.newbyteorder("="))
                 elif values.dtype.newbyteorder("=") != voxels.dtype:
                     raise UnsupportedScan(
-                        f"DICOM: expected samples of one type, found {voxels.dtype} and {values.dtype}; send one "
-                        "series"
+                        f"DICOM: expected samples of one type, found {voxels.dtype} and {values.dtype}; send "
+                        "one series"
                     )
                 voxels[places[file, index]] = values
         assert voxels is not None
@@ -168,8 +168,8 @@ def _check_limits(layouts: Sequence[Layout], limits: Limits) -> None:
     for layout in layouts:
         if (layout.rows, layout.columns) != (first.rows, first.columns):
             raise UnsupportedScan(
-                f"DICOM: expected images of one size, found {first.rows} x {first.columns} and {layout.rows} x "
-                f"{layout.columns}; send one series"
+                f"DICOM: expected images of one size, found {first.rows} x {first.columns} and {layout.rows} "
+                f"x {layout.columns}; send one series"
             )
         # The same samples mean the same: grey with colour or signed with unsigned are not one series.
         if (layout.samples, layout.photometric) != (first.samples, first.photometric):
@@ -187,7 +187,8 @@ def _check_limits(layouts: Sequence[Layout], limits: Limits) -> None:
     size = sum(layout.decoded_bytes for layout in layouts)
     if size > limits.max_decompressed:
         raise ScanTooLarge(
-            f"DICOM: expected at most {limits.max_decompressed} bytes of pixels, found {size}; send fewer slices"
+            f"DICOM: expected at most {limits.max_decompressed} bytes of pixels, found {size}; "
+            "send fewer slices"
         )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydicom import Dataset
 from pydicom.data import get_testdata_file
 from pydicom.pixels import compress
-from pydicom.uid import JPEG2000Lossless, JPEGLSLossless, MPEG2MPML, RLELossless, SecondaryCaptureImageStorage
+from pydicom.uid import MPEG2MPML, JPEG2000Lossless, JPEGLSLossless, RLELossless, SecondaryCaptureImageStorage
 
 from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.preprocessing import prepare
@@ -108,14 +108,14 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("change", "message"),
         [
-            ({"drop": (2,)}, r"1 slices are missing: slices are 2\.50 mm apart, and 5\.00 mm between slices 2 and 3"),
+            ({"drop": (2,)}, r"1 slices are missing: .* 2\.50 mm apart, and 5\.00 mm between slices 2 and 3"),
             ({"drop": (2, 3)}, r"2 slices are missing.*7\.50 mm"),
             ({"move": {5: 1.0}}, r"evenly spaced.*2\.50 to 3\.50 mm"),
             ({"move": {1: -2.5}}, r"6 images at 5 positions: 1 slices are there twice"),
             ({"tilt": 0.5}, r"0\.50 mm for 2\.50 mm.*tilt of 11\.3°"),
             ({"one": {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1]}}, r"1 of 6 turned.*90\.0°"),
             (
-                {"one": {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1], "ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]}},
+                {"one": {"ImageOrientationPatient": [0, 1, 0, 0, 0, -1], "ImageType": ["A", "LOCALIZER"]}},
                 "1 of them localisers",
             ),
             ({"one": {"SeriesInstanceUID": uid("other")}}, "one series, found 2 with 5, 1 images"),
@@ -133,7 +133,10 @@ class TestRefusals:
             x, y, z = (float(v) for v in dataset.ImagePositionPatient)
             z += change.get("move", {}).get(place, 0.0)
             dataset.ImagePositionPatient = [x, y + place * change.get("tilt", 0.0), z]
-            for keyword, value in {**change.get("all", {}), **(change.get("one", {}) if place == 3 else {})}.items():
+            for keyword, value in {
+                **change.get("all", {}),
+                **(change.get("one", {}) if place == 3 else {}),
+            }.items():
                 setattr(dataset, keyword, value)
 
         files = series(VOLUME, change=changed)
@@ -157,7 +160,7 @@ class TestRefusals:
 
     def test_film_over_time(self) -> None:
         film = image(VOLUME.astype(np.uint16), NumberOfFrames=6, FrameTime="40")
-        with pytest.raises(UnsupportedScan, match="6 frames .* film"):
+        with pytest.raises(UnsupportedScan, match=r"6 frames .* film"):
             decode(film)
 
     def test_sizes_differ(self) -> None:
@@ -169,11 +172,11 @@ class TestRefusals:
         content = written(header(VOLUME[0], pydicom.uid.CTImageStorage)).replace(
             b"1.2.840.10008.1.2.1\0", f"{MPEG2MPML}"[:20].encode().ljust(20, b"\0")
         )
-        with pytest.raises(UnsupportedScan, match="transfer syntax.*gdcmconv --raw"):
+        with pytest.raises(UnsupportedScan, match=r"transfer syntax.*gdcmconv --raw"):
             decode(content)
 
     def test_report_is_no_image(self) -> None:
-        with pytest.raises(UnsupportedScan, match="no image .Basic Text SR"):
+        with pytest.raises(UnsupportedScan, match=r"no image .Basic Text SR"):
             decode(Path(str(get_testdata_file("reportsi.dcm"))).read_bytes())
 
 
@@ -252,9 +255,14 @@ class TestPixels:
 class TestLimits:
     @pytest.mark.parametrize(
         "limits",
-        [Limits(max_voxels=719), Limits(max_pixels=119), Limits(max_decompressed=1439), Limits(max_bytes=2000)],
+        [
+            Limits(max_voxels=719),
+            Limits(max_pixels=119),
+            Limits(max_decompressed=1439),
+            Limits(max_bytes=2000),
+        ],
     )
-    @pytest.mark.parametrize("pack", [dict, zipped, lambda files: enhanced(VOLUME)])  # noqa: ARG005
+    @pytest.mark.parametrize("pack", [dict, zipped, lambda files: enhanced(VOLUME)])
     def test_beyond_a_limit(self, limits: Limits, pack: Any) -> None:
         with pytest.raises(ScanTooLarge):
             decode(pack(series(VOLUME)), limits)

@@ -6,7 +6,6 @@ import io
 import struct
 import tracemalloc
 import zlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np

@@ -1,0 +1,257 @@
+"""Encode a segmentation as a DICOM SEG on the slices of its source series.
+
+The instance is a function of the source, the network and the options: the same request makes the same SEG,
+byte for byte, so that a PACS that receives it twice keeps one.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import JsonValue
+from pydicom import Dataset
+
+from model_store.errors import UnsupportedScan
+from model_store.scan import DicomSeries
+from model_store.task import Task
+from service.errors import CodesMissing, LabelsOverlap
+from service.prediction.receipt import NOTICE, ModelReceipt, Receipt
+
+SegmentationType = Literal["binary", "labelmap", "fractional"]
+
+MEDIA_TYPE: Final = "application/dicom"
+_MANUFACTURER = "Locum"
+_SERIES_NUMBER = 24001
+# Attributes that every instance must have, if only empty, and that some sources leave out.
+_MAY_BE_EMPTY = (
+    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex"),
+    *("StudyDate", "StudyTime", "StudyID", "AccessionNumber", "ReferringPhysicianName"),
+    *("PositionReferenceIndicator", "Manufacturer"),
+)
+_DATES = (
+    ("ContentDate", "ContentTime"),
+    ("AcquisitionDate", "AcquisitionTime"),
+    ("SeriesDate", "SeriesTime"),
+    ("StudyDate", "StudyTime"),
+)
+
+
+def check_codes(task: Task, kind: SegmentationType) -> None:
+    """Check that every segment can be named. Raises CodesMissing, LabelsOverlap."""
+    missing = [label for label in task.labels if label not in task.codes]
+    if missing:
+        raise CodesMissing(
+            f"A DICOM segmentation names each label by a code, and task '{task.name}' has none for "
+            f"{', '.join(missing)}. Add `codes` to task.yaml (SNOMED CT: category and type of each label) "
+            "and publish the model again, or ask for output=nifti."
+        )
+    if kind == "labelmap" and _overlap(task):
+        raise LabelsOverlap(
+            f"Labels of task '{task.name}' overlap, and a voxel of a label map has one segment; leave out "
+            "segmentation_type or ask for binary."
+        )
+
+
+def encode_seg(
+    series: DicomSeries,
+    classes: NDArray[np.uint8],
+    task: Task,
+    receipt: Receipt,
+    kind: SegmentationType = "binary",
+) -> bytes:
+    """Encode class indices on the series' own grid ([columns, rows, slices], or [rows, columns]).
+
+    Raises UnsupportedScan where the source lacks what every SEG must repeat.
+    """
+    # Two seconds of imports that only this output needs.
+    import highdicom as hd
+    from pydicom.sr.codedict import codes
+
+    frames = classes[None] if series.affine is None else classes.transpose(2, 1, 0)
+    sources, frames = _in_source_order(series, frames)
+    key = _key(receipt, kind)
+    software = f"Locum {receipt.locum}"
+    algorithm = hd.AlgorithmIdentificationSequence(
+        name=receipt.network.name[:64],
+        family=codes.cid7162.ArtificialIntelligence,
+        version=receipt.network.digest.removeprefix("sha256:"),
+        source=_MANUFACTURER,
+        parameters={
+            "model": receipt.model.name,
+            "personalization": receipt.personalization,
+            **_other_options(receipt),
+        },
+    )
+    descriptions = [
+        hd.seg.SegmentDescription(
+            segment_number=number,
+            segment_label=label[:64],
+            segmented_property_category=_code(task.codes[label].category),
+            segmented_property_type=_code(task.codes[label].type),
+            algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
+            algorithm_identification=algorithm,
+            tracking_uid=uid(key, "segment", label),
+            tracking_id=f"{label[:32]}, {NOTICE}",
+        )
+        for number, label in enumerate(_segments(task), start=1)
+    ]
+    try:
+        seg = hd.seg.Segmentation(
+            source_images=sources,
+            pixel_array=_pixels(frames, task),
+            segmentation_type=kind.upper(),
+            segment_descriptions=descriptions,
+            series_instance_uid=uid(key, "series"),
+            series_number=_SERIES_NUMBER,
+            sop_instance_uid=uid(key, "instance"),
+            instance_number=1,
+            manufacturer=_MANUFACTURER,
+            manufacturer_model_name=receipt.network.name[:64],
+            software_versions=software,
+            device_serial_number=receipt.network.digest.removeprefix("sha256:"),
+            # The mask says in or out of each voxel: occupied by all or by nothing.
+            fractional_type="OCCUPANCY",
+            max_fractional_value=1,
+            content_description=f"Automatic segmentation, {NOTICE}",
+            content_label="SEGMENTATION",
+            series_description=f"{receipt.network.name[:24]} segmentation, {NOTICE}",
+            omit_empty_frames=False,
+            contributing_equipment=[_equipment(hd, receipt, software)],
+        )
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UnsupportedScan(
+            f"DICOM: no SEG can be made for this series ({type(error).__name__} in its header); ask for "
+            "output=nifti"
+        ) from None
+    _correct(seg, series, sources[0], key)
+    content = io.BytesIO()
+    seg.save_as(content)
+    return content.getvalue()
+
+
+def uid(*key: str) -> str:
+    """Make a UID that is a function of the key (PS3.5 B.2: a UUID as a number)."""
+    digest = bytearray(hashlib.sha256("\0".join(key).encode()).digest()[:16])
+    digest[6], digest[8] = digest[6] & 0x0F | 0x80, digest[8] & 0x3F | 0x80  # UUID version 8
+    return f"2.25.{int.from_bytes(digest, 'big')}"
+
+
+def _key(receipt: Receipt, kind: str) -> str:
+    """List what the answer depends on. How the client named the model and hospital is not part of it."""
+    options = {k: v for k, v in receipt.options.items() if k not in _NAMING}
+    parts: list[JsonValue] = [
+        receipt.input_sha256,
+        receipt.model.digest,
+        receipt.network.digest,
+        receipt.graph,
+        receipt.personalization,
+        options,
+        kind,
+    ]
+    return json.dumps(parts, sort_keys=True)
+
+
+_NAMING = ("model", "hospital", "site", "guard", "segmentation_type")
+
+
+def _other_options(receipt: Receipt) -> dict[str, str]:
+    named = {k: v for k, v in receipt.options.items() if k not in (*_NAMING, "personalization", "output")}
+    return {name: str(value) for name, value in named.items() if value is not None}
+
+
+def _overlap(task: Task) -> bool:
+    return any(len(task_class.labels) > 1 for task_class in task.classes)
+
+
+def _segments(task: Task) -> list[str]:
+    """The labels by segment number: a class index is its segment's number where labels do not overlap."""
+    if _overlap(task):
+        return list(task.labels)
+    return [task_class.labels[0] for task_class in task.classes[1:]]
+
+
+def _pixels(frames: NDArray[np.uint8], task: Task) -> NDArray[Any]:
+    if not _overlap(task):
+        return np.ascontiguousarray(frames)
+    segments = [np.isin(frames, task.label_classes(label)) for label in _segments(task)]
+    return np.stack(segments, axis=-1).astype(np.uint8)
+
+
+def _in_source_order(
+    series: DicomSeries, frames: NDArray[np.uint8]
+) -> tuple[list[Dataset], NDArray[np.uint8]]:
+    """The source instances, and the mask frame by frame in their order."""
+    headers = [_completed(header) for header in series.headers]
+    if len(headers) > 1:
+        return [headers[frame.file] for frame in series.frames], frames
+    order = np.argsort([frame.index for frame in series.frames])
+    return headers, frames[order]
+
+
+def _completed(header: Dataset) -> Dataset:
+    completed = copy.copy(header)
+    for keyword in _MAY_BE_EMPTY:
+        if keyword not in completed or completed.get(keyword) is None:
+            setattr(completed, keyword, "")
+    return completed
+
+
+def _code(code: Any) -> Any:
+    from pydicom.sr.coding import Code
+
+    return Code(code.value, code.scheme, code.meaning)
+
+
+def _equipment(hd: Any, receipt: Receipt, software: str) -> Any:
+    from pydicom.sr.coding import Code
+
+    equipment = hd.ContributingEquipment(
+        manufacturer=_MANUFACTURER,
+        purpose_of_reference=Code("109102", "DCM", "Processing Equipment"),
+        manufacturer_model_name=receipt.network.name[:64],
+        software_versions=software,
+        contribution_description=f"Segmentation by {receipt.network.name}, {NOTICE}"[:1024],
+    )
+    # Each version, hence each version adapted to a hospital, is a device of its own.
+    equipment.DeviceUID = device_uid(receipt.network)
+    return equipment
+
+
+def device_uid(network: ModelReceipt) -> str:
+    """The UID of a published version as a device."""
+    return uid("device", network.digest)
+
+
+def _correct(seg: Any, series: DicomSeries, source: Dataset, key: str) -> None:
+    """Replace what highdicom takes from the clock, from chance, or from a header's wrong spacing."""
+    if series.affine is not None and "SharedFunctionalGroupsSequence" in seg:
+        measures = seg.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0]
+        measures.SpacingBetweenSlices = round(float(np.linalg.norm(series.affine[:3, 2])), 6)
+    organization = uid(key, "dimensions")
+    for item in seg.get("DimensionOrganizationSequence", ()):
+        item.DimensionOrganizationUID = organization
+    for item in seg.get("DimensionIndexSequence", ()):
+        item.DimensionOrganizationUID = organization
+    for item in seg.ContributingEquipmentSequence:
+        if "ContributionDateTime" in item:
+            del item.ContributionDateTime
+    date, time = _content_moment(source)
+    seg.ContentDate, seg.ContentTime = date, time
+    for keyword in ("InstanceCreationDate", "InstanceCreationTime", "SeriesDate", "SeriesTime"):
+        if keyword in seg:
+            delattr(seg, keyword)
+
+
+def _content_moment(source: Dataset) -> Sequence[str]:
+    """When the source was made: a clock would make every repetition another instance."""
+    for date, time in _DATES:
+        if source.get(date):
+            return str(source.get(date)), str(source.get(time) or "000000")
+    return "19000101", "000000"

@@ -1,0 +1,201 @@
+"""DICOM in and DICOM SEG out over HTTP."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import highdicom as hd
+import nibabel as nib
+import numpy as np
+import pydicom
+import pytest
+import SimpleITK as sitk
+
+from model_store.task import Code, LabelCodes, Normalisation, Task
+from tests.helpers.model_store.dicom_files import PLANES, enhanced, image, series, turned, zipped
+
+THRESHOLD = 100
+CODES = LabelCodes(
+    category=Code(value="91723000", meaning="Anatomical Structure"),
+    type=Code(value="10200004", meaning="Liver"),
+)
+CODED = Task(
+    name="coded",
+    labels={"bright": (1,)},
+    normalisation=Normalisation(method="none"),
+    size=(32, 32),
+    colour="luminance",
+    codes={"bright": CODES},
+)
+VOLUME = np.random.default_rng(3).integers(0, 200, (9, 32, 32)).astype(np.int16)
+
+
+@pytest.fixture(scope="module")
+def api(start: Any, tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Any:
+    root = tmp_path_factory.mktemp("store")
+    publish_bright(root)
+    publish_bright(root, name="coded", task=CODED)
+    publish_bright(root, name="other", task=CODED, at=50)
+    return start(root)
+
+
+def nifti_of(response: Any) -> Any:
+    assert response.status_code == 200, response.text
+    return nib.Nifti1Image.from_bytes(gzip.decompress(response.content))
+
+
+def seg_of(response: Any) -> Any:
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/dicom"
+    return hd.seg.segread(io.BytesIO(response.content))
+
+
+def as_nifti(files: dict[str, bytes], folder: Path) -> bytes:
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    reader = sitk.ImageSeriesReader()
+    reader.SetFileNames(reader.GetGDCMSeriesFileNames(str(folder)))
+    sitk.WriteImage(reader.Execute(), str(folder / "scan.nii"))
+    return (folder / "scan.nii").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "plane", [PLANES["axial"], PLANES["coronal"], PLANES["axial feet first"], turned(8)],
+    ids=["axial", "coronal", "feet first", "oblique"],
+)  # fmt: skip
+def test_series_gets_the_mask_of_the_same_nifti(api: Any, plane: Any, tmp_path: Path) -> None:
+    files = series(np.pad(VOLUME, ((0, 7), (0, 0), (0, 0)), mode="wrap"), plane)
+    masks = [
+        nifti_of(api.segment(content, model="bright"))
+        for content in (zipped(files), as_nifti(files, tmp_path))
+    ]
+    np.testing.assert_array_equal(*(np.asarray(mask.dataobj) for mask in masks))
+    np.testing.assert_allclose(masks[0].affine, masks[1].affine, atol=1e-4)
+    assert np.asarray(masks[0].dataobj).any()
+
+
+def test_parts_in_any_order_are_one_scan(api: Any) -> None:
+    files = list(series(VOLUME).values())
+    answers = [
+        api.client.post(
+            "/segment",
+            files=[("scan", ("x", part)) for part in parts],
+            data={"model": "bright", "output": "json"},
+        ).json()
+        for parts in (files, files[::-1])
+    ]
+    assert answers[0]["shape"] == [32, 32, 9]
+    assert answers[0]["labels"]["bright"]["voxels"] == int((VOLUME > THRESHOLD).sum())
+    assert answers[0]["receipt"]["input_sha256"] == answers[1]["receipt"]["input_sha256"]
+
+
+@pytest.mark.parametrize("pack", [lambda v: zipped(series(v)), enhanced], ids=["series", "enhanced"])
+@pytest.mark.parametrize("kind", ["binary", "labelmap", "fractional"])
+def test_seg_holds_the_mask_voxel_for_voxel(api: Any, pack: Callable[..., bytes], kind: str) -> None:
+    seg = seg_of(api.segment(pack(VOLUME), model="coded", output="dicom-seg", segmentation_type=kind))
+    assert seg.SegmentationType == kind.upper()
+    assert int(seg.NumberOfFrames) == len(VOLUME)
+    by_position = {
+        round(float(frame.PlanePositionSequence[0].ImagePositionPatient[2]), 3): pixels
+        for frame, pixels in zip(seg.PerFrameFunctionalGroupsSequence, seg.pixel_array, strict=True)
+    }
+    for place, pixels in enumerate(VOLUME):
+        np.testing.assert_array_equal(by_position[40.0 + 2.5 * place], pixels > THRESHOLD)
+    assert seg.SharedFunctionalGroupsSequence[0].PixelMeasuresSequence[0].SpacingBetweenSlices == 2.5
+
+
+def test_seg_refers_to_its_source_instance_by_instance(api: Any) -> None:
+    files = series(VOLUME, turned(8))
+    seg = seg_of(api.segment(zipped(files), model="coded", output="dicom-seg"))
+    sources = {d.SOPInstanceUID: d for d in map(pydicom.dcmread, map(io.BytesIO, files.values()))}
+    found = seg.get_pixels_by_source_instance(list(sources), segment_numbers=[1])[..., 0]
+    for pixels, source in zip(found, sources.values(), strict=True):
+        np.testing.assert_array_equal(pixels, source.pixel_array > THRESHOLD)
+    one = next(iter(sources.values()))
+    for keyword in ("StudyInstanceUID", "FrameOfReferenceUID", "PatientID"):
+        assert seg[keyword].value == one[keyword].value
+    assert seg.ReferencedSeriesSequence[0].SeriesInstanceUID == one.SeriesInstanceUID
+    assert seg.SeriesInstanceUID != one.SeriesInstanceUID
+
+
+def test_seg_says_what_made_it(api: Any) -> None:
+    scan = zipped(series(VOLUME))
+    response = api.segment(scan, model="coded", output="dicom-seg")
+    seg = seg_of(response)
+    (segment,) = seg.SegmentSequence
+    assert segment.SegmentAlgorithmType == "AUTOMATIC"
+    assert segment.SegmentedPropertyTypeCodeSequence[0].CodeValue == "10200004"
+    (algorithm,) = segment.SegmentationAlgorithmIdentificationSequence
+    assert algorithm.AlgorithmName == "coded@1"
+    assert f"sha256:{algorithm.AlgorithmVersion}" == api.store.open("coded@1").digest
+    assert "personalization=global" in algorithm.AlgorithmParameters
+    for text in (seg.SeriesDescription, seg.ContentDescription):
+        assert "research use only" in text
+    other = seg_of(api.segment(scan, model="other", output="dicom-seg"))
+    devices = {e.DeviceUID for s in (seg, other) for e in s.ContributingEquipmentSequence if "DeviceUID" in e}
+    assert len(devices) == 2
+    assert seg.SOPInstanceUID != other.SOPInstanceUID
+
+
+def test_same_request_gives_the_same_instance_and_another_option_another(api: Any) -> None:
+    scan = zipped(series(VOLUME))
+    first, again, named = (
+        api.segment(scan, model=model, output="dicom-seg") for model in ("coded", "coded", "coded@1")
+    )
+    assert first.content == again.content == named.content
+    others = [
+        api.segment(scan, model="coded", output="dicom-seg", segmentation_type="labelmap"),
+        api.segment(zipped(series(VOLUME + 1)), model="coded", output="dicom-seg"),
+    ]
+    assert len({seg_of(each).SOPInstanceUID for each in (first, *others)}) == 3
+
+
+def test_single_projection_image_has_a_seg(api: Any) -> None:
+    pixels = VOLUME[0].astype(np.uint16)
+    seg = seg_of(api.segment(image(pixels), model="coded", output="dicom-seg"))
+    np.testing.assert_array_equal(seg.pixel_array, pixels > THRESHOLD)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"model": "bright", "output": "dicom-seg"}, "has none for bright"),
+        ({"model": "coded", "segmentation_type": "labelmap"}, "belongs to output=dicom-seg"),
+    ],
+)
+def test_request_without_what_a_seg_needs_is_refused(api: Any, fields: dict[str, str], message: str) -> None:
+    response = api.segment(zipped(series(VOLUME)), **fields)
+    assert response.status_code == 422
+    assert message in response.json()["detail"]
+
+
+def test_nifti_has_no_dicom_answer(api: Any, make_nifti: Callable[..., bytes]) -> None:
+    response = api.segment(make_nifti(VOLUME, np.eye(4)), model="coded", output="dicom-seg")
+    assert response.status_code == 422
+    assert "send the series" in response.json()["detail"]
+
+
+@pytest.mark.parametrize("pack", [lambda v: zipped(series(v)), enhanced], ids=["series", "enhanced"])
+def test_dciodvfy_finds_no_error(api: Any, pack: Callable[..., bytes], tmp_path: Path) -> None:
+    if shutil.which("dciodvfy") is None:
+        pytest.skip("dciodvfy is not installed (apt-get install dicom3tools)")
+    path = tmp_path / "seg.dcm"
+    path.write_bytes(api.segment(pack(VOLUME), model="coded", output="dicom-seg").content)
+    found = subprocess.run(["dciodvfy", "-new", path], capture_output=True, text=True, check=False)
+    assert "Segmentation" in found.stderr
+    assert [line for line in found.stderr.splitlines() if line.startswith("Error")] == []
+
+
+def test_no_value_of_the_patient_in_an_error(api: Any) -> None:
+    files = series(VOLUME)
+    files.pop("0003.dcm")
+    response = api.segment(zipped({f"PLANTED^{n}": c for n, c in files.items()}), model="coded")
+    assert response.status_code == 415
+    assert "1 slices are missing" in response.text
+    assert "planted" not in (response.text + str(response.headers)).lower()
