@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
+from model_store.scans.dicom.deidentify import deidentify
 from model_store.scans.dicom.files import MOST_FILES
+from model_store.scans.dicom.masks import is_seg, read_seg
 from model_store.scans.dicom.reading import DicomSeries, open_series
 from model_store.scans.encode import encode_nifti, encode_png
 from model_store.scans.foreign import advice
@@ -25,6 +27,8 @@ __all__ = [
     "Parts",
     "Scan",
     "decode",
+    "decode_mask",
+    "deidentify",
     "encode_nifti",
     "encode_png",
     "list_formats",
@@ -34,6 +38,16 @@ __all__ = [
 ]
 
 _DEFAULT = Limits()
+
+
+def decode_mask(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:
+    """Decode a mask: a DICOM SEG, or what `decode` reads. Raises as `decode`."""
+    single = next(iter(content.values())) if isinstance(content, Mapping) and len(content) == 1 else content
+    if isinstance(single, bytes) and is_seg(single):
+        if len(single) > limits.max_bytes:
+            raise ScanTooLarge(f"expected at most {limits.max_bytes} bytes, found {len(single)}")
+        return read_seg(single, limits)
+    return decode(content, limits)
 
 
 def decode(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from model_store.guard import ScanSummary, summarise
-from model_store.preprocessing import Geometry, class_map, prepare, restore
+from model_store.preprocessing import Geometry, align, class_map, prepare, restore
 from model_store.scan import Scan
 from model_store.task import Task
 from personalization.metrics import dice
 from training.data.cases import Case
-from training.data.scan_files import read_scan
+from training.data.scan_files import read_mask, read_scan
 
 BATCH = 16
 
@@ -33,7 +33,7 @@ def patient_dice(network: nn.Module, cases: Iterable[Case], task: Task) -> dict[
         prepared = prepare(scan, task)
         probabilities = _probabilities(network, torch.tensor(prepared.slices))
         predicted = _tensor(restore(probabilities.numpy(), prepared.geometry))
-        truth = _tensor(class_map(read_scan(case.mask), task))
+        truth = _tensor(class_map(align(read_mask(case.mask), scan.grid, scan.affine), task))
         voxels.setdefault(case.patient, []).append((predicted.flatten(), truth.flatten()))
     classes = len(task.classes)
     return {patient: _dice(pairs, classes) for patient, pairs in sorted(voxels.items())}
@@ -67,7 +67,7 @@ class Scans:
             scan = read_scan(case.image)
             scan = change(scan) if change else scan
             prepared = prepare(scan, task)
-            truth = _tensor(class_map(read_scan(case.mask), task))
+            truth = _tensor(class_map(align(read_mask(case.mask), scan.grid, scan.affine), task))
             images.append(torch.tensor(prepared.slices))
             count = len(prepared.slices)
             scans.append(ReadScan(case.patient, count, prepared.geometry, truth, summarise(scan, prepared)))

@@ -16,7 +16,14 @@ Pillow only.
 from model_store.preprocessing.display import DisplaySlices, display_slices, to_slices
 from model_store.preprocessing.forward import Prepared, prepare
 from model_store.preprocessing.geometry import Geometry, geometry_of
-from model_store.preprocessing.masks import check_grid, check_values, class_map, label_values, prepare_mask
+from model_store.preprocessing.masks import (
+    align,
+    check_grid,
+    check_values,
+    class_map,
+    label_values,
+    prepare_mask,
+)
 from model_store.preprocessing.restore import Restorer, check_restorable, restore
 
 __all__ = [
@@ -24,6 +31,7 @@ __all__ = [
     "Geometry",
     "Prepared",
     "Restorer",
+    "align",
     "check_grid",
     "check_restorable",
     "check_values",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
+import nibabel as nib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
@@ -67,8 +69,7 @@ def prepare_mask(mask: Scan, task: Task, geometry: Geometry) -> NDArray[np.uint8
     `geometry` is the scan's. Raises MaskMismatch if the mask is not on the scan's grid, and TaskError as
     `class_map` does.
     """
-    check_grid(mask, geometry.grid, geometry.affine)
-    classes = class_map(mask, task)
+    classes = class_map(align(mask, geometry.grid, geometry.affine), task)
     if classes.ndim == 2:
         return _resized(classes[None], geometry.size)
     if not geometry.resampled:
@@ -94,6 +95,41 @@ def _resized(stack: NDArray[np.uint8], size: tuple[int, int]) -> NDArray[np.uint
         image = Image.fromarray(np.ascontiguousarray(plane), "L")
         resized[index] = np.asarray(image.resize(size[::-1], Image.Resampling.NEAREST))
     return resized
+
+
+def align(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> Scan:
+    """Bring a mask onto the grid of its scan, by turning axes over alone.
+
+    Converters of DICOM differ in the order and direction of axes. A DICOM SEG may also leave out empty
+    planes. Raises MaskMismatch for a mask on another grid.
+    """
+    if mask.affine is not None and affine is not None and mask.voxels.ndim == 4:
+        between = np.linalg.inv(np.array(affine)) @ mask.affine
+        turn = nib.orientations.io_orientation(between)
+        if not np.isnan(turn).any() and not np.array_equal(turn, [[0, 1], [1, 1], [2, 1]]):
+            moved = nib.orientations.apply_orientation(mask.voxels, turn)
+            back = nib.orientations.inv_ornt_aff(turn, mask.grid)
+            mask = replace(mask, voxels=moved, affine=mask.affine @ back)
+        if mask.format == "dicom-seg" and mask.grid != grid:
+            mask = _filled(mask, grid, np.array(affine))
+    check_grid(mask, grid, affine)
+    return mask
+
+
+def _filled(mask: Scan, grid: tuple[int, ...], affine: NDArray[np.float64]) -> Scan:
+    """Add the planes that a SEG leaves out; unchanged where it is no part of the grid."""
+    assert mask.affine is not None
+    start = np.rint((np.linalg.inv(affine) @ mask.affine[:, 3])[:3]).astype(int)
+    end = start + mask.grid
+    if (start < 0).any() or (end > grid).any():
+        return mask
+    whole = np.zeros((*grid, 1), mask.voxels.dtype)
+    whole[tuple(slice(a, b) for a, b in zip(start, end, strict=True))] = mask.voxels
+    own = mask.affine.copy()
+    if mask.grid[2] == 1:
+        own[:, 2] = affine[:, 2]
+    own[:, 3] = own @ np.array([*-start, 1.0])
+    return replace(mask, voxels=whole, affine=own)
 
 
 def check_grid(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from model_store.scan import Parts, Scan, decode, series_of, strip_suffix
+from model_store.scan import Parts, Scan, decode, decode_mask, series_of, strip_suffix
 
 # Enough for a format to recognise one of its files.
 _HEAD_BYTES = 4096
@@ -44,6 +44,11 @@ def read_content(path: Path) -> bytes | Parts:
 def read_scan(path: Path) -> Scan:
     """Decode a scan's file or folder. Raises ScanError."""
     return decode(read_content(path))
+
+
+def read_mask(path: Path) -> Scan:
+    """Decode a mask's file or folder, a DICOM SEG included. Raises ScanError."""
+    return decode_mask(read_content(path))
 
 
 def content_digest(content: bytes | Parts) -> str:

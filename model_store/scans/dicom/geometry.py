@@ -159,6 +159,44 @@ def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tupl
     return order, _LPS_TO_RAS @ affine, notes
 
 
+def place(frames: Sequence[Frame]) -> tuple[list[int], int, NDArray[np.float64]]:
+    """Place frames that may share planes and leave planes out, as those of a SEG.
+
+    Returns the plane of each frame, the number of planes, and the affine as `stack` does. Raises as `stack`.
+    """
+    along = np.array([0.0 if f.position is None else _along(f) for f in frames])
+    first = {round(value, 2): i for i, value in reversed(list(enumerate(along.tolist())))}
+    kept = [frames[i] for _, i in sorted(first.items())]
+    levels = np.array(sorted(first))
+    gaps = np.diff(levels)
+    if gaps.size and gaps.max() > 1.5 * gaps.min():
+        # Some planes are left out. The smallest gap is the usual one, and the others are its multiples.
+        usual = float(gaps.min())
+        steps = np.rint(gaps / usual)
+        if np.abs(gaps - steps * usual).max() > 2 * _ROUNDING_MM + _ROUNDING_GAP * usual:
+            raise UnsupportedScan("SEG: its planes are unevenly spaced; send the mask as NIfTI")
+        _, affine, _ = stack(kept[:1])
+        step = (_position(kept[-1]) - _position(kept[0])) / steps.sum()
+        affine[:3, 2] = _LPS_TO_RAS[:3, :3] @ step
+        count = int(steps.sum()) + 1
+        gap = float((levels[-1] - levels[0]) / steps.sum())
+    else:
+        _, affine, _ = stack(kept)
+        count, gap = len(kept), float(gaps.mean()) if gaps.size else 1.0
+    return [round((value - float(levels[0])) / gap) for value in along.tolist()], count, affine
+
+
+def _position(frame: Frame) -> NDArray[np.float64]:
+    assert frame.position is not None
+    return frame.position
+
+
+def _along(frame: Frame) -> float:
+    if frame.orientation is None:
+        raise UnsupportedScan("DICOM: a frame has no orientation in the patient; export it again")
+    return float(_position(frame) @ np.cross(frame.orientation[:3], frame.orientation[3:]))
+
+
 def _common_plane(frames: Sequence[Frame]) -> tuple[NDArray[np.float64], tuple[float, float]]:
     orientation, spacing = frames[0].orientation, frames[0].spacing
     assert orientation is not None

@@ -27,6 +27,7 @@ from model_store.scans.dicom.files import (
     reported,
 )
 from model_store.scans.dicom.geometry import Frame
+from model_store.scans.dicom.masks import SEG_CLASSES
 from model_store.scans.dicom.pixels import LOSSY, Layout, decode_frames, layout_of
 from model_store.scans.foreign import is_dicom
 from model_store.scans.types import Limits, Parts, Scan, check_finite, check_sides
@@ -51,6 +52,7 @@ class DicomSeries:
         frames: in slice order.
         affine: [4, 4] voxel (column, row, slice) -> RAS in mm; None for an image.
         notes: remarks for a person.
+        load: parse a file again, with its pixels.
     """
 
     headers: tuple[Dataset, ...]
@@ -58,7 +60,7 @@ class DicomSeries:
     affine: NDArray[np.float64] | None
     notes: tuple[str, ...]
     _layouts: tuple[Layout, ...]
-    _load: Callable[[int], Dataset]
+    load: Callable[[int], Dataset]
 
     def scan(self) -> Scan:
         """Decode the pixels, file by file. Raises DamagedScan, UnsupportedScan."""
@@ -66,7 +68,7 @@ class DicomSeries:
         places = {(frame.file, frame.index): place for place, frame in enumerate(self.frames)}
         voxels: NDArray[Any] | None = None
         for file, layout in enumerate(self._layouts):
-            decoded = decode_frames(self._load(file), layout, _where(file, len(self.headers)))
+            decoded = decode_frames(self.load(file), layout, _where(file, len(self.headers)))
             for index, values in enumerate(decoded):
                 if voxels is None:
                     voxels = np.empty((len(self.frames), *values.shape), values.dtype.newbyteorder("="))
@@ -107,6 +109,8 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
     if not kept:
         layout_of(headers[0], _where(0, total))  # says what it is in place of an image
     headers = [headers[file] for file in kept]
+    if any(str(header.get("SOPClassUID")) in SEG_CLASSES for header in headers):
+        raise UnsupportedScan("DICOM: this is a segmentation, and no scan; send the images")
     with reported("the header"):
         _check_one_series(headers)
         layouts = [layout_of(header, _where(file, total)) for file, header in zip(kept, headers, strict=True)]

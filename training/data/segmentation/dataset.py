@@ -20,7 +20,7 @@ from model_store.preprocessing import prepare, prepare_mask
 from model_store.task import Task
 from personalization.augmentation import Augmentation, transform
 from training.data.cases import Case, Site
-from training.data.scan_files import read_scan
+from training.data.scan_files import read_mask, read_scan
 from training.errors import FederationError
 
 
@@ -117,7 +117,7 @@ def _prepared(
         try:
             scan = read_scan(case.image)
             prepared = prepare(scan, task)
-            classes = prepare_mask(read_scan(case.mask), task, prepared.geometry)
+            classes = prepare_mask(read_mask(case.mask), task, prepared.geometry)
             if statistics is not None:
                 statistics.append(ReferenceStatistics.of(summarise(scan, prepared)))
         except LocumStoreError as error:

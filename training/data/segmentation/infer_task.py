@@ -12,7 +12,7 @@ from model_store.errors import LocumStoreError, TaskError
 from model_store.preprocessing import geometry_of
 from model_store.task import SIZE_MULTIPLE, Task
 from training.data.cases import Site
-from training.data.scan_files import read_scan
+from training.data.scan_files import read_mask, read_scan
 
 # Largest inferred side, in pixels: a laptop trains this in reasonable time.
 _LARGEST_SIDE = 256
@@ -32,7 +32,7 @@ def infer_task(root: Path, sites: Iterable[Site]) -> Task:
     axial = Task(name="any", labels={"foreground": (1,)}, size=(SIZE_MULTIPLE, SIZE_MULTIPLE))
     for case in (case for site in sites for case in site.cases):
         try:
-            image, mask = (read_scan(path) for path in (case.image, case.mask))
+            image, mask = read_scan(case.image), read_mask(case.mask)
             _, rows, columns = geometry_of(image, axial).slices
         except LocumStoreError:
             continue

@@ -17,7 +17,7 @@ from typing import TypeVar
 from model_store.errors import LocumStoreError
 from model_store.preprocessing import geometry_of, prepare_mask
 from model_store.preprocessing.intensity import match_channels
-from model_store.scan import decode
+from model_store.scan import decode, decode_mask
 from model_store.task import Task
 from training.data.cases import Case, Site
 from training.data.scan_files import content_digest, read_content
@@ -59,7 +59,7 @@ def _look(site: str, case: Case, task: Task) -> Look:
     digests = [content_digest(content) for content in contents]
     digest = hashlib.sha256(b"".join(map(bytes.fromhex, digests))).hexdigest()
     image = attempt(image_name, partial(decode, contents[0]))
-    mask = attempt(mask_name, partial(decode, contents[1]))
+    mask = attempt(mask_name, partial(decode_mask, contents[1]))
     if image is not None:
         attempt(image_name, partial(match_channels, image, task))
         geometry = attempt(image_name, partial(geometry_of, image, task))

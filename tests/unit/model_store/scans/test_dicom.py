@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+import highdicom as hd
 import numpy as np
 import pydicom
 import pytest
@@ -16,11 +17,12 @@ from numpy.typing import NDArray
 from pydicom import Dataset
 from pydicom.data import get_testdata_file
 from pydicom.pixels import compress
+from pydicom.sr.codedict import codes
 from pydicom.uid import MPEG2MPML, JPEG2000Lossless, JPEGLSLossless, RLELossless, SecondaryCaptureImageStorage
 
-from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
-from model_store.preprocessing import prepare
-from model_store.scan import Limits, decode
+from model_store.errors import DamagedScan, MaskMismatch, ScanError, ScanTooLarge, UnsupportedScan
+from model_store.preprocessing import align, prepare
+from model_store.scan import Limits, decode, decode_mask, deidentify, encode_nifti
 from model_store.task import Task
 from tests.helpers.model_store.dicom_files import (
     PLANES,
@@ -341,3 +343,85 @@ class TestRealFiles:
             "no_meta.dcm": UnsupportedScan,
             "rtstruct.dcm": UnsupportedScan,
         }
+
+
+class TestMasks:
+    @pytest.mark.parametrize("kept", [range(6), (1, 2, 5), (3,)])
+    @pytest.mark.parametrize("kind", ["BINARY", "LABELMAP"])
+    def test_seg_with_planes_left_out_is_the_mask_on_the_scan(self, kept: Any, kind: str) -> None:
+        files = series(VOLUME, turned(8), SliceThickness=2.5)
+        scan = decode(files)
+        drawn = np.zeros((6, 12, 10), np.uint8)
+        drawn[list(kept)] = RNG.integers(0, 3, (len(kept), 12, 10))
+        mask = decode_mask(seg(files, drawn, kind))
+        found = align(mask, scan.grid, scan.affine)
+        np.testing.assert_array_equal(found.voxels[..., 0], drawn.transpose(2, 1, 0))
+
+    def test_seg_is_no_scan(self) -> None:
+        files = series(VOLUME)
+        with pytest.raises(UnsupportedScan, match="no scan"):
+            decode(seg(files, np.ones((6, 12, 10), np.uint8), "BINARY"))
+
+    def test_nifti_mask_with_axes_turned_over_is_brought_onto_the_scan(self) -> None:
+        scan = decode(series(VOLUME))
+        assert scan.affine is not None
+        drawn = RNG.integers(0, 3, scan.grid).astype(np.uint8)
+        turned_over = drawn[:, ::-1].transpose(2, 0, 1)
+        affine = scan.affine @ [[0, 1, 0, 0], [0, 0, -1, 11], [1, 0, 0, 0], [0, 0, 0, 1]]
+        mask = decode(encode_nifti(turned_over, affine))
+        found = align(mask, scan.grid, scan.affine)
+        np.testing.assert_array_equal(found.voxels[..., 0], drawn)
+
+    def test_mask_of_another_place_is_rejected(self) -> None:
+        scan = decode(series(VOLUME))
+        files = series(VOLUME, origin=(-31.0, 12.5, 400.0))
+        mask = decode_mask(seg(files, np.ones((6, 12, 10), np.uint8), "BINARY"))
+        with pytest.raises(MaskMismatch, match="mm away"):
+            align(mask, scan.grid, scan.affine)
+
+
+def seg(files: dict[str, bytes], drawn: NDArray[np.uint8], kind: str) -> bytes:
+    """A SEG by highdicom, without the empty planes."""
+    sources = sorted(
+        (pydicom.dcmread(io.BytesIO(f)) for f in files.values()), key=lambda d: -d.InstanceNumber
+    )
+    segments = [
+        hd.seg.SegmentDescription(n, f"s{n}", codes.SCT.Organ, codes.SCT.Liver, "MANUAL")
+        for n in range(1, int(drawn.max()) + 1)
+    ]
+    made = hd.seg.Segmentation(
+        sources, drawn, kind, segments, uid("s"), 1, uid("i"), 1, "m", "n", "1", "2", omit_empty_frames=True
+    )
+    content = io.BytesIO()
+    made.save_as(content)
+    return content.getvalue()
+
+
+class TestDeidentified:
+    @pytest.mark.parametrize(
+        "content",
+        [
+            series(VOLUME, turned(8), RescaleIntercept=-1000),
+            zipped(series(VOLUME)),
+            enhanced(VOLUME),
+            image(VOLUME[0].astype(np.uint16), PhotometricInterpretation="MONOCHROME1"),
+        ],
+        ids=["series", "zip", "enhanced", "image"],
+    )
+    def test_same_voxels_and_nothing_of_the_patient(self, content: bytes | dict[str, bytes]) -> None:
+        cleaned = deidentify(content, Limits(), b"key")
+        before, after = decode(content), decode(cleaned)
+        np.testing.assert_array_equal(before.voxels, after.voxels)
+        np.testing.assert_array_equal(before.affine, after.affine)  # type: ignore[arg-type]
+        for planted in (b"Planted", b"PLANTED", b"19610203", b"20110405", uid("study"), uid("series")):
+            assert (planted if isinstance(planted, bytes) else planted.encode()) not in cleaned
+        assert cleaned == deidentify(content, Limits(), b"key")
+        assert cleaned != deidentify(content, Limits(), b"another")
+
+    def test_real_series(self, real_data: Path) -> None:
+        folder = real_data / "io_samples" / "dicom" / "mr_series"
+        files = {path.name: path.read_bytes() for path in folder.iterdir()}
+        cleaned = deidentify(files, Limits(), b"key")
+        np.testing.assert_array_equal(decode(files).voxels, decode(cleaned).voxels)
+        names = {str(pydicom.dcmread(io.BytesIO(f)).PatientName) for f in files.values()}
+        assert all(name.encode() not in cleaned for name in names if name)

@@ -62,11 +62,11 @@ def test_label_header_maps_values_to_labels_in_ascii() -> None:
 def test_choose_output_follows_the_scan_and_rejects_a_mismatch() -> None:
     image = segmentation(np.zeros((16, 16), np.uint8), None).scan
     volume = segmentation(np.zeros((16, 16, 16), np.uint8), np.eye(4)).scan
-    assert (choose_output(None, image), choose_output(None, volume)) == ("png", "nifti")
-    assert choose_output("overlay", volume) == "overlay"
+    assert (choose_output(None, image, FUNDUS), choose_output(None, volume, FUNDUS)) == ("png", "nifti")
+    assert choose_output("overlay", volume, FUNDUS) == "overlay"
     for wanted, scan in (("nifti", image), ("png", volume)):
         with pytest.raises(OutputMismatch) as refused:
-            choose_output(wanted, scan)  # type: ignore[arg-type]
+            choose_output(wanted, scan, FUNDUS)  # type: ignore[arg-type]
         assert refused.value.status == 422
 
 

@@ -1,0 +1,78 @@
+"""Read a DICOM SEG as a mask: voxel values are segment numbers, 0 is no segment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydicom import Dataset
+
+from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
+from model_store.scans.dicom import geometry
+from model_store.scans.dicom.files import read_dataset, reported
+from model_store.scans.dicom.geometry import Frame
+from model_store.scans.types import Limits, Scan, check_sides
+
+# Segmentation and Label Map Segmentation Storage.
+SEG_CLASSES = ("1.2.840.10008.5.1.4.1.1.66.4", "1.2.840.10008.5.1.4.1.1.66.7")
+
+
+def is_seg(data: bytes) -> bool:
+    """Whether it is a DICOM SEG, by the class in its file header."""
+    return data[128:132] == b"DICM" and SEG_CLASSES[0][:-1].encode() in data[:1024]
+
+
+def read_seg(data: bytes, limits: Limits) -> Scan:
+    """Read a SEG of parallel frames; planes that it leaves out are empty.
+
+    Raises UnsupportedScan for overlapping segments or partial occupancy, DamagedScan, ScanTooLarge.
+    """
+    header = read_dataset(data, limits, "the SEG", pixels=False)
+    with reported("the header of the SEG"):
+        rows, columns = int(header.Rows), int(header.Columns)
+        frames = geometry.frames_of(0, header)
+        kind, largest = str(header.SegmentationType), int(header.get("MaximumFractionalValue") or 1)
+        check_sides(columns, rows, limits, "SEG")
+        if len(frames) * rows * columns > limits.max_voxels:
+            raise ScanTooLarge(
+                f"SEG: expected at most {limits.max_voxels} voxels, found {len(frames)} frames of {rows} x "
+                f"{columns}"
+            )
+        if not geometry.is_placed(frames):
+            raise UnsupportedScan("SEG: its frames have no position in the patient; send the mask as NIfTI")
+        places, count, affine = geometry.place(frames)
+        if count * rows * columns > limits.max_voxels:
+            raise ScanTooLarge(
+                f"SEG: expected at most {limits.max_voxels} voxels, found {count} x {rows} x {columns}"
+            )
+        numbers = [0 if kind == "LABELMAP" else _segment(frame) for frame in frames]
+        pixels = _pixels(read_dataset(data, limits, "the SEG", pixels=True), len(frames), rows, columns)
+    mask = np.zeros((count, rows, columns), np.uint16)
+    for plane, number, place in zip(pixels, numbers, places, strict=True):
+        if kind == "LABELMAP":
+            mask[place] = plane
+            continue
+        if kind == "FRACTIONAL" and ((plane != 0) & (plane != largest)).any():
+            raise UnsupportedScan("SEG: voxels are occupied in part; export it as a binary segmentation")
+        inside = plane != 0
+        if (mask[place][inside] != 0).any():
+            raise UnsupportedScan(
+                f"SEG: segment {number} overlaps another one; send the mask as NIfTI, with a value for both"
+            )
+        mask[place][inside] = number
+    voxels = mask.transpose(2, 1, 0)[..., None]
+    voxels.flags.writeable = False
+    return Scan(voxels, affine, "dicom-seg")
+
+
+def _segment(frame: Frame) -> int:
+    number: Any = frame.find("ReferencedSegmentNumber")
+    if number is None or not 1 <= int(number) <= 65535:
+        raise DamagedScan("SEG: a frame does not name its segment; export it again")
+    return int(number)
+
+
+def _pixels(dataset: Dataset, frames: int, rows: int, columns: int) -> NDArray[Any]:
+    pixels: NDArray[Any] = dataset.pixel_array
+    return pixels.reshape(frames, rows, columns)
