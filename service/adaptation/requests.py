@@ -123,7 +123,7 @@ class AdaptationSubmission:
         return parent, adaptation, options
 
     def _fingerprint(self) -> str:
-        scans = [upload.sha256 for upload in self.uploads]
+        scans = [upload.received_sha256 for upload in self.uploads]
         return submission.fingerprint({"scans": scans, **self.asked.model_dump(mode="json")})
 
     def _store(self, cohort: str) -> None:

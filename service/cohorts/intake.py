@@ -1,26 +1,37 @@
-"""Decode a job's scans on arrival, so that the client gets the error."""
+"""Decode a job's scans on arrival, so that the client gets the error, and remove the patient from DICOM."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 
 from anyio import to_thread
 
 from model_store.errors import ScanError
-from model_store.scan import Limits, decode
+from model_store.scan import decode, deidentify
 from service.inference.admission import Admission
 from service.runtime.spool import Upload
+from service.settings import Settings, scan_limits
 
 
-async def formats_of(uploads: Sequence[Upload], limits: Limits, admission: Admission) -> list[str]:
+async def take_in(uploads: Sequence[Upload], settings: Settings, admission: Admission) -> list[str]:
     """Decode each scan, and return its format; each takes its turn.
+
+    A DICOM upload is replaced by its de-identified files: only these are stored.
 
     Raises:
         ScanError: a scan cannot be read; of several scans the message says which.
     """
 
+    limits = scan_limits(settings)
+
     def check(upload: Upload) -> str:
-        return decode(upload.read(), limits).format
+        data = upload.read()
+        found = decode(data, limits).format
+        if found == "dicom":
+            upload.replace(deidentify(data, limits, _uid_key(settings)))
+        return found
 
     formats = []
     for number, upload in enumerate(uploads, start=1):
@@ -33,3 +44,18 @@ async def formats_of(uploads: Sequence[Upload], limits: Limits, admission: Admis
             # Named by its position in the form, because file names are ignored.
             raise type(error)(f"scan {number} of {len(uploads)}: {error}") from error
     return formats
+
+
+def _uid_key(settings: Settings) -> bytes:
+    """The installation's key for UIDs, drawn when it is first needed."""
+    path = settings.state_dir / "dicom-uid.key"
+    with suppress(FileNotFoundError):
+        return path.read_bytes()
+    drawn = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+    drawn.touch(mode=0o600)
+    drawn.write_bytes(secrets.token_bytes(32))
+    # A link appears whole or not at all, and never replaces the key of another process.
+    with suppress(FileExistsError):
+        path.hardlink_to(drawn)
+    drawn.unlink()
+    return path.read_bytes()

@@ -11,7 +11,7 @@ from pydantic import JsonValue, RootModel
 
 from model_store.scan import list_formats
 from service.adaptation.requests import AdaptationRequest, AdaptationSubmission, CohortAdaptation, check_place
-from service.cohorts.intake import formats_of
+from service.cohorts.intake import take_in
 from service.context import ServiceContext
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator
@@ -22,7 +22,6 @@ from service.http.uploads.receive import UploadLimits, receive
 from service.jobs import records
 from service.jobs.views import JobView, view
 from service.kinds import ADAPTABLE
-from service.settings import scan_limits
 from service.validation import parse
 
 router = APIRouter(tags=["jobs"], route_class=AuditedRoute)
@@ -109,7 +108,7 @@ async def adapt(
             asked = _read_form(form.fields)
             accepting = AdaptationSubmission(context, hospital, asked, idempotency_key, request_id, uploads)
             if await to_thread.run_sync(accepting.is_new):
-                formats = await formats_of(uploads, scan_limits(settings), context.admission)
+                formats = await take_in(uploads, settings, context.admission)
                 accepting = replace(accepting, formats=formats)
             job, created = await to_thread.run_sync(accepting.make)
     else:

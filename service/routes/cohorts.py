@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from model_store.scan import list_formats
 from service.cohorts import cohorts
-from service.cohorts.intake import formats_of
+from service.cohorts.intake import take_in
 from service.cohorts.masks import of_cohort
 from service.context import ServiceContext
 from service.database import Cohort, CohortMask, CohortScan
@@ -28,7 +28,6 @@ from service.http.uploads.receive import (
 )
 from service.routes import masks
 from service.routes.masks import MaskView, mask_view
-from service.settings import scan_limits
 
 router = APIRouter(tags=["cohorts"], route_class=AuditedRoute)
 # First: a scan's name may have any part of a path in it, but does not end in /mask.
@@ -166,7 +165,8 @@ async def put_scan(
     with await receive_body(request, context.settings.spool, limits, admit=admit) as upload:
         check_digest(repr_digest, upload)
         concerns(request, scan=upload.sha256)
-        (scan_format,) = await formats_of([upload], scan_limits(context.settings), context.admission)
+        (scan_format,) = await take_in([upload], context.settings, context.admission)
+        concerns(request, scan=upload.sha256)  # that of the stored bytes, which differ for DICOM
 
         def add() -> tuple[CohortScan, bool]:
             return cohorts.add_scan(

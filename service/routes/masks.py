@@ -5,12 +5,14 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any
 
+import numpy as np
 from anyio import to_thread
 from fastapi import APIRouter, Header, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from model_store.preprocessing import check_grid, check_values, label_values
-from model_store.scan import decode, list_formats
+from model_store.errors import MaskMismatch
+from model_store.preprocessing import align, check_values, label_values
+from model_store.scan import Scan, decode, decode_mask, encode_nifti, encode_png, list_formats
 from model_store.task import Task
 from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
@@ -27,6 +29,7 @@ from service.http.uploads.receive import (
     receive_body,
     refuse_form,
 )
+from service.runtime.spool import Upload
 from service.settings import scan_limits
 
 router = APIRouter(tags=["cohorts"], route_class=AuditedRoute)
@@ -113,7 +116,7 @@ async def put_mask(
         found = scan
 
         def check() -> masks.DecodedMask:
-            return _decoded(context, found, upload.read(), task)
+            return _decoded(context, found, upload, task)
 
         async with context.admission.turn():
             decoded = await to_thread.run_sync(check)
@@ -143,12 +146,28 @@ def _check_room(context: ServiceContext, hospital: str, cohort: str, name: str, 
         return masks.check_room(session, context.settings, hospital, cohort, name, size)
 
 
-def _decoded(context: ServiceContext, scan: CohortScan, data: bytes, task: Task | None) -> masks.DecodedMask:
+def _decoded(
+    context: ServiceContext, scan: CohortScan, upload: Upload, task: Task | None
+) -> masks.DecodedMask:
+    """Check a mask against its scan. In DICOM or on other axes, it is stored as NIfTI on the scan's grid."""
     limits = scan_limits(context.settings)
-    drawn = decode(data, limits)
+    drawn = decode_mask(upload.read(), limits)
     values = label_values(drawn)
     below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), limits)
-    check_grid(drawn, below.grid, below.affine)
+    aligned = align(drawn, below.grid, below.affine)
     if task is not None:
         check_values(values, task)
+    if aligned is not drawn or drawn.format.startswith("dicom"):
+        return masks.DecodedMask(_rewritten(aligned, values, upload), values)
     return masks.DecodedMask(drawn.format, values)
+
+
+def _rewritten(mask: Scan, values: list[int], upload: Upload) -> str:
+    if values[-1] > 255 or values[0] < 0:
+        raise MaskMismatch(f"expected mask values 0 to 255, found {values[0]} to {values[-1]}")
+    labels = mask.voxels[..., 0].astype(np.uint8)
+    if mask.affine is None:
+        upload.replace(encode_png(labels))
+        return "png"
+    upload.replace(encode_nifti(labels, mask.affine, mask.mm_per_unit))
+    return "nifti"

@@ -30,12 +30,18 @@ class Upload:
         self._file: IO[bytes] = shared._file if shared is not None else _spooled(spool)
         self._hash = hashlib.sha256()
         self._start = 0
+        self._received: str | None = None
         self.size = 0
 
     @property
     def sha256(self) -> str:
-        """`sha256:` and the hexadecimal digest of the received bytes."""
+        """`sha256:` and the hexadecimal digest of the bytes."""
         return f"sha256:{self._hash.hexdigest()}"
+
+    @property
+    def received_sha256(self) -> str:
+        """The digest before `replace`."""
+        return self._received or self.sha256
 
     def write(self, data: bytes, /) -> None:
         """Append. Blocking: call it in a thread."""
@@ -49,6 +55,13 @@ class Upload:
         """Return all bytes. Blocking: call it in a thread."""
         self._file.seek(self._start)
         return self._file.read(self.size)
+
+    def replace(self, data: bytes) -> None:
+        """Put other bytes in place of those that were received. Blocking: call it in a thread."""
+        self._received = self.received_sha256
+        self._file.seek(0, 2)
+        self._hash, self.size = hashlib.sha256(), 0
+        self.write(data)
 
     def chunks(self) -> Iterator[bytes]:
         """Yield all bytes, piece by piece. Blocking: call it in a thread."""
