@@ -1,4 +1,4 @@
-"""Write DICOM files: a series on any affine, an enhanced multi-frame file, a single image."""
+"""Write DICOM files: a series on any affine, an enhanced multi-frame file, a single image, a SEG."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import zipfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import highdicom as hd
 import numpy as np
 from numpy.typing import NDArray
-from pydicom import Dataset, FileMetaDataset
+from pydicom import Dataset, FileMetaDataset, dcmread
 from pydicom.sequence import Sequence as Items
+from pydicom.sr.codedict import codes
 from pydicom.uid import (
     CTImageStorage,
     DigitalXRayImageStorageForPresentation,
@@ -133,6 +135,19 @@ def enhanced(volume: NDArray[Any], gap: float = 2.5, **values: Any) -> bytes:
 def image(pixels: NDArray[Any], **values: Any) -> bytes:
     """One projection image, without a position."""
     return written(header(pixels, DigitalXRayImageStorageForPresentation, Modality="DX", **values))
+
+
+def seg(files: dict[str, bytes], drawn: NDArray[np.uint8], kind: str) -> bytes:
+    """A SEG by highdicom, without the empty planes."""
+    sources = sorted((dcmread(io.BytesIO(f)) for f in files.values()), key=lambda d: -d.InstanceNumber)
+    segments = [
+        hd.seg.SegmentDescription(n, f"s{n}", codes.SCT.Organ, codes.SCT.Liver, "MANUAL")
+        for n in range(1, int(drawn.max()) + 1)
+    ]
+    made = hd.seg.Segmentation(
+        sources, drawn, kind, segments, uid("s"), 1, uid("i"), 1, "m", "n", "1", "2", omit_empty_frames=True
+    )
+    return written(made)
 
 
 def zipped(files: dict[str, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:

@@ -109,13 +109,27 @@ def read_site(folder: Path, task: Task | None, problems: list[str]) -> Site:
 
 
 def _masks_of(images: Mapping[str, Path], masks: Mapping[str, Path]) -> dict[str, Path]:
-    """Map image names to masks: a mask has its image's name, or is NAME.nii.gz for an image folder NAME."""
-    by_stem: dict[str, list[str]] = {}
-    for name in masks.keys() - images.keys():
-        by_stem.setdefault(stem_of(masks[name]), []).append(name)
-    folders = {name for name, path in images.items() if path.is_dir() and name not in masks}
-    renamed = {names[0]: stem for stem, names in by_stem.items() if stem in folders and len(names) == 1}
+    """Map image names to masks: a mask has its image's name.
+
+    The mask of a folder, a .zip or a .dcm may have another suffix: NAME.nii.gz, or NAME.dcm.
+    """
+    series = [
+        name
+        for name, path in images.items()
+        if name not in masks and (path.is_dir() or path.suffix.lower() in (".zip", ".dcm"))
+    ]
+    own = _by_stem({name: images[name] for name in series})
+    other = _by_stem({name: path for name, path in masks.items() if name not in images})
+    renamed = {other[stem]: own[stem] for stem in own.keys() & other.keys()}
     return {renamed.get(name, name): path for name, path in masks.items()}
+
+
+def _by_stem(paths: Mapping[str, Path]) -> dict[str, str]:
+    """Map stems to names, without the stems of several."""
+    stems: dict[str, list[str]] = {}
+    for name, path in paths.items():
+        stems.setdefault(stem_of(path), []).append(name)
+    return {stem: names[0] for stem, names in stems.items() if len(names) == 1}
 
 
 def read_rows(path: Path, site: str, problems: list[str]) -> dict[str, Row]:

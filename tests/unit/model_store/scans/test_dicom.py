@@ -8,7 +8,6 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-import highdicom as hd
 import numpy as np
 import pydicom
 import pytest
@@ -17,7 +16,6 @@ from numpy.typing import NDArray
 from pydicom import Dataset
 from pydicom.data import get_testdata_file
 from pydicom.pixels import compress
-from pydicom.sr.codedict import codes
 from pydicom.uid import MPEG2MPML, JPEG2000Lossless, JPEGLSLossless, RLELossless, SecondaryCaptureImageStorage
 
 from model_store.errors import DamagedScan, MaskMismatch, ScanError, ScanTooLarge, UnsupportedScan
@@ -29,6 +27,7 @@ from tests.helpers.model_store.dicom_files import (
     enhanced,
     header,
     image,
+    seg,
     series,
     turned,
     uid,
@@ -378,23 +377,6 @@ class TestMasks:
         mask = decode_mask(seg(files, np.ones((6, 12, 10), np.uint8), "BINARY"))
         with pytest.raises(MaskMismatch, match="mm away"):
             align(mask, scan.grid, scan.affine)
-
-
-def seg(files: dict[str, bytes], drawn: NDArray[np.uint8], kind: str) -> bytes:
-    """A SEG by highdicom, without the empty planes."""
-    sources = sorted(
-        (pydicom.dcmread(io.BytesIO(f)) for f in files.values()), key=lambda d: -d.InstanceNumber
-    )
-    segments = [
-        hd.seg.SegmentDescription(n, f"s{n}", codes.SCT.Organ, codes.SCT.Liver, "MANUAL")
-        for n in range(1, int(drawn.max()) + 1)
-    ]
-    made = hd.seg.Segmentation(
-        sources, drawn, kind, segments, uid("s"), 1, uid("i"), 1, "m", "n", "1", "2", omit_empty_frames=True
-    )
-    content = io.BytesIO()
-    made.save_as(content)
-    return content.getvalue()
 
 
 class TestDeidentified:

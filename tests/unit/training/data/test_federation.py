@@ -262,7 +262,7 @@ class TestVolumes:
         path = volumes / "hospital" / "masks" / "b.nii.gz"
         path.write_bytes(nifti_bytes(self.mask(), np.diag([-1.0, 1.0, 2.0, 1.0])))
         (problem,) = problems(volumes)
-        assert problem.startswith("hospital/masks/b.nii.gz: the mask is up to 58 mm away from its scan")
+        assert problem.startswith("hospital/masks/b.nii.gz: the mask is up to 29 mm away from its scan")
 
     def test_volume_mask_with_fractions_is_rejected(self, volumes: Path) -> None:
         image = nib.Nifti1Image(self.mask() * np.float32(0.5), np.diag([1.0, 1.0, 2.0, 1.0]))

@@ -1,4 +1,4 @@
-"""Training cases that are folders of files, with a format registered only by these tests."""
+"""Training cases that are folders of files: of DICOM, and of a format registered only by these tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import SimpleITK as sitk
 import yaml
 from numpy.typing import NDArray
 
 from model_store.scan import encode_nifti
 from model_store.scans import formats
+from tests.helpers.model_store import dicom_files
 from tests.helpers.model_store.png_stack import PNG_STACK, slices, zipped
 from training.data.classification import LabelledData
 from training.data.federation import load_federation
@@ -138,9 +140,9 @@ class TestSegmentation:
         assert len(caught.value.problems) == 5
 
     def test_image_file_without_a_mask_of_the_same_name_is_rejected(self, tmp_path: Path) -> None:
-        root = write_site(tmp_path / "site", "zip")
-        shutil.move(root / "north" / "masks" / "p1.zip", root / "north" / "masks" / "p1.png")
-        with pytest.raises(FederationError, match=r"p1\.zip: no mask"):
+        root = write_site(tmp_path / "site", "nifti")
+        shutil.move(root / "north" / "masks" / "p1.nii.gz", root / "north" / "masks" / "p1.png")
+        with pytest.raises(FederationError, match=r"p1\.nii\.gz: no mask"):
             load_federation(root)
 
 
@@ -188,3 +190,59 @@ class TestScanFiles:
         assert content_digest(read_content(tmp_path / "a")) == expected
         assert content_digest({"a": b"1", "b": b"2"}) == content_digest({"b": b"2", "a": b"1"})
         assert content_digest({"a": b"1", "b": b"2"}) != content_digest({"a": b"2", "b": b"1"})
+
+
+class TestDicom:
+    @pytest.mark.parametrize("form", ["folder", "zip"])
+    @pytest.mark.parametrize("mask_form", ["seg", "nifti", "dicom"])
+    def test_dicom_cases_train_on_the_same_slices_as_nifti(
+        self, tmp_path: Path, form: str, mask_form: str
+    ) -> None:
+        task = TASK | {"normalisation": {"method": "none"}}
+        data = {}
+        for each in ("dicom", "nifti"):
+            root = tmp_path / each
+            for part in ("images", "masks"):
+                (root / "north" / part).mkdir(parents=True)
+            (root / "task.yaml").write_text(yaml.safe_dump(task))
+            for patient in PATIENTS:
+                self.write(root / "north", patient, form, mask_form if each == "dicom" else None)
+            site = load_federation(root).site("north")
+            assert site.patients == PATIENTS
+            data[each] = SiteData.load(split_by_patient(site, seed=0), load_federation(root).task)
+        for split in ("train", "val", "test"):
+            one, other = getattr(data["dicom"], split), getattr(data["nifti"], split)
+            np.testing.assert_array_equal(one.images, other.images)
+            np.testing.assert_array_equal(one.targets, other.targets)
+            assert one.targets.any()
+
+    @staticmethod
+    def write(site: Path, patient: str, form: str, mask_form: str | None) -> None:
+        """One case; `mask_form` None writes it as NIfTI by the affine of SimpleITK's reading."""
+        volume = volume_of(patient).transpose(2, 1, 0).astype(np.int16)
+        drawn = (volume == 200).astype(np.uint8)
+        files = dicom_files.series(volume, dicom_files.turned(8))
+        folder = site / "images" / patient
+        folder.mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content)
+        mask = site / "masks" / patient
+        reader = sitk.ImageSeriesReader()
+        reader.SetFileNames(reader.GetGDCMSeriesFileNames(str(folder)))
+        scan = reader.Execute()
+        drawn_as_nifti = sitk.GetImageFromArray(drawn)
+        drawn_as_nifti.CopyInformation(scan)
+        if mask_form in (None, "nifti"):
+            sitk.WriteImage(drawn_as_nifti, f"{mask}.nii.gz")
+        elif mask_form == "seg":
+            Path(f"{mask}.dcm").write_bytes(dicom_files.seg(files, drawn, "BINARY"))
+        else:
+            mask.mkdir()
+            for name, content in dicom_files.series(drawn.astype(np.int16), dicom_files.turned(8)).items():
+                (mask / name).write_bytes(content)
+        if mask_form is None:
+            shutil.rmtree(folder)
+            sitk.WriteImage(scan, f"{folder}.nii.gz")
+        elif form == "zip":
+            shutil.rmtree(folder)
+            folder.with_name(f"{patient}.zip").write_bytes(dicom_files.zipped(files))

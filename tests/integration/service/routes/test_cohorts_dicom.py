@@ -1,0 +1,116 @@
+"""DICOM in cohorts: a series becomes one scan without its patient, and a SEG becomes its mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from pydicom.uid import CTImageStorage
+
+from model_store.scan import decode
+from tests.helpers.model_store.dicom_files import header, image, seg, series, turned, uid, written, zipped
+
+VOLUME = np.random.default_rng(5).integers(0, 200, (6, 16, 16)).astype(np.int16)
+PLANTED = ("planted", "19610203", "20110405", uid("study"), uid("series"), uid("frame of reference"))
+
+
+@pytest.fixture(scope="module")
+def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Any:
+    root = tmp_path_factory.mktemp("store")
+    publish_bright(root)
+    running = start(root)
+    assert running.client.put("/hospitals/north", json={"name": "north"}).status_code == 201
+    return running
+
+
+@pytest.fixture
+def cohort(api: Any) -> Iterator[str]:
+    made = api.client.post("/hospitals/north/cohorts")
+    yield made.headers["location"]
+    assert api.client.delete(made.headers["location"]).status_code == 204
+
+
+def stored(api: Any) -> dict[str, bytes]:
+    """Every file that the service keeps, the database included."""
+    state = api.settings.state_dir
+    return {str(p.relative_to(state)): p.read_bytes() for p in state.rglob("*") if p.is_file()}
+
+
+def detail(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    return str(answer.json()["detail"])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [zipped(series(VOLUME, turned(8))), image(VOLUME[0].astype(np.uint16))],
+    ids=["series", "single image"],
+)
+def test_scan_is_stored_without_its_patient(api: Any, cohort: str, content: bytes) -> None:
+    made = api.client.put(f"{cohort}/scans/ward/1", content=content)
+    assert made.status_code == 201, made.text
+    assert made.json()["format"] == "dicom"
+    again = api.client.put(f"{cohort}/scans/ward/1", content=content)
+    assert (again.status_code, again.json()) == (200, made.json())
+    files = stored(api)
+    (kept,) = [data for name, data in files.items() if name.startswith("cohorts/")]
+    np.testing.assert_array_equal(decode(kept).voxels, decode(content).voxels)
+    for name, data in files.items():
+        for planted in PLANTED:
+            assert planted.encode() not in data.lower(), (name, planted)
+    assert not any(planted in made.text.lower() for planted in PLANTED)
+
+
+def test_key_of_uids_is_readable_by_its_owner_alone(api: Any, cohort: str) -> None:
+    api.client.put(f"{cohort}/scans/1", content=zipped(series(VOLUME)))
+    path = api.settings.state_dir / "dicom-uid.key"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert len(path.read_bytes()) == 32
+
+
+def test_zip_of_a_series_with_a_gap_is_rejected_and_leaves_no_file(api: Any, cohort: str) -> None:
+    files = series(VOLUME)
+    files.pop("0002.dcm")
+    assert "1 slices are missing" in detail(api.client.put(f"{cohort}/scans/1", content=zipped(files)), 415)
+    assert not [name for name in stored(api) if name.startswith("cohorts/")]
+
+
+@pytest.mark.parametrize("kind", ["BINARY", "LABELMAP"])
+def test_seg_is_stored_as_the_mask_of_its_series(api: Any, cohort: str, kind: str) -> None:
+    files = series(VOLUME, turned(8))
+    drawn = np.zeros(VOLUME.shape, np.uint8)
+    drawn[2:4] = VOLUME[2:4] > 100
+    assert api.client.put(f"{cohort}/scans/1", content=zipped(files)).status_code == 201
+    sent = seg(files, drawn, kind)
+    made = api.client.put(f"{cohort}/scans/1/mask", content=sent)
+    assert made.status_code == 201, made.text
+    assert (made.json()["format"], made.json()["values"]) == ("nifti", [0, 1])
+    assert api.client.put(f"{cohort}/scans/1/mask", content=sent).status_code == 200
+    masks = [data for data in stored(api).values() if data[:2] == b"\x1f\x8b"]
+    (mask,) = [decode(data) for data in masks]
+    np.testing.assert_array_equal(mask.voxels[..., 0], drawn.transpose(2, 1, 0))
+    assert not any(planted.encode() in data.lower() for data in stored(api).values() for planted in PLANTED)
+
+
+def test_seg_of_another_series_is_rejected(api: Any, cohort: str) -> None:
+    assert api.client.put(f"{cohort}/scans/1", content=zipped(series(VOLUME))).status_code == 201
+    other = series(VOLUME, origin=(0.0, 0.0, 0.0))
+    sent = seg(other, np.ones(VOLUME.shape, np.uint8), "BINARY")
+    assert "mm away" in detail(api.client.put(f"{cohort}/scans/1/mask", content=sent), 422)
+
+
+def test_no_value_of_the_patient_in_an_answer_or_a_metric(api: Any) -> None:
+    content = zipped(series(VOLUME))
+    answers = [api.segment(content, model="bright", output=out) for out in ("json", "nifti", "overlay")]
+    answers.append(api.client.get("/metrics"))
+    assert [answer.status_code for answer in answers] == [200] * 4
+    broken = header(VOLUME[0], CTImageStorage)
+    del broken.PixelData
+    answers.append(api.segment(written(broken), model="bright"))
+    assert answers[-1].status_code == 415
+    for answer in answers:
+        shown = answer.content + str(answer.headers).encode()
+        assert not any(planted.encode() in shown.lower() for planted in PLANTED)
