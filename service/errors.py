@@ -45,6 +45,7 @@
     │   │   ├── NoPngMask        422  a volume has no PNG mask
     │   │   ├── NoNiftiMask      422  an image has no NIfTI mask
     │   │   ├── NoDicomSource    422  a scan that is no DICOM has no DICOM answer
+    │   │   ├── NoVolumeToReport 422  an image has no DICOM report of volumes
     │   │   ├── CodesMissing     422  the task has no codes for its labels
     │   │   └── LabelsOverlap    422  overlapping labels have no label map
     │   ├── ServiceBusy          503  the queue for inference is full
@@ -367,6 +368,12 @@ class NoDicomSource(OutputMismatch):
     """The scan is no DICOM."""
 
     title = "Only DICOM is answered as DICOM"
+
+
+class NoVolumeToReport(OutputMismatch):
+    """The scan is an image."""
+
+    title = "An image has no volume to report"
 
 
 class CodesMissing(OutputMismatch):

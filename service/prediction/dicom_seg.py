@@ -1,7 +1,7 @@
-"""Encode a segmentation as a DICOM SEG on the slices of its source series.
+"""Encode a segmentation as DICOM: a SEG on the slices of its source series, a report of the volumes.
 
-The instance is a function of the source, the network and the options: the same request makes the same SEG,
-byte for byte, so that a PACS that receives it twice keeps one.
+An instance is a function of the source, the network and the options: the same request makes the same
+instance, byte for byte, so that a PACS that receives it twice keeps one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -70,6 +70,82 @@ def encode_seg(
 
     Raises UnsupportedScan where the source lacks what every SEG must repeat.
     """
+    return _written(_make_seg(series, classes, task, receipt, kind))
+
+
+def encode_report(
+    series: DicomSeries,
+    classes: NDArray[np.uint8],
+    task: Task,
+    receipt: Receipt,
+    volumes: Mapping[str, float],
+    kind: SegmentationType = "binary",
+) -> bytes:
+    """Encode a measurement report (TID 1500) with the volume of each label in mL.
+
+    It refers to the SEG that `encode_seg` makes of the same arguments, which is not part of it. Raises as
+    `encode_seg`.
+    """
+    import highdicom as hd
+    from pydicom.sr.codedict import codes
+    from pydicom.sr.coding import Code
+
+    seg = _make_seg(series, classes, task, receipt, kind)
+    millilitre = Code("ml", "UCUM", "milliliter")
+    key, network = _key(receipt, kind), receipt.network
+    device = hd.sr.DeviceObserverIdentifyingAttributes(
+        uid=device_uid(network),
+        name=f"{network.name}, {NOTICE}",
+        manufacturer_name=_MANUFACTURER,
+        model_name=network.name,
+        serial_number=network.digest.removeprefix("sha256:"),
+    )
+    groups = [
+        hd.sr.VolumetricROIMeasurementsAndQualitativeEvaluations(
+            tracking_identifier=hd.sr.TrackingIdentifier(*_tracking(key, label)),
+            referenced_segment=hd.sr.ReferencedSegment(
+                sop_class_uid=seg.SOPClassUID,
+                sop_instance_uid=seg.SOPInstanceUID,
+                segment_number=number,
+                source_series=hd.sr.SourceSeriesForSegmentation(series.headers[0].SeriesInstanceUID),
+            ),
+            finding_category=_code(task.codes[label].category),
+            finding_type=_code(task.codes[label].type),
+            algorithm_id=hd.sr.AlgorithmIdentification(
+                name=network.name, version=network.digest.removeprefix("sha256:"), parameters=[NOTICE]
+            ),
+            measurements=[hd.sr.Measurement(name=codes.SCT.Volume, value=volumes[label], unit=millilitre)],
+        )
+        for number, label in enumerate(_segments(task), start=1)
+    ]
+    report = hd.sr.ComprehensiveSR(
+        evidence=[seg, *_in_slice_order(series)],
+        content=hd.sr.MeasurementReport(
+            observation_context=hd.sr.ObservationContext(
+                observer_device_context=hd.sr.ObserverContext(codes.DCM.Device, device)
+            ),
+            procedure_reported=codes.SCT.ImagingProcedure,
+            imaging_measurements=groups,
+            title=codes.DCM.ImagingMeasurementReport,
+        ),
+        series_instance_uid=uid(key, "report series"),
+        series_number=_SERIES_NUMBER + 1,
+        sop_instance_uid=uid(key, "report"),
+        instance_number=1,
+        manufacturer=_MANUFACTURER,
+        manufacturer_model_name=network.name[:64],
+        software_versions=f"Locum {receipt.locum}",
+        device_serial_number=network.digest.removeprefix("sha256:"),
+        series_description=f"{network.name[:24]} volumes, {NOTICE}",
+        contributing_equipment=[_equipment(hd, receipt, f"Locum {receipt.locum}")],
+    )
+    _without_clock(report, series.headers[0])
+    return _written(report)
+
+
+def _make_seg(
+    series: DicomSeries, classes: NDArray[np.uint8], task: Task, receipt: Receipt, kind: SegmentationType
+) -> Any:
     # Two seconds of imports that only this output needs.
     import highdicom as hd
     from pydicom.sr.codedict import codes
@@ -97,8 +173,8 @@ def encode_seg(
             segmented_property_type=_code(task.codes[label].type),
             algorithm_type=hd.seg.SegmentAlgorithmTypeValues.AUTOMATIC,
             algorithm_identification=algorithm,
-            tracking_uid=uid(key, "segment", label),
-            tracking_id=f"{label[:32]}, {NOTICE}",
+            tracking_uid=_tracking(key, label)[0],
+            tracking_id=_tracking(key, label)[1],
         )
         for number, label in enumerate(_segments(task), start=1)
     ]
@@ -131,8 +207,12 @@ def encode_seg(
             "output=nifti"
         ) from None
     _correct(seg, series, sources[0], key)
+    return seg
+
+
+def _written(dataset: Any) -> bytes:
     content = io.BytesIO()
-    seg.save_as(content)
+    dataset.save_as(content)
     return content.getvalue()
 
 
@@ -145,7 +225,7 @@ def uid(*key: str) -> str:
 
 def _key(receipt: Receipt, kind: str) -> str:
     """List what the answer depends on. How the client named the model and hospital is not part of it."""
-    options = {k: v for k, v in receipt.options.items() if k not in _NAMING}
+    options = {k: v for k, v in receipt.options.items() if k not in (*_NAMING, "output")}
     parts: list[JsonValue] = [
         receipt.input_sha256,
         receipt.model.digest,
@@ -164,6 +244,10 @@ _NAMING = ("model", "hospital", "site", "guard", "segmentation_type")
 def _other_options(receipt: Receipt) -> dict[str, str]:
     named = {k: v for k, v in receipt.options.items() if k not in (*_NAMING, "personalization", "output")}
     return {name: str(value) for name, value in named.items() if value is not None}
+
+
+def _tracking(key: str, label: str) -> tuple[str, str]:
+    return uid(key, "segment", label), f"{label[:32]}, {NOTICE}"
 
 
 def _overlap(task: Task) -> bool:
@@ -193,6 +277,11 @@ def _in_source_order(
         return [headers[frame.file] for frame in series.frames], frames
     order = np.argsort([frame.index for frame in series.frames])
     return headers, frames[order]
+
+
+def _in_slice_order(series: DicomSeries) -> list[Dataset]:
+    files = dict.fromkeys(frame.file for frame in series.frames)
+    return [_completed(series.headers[file]) for file in files]
 
 
 def _completed(header: Dataset) -> Dataset:
@@ -239,14 +328,17 @@ def _correct(seg: Any, series: DicomSeries, source: Dataset, key: str) -> None:
         item.DimensionOrganizationUID = organization
     for item in seg.get("DimensionIndexSequence", ()):
         item.DimensionOrganizationUID = organization
-    for item in seg.ContributingEquipmentSequence:
+    _without_clock(seg, source)
+
+
+def _without_clock(made: Any, source: Dataset) -> None:
+    for item in made.ContributingEquipmentSequence:
         if "ContributionDateTime" in item:
             del item.ContributionDateTime
-    date, time = _content_moment(source)
-    seg.ContentDate, seg.ContentTime = date, time
+    made.ContentDate, made.ContentTime = _content_moment(source)
     for keyword in ("InstanceCreationDate", "InstanceCreationTime", "SeriesDate", "SeriesTime"):
-        if keyword in seg:
-            delattr(seg, keyword)
+        if keyword in made:
+            delattr(made, keyword)
 
 
 def _content_moment(source: Dataset) -> Sequence[str]:

@@ -100,13 +100,15 @@ class SegmentOptions(ScanOptions):
     )
     output: Output | None = Field(
         None,
-        description="`nifti` is the default for a volume, `png` for an image. `dicom-seg` is for scans that "
-        "are sent as DICOM, and tasks with codes for their labels.",
+        description="`nifti` is the default for a volume, `png` for an image. `dicom-seg` and "
+        "`dicom-sr` (a report of the volumes) are for scans that are sent as DICOM, and tasks with codes for "
+        "their labels.",
     )
     segmentation_type: SegmentationType | None = Field(
         None,
-        description="With output=dicom-seg: `binary` (the default) with a bit per voxel and segment, "
-        "`labelmap` for viewers that know it, `fractional` (0 or 1 of each voxel is occupied).",
+        description="The SEG of output=dicom-seg, to which dicom-sr refers: `binary` (the default) has a "
+        "bit per voxel and segment, `labelmap` is for viewers that know it, `fractional` says 0 or 1 of each "
+        "voxel is occupied.",
     )
 
 

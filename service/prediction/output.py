@@ -1,10 +1,11 @@
-"""Output formats of a segmentation: NIfTI, PNG, overlay, JSON.
+"""Output formats of a segmentation: DICOM, NIfTI, PNG, overlay, JSON.
 
     dicom-seg  the mask as a DICOM SEG that refers to its source; scans that were sent as DICOM only
-    nifti    the mask as .nii.gz on the scan's own grid and affine; volumes only: an image has no affine
-    png      the mask as an 8-bit grey PNG of the image's own size; images only
-    overlay  a PNG picture for a person: mask over image, or a montage of a volume's slices
-    json     labels with their volumes, uncertainty, warnings, timing and the receipt
+    dicom-sr   a DICOM measurement report (TID 1500) of the volumes, that refers to this SEG
+    nifti      the mask as .nii.gz on the scan's own grid and affine; volumes only: an image has no affine
+    png        the mask as an 8-bit grey PNG of the image's own size; images only
+    overlay    a PNG picture for a person: mask over image, or a montage of a volume's slices
+    json       labels with their volumes, uncertainty, warnings, timing and the receipt
 
 In a mask a voxel's value is its class index: 0 is background, and `Locum-Labels` says which labels each other
 value stands for. Labels may overlap (a cup lies inside its disc), so a value can stand for more than one.
@@ -22,7 +23,7 @@ from pydantic import BaseModel, Field
 from model_store.preprocessing import display_slices, to_slices
 from model_store.scan import Scan, encode_nifti, encode_png
 from model_store.task import Plane, Task
-from service.errors import NoDicomSource, NoNiftiMask, NoPngMask, ParametersContradict
+from service.errors import NoDicomSource, NoNiftiMask, NoPngMask, NoVolumeToReport, ParametersContradict
 from service.inference.pipeline import Segmentation
 from service.inference.pool import PoolPick
 from service.prediction.dicom_seg import SegmentationType, check_codes
@@ -52,7 +53,7 @@ def pool_selections(picked: Sequence[PoolPick] | None) -> list[PickReport] | Non
     return [PickReport(entries=list(p.entries), similarities=list(p.similarities)) for p in picked]
 
 
-Output = Literal["nifti", "png", "overlay", "json", "dicom-seg"]
+Output = Literal["nifti", "png", "overlay", "json", "dicom-seg", "dicom-sr"]
 
 MEDIA_TYPES: dict[Output, tuple[str, str]] = {
     "nifti": ("application/gzip", "mask.nii.gz"),
@@ -60,6 +61,7 @@ MEDIA_TYPES: dict[Output, tuple[str, str]] = {
     "overlay": ("image/png", "overlay.png"),
     "json": ("application/json", "segmentation.json"),
     "dicom-seg": ("application/dicom", "segmentation.dcm"),
+    "dicom-sr": ("application/dicom", "report.dcm"),
 }
 
 
@@ -107,15 +109,19 @@ def choose_output(
     wanted: Output | None, scan: Scan, task: Task, kind: SegmentationType | None = None
 ) -> Output:
     """Choose the output format. Raises OutputMismatch if it does not fit the scan or the task."""
-    if kind is not None and wanted != "dicom-seg":
+    if kind is not None and wanted not in ("dicom-seg", "dicom-sr"):
         raise ParametersContradict("`segmentation_type` belongs to output=dicom-seg; leave it out.")
-    if wanted == "dicom-seg":
+    if wanted in ("dicom-seg", "dicom-sr"):
         if scan.format != "dicom":
             raise NoDicomSource(
                 f"A DICOM segmentation refers to the DICOM series of its scan, and this scan is "
                 f"{scan.format}; send the series, or ask for another output."
             )
         check_codes(task, kind or "binary")
+        if wanted == "dicom-sr" and not scan.is_volume:
+            raise NoVolumeToReport(
+                "A DICOM report has volumes, and a single image has none; ask for output=dicom-seg or json."
+            )
     if wanted is None:
         return "nifti" if scan.is_volume else "png"
     if wanted == "png" and scan.is_volume:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from model_store.scan import Scan, open_series
 from service.inference.pipeline import Segmentation, segment
 from service.prediction.answer import Answer, Predictor
-from service.prediction.dicom_seg import encode_seg
+from service.prediction.dicom_seg import encode_report, encode_seg
 from service.prediction.options import SegmentOptions
 from service.prediction.output import (
     MEDIA_TYPES,
@@ -44,10 +44,14 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
             names = self._warning_names(found.warnings)
-            if self.output == "dicom-seg":
-                series = open_series(data, self.limits)
+            if self.output in ("dicom-seg", "dicom-sr"):
+                series, receipt = open_series(data, self.limits), self._receipt(output=self.output)
                 kind = self.options.segmentation_type or "binary"
-                body = encode_seg(series, found.classes, task, self._receipt(output=self.output), kind)
+                if self.output == "dicom-seg":
+                    body = encode_seg(series, found.classes, task, receipt, kind)
+                else:
+                    volumes = {label: each.volume_ml or 0.0 for label, each in measure(found, task).items()}
+                    body = encode_report(series, found.classes, task, receipt, volumes, kind)
             else:
                 body = encode(self.output, found, task, title, names, lambda: self._report(found))
         media_type, filename = MEDIA_TYPES[self.output]

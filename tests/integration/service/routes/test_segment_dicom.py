@@ -156,6 +156,51 @@ def test_same_request_gives_the_same_instance_and_another_option_another(api: An
     assert len({seg_of(each).SOPInstanceUID for each in (first, *others)}) == 3
 
 
+@pytest.mark.parametrize("pack", [lambda v: zipped(series(v)), enhanced], ids=["series", "enhanced"])
+@pytest.mark.parametrize("kind", ["binary", "labelmap"])
+def test_report_has_the_volumes_and_refers_to_the_seg_of_the_same_request(
+    api: Any, pack: Callable[..., bytes], kind: str
+) -> None:
+    scan = pack(VOLUME)
+    first, again, seg = (
+        api.segment(scan, model="coded", output=output, segmentation_type=kind)
+        for output in ("dicom-sr", "dicom-sr", "dicom-seg")
+    )
+    assert first.content == again.content
+    report = hd.sr.srread(io.BytesIO(first.content))
+    made = seg_of(seg)
+    assert report.ContentTemplateSequence[0].TemplateIdentifier == "1500"
+    (group,) = report.content.get_volumetric_roi_measurement_groups()
+    (volume,) = group.get_measurements()
+    expected = int((VOLUME > THRESHOLD).sum()) * 0.8 * 0.7 * 2.5 / 1000
+    assert (volume.name.meaning, volume.unit.value) == ("Volume", "ml")
+    assert volume.value == pytest.approx(expected)
+    assert group.finding_type.value == "10200004"
+    assert group.tracking_uid == made.SegmentSequence[-1].TrackingUID
+    reference = next(item for item in group[0].ContentSequence if item.ValueType == "IMAGE")
+    (referenced,) = reference.ReferencedSOPSequence
+    assert referenced.ReferencedSOPInstanceUID == made.SOPInstanceUID
+    assert referenced.ReferencedSegmentNumber == 1
+    assert report.StudyInstanceUID == made.StudyInstanceUID
+    assert report.SeriesInstanceUID != made.SeriesInstanceUID
+    assert "research use only" in report.SeriesDescription
+    evidence = {
+        each.ReferencedSOPInstanceUID
+        for name in ("CurrentRequestedProcedureEvidenceSequence", "PertinentOtherEvidenceSequence")
+        for study in report.get(name, ())
+        for one in study.ReferencedSeriesSequence
+        for each in one.ReferencedSOPSequence
+    }
+    assert made.SOPInstanceUID in evidence
+    assert len(evidence) == 1 + (len(VOLUME) if pack is not enhanced else 1)
+
+
+def test_single_projection_image_has_no_report(api: Any) -> None:
+    response = api.segment(image(VOLUME[0].astype(np.uint16)), model="coded", output="dicom-sr")
+    assert response.status_code == 422
+    assert "a single image has none" in response.json()["detail"]
+
+
 def test_single_projection_image_has_a_seg(api: Any) -> None:
     pixels = VOLUME[0].astype(np.uint16)
     seg = seg_of(api.segment(image(pixels), model="coded", output="dicom-seg"))
@@ -182,13 +227,14 @@ def test_nifti_has_no_dicom_answer(api: Any, make_nifti: Callable[..., bytes]) -
 
 
 @pytest.mark.parametrize("pack", [lambda v: zipped(series(v)), enhanced], ids=["series", "enhanced"])
-def test_dciodvfy_finds_no_error(api: Any, pack: Callable[..., bytes], tmp_path: Path) -> None:
+@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])
+def test_dciodvfy_finds_no_error(api: Any, pack: Callable[..., bytes], output: str, tmp_path: Path) -> None:
     if shutil.which("dciodvfy") is None:
         pytest.skip("dciodvfy is not installed (apt-get install dicom3tools)")
-    path = tmp_path / "seg.dcm"
-    path.write_bytes(api.segment(pack(VOLUME), model="coded", output="dicom-seg").content)
+    path = tmp_path / "made.dcm"
+    path.write_bytes(api.segment(pack(VOLUME), model="coded", output=output).content)
     found = subprocess.run(["dciodvfy", "-new", path], capture_output=True, text=True, check=False)
-    assert "Segmentation" in found.stderr
+    assert ("Segmentation" if output == "dicom-seg" else "ComprehensiveSR") in found.stderr
     assert [line for line in found.stderr.splitlines() if line.startswith("Error")] == []
 
 
