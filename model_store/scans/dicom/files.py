@@ -96,7 +96,9 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
         def read() -> bytes:
             try:
                 return archive.read(entry)
-            except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError) as error:
+            except MemoryError:
+                raise
+            except Exception as error:  # zipfile raises many kinds for a damaged archive
                 raise DamagedScan(
                     f"DICOM: a file of the zip cannot be unpacked ({type(error).__name__}); "
                     "zip the series again"

@@ -106,24 +106,24 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
 
     headers = [load(file, pixels=False) for file in range(total)]
     kept = [file for file, header in enumerate(headers) if "Rows" in header]
-    if not kept:
-        layout_of(headers[0], _where(0, total))  # says what it is in place of an image
-    headers = [headers[file] for file in kept]
-    if any(str(header.get("SOPClassUID")) in SEG_CLASSES for header in headers):
-        raise UnsupportedScan("DICOM: this is a segmentation, and no scan; send the images")
     with reported("the header"):
+        if not kept:
+            layout_of(headers[0], _where(0, total))  # says what it is in place of an image
+        headers = [headers[file] for file in kept]
+        if any(str(header.get("SOPClassUID")) in SEG_CLASSES for header in headers):
+            raise UnsupportedScan("DICOM: this is a segmentation, and no scan; send the images")
         _check_one_series(headers)
         layouts = [layout_of(header, _where(file, total)) for file, header in zip(kept, headers, strict=True)]
         _check_limits(layouts, limits)
         frames = [f for file, header in enumerate(headers) for f in geometry.frames_of(file, header)]
         order, affine, notes = _arranged(frames, headers)
-    skipped = others + total - len(kept)
-    if skipped:
-        notes = (*notes, f"{skipped} files without an image were left out")
-    if any(layout.syntax in LOSSY for layout in layouts) or _was_lossy(headers[0]):
-        notes = (*notes, "the pixels were compressed with loss")
-    if str(headers[0].get("BurnedInAnnotation") or "").upper() == "YES":
-        notes = (*notes, "the image has burnt-in text (by its header), which may name the patient")
+        skipped = others + total - len(kept)
+        if skipped:
+            notes = (*notes, f"{skipped} files without an image were left out")
+        if any(layout.syntax in LOSSY for layout in layouts) or _was_lossy(headers[0]):
+            notes = (*notes, "the pixels were compressed with loss")
+        if str(headers[0].get("BurnedInAnnotation") or "").upper() == "YES":
+            notes = (*notes, "the image has burnt-in text (by its header), which may name the patient")
     return DicomSeries(
         tuple(headers),
         tuple(frames[i] for i in order),

@@ -16,9 +16,10 @@ import resource
 import struct
 import sys
 import warnings
+import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import nibabel as nib
@@ -26,7 +27,8 @@ import numpy as np
 from PIL import Image
 
 from model_store.errors import ScanError
-from model_store.scan import Limits, Scan, decode
+from model_store.scan import Limits, Scan, decode, decode_mask, deidentify
+from tests.helpers.model_store import dicom_files
 
 LIMITS = Limits(max_bytes=2**20, max_pixels=2**20, max_voxels=2**20, max_decompressed=2**23)
 INTERESTING = (0, 1, 0x7F, 0x80, 0xFF)
@@ -62,7 +64,28 @@ def seeds() -> dict[str, bytes]:
             content = kind(volume.astype(dtype), np.diag([1, 2, 3, 1]), header).to_bytes()
             found[f"{kind.__name__}-{dtype}.nii"] = content
             found[f"{kind.__name__}-{dtype}.nii.gz"] = gzip.compress(content, 1, mtime=0)
+    slices = rng.integers(0, 900, (3, 9, 10)).astype(np.int16)
+    files = dicom_files.series(slices)
+    found["slice.dcm"] = next(iter(files.values()))
+    found["enhanced.dcm"] = dicom_files.enhanced(slices)
+    found["projection.dcm"] = dicom_files.image(grey)
+    found["series.zip"] = dicom_files.zipped(files)
+    found["stored.zip"] = dicom_files.zipped(files, zipfile.ZIP_STORED)
+    for coding in ("BINARY", "LABELMAP"):
+        found[f"{coding}.seg"] = dicom_files.seg(files, (slices > 450).astype(np.uint8), coding)
     return found
+
+
+def read(name: str, content: bytes) -> Scan:
+    """Decode a scan or, by its name, a mask; a scan in DICOM also without its patient."""
+    if name.endswith(".seg"):
+        return decode_mask(content, LIMITS)
+    scan = decode(content, LIMITS)
+    if scan.format == "dicom":
+        cleaned = decode(deidentify(content, LIMITS, b"key"), LIMITS)
+        if not np.array_equal(cleaned.voxels, scan.voxels):
+            raise AssertionError("de-identification changed the scan")
+    return scan
 
 
 def repaired(content: bytearray) -> bytearray:
@@ -126,9 +149,9 @@ def mutations(count: int, seed: int) -> Iterator[tuple[str, bytes]]:
             yield name, mutate(content, rng)
 
 
-def outcome(decoder: Callable[[bytes, Limits], Scan], content: bytes) -> str:
+def outcome(name: str, content: bytes) -> str:
     try:
-        scan = decoder(content, LIMITS)
+        scan = read(name, content)
     except ScanError as error:
         # Reaching the memory limit is a failure, even when reported as a ScanError.
         return type(error).__name__ if "memory" not in str(error) else f"! {error}"
@@ -143,7 +166,7 @@ def main() -> None:
     count, seed, headroom = map(int, sys.argv[1:])
     warnings.simplefilter("error")
     for name, content in seeds().items():
-        if (found := outcome(decode, content)) != "Scan":
+        if (found := outcome(name, content)) != "Scan":
             raise SystemExit(f"{name}: the unchanged file is no valid neighbour: {found}")
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     limit = used + headroom * 2**20
@@ -157,7 +180,7 @@ def main() -> None:
     outcomes: Counter[str] = Counter()
     failures = []
     for name, content in mutations(count, seed):
-        found = outcome(decode, content)
+        found = outcome(name, content)
         outcomes[found.split(":")[0]] += 1
         if found.startswith("!"):
             failures.append([name, found, content.hex()])
