@@ -10,7 +10,8 @@ import copy
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -70,7 +71,8 @@ def encode_seg(
 
     Raises UnsupportedScan where the source lacks what every SEG must repeat.
     """
-    return _written(_make_seg(series, classes, task, receipt, kind))
+    with _supported():
+        return _written(_make_seg(series, classes, task, receipt, kind))
 
 
 def encode_report(
@@ -86,6 +88,18 @@ def encode_report(
     It refers to the SEG that `encode_seg` makes of the same arguments, which is not part of it. Raises as
     `encode_seg`.
     """
+    with _supported():
+        return _written(_make_report(series, classes, task, receipt, volumes, kind))
+
+
+def _make_report(
+    series: DicomSeries,
+    classes: NDArray[np.uint8],
+    task: Task,
+    receipt: Receipt,
+    volumes: Mapping[str, float],
+    kind: SegmentationType,
+) -> Any:
     import highdicom as hd
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
@@ -140,7 +154,7 @@ def encode_report(
         contributing_equipment=[_equipment(hd, receipt, f"Locum {receipt.locum}")],
     )
     _without_clock(report, series.headers[0])
-    return _written(report)
+    return report
 
 
 def _make_seg(
@@ -178,36 +192,44 @@ def _make_seg(
         )
         for number, label in enumerate(_segments(task), start=1)
     ]
-    try:
-        seg = hd.seg.Segmentation(
-            source_images=sources,
-            pixel_array=_pixels(frames, task),
-            segmentation_type=kind.upper(),
-            segment_descriptions=descriptions,
-            series_instance_uid=uid(key, "series"),
-            series_number=_SERIES_NUMBER,
-            sop_instance_uid=uid(key, "instance"),
-            instance_number=1,
-            manufacturer=_MANUFACTURER,
-            manufacturer_model_name=receipt.network.name[:64],
-            software_versions=software,
-            device_serial_number=receipt.network.digest.removeprefix("sha256:"),
-            # The mask says in or out of each voxel: occupied by all or by nothing.
-            fractional_type="OCCUPANCY",
-            max_fractional_value=1,
-            content_description=f"Automatic segmentation, {NOTICE}",
-            content_label="SEGMENTATION",
-            series_description=f"{receipt.network.name[:24]} segmentation, {NOTICE}",
-            omit_empty_frames=False,
-            contributing_equipment=[_equipment(hd, receipt, software)],
-        )
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
-        raise UnsupportedScan(
-            f"DICOM: no SEG can be made for this series ({type(error).__name__} in its header); ask for "
-            "output=nifti"
-        ) from None
+    seg = hd.seg.Segmentation(
+        source_images=sources,
+        pixel_array=_pixels(frames, task),
+        segmentation_type=kind.upper(),
+        segment_descriptions=descriptions,
+        series_instance_uid=uid(key, "series"),
+        series_number=_SERIES_NUMBER,
+        sop_instance_uid=uid(key, "instance"),
+        instance_number=1,
+        manufacturer=_MANUFACTURER,
+        manufacturer_model_name=receipt.network.name[:64],
+        software_versions=software,
+        device_serial_number=receipt.network.digest.removeprefix("sha256:"),
+        # The mask says in or out of each voxel: occupied by all or by nothing.
+        fractional_type="OCCUPANCY",
+        max_fractional_value=1,
+        content_description=f"Automatic segmentation, {NOTICE}",
+        content_label="SEGMENTATION",
+        series_description=f"{receipt.network.name[:24]} segmentation, {NOTICE}",
+        omit_empty_frames=False,
+        contributing_equipment=[_equipment(hd, receipt, software)],
+    )
     _correct(seg, series, sources[0], key)
     return seg
+
+
+@contextmanager
+def _supported() -> Iterator[None]:
+    """Turn what highdicom and pydicom raise for odd headers into a reason, without their text."""
+    try:
+        yield
+    except (UnsupportedScan, MemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedScan(
+            f"DICOM: no DICOM answer can be made for this series ({type(error).__name__} in its header); ask "
+            "for output=nifti or json"
+        ) from None
 
 
 def _written(dataset: Any) -> bytes:

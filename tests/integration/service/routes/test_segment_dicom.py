@@ -21,6 +21,7 @@ from model_store.task import Code, LabelCodes, Normalisation, Task
 from tests.helpers.model_store.dicom_files import PLANES, enhanced, image, series, turned, zipped
 
 THRESHOLD = 100
+MUTATIONS = 100
 CODES = LabelCodes(
     category=Code(value="91723000", meaning="Anatomical Structure"),
     type=Code(value="10200004", meaning="Liver"),
@@ -245,3 +246,19 @@ def test_no_value_of_the_patient_in_an_error(api: Any) -> None:
     assert response.status_code == 415
     assert "1 slices are missing" in response.text
     assert "planted" not in (response.text + str(response.headers)).lower()
+
+
+@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])
+def test_damaged_header_gets_a_seg_or_a_reason(api: Any, output: str) -> None:
+    rng = np.random.default_rng(7)
+    whole = [next(iter(series(VOLUME).values())), enhanced(VOLUME)]
+    statuses = []
+    for number in range(MUTATIONS):
+        content = bytearray(whole[number % 2])
+        for place in rng.integers(132, 1500, int(rng.integers(1, 6))):
+            content[place] = int(rng.choice([0, 0x20, 0x41, 0xFF, int(rng.integers(256))]))
+        response = api.segment(bytes(content), model="coded", output=output)
+        statuses.append(response.status_code)
+        assert response.status_code < 500, (number, response.text)
+    assert 200 in statuses
+    assert set(statuses) - {200}
