@@ -50,7 +50,7 @@ def type_of(answer: Any) -> str:
 def test_an_unregistered_zip_is_rejected(api: Any, volume: NDArray[np.uint8]) -> None:
     answer = api.segment(zipped(slices(volume)))
     assert (answer.status_code, type_of(answer)) == (415, "unsupported-scan")
-    assert "Locum reads PNG, TIFF, .nii and .nii.gz" in answer.json()["detail"]
+    assert "Locum reads PNG, TIFF, .nii, .nii.gz" in answer.json()["detail"]
 
 
 @pytest.mark.usefixtures("_registered")
