@@ -1,4 +1,4 @@
-.PHONY: install demo demo-network test test-fast check openapi lock sbom clean
+.PHONY: install demo demo-network test test-fast test-gpu check openapi lock sbom clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -24,6 +24,10 @@ test: install
 # Unit tests without processes, for every save.
 test-fast: install
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/unit -m "not process" --numprocesses 2 --dist loadfile --quiet
+
+# On a machine with an NVIDIA GPU and the builds of torch and onnxruntime for it.
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu --quiet
 
 check: install
 	$(BIN)/ruff check .
