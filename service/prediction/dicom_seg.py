@@ -10,6 +10,8 @@ import copy
 import hashlib
 import io
 import json
+import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal
@@ -26,6 +28,10 @@ from service.errors import CodesMissing, LabelsOverlap
 from service.prediction.receipt import NOTICE, ModelReceipt, Receipt
 
 SegmentationType = Literal["binary", "labelmap", "fractional"]
+
+# highdicom quotes values of headers, the patient's name among them, in what it logs and warns of.
+logging.getLogger("highdicom").setLevel(logging.CRITICAL + 1)
+warnings.filterwarnings("ignore", module=r"highdicom(\.|$)")
 
 MEDIA_TYPE: Final = "application/dicom"
 _MANUFACTURER = "Locum"
