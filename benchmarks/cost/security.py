@@ -128,7 +128,7 @@ def _requests(cell: Cell, work: Path) -> dict[str, Any]:
             settings = {"LOCUM_AUTH": auth, "LOCUM_REDIS_URL": "", "LOCUM_RATE_LIMIT": "1000000/minute"}
             if auth == "oidc":
                 settings |= {"LOCUM_OIDC_ISSUER": issuer, "LOCUM_OIDC_AUDIENCE": AUDIENCE}
-            connection = stack.enter_context(server(folder, 1, settings))
+            connection = stack.enter_context(server(folder, 1, settings)).connection
             headers = {"Authorization": f"Bearer {credential}"} if credential else {}
             wake(connection)
             asking[auth] = partial(post, connection, form(data), headers)

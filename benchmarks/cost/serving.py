@@ -30,6 +30,7 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
@@ -108,45 +109,60 @@ class ServingCost(Experiment[Profile]):
 
 
 def scan_bytes(kind: str) -> bytes:
-    """A synthetic scan that compresses like a real one: smooth structure with noise, dark outside a disc."""
+    """A synthetic scan that compresses like a real one."""
+    if kind == "png":
+        stream = io.BytesIO()
+        Image.fromarray((_smooth((SIZE, SIZE)) * 255).astype(np.uint8)).save(stream, "PNG")
+        return stream.getvalue()
+    image = nib.Nifti1Image(volume(SLICES).transpose(2, 1, 0), np.diag((1.0, 1.0, 1.5, 1.0)))
+    content: bytes = image.to_bytes()
+    return gzip.compress(content, 6, mtime=0) if kind == "nii.gz" else content
+
+
+def volume(slices: int) -> NDArray[np.int16]:
+    """A synthetic volume [slices, rows, columns]."""
+    return (_smooth((slices, SIZE, SIZE)) * 1000).astype(np.int16)
+
+
+def _smooth(shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Smooth structure with noise in [0, 1], dark outside a disc."""
     generator = np.random.default_rng(0)
-    shape = (SIZE, SIZE) if kind == "png" else (SLICES, SIZE, SIZE)
     coarse = generator.random(tuple(max(2, side // 16) for side in shape))
     smooth = ndimage.zoom(
         coarse, [side / cell for side, cell in zip(shape, coarse.shape, strict=True)], order=1
     )
     radius = np.hypot(*np.mgrid[-1 : 1 : SIZE * 1j, -1 : 1 : SIZE * 1j])
-    seen = (smooth + generator.normal(0, 0.05, shape)).clip(0, 1) * (radius < 0.9)
-    if kind == "png":
-        stream = io.BytesIO()
-        Image.fromarray((seen * 255).astype(np.uint8)).save(stream, "PNG")
-        return stream.getvalue()
-    image = nib.Nifti1Image((seen * 1000).astype(np.int16).transpose(2, 1, 0), np.diag((1.0, 1.0, 1.5, 1.0)))
-    content: bytes = image.to_bytes()
-    return gzip.compress(content, 6, mtime=0) if kind == "nii.gz" else content
+    seen: NDArray[np.float64] = (smooth + generator.normal(0, 0.05, shape)).clip(0, 1) * (radius < 0.9)
+    return seen
 
 
-def publish(root: Path, width: int, scan: Scan) -> None:
+def publish(root: Path, width: int, scan: Scan, task: Task = TASK) -> None:
     """Publish a U-Net with random weights: the cost of serving does not depend on them."""
     torch.manual_seed(0)
     network = build("unet", in_channels=1, classes=2, width=width)
-    statistics = ReferenceStatistics.of(summarise(scan, prepare(scan, TASK)))
+    statistics = ReferenceStatistics.of(summarise(scan, prepare(scan, task)))
     manifest = ModelManifest(
         name="cost",
-        task=TASK,
+        task=task,
         network=NetworkSpec(name="unet", arguments={"in_channels": 1, "classes": 2, "width": width}),
         lineage=Lineage(method="none", run="serving-cost", sites=(), rounds=0, seed=0),
         statistics=statistics,
     )
-    files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: to_onnx(network, 1, TASK.size)}
+    files = {WEIGHTS: to_safetensors(network.state_dict()), GRAPH: to_onnx(network, 1, task.size)}
     Store(root).publish(manifest, files)
 
 
+@dataclass(frozen=True)
+class ServerProcess:
+    """A running server: a connection to it, and its process."""
+
+    connection: http.client.HTTPConnection
+    pid: int
+
+
 @contextmanager
-def server(
-    folder: Path, threads: int, settings: Mapping[str, str] | None = None
-) -> Iterator[http.client.HTTPConnection]:
-    """A server process on `folder`/store, with further environment variables, and a connection to it."""
+def server(folder: Path, threads: int, settings: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+    """A server process on `folder`/store, with further environment variables."""
     log = folder / "server.log"
     # A port without a listener: segmenting needs no Redis, and the service must not start one.
     environment = os.environ | {
@@ -163,7 +179,7 @@ def server(
                 if process.poll() is not None:
                     raise RuntimeError(f"the server did not start: {log.read_text()}")
                 time.sleep(0.05)
-            yield http.client.HTTPConnection("127.0.0.1", int(found[1]))
+            yield ServerProcess(http.client.HTTPConnection("127.0.0.1", int(found[1])), process.pid)
         finally:
             process.terminate()
 
@@ -180,10 +196,11 @@ def wake(connection: http.client.HTTPConnection) -> None:
     raise RuntimeError("the server does not answer")
 
 
-def form(data: bytes) -> bytes:
-    """The form with this scan that `post` sends."""
-    head = b'--locum\r\nContent-Disposition: form-data; name="scan"; filename="scan"\r\n\r\n'
-    return head + data + b"\r\n--locum--\r\n"
+def form(data: bytes, **fields: str) -> bytes:
+    """The form with this scan, and further fields, that `post` sends."""
+    part = '--locum\r\nContent-Disposition: form-data; name="{}"{}\r\n\r\n'
+    named = "".join(part.format(name, "") + value + "\r\n" for name, value in fields.items())
+    return (named + part.format("scan", '; filename="scan"')).encode() + data + b"\r\n--locum--\r\n"
 
 
 def post(
@@ -229,7 +246,8 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     floors: list[float] = []
     within: list[float] = []
     stages: dict[str, list[float]] = {}
-    with server(work, cell["threads"]) as connection:
+    with server(work, cell["threads"]) as running:
+        connection = running.connection
         for repeat in range(WARM_UP + cell["repeats"]):
             wake(connection)
             began = time.perf_counter()

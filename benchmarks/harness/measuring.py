@@ -37,8 +37,8 @@ def milliseconds(seconds: Mapping[str, float], digits: int = 1) -> str:
     return f"{middle} [{low}, {high}]"
 
 
-def high_water() -> int:
-    """This process's peak of resident memory, in bytes; Linux only."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
+def high_water(process: int | str = "self") -> int:
+    """Peak of resident memory of a process, this one by default, in bytes; Linux only."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{process}/status").read_text(encoding="ascii"))
     assert found is not None
     return int(found[1]) * 1024
