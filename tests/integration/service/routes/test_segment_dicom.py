@@ -239,6 +239,27 @@ def test_dciodvfy_finds_no_error(api: Any, pack: Callable[..., bytes], output: s
     assert [line for line in found.stderr.splitlines() if line.startswith("Error")] == []
 
 
+@pytest.mark.parametrize(
+    "plane", [PLANES["axial"], PLANES["coronal"], turned(8)], ids=["axial", "coronal", "oblique"]
+)
+def test_dcmqi_reads_the_mask_in_the_same_place(api: Any, plane: Any, tmp_path: Path) -> None:
+    found = shutil.which("segimage2itkimage")
+    if found is None:
+        pytest.skip("dcmqi is not installed (pip install dcmqi)")
+    content = zipped(series(VOLUME, plane))
+    (tmp_path / "made.dcm").write_bytes(api.segment(content, model="coded", output="dicom-seg").content)
+    command = [found, "--inputDICOM", tmp_path / "made.dcm", "--outputDirectory", tmp_path, "-t", "nifti"]
+    subprocess.run(command, check=True, capture_output=True)
+    read = sitk.ReadImage(str(tmp_path / "1.nii.gz"))
+    ours = nifti_of(api.segment(content, model="coded"))
+    (tmp_path / "ours.nii.gz").write_bytes(gzip.compress(ours.to_bytes()))
+    expected = sitk.ReadImage(str(tmp_path / "ours.nii.gz"))
+    assert sitk.GetArrayFromImage(read).sum() == sitk.GetArrayFromImage(expected).sum() > 4000
+    resampled = sitk.Resample(read, expected, sitk.Transform(), sitk.sitkNearestNeighbor)
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(resampled) > 0, sitk.GetArrayFromImage(expected) > 0)
+    assert sorted(read.GetSpacing()) == pytest.approx(sorted(expected.GetSpacing()))
+
+
 def test_no_value_of_the_patient_in_an_error(api: Any) -> None:
     files = series(VOLUME)
     files.pop("0003.dcm")
