@@ -54,7 +54,7 @@ NOW = int(time.time())
 WRONG = {
     "expired": {"exp": NOW - 60},
     "without expiry": {"exp": None},
-    "not yet valid": {"nbf": NOW + 600},
+    "not yet valid": {"nbf": NOW + 86_400},
     "another audience": {"aud": "billing"},
     "another audience in a list": {"aud": ["billing", "mail"]},
     "no audience": {"aud": None},
