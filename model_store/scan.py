@@ -14,7 +14,7 @@ from model_store.scans.dicom.deidentify import deidentify
 from model_store.scans.dicom.files import MOST_FILES
 from model_store.scans.dicom.masks import is_seg, read_seg
 from model_store.scans.dicom.reading import DicomSeries, open_series
-from model_store.scans.encode import encode_nifti, encode_png
+from model_store.scans.encode import encode_nifti, encode_nrrd, encode_png
 from model_store.scans.foreign import advice
 from model_store.scans.formats import format_of, list_formats, series_of, strip_suffix
 from model_store.scans.types import MIN_SIDE, Limits, Parts, Scan
@@ -30,6 +30,7 @@ __all__ = [
     "decode_mask",
     "deidentify",
     "encode_nifti",
+    "encode_nrrd",
     "encode_png",
     "list_formats",
     "open_series",

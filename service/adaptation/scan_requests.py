@@ -104,7 +104,8 @@ class ScanRequest:
         model = self.context.store.by_digest(adaptation.network(parent), ModelManifest)
         manifest = model.manifest
         scan = decode(self.upload.read(), scan_limits(self.context.settings))
-        choose_output(self.options.output, scan, manifest.task, self.options.segmentation_type)
+        options = self.options
+        choose_output(options.output, scan, manifest.task, options.segmentation_type, options.compress)
         prepared = prepare(scan, manifest.task)
         check_restorable(prepared.geometry, manifest.task)
         warnings = check(summarise(scan, prepared), manifest.statistics, manifest.task)

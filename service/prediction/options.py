@@ -100,9 +100,15 @@ class SegmentOptions(ScanOptions):
     )
     output: Output | None = Field(
         None,
-        description="`nifti` is the default for a volume, `png` for an image. `dicom-seg` and "
+        description="`nifti` is the default for a volume, `png` for an image; `nrrd` is for volumes, and "
+        "`multipart` has the report (`params`, JSON) and an NRRD mask (`image`) as parts. `dicom-seg` and "
         "`dicom-sr` (a report of the volumes) are for scans that are sent as DICOM, and tasks with codes for "
         "their labels.",
+    )
+    compress: bool | None = Field(
+        None,
+        description="With `nrrd` and `multipart`: whether the mask's voxels are gzipped, `true` by default. "
+        "Some web viewers need `false`.",
     )
     segmentation_type: SegmentationType | None = Field(
         None,

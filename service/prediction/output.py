@@ -1,8 +1,10 @@
-"""Output formats of a segmentation: DICOM, NIfTI, PNG, overlay, JSON.
+"""Output formats of a segmentation: DICOM, NIfTI, NRRD, PNG, overlay, JSON.
 
     dicom-seg  the mask as a DICOM SEG that refers to its source; scans that were sent as DICOM only
     dicom-sr   a DICOM measurement report (TID 1500) of the volumes, that refers to this SEG
     nifti      the mask as .nii.gz on the scan's own grid and affine; volumes only: an image has no affine
+    nrrd       the mask as .nrrd on the same grid, which 3D Slicer and web viewers read; volumes only
+    multipart  the report (part `params`, JSON) and the mask (part `image`, NRRD) in one multipart/form-data
     png        the mask as an 8-bit grey PNG of the image's own size; images only
     overlay    a PNG picture for a person: mask over image, or a montage of a volume's slices
     json       labels with their volumes, uncertainty, warnings, timing and the receipt
@@ -13,15 +15,17 @@ value stands for. Labels may overlap (a cup lies inside its disc), so a value ca
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from model_store.preprocessing import display_slices, to_slices
-from model_store.scan import Scan, encode_nifti, encode_png
+from model_store.scan import Scan, encode_nifti, encode_nrrd, encode_png
 from model_store.task import Plane, Task
 from service.errors import NoDicomSource, NoNiftiMask, NoPngMask, NoVolumeToReport, ParametersContradict
 from service.inference.pipeline import Segmentation
@@ -53,13 +57,15 @@ def pool_selections(picked: Sequence[PoolPick] | None) -> list[PickReport] | Non
     return [PickReport(entries=list(p.entries), similarities=list(p.similarities)) for p in picked]
 
 
-Output = Literal["nifti", "png", "overlay", "json", "dicom-seg", "dicom-sr"]
+Output = Literal["nifti", "nrrd", "png", "overlay", "json", "multipart", "dicom-seg", "dicom-sr"]
 
 MEDIA_TYPES: dict[Output, tuple[str, str]] = {
     "nifti": ("application/gzip", "mask.nii.gz"),
+    "nrrd": ("application/octet-stream", "mask.nrrd"),
     "png": ("image/png", "mask.png"),
     "overlay": ("image/png", "overlay.png"),
     "json": ("application/json", "segmentation.json"),
+    "multipart": ("multipart/form-data", "segmentation.multipart"),
     "dicom-seg": ("application/dicom", "segmentation.dcm"),
     "dicom-sr": ("application/dicom", "report.dcm"),
 }
@@ -100,17 +106,30 @@ class SegmentationReport(BaseModel):
         description="Differences of the scan from the task's training scans, and other warnings."
     )
     shape: list[int] = Field(description="Shape of the mask: [H, W], or the volume's own [I, J, K].")
+    label_names: dict[str, int] = Field(
+        description="The mask's values by name, without the background. Where labels overlap, a value's name "
+        "has them all (`disc + cup`)."
+    )
+    centroids: dict[str, list[int]] = Field(
+        description="For each of these names that the mask has: its value, and the indices of its mean voxel."
+    )
     timing_ms: dict[str, float]
     receipt: Receipt
     notice: str = NOTICE
 
 
 def choose_output(
-    wanted: Output | None, scan: Scan, task: Task, kind: SegmentationType | None = None
+    wanted: Output | None,
+    scan: Scan,
+    task: Task,
+    kind: SegmentationType | None = None,
+    compress: bool | None = None,
 ) -> Output:
     """Choose the output format. Raises OutputMismatch if it does not fit the scan or the task."""
     if kind is not None and wanted not in ("dicom-seg", "dicom-sr"):
         raise ParametersContradict("`segmentation_type` belongs to output=dicom-seg; leave it out.")
+    if compress is not None and wanted not in ("nrrd", "multipart"):
+        raise ParametersContradict("`compress` belongs to output=nrrd and multipart; leave it out.")
     if wanted in ("dicom-seg", "dicom-sr"):
         if scan.format != "dicom":
             raise NoDicomSource(
@@ -128,9 +147,9 @@ def choose_output(
         raise NoPngMask(
             "The scan is a volume, and its mask is no single picture; ask for output=nifti, overlay or json."
         )
-    if wanted == "nifti" and not scan.is_volume:
+    if wanted in ("nifti", "nrrd", "multipart") and not scan.is_volume:
         raise NoNiftiMask(
-            "The scan is an image without position and spacing, which a NIfTI would have to make up; "
+            "The scan is an image without position and spacing, which a NIfTI or NRRD would have to make up; "
             "ask for output=png, overlay or json."
         )
     return wanted
@@ -144,6 +163,45 @@ def label_values(task: Task) -> dict[str, list[str]]:
 def label_header(task: Task) -> str:
     """Format `Locum-Labels` as JSON in ASCII, since it is a header."""
     return json.dumps(label_values(task), ensure_ascii=True)
+
+
+def label_names(task: Task) -> dict[str, int]:
+    """Map a name for each mask value but the background's to the value: 1, 2, ... without a gap."""
+    return {" + ".join(c.labels): c.index for c in task.classes if c.index > 0}
+
+
+def centroids(classes: NDArray[np.uint8], task: Task) -> dict[str, list[int]]:
+    """Map the names of `label_names` to [value, mean index along each axis], for values that are there."""
+    found = {}
+    for name, value in label_names(task).items():
+        inside = classes == value
+        voxels = np.count_nonzero(inside)
+        if voxels:
+            axes = range(inside.ndim)
+            # A sum over the other axes first: the indices of every voxel would take 24 times its memory.
+            along = [np.count_nonzero(inside, axis=tuple(a for a in axes if a != axis)) for axis in axes]
+            means = [float(counts @ np.arange(len(counts))) / voxels for counts in along]
+            found[name] = [value, *(int(mean + 0.5) for mean in means)]
+    return found
+
+
+def encode_multipart(report: bytes, mask: bytes) -> tuple[bytes, str]:
+    """Encode the report and an NRRD mask as multipart/form-data: the body and its media type.
+
+    The file name of `image` names its format, and `params` has none: viewers tell the parts apart by it.
+    """
+    boundary = f"locum-{hashlib.sha256(report + mask).hexdigest()}"
+    media_type, filename = MEDIA_TYPES["nrrd"]
+    parts = (
+        ('form-data; name="params"', "application/json", report),
+        (f'form-data; name="image"; filename="{filename}"', media_type, mask),
+    )
+    lines: list[bytes] = []
+    for disposition, kind, content in parts:
+        header = f"--{boundary}\r\nContent-Disposition: {disposition}\r\nContent-Type: {kind}\r\n\r\n"
+        lines += [header.encode("ascii"), content, b"\r\n"]
+    body = b"".join([*lines, f"--{boundary}--\r\n".encode("ascii")])
+    return body, f"{MEDIA_TYPES['multipart'][0]}; boundary={boundary}"
 
 
 def measure(segmentation: Segmentation, task: Task) -> dict[str, LabelReport]:
@@ -170,17 +228,28 @@ def encode(
     title: str,
     warning_names: Sequence[str],
     report: Callable[[], SegmentationReport],
-) -> bytes:
-    """Encode the body of the answer. An overlay shows the warnings; `report` is called for JSON only."""
-    if output == "nifti":
-        affine = segmentation.scan.affine
-        assert affine is not None
-        return encode_nifti(segmentation.classes, affine, segmentation.scan.mm_per_unit)
+    *,
+    compress: bool = True,
+) -> tuple[bytes, str]:
+    """Encode the body of the answer; return it with its media type.
+
+    An overlay shows the warnings; `report` is called for JSON only; `compress` is for NRRD.
+    """
+    media_type = MEDIA_TYPES[output][0]
+    classes, scan = segmentation.classes, segmentation.scan
     if output == "png":
-        return encode_png(segmentation.classes)
+        return encode_png(classes), media_type
     if output == "overlay":
-        return picture(segmentation, task, title, warning_names)
-    return report().model_dump_json().encode()
+        return picture(segmentation, task, title, warning_names), media_type
+    if output == "json":
+        return report().model_dump_json().encode(), media_type
+    assert scan.affine is not None
+    if output == "nifti":
+        return encode_nifti(classes, scan.affine, scan.mm_per_unit), media_type
+    mask = encode_nrrd(classes, scan.affine, scan.mm_per_unit, compress=compress)
+    if output == "nrrd":
+        return mask, media_type
+    return encode_multipart(report().model_dump_json().encode(), mask)
 
 
 def picture(

@@ -13,9 +13,11 @@ from service.prediction.output import (
     MEDIA_TYPES,
     Output,
     SegmentationReport,
+    centroids,
     choose_output,
     encode,
     label_header,
+    label_names,
     measure,
     pool_selections,
 )
@@ -44,6 +46,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
             names = self._warning_names(found.warnings)
+            media_type, filename = MEDIA_TYPES[self.output]
             if self.output in ("dicom-seg", "dicom-sr"):
                 series, receipt = open_series(data, self.limits), self._receipt(output=self.output)
                 kind = self.options.segmentation_type or "binary"
@@ -53,15 +56,21 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     volumes = {label: each.volume_ml or 0.0 for label, each in measure(found, task).items()}
                     body = encode_report(series, found.classes, task, receipt, volumes, kind)
             else:
-                body = encode(self.output, found, task, title, names, lambda: self._report(found))
-        media_type, filename = MEDIA_TYPES[self.output]
+                body, media_type = encode(
+                    self.output,
+                    found,
+                    task,
+                    title,
+                    names,
+                    lambda: self._report(found),
+                    compress=self.options.compress is not False,
+                )
         headers = self._headers(found.warnings, filename) | {"Locum-Labels": label_header(task)}
         return Answer(body, media_type, headers, found.picked)
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
-        self.output = choose_output(
-            self.options.output, scan, self.selection.manifest.task, self.options.segmentation_type
-        )
+        options, task = self.options, self.selection.manifest.task
+        self.output = choose_output(options.output, scan, task, options.segmentation_type, options.compress)
         super()._before_running(scan, warnings)
 
     def _report(self, found: Segmentation) -> SegmentationReport:
@@ -72,6 +81,8 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             picked=pool_selections(found.picked),
             warnings=[*self.selection.warnings.values(), *found.warnings],
             shape=list(found.classes.shape),
+            label_names=label_names(self.selection.manifest.task),
+            centroids=centroids(found.classes, self.selection.manifest.task),
             timing_ms=self._timing(),
             receipt=self._receipt(output=self.output),
         )

@@ -45,7 +45,13 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
         "description": "The mask, a picture of it, or a report, by `output`. For research use only.",
         "headers": described_headers({**_HEADERS, **_APPLIED}),
         "model": SegmentationReport,
-        "content": {"application/gzip": _BINARY, "image/png": _BINARY, "application/dicom": _BINARY},
+        "content": {
+            "application/gzip": _BINARY,
+            "application/octet-stream": _BINARY,
+            "image/png": _BINARY,
+            "application/dicom": _BINARY,
+            "multipart/form-data": _BINARY,
+        },
     },
     202: {
         "description": f"`personalization=scan` with {SCAN_BY_JOB}: the job that will have the mask as its "

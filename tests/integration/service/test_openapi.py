@@ -96,7 +96,10 @@ def test_description_declares_every_error_as_a_problem(document: dict[str, Any])
 
 @pytest.mark.parametrize(
     ("path", "own"),
-    [("/segment", {"output", "preset", "segmentation_type", "shape_weight"}), ("/classify", {"cluster"})],
+    [
+        ("/segment", {"compress", "output", "preset", "segmentation_type", "shape_weight"}),
+        ("/classify", {"cluster"}),
+    ],
 )
 def test_description_declares_the_fields_of_a_scan_form(
     document: dict[str, Any], path: str, own: set[str]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import email
+import email.policy
 import json
 
 import numpy as np
@@ -11,15 +13,18 @@ from numpy.typing import NDArray
 from model_store.preprocessing import geometry_of
 from model_store.scan import Scan
 from model_store.task import Task
-from service.errors import OutputMismatch
+from service.errors import OutputMismatch, ParametersContradict
 from service.inference.pipeline import Segmentation
 from service.prediction import output
 from service.prediction.output import (
     Output,
+    centroids,
     choose_output,
     common_slices,
     encode,
+    encode_multipart,
     label_header,
+    label_names,
     measure,
     picture,
 )
@@ -64,10 +69,48 @@ def test_choose_output_follows_the_scan_and_rejects_a_mismatch() -> None:
     volume = segmentation(np.zeros((16, 16, 16), np.uint8), np.eye(4)).scan
     assert (choose_output(None, image, FUNDUS), choose_output(None, volume, FUNDUS)) == ("png", "nifti")
     assert choose_output("overlay", volume, FUNDUS) == "overlay"
-    for wanted, scan in (("nifti", image), ("png", volume)):
+    for wanted, scan in (("nifti", image), ("nrrd", image), ("multipart", image), ("png", volume)):
         with pytest.raises(OutputMismatch) as refused:
             choose_output(wanted, scan, FUNDUS)  # type: ignore[arg-type]
         assert refused.value.status == 422
+
+
+def test_compress_belongs_to_nrrd() -> None:
+    volume = segmentation(np.zeros((16, 16, 16), np.uint8), np.eye(4)).scan
+    assert choose_output("multipart", volume, FUNDUS, compress=False) == "multipart"
+    with pytest.raises(ParametersContradict):
+        choose_output("nifti", volume, FUNDUS, compress=False)
+
+
+def test_names_of_mask_values_are_one_per_value_from_1_without_background() -> None:
+    assert label_names(FUNDUS) == {"disc": 1, "disc + cup": 2}
+    assert label_names(Task(name="t", labels={"b": (7,), "a": (2,)}, size=(16, 16))) == {"a": 1, "b": 2}
+
+
+def test_centroids_are_the_mean_voxel_of_each_value_that_is_there() -> None:
+    classes = np.zeros((16, 17, 18), np.uint8)
+    classes[2:5, 6, 9:12] = 2
+    where = np.argwhere(classes == 2).mean(axis=0)
+    assert centroids(classes, FUNDUS) == {"disc + cup": [2, *where.astype(int)]}
+    assert centroids(np.zeros((16, 16), np.uint8), FUNDUS) == {}
+
+
+def test_multipart_is_read_by_another_parser() -> None:
+    report, mask = b'{"label_names": {"disc": 1}}', b"NRRD0004\n\n" + bytes(range(256)) + b"\r\n\r\n--locum"
+    body, media_type = encode_multipart(report, mask)
+    head = f"Content-Type: {media_type}\r\n\r\n".encode()
+    parsed = email.message_from_bytes(head + body, policy=email.policy.HTTP)
+    params, image = parsed.iter_parts()
+    assert params.get_param("name", header="content-disposition") == "params"
+    assert (params.get_content_type(), params.get_filename()) == ("application/json", None)
+    assert (image.get_content_type(), image.get_filename()) == ("application/octet-stream", "mask.nrrd")
+    # Not through the parser, which reads lines.
+    assert (
+        body.partition(b'filename="mask.nrrd"')[2]
+        .partition(b"\r\n\r\n")[2]
+        .startswith(mask + b"\r\n--locum-")
+    )
+    assert params.get_payload(decode=True) == report
 
 
 def test_compared_pictures_show_the_same_slices(monkeypatch: pytest.MonkeyPatch) -> None:
