@@ -43,6 +43,7 @@ from service.routes import (
     jobs,
     key_usage,
     models,
+    monailabel,
     segment,
     serving,
     session,
@@ -121,6 +122,9 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     ):
         app.include_router(routes.router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
+    if chosen.monailabel != "off":
+        # Plugins add parameters of their own.
+        app.include_router(monailabel.router)
     app.add_middleware(AuthenticationMiddleware)
     app.add_middleware(BodyLimitMiddleware)
     if chosen.allowed_origins:
@@ -133,6 +137,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         )
     app.add_middleware(OriginMiddleware, hosts=chosen.allowed_hosts, origins=chosen.allowed_origins)
     app.add_middleware(AccessLogMiddleware, metrics=measured)
+    if chosen.monailabel == "root":
+        app.add_middleware(monailabel.AtRoot)
     # Last, and so outermost: the request's id is there for everything else.
     problems.install(app)
     return app

@@ -50,6 +50,9 @@
     │   │   └── LabelsOverlap    422  overlapping labels have no label map
     │   ├── ServiceBusy          503  the queue for inference is full
     │   └── GpuUnavailable       503  a GPU is required and missing
+    ├── ViewerScanError               a scan of a viewer is not kept or not found
+    │   ├── ViewerScanUnknown    404  the caller has no such scan
+    │   └── ViewerQuotaExceeded  507  there is no room for another
     ├── AssignmentError               an entry cannot be added to the serving log
     │   ├── AssignmentStale      412  another entry is in force than the caller expects
     │   ├── NothingToRollBack    409  there is no earlier assignment
@@ -398,6 +401,22 @@ class GpuUnavailable(PredictionError):
     """The settings require a GPU, and onnxruntime finds none."""
 
     status, slug, title = 503, "no-gpu", "No GPU"
+
+
+class ViewerScanError(ServiceError):
+    """A scan of a viewer is not kept or not found."""
+
+
+class ViewerScanUnknown(ViewerScanError):
+    """The caller has no such scan."""
+
+    status, slug, title = 404, "viewer-scan-unknown", "No such scan"
+
+
+class ViewerQuotaExceeded(ViewerScanError):
+    """The scans that other callers keep have as many bytes as all may have."""
+
+    status, slug, title = 507, "no-room", "No room for the scan"
 
 
 class AssignmentError(ServiceError):

@@ -11,8 +11,11 @@ from service.settings import Settings
 
 
 def description() -> str:
-    """The OpenAPI document as YAML, the same for the same code wherever it is made."""
-    document = create_app(Settings.model_construct()).openapi()
+    """The OpenAPI document as YAML, the same for the same code wherever it is made.
+
+    It has the interface for viewers, which is off by default.
+    """
+    document = create_app(Settings.model_construct(monailabel="prefix")).openapi()
     return yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=110)
 
 

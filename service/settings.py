@@ -218,6 +218,24 @@ class Settings(BaseSettings):
     )
     max_cohort_scans: int = Field(2000, gt=0, description="scans in one cohort")
 
+    # 3D Slicer, OHIF and other viewers
+    monailabel: Literal["off", "prefix", "root"] = Field(
+        "off",
+        description="the interface of MONAI Label for viewers: at /monailabel (`prefix`), also at the `root`",
+    )
+    viewer_scan_minutes: float = Field(
+        60, gt=0, le=24 * 60, description="minutes after its last use until a viewer's scan is deleted"
+    )
+    max_viewer_scans: int = Field(
+        20, gt=0, description="scans that a caller's viewers keep; the least recently used is deleted first"
+    )
+    viewer_quota_bytes: int = Field(
+        10 * 1024 * MEBIBYTE, ge=0, description="bytes of all scans of viewers together"
+    )
+    viewer_wait_seconds: int = Field(
+        1800, gt=0, description="longest that a viewer's request waits for a job, which is then cancelled"
+    )
+
     # logging
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
     log_format: Literal["json", "plain"] = "json"
@@ -297,6 +315,11 @@ class Settings(BaseSettings):
     def cohorts(self) -> Path:
         """Folder of the scans of cohorts, until they expire."""
         return self.state_dir / "cohorts"
+
+    @property
+    def viewer_scans(self) -> Path:
+        """Folder of the scans that viewers sent, until they expire."""
+        return self.state_dir / "viewer-scans"
 
     @property
     def jobs(self) -> Path:

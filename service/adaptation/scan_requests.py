@@ -39,7 +39,7 @@ from service.kinds.kind import ScanAdaptation
 from service.prediction.answer import check_routing, obey_guard
 from service.prediction.options import SegmentOptions
 from service.prediction.output import choose_output
-from service.runtime.spool import Upload
+from service.runtime.spool import ScanFile
 from service.settings import Settings, scan_limits
 
 # Short compared with an adaptation, and long enough that polling costs nothing.
@@ -65,7 +65,7 @@ class ScanRequest:
     context: ServiceContext
     request_id: str
     options: SegmentOptions
-    upload: Upload
+    upload: ScanFile
 
     async def accept(self) -> AtOnce | str:
         """Say how the scan is answered at once, or create a durable job, send it on and return its id.

@@ -35,11 +35,20 @@ _CLIENT_GONE = 499
 
 _COHORT = "/hospitals/{hospital}/cohorts/{cohort}"
 _SCAN = f"{_COHORT}/scans/{{name:path}}"
+_VIEWERS = "/monailabel"
 _SERVING = "/hospitals/{hospital}/serving/{model}"
 
 ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/segment"): "scan.segmented",
     ("POST", "/classify"): "scan.classified",
+    ("POST", f"{_VIEWERS}/infer/{{model}}"): "scan.segmented",
+    ("PUT", f"{_VIEWERS}/session/"): "scan.stored",
+    ("DELETE", f"{_VIEWERS}/session/{{session}}"): "scan.deleted",
+    ("GET", f"{_VIEWERS}/datastore/"): "scan.listed",
+    ("PUT", f"{_VIEWERS}/datastore/"): "scan.stored",
+    ("PUT", f"{_VIEWERS}/datastore/image"): "scan.stored",
+    ("DELETE", f"{_VIEWERS}/datastore/"): "scan.deleted",
+    ("DELETE", f"{_VIEWERS}/datastore/image"): "scan.deleted",
     ("POST", "/hospitals/{hospital}/cohorts"): "cohort.created",
     ("DELETE", _COHORT): "cohort.deleted",
     ("GET", f"{_COHORT}/scans"): "cohort.listed",

@@ -20,8 +20,14 @@ from service.http import problems
 from service.identity import sessions
 from service.settings import is_loopback
 
-OPEN = frozenset({"/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"})
-"""Liveness, readiness, and the description of the API, which is the same everywhere."""
+OPEN = frozenset(
+    {
+        *("/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"),
+        "/monailabel/auth/",
+    }
+)
+"""Liveness, readiness, and the description of the API, which is the same everywhere; and the 404 by which a
+viewer learns that it does not sign in."""
 
 # The scripts and styles of /docs.
 _OPEN_FOLDER = "/static-offline-docs/"

@@ -1,4 +1,4 @@
-"""Delete expired cohort scans, job files and orphaned files."""
+"""Delete expired scans of cohorts and viewers, job files and orphaned files."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL
 from service.settings import Settings
 from service.validation import JOB_ID
+from service.viewers.scans import sweep
 
 _log = logging.getLogger("locum.service")
 
 
 def expire(database: Database, settings: Settings) -> None:
-    """Delete expired scans of cohorts and files of jobs, and files without a row in the database."""
+    """Delete expired scans and files of jobs, and files without a row in the database."""
     _expire_cohorts(database, settings)
     _expire_jobs(database, settings)
+    with log_and_continue("the scans of viewers"):
+        sweep(settings.viewer_scans)
     with log_and_continue("what was left half written"):
         sweep_aside(settings.cohorts)
     for folder in _folders(settings.cohorts):

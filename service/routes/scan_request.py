@@ -24,15 +24,17 @@ from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import Stopwatch
 from service.prediction.answer import Options, Predictor, receipt_of
-from service.runtime.spool import Upload, pack
+from service.runtime.spool import ScanFile, Upload, pack
 from service.serving import key_usage
 from service.settings import scan_limits
 
 
-async def receive_scan(request: Request, context: ServiceContext, watch: Stopwatch) -> UploadForm:
+async def receive_scan(
+    request: Request, context: ServiceContext, watch: Stopwatch, field: str = "scan"
+) -> UploadForm:
     """The form with the scan; rejected before it is read when the queue is full.
 
-    Several files in the field `scan` are packed as one zip: the files of a DICOM series.
+    Several files in the `field` are packed as one zip: the files of a DICOM series.
 
     Raises ServiceBusy, Problem, ClientDisconnect.
     """
@@ -43,20 +45,22 @@ async def receive_scan(request: Request, context: ServiceContext, watch: Stopwat
     with watch.stage("receive"):
         limits = UploadLimits(context.settings.max_upload_bytes, MOST_FILES)
         spool = context.settings.spool
-        form = await receive(request, spool, limits, repeated_fields=("scan",), admit=admit)
-        parts = form.repeated.get("scan", [])
+        form = await receive(
+            request, spool, limits, file_fields=(field,), repeated_fields=(field,), admit=admit
+        )
+        parts = form.repeated.get(field, [])
         if len(parts) == 1:
-            form.files["scan"] = parts[0]
+            form.files[field] = parts[0]
         elif parts:
-            form.files["scan"] = await to_thread.run_sync(pack, parts, spool)
+            form.files[field] = await to_thread.run_sync(pack, parts, spool)
         return form
 
 
-def scan_in(form: UploadForm) -> Upload:
+def scan_in(form: UploadForm, field: str = "scan") -> Upload:
     """The scan's file. Raises Problem 422 where it is missing."""
-    scan = form.files.get("scan")
+    scan = form.files.get(field)
     if scan is None:
-        raise missing("scan")
+        raise missing(field)
     return scan
 
 
@@ -88,7 +92,7 @@ def answer_upload(
     request_id: str,
     options: Options,
     selection: Selection,
-    upload: Upload,
+    upload: ScanFile,
     watch: Stopwatch,
     *,
     scan_graph: str | None = None,

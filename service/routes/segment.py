@@ -32,6 +32,7 @@ from service.prediction.output import SegmentationReport
 from service.prediction.segmentation import SegmentationPredictor
 from service.routes.jobs import get_result
 from service.routes.scan_request import answer_now, answer_upload, receive_scan, scan_in
+from service.runtime.spool import ScanFile
 
 router = APIRouter(tags=["segmentation"], route_class=AuditedRoute)
 
@@ -86,67 +87,81 @@ async def segment_scan(request: Request, context: AsReader, prefer: Prefer = Non
     scan is too large to be held in memory at once, else by a job with the mask as its result.
     """
     watch = Stopwatch()
-    request_id = request.state.request_id
     with await receive_scan(request, context, watch) as form:
         options = read_options(SegmentOptions, form.fields)
-        scan = scan_in(form)
-        concerns(request, hospital=options.hospital, scan=scan.sha256)
-        by_job = options.personalization == "scan" and not await to_thread.run_sync(
-            adapts_itself,
+        answered = await answer_or_start(request, context, options, scan_in(form), watch)
+    if isinstance(answered, Response):
+        return answered
+    wait = preferred_wait(prefer or (), context.settings.max_wait_seconds)
+    response = await result_within(request, context, answered, wait or 0)
+    if wait is not None:
+        response.headers["Preference-Applied"] = f"wait={wait}"
+    return response
+
+
+async def answer_or_start(
+    request: Request, context: ServiceContext, options: SegmentOptions, scan: ScanFile, watch: Stopwatch
+) -> Response | str:
+    """Segment a received scan: return the answer, or the id of the job that will have it.
+
+    Raises what `POST /segment` rejects.
+    """
+    request_id = request.state.request_id
+    concerns(request, hospital=options.hospital, scan=scan.sha256)
+    by_job = options.personalization == "scan" and not await to_thread.run_sync(
+        adapts_itself,
+        context.store,
+        context.database,
+        options.model,
+        options.hospital,
+        SegmentationPredictor.KIND,
+    )
+    if not by_job:
+        if options.preset is not None or options.shape_weight is not None:
+            raise ParametersContradict(
+                "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave "
+                "them out."
+            )
+        select = partial(
+            resolve_network,
             context.store,
             context.database,
             options.model,
             options.hospital,
-            SegmentationPredictor.KIND,
+            options.personalization,
+            options.site,
+            kind=SegmentationPredictor.KIND,
         )
-        if not by_job:
-            if options.preset is not None or options.shape_weight is not None:
-                raise ParametersContradict(
-                    "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave "
-                    "them out."
-                )
-            select = partial(
-                resolve_network,
-                context.store,
-                context.database,
-                options.model,
-                options.hospital,
-                options.personalization,
-                options.site,
-                kind=SegmentationPredictor.KIND,
+
+        def answer(selection: Selection) -> Response:
+            return answer_upload(SegmentationPredictor, context, request_id, options, selection, scan, watch)
+
+        return await answer_now(request, context, watch, select, answer)
+    accepted = await ScanRequest(context, request_id, options, scan).accept()
+    if not isinstance(accepted, str):
+        found = accepted
+
+        def answer_at_once(selection: Selection) -> Response:
+            return answer_upload(
+                SegmentationPredictor,
+                context,
+                request_id,
+                options,
+                selection,
+                scan,
+                watch,
+                scan_graph=found.file,
             )
 
-            def answer(selection: Selection) -> Response:
-                return answer_upload(
-                    SegmentationPredictor, context, request_id, options, selection, scan, watch
-                )
+        return await answer_now(request, context, watch, lambda: found.selection, answer_at_once)
+    return accepted
 
-            return await answer_now(request, context, watch, select, answer)
-        accepted = await ScanRequest(context, request_id, options, scan).accept()
-        if not isinstance(accepted, str):
-            found = accepted
 
-            def answer_at_once(selection: Selection) -> Response:
-                return answer_upload(
-                    SegmentationPredictor,
-                    context,
-                    request_id,
-                    options,
-                    selection,
-                    scan,
-                    watch,
-                    scan_graph=found.file,
-                )
-
-            return await answer_now(request, context, watch, lambda: found.selection, answer_at_once)
-        job_id = accepted
-    wait = preferred_wait(prefer or (), context.settings.max_wait_seconds)
-    job = await wait_for(request, context, job_id, wait or 0)
+async def result_within(request: Request, context: ServiceContext, job_id: str, seconds: float) -> Response:
+    """The result of a job if it ends within `seconds`, else its state with 202. Raises as `wait_for`."""
+    job = await wait_for(request, context, job_id, seconds)
     over = job.state in TERMINAL
-    response = await to_thread.run_sync(_collected if over else _accepted, context, job_id)
-    if wait is not None:
-        response.headers["Preference-Applied"] = f"wait={wait}"
-    return response
+    return await to_thread.run_sync(_collected if over else _accepted, context, job_id)
 
 
 def _collected(context: ServiceContext, job_id: str) -> Response:

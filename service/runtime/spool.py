@@ -12,11 +12,26 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO
+from typing import IO, Protocol
 
 # Up to this size an upload stays in memory and never touches the disk.
 IN_MEMORY_BYTES = 1024 * 1024
 _PREFIX = "upload-"
+
+
+class ScanFile(Protocol):
+    """The bytes of a scan, in an upload or in a file that is kept."""
+
+    @property
+    def sha256(self) -> str:
+        """`sha256:` and the hexadecimal digest of the bytes."""
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+
+    def read(self) -> bytes:
+        """Return all bytes. Blocking: call it in a thread."""
 
 
 class Upload:

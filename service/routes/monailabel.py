@@ -1,0 +1,441 @@
+"""`/monailabel`: the interface of MONAI Label, for 3D Slicer's and OHIF's plugins, off by default.
+
+    GET  /info/                                 models, and the options that a viewer shows as boxes
+    PUT  /session/, /datastore/                 send a scan; GET and DELETE it
+    POST /infer/{model}                         segment a scan that was sent, or one in the form
+    POST /activelearning/{strategy}             no scan: Locum chooses none to label
+    GET  /train/, /auth/ and others             404 with the reason; a viewer takes 200 for a running training
+
+Clients take nothing but 200 for success. A scan belongs to its caller: see `service.viewers.scans`. `image`
+is a text that scans are found by, never a path, and `params` are options of `POST /segment` alone.
+"""
+
+from __future__ import annotations
+
+import json
+from difflib import get_close_matches
+from typing import Annotated, Any, Final, Literal
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, Path, Query, Request
+from pydantic import BaseModel, Field, JsonValue
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.context import ServiceContext
+from service.errors import RequestInvalid
+from service.http.audit import AuditedRoute, concerns
+from service.http.dependencies import AsReader, caller
+from service.http.problems import Problem, problem_responses
+from service.http.uploads.receive import UploadForm, UploadLimits, receive
+from service.inference.pipeline import Stopwatch
+from service.jobs import records
+from service.jobs.files import JobFolder
+from service.prediction.options import SegmentOptions, read_options
+from service.prediction.output import SegmentationReport
+from service.routes.scan_request import receive_scan, scan_in
+from service.routes.segment import answer_or_start, result_within
+from service.runtime.spool import ScanFile, Upload
+from service.settings import scan_limits
+from service.validation import MOST_ENTRIES
+from service.viewers import info
+from service.viewers.scans import ViewerScan, ViewerScans, examine
+
+PREFIX: Final = "/monailabel"
+router = APIRouter(prefix=PREFIX, tags=["monailabel"], route_class=AuditedRoute)
+
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+
+# Without its slash a path is none of these: `/session` is Locum's own.
+_SERVED: Final = ("info", "session", "infer", "datastore", "activelearning", "train", "auth", "model")
+
+# From the names of viewers to `SegmentOptions.output`. Without one, or with `all`, both parts are sent.
+_OUTPUTS: Final = {"all": "multipart", "image": "nrrd", "json": "json", "dicom_seg": "dicom-seg"}
+_NRRD: Final = ("multipart", "nrrd")
+
+# The members of `params` that are options of Locum. The route has the model and the output.
+_OPTIONS: Final = tuple(
+    name for name in SegmentOptions.model_fields if name not in ("model", "output", "compress")
+)
+
+# Of a mask, what plugins ask for, and all that there is.
+_EXTENSION, _TYPE = ".nrrd", "uint8"
+
+_REASONS: Final = {
+    "auth": "No one signs in here: send an API key as a bearer token, or let a proxy add it",
+    "train": "No training runs here: a hospital adapts a model by POST /hospitals/{hospital}/adaptations",
+    "datastore/label": "Locum keeps no labels of viewers: save the segmentation in the viewer",
+    "model": "Models are published into the store, and neither sent nor fetched here",
+    "scoring": "Locum scores nothing here",
+    "batch": "Locum segments one scan per request",
+}
+
+
+class ViewerInfo(BaseModel):
+    """What a viewer may choose, in MONAI Label's form. There is no member `config` on purpose."""
+
+    name: str
+    description: str
+    version: str
+    labels: list[str] = Field(description="Of all models, without the background.")
+    models: dict[str, Any] = Field(
+        description="By name: `type`, `labels` (name -> mask value), `dimension`, `description`, and lists "
+        "of values for `params` in `config`, of which the first is the default."
+    )
+    trainers: dict[str, Any]
+    strategies: dict[str, Any]
+    scoring: dict[str, Any]
+    train_stats: dict[str, Any]
+    datastore: dict[str, Any] = Field(description="The number of the caller's scans.")
+
+
+class ViewerScanInfo(BaseModel):
+    """A scan that a viewer sent. The service gives no path, and no name that the client gave its file."""
+
+    name: str = Field(description="The id of the session.")
+    path: Literal[""] = ""
+    image: str = Field("", description="The `image` that the scan was sent as.")
+    meta: dict[str, Any] = Field(description="Format, bytes, digest, and the UID of a DICOM series.")
+    create_ts: int
+    last_access_ts: int
+    expiry: int = Field(description="Seconds after the last use until it is deleted.")
+
+
+class ViewerSession(BaseModel):
+    """A scan that waits for requests on it."""
+
+    session_id: str
+    session_info: ViewerScanInfo
+
+
+class StoredImage(BaseModel):
+    """The name by which a scan is found."""
+
+    image: str
+
+
+ViewerScanId = Annotated[str, Path(max_length=64, description="Id of a session.")]
+ImageName = Annotated[
+    str, Query(max_length=256, description="The viewer's own name for a scan, or a SeriesInstanceUID.")
+]
+_FORM: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "params": {
+                            "type": "string",
+                            "description": "JSON object; its members that Locum knows are "
+                            + ", ".join(f"`{name}`" for name in _OPTIONS)
+                            + ".",
+                        },
+                        "file": {"type": "string", "format": "binary", "description": "The scan."},
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+def _form_with(field: str) -> dict[str, Any]:
+    properties = {field: {"type": "string", "format": "binary"}}
+    form = {"type": "object", "required": [field], "properties": properties}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
+
+
+@router.get("/info/", responses=problem_responses(422))
+def get_info(context: AsReader) -> ViewerInfo:
+    """Describe the models and options in MONAI Label's form."""
+    found = info.describe(context.store, context.database)
+    return ViewerInfo(**found, datastore=_statistics(_scans(context).all()))
+
+
+@router.put(
+    "/session/",
+    responses=problem_responses(408, 413, 415, 422, 503, 507),
+    openapi_extra=_form_with("files"),
+)
+async def put_session(
+    request: Request,
+    context: AsReader,
+    expiry: Annotated[int, Query(description="Seconds until it is deleted; the service's default if 0.")] = 0,
+) -> ViewerSession:
+    """Send a scan for later requests. Several files are one DICOM series."""
+    with await receive_scan(request, context, Stopwatch(), "files") as form:
+        kept = await _keep(request, context, scan_in(form, "files"), None, max(expiry, 0))
+    return _session(kept)
+
+
+@router.get("/session/{session}", responses=problem_responses(404, 422))
+def get_viewer_session(
+    context: AsReader,
+    session: ViewerScanId,
+    update_ts: Annotated[
+        bool, Query(description="Whether this is a use, which puts the expiry off.")
+    ] = False,
+) -> ViewerSession:
+    """Return a session, while it has not expired."""
+    return _session(_scans(context).get(session, use=update_ts))
+
+
+@router.delete("/session/{session}", responses=problem_responses(404, 422))
+def delete_viewer_session(context: AsReader, request: Request, session: ViewerScanId) -> ViewerSession:
+    """Delete a session and its scan now."""
+    scans = _scans(context)
+    found = scans.get(session)
+    concerns(request, scan=found.sha256)
+    scans.remove(found)
+    return _session(found)
+
+
+@router.get("/datastore/", responses=problem_responses(422))
+def list_images(
+    context: AsReader, output: Annotated[Literal["stats", "train", "all"], Query()] = "stats"
+) -> Any:
+    """List the caller's scans, or count them. There are no labels, and nothing to train on."""
+    scans = _scans(context).all()
+    if output == "train":
+        return []
+    if output == "stats":
+        return _statistics(scans)
+    objects = {
+        scan.image or scan.id: {
+            "image": {"ext": "", "info": {"ts": int(scan.created), "name": scan.image or scan.id}},
+            "labels": {},
+        }
+        for scan in scans
+    }
+    return {"name": "Locum", "description": "Scans of this caller, until they expire", "objects": objects}
+
+
+@router.put(
+    "/datastore/",
+    responses=problem_responses(408, 413, 415, 422, 503, 507),
+    openapi_extra=_form_with("file"),
+)
+@router.put(
+    "/datastore/image",
+    responses=problem_responses(408, 413, 415, 422, 503, 507),
+    openapi_extra=_form_with("file"),
+)
+async def put_image(request: Request, context: AsReader, image: ImageName = "") -> StoredImage:
+    """Send a scan under a name; it replaces an earlier one, and expires as a session does."""
+    with await receive_scan(request, context, Stopwatch(), "file") as form:
+        kept = await _keep(request, context, scan_in(form, "file"), image or None)
+    return StoredImage(image=kept.image or kept.id)
+
+
+@router.delete("/datastore/", responses=problem_responses(404, 422))
+@router.delete("/datastore/image", responses=problem_responses(404, 422))
+def delete_image(
+    context: AsReader, request: Request, image: Annotated[str, Query(alias="id", max_length=256)]
+) -> dict[str, Any]:
+    """Delete a scan now."""
+    scans = _scans(context)
+    found = scans.find(image)
+    concerns(request, scan=found.sha256)
+    scans.remove(found)
+    return {}
+
+
+@router.post("/activelearning/{strategy}", responses=problem_responses(422))
+def choose_next(
+    _: AsReader,
+    strategy: Annotated[str, Path(max_length=256)],  # noqa: ARG001 - every strategy has the same answer
+) -> dict[str, Any]:
+    """Return no scan: Locum has none that waits for labels."""
+    return {}
+
+
+@router.post(
+    "/infer/{model}",
+    response_class=Response,
+    responses={
+        200: {
+            "description": "By `output`: report and mask (multipart), the mask (NRRD), the report, or a "
+            "DICOM SEG. For research use only.",
+            "model": SegmentationReport,
+            "content": {
+                "multipart/form-data": _BINARY,
+                "application/octet-stream": _BINARY,
+                "application/dicom": _BINARY,
+            },
+        },
+        **problem_responses(404, 408, 409, 410, 413, 415, 422, 503, 504, 507),
+    },
+    openapi_extra=_FORM,
+)
+async def infer(
+    request: Request,
+    context: AsReader,
+    model: Annotated[str, Path(max_length=256)],
+    session_id: Annotated[str, Query(max_length=64)] = "",
+    image: ImageName = "",
+    output: Annotated[Literal["all", "image", "json", "dicom_seg"], Query()] = "all",
+) -> Response:
+    """Segment a scan: that of `session_id`, else the `file` of the form, else that which `image` names.
+
+    The request waits for a job where one is needed. The answer is that of `POST /segment`.
+    """
+    watch = Stopwatch()
+
+    async def admit() -> None:
+        context.admission.refuse_if_full()
+
+    with watch.stage("receive"):
+        limits = UploadLimits(context.settings.max_upload_bytes)
+        spool = context.settings.spool
+        form = await receive(request, spool, limits, file_fields=("file", "label"), admit=admit)
+    with form:
+        if "label" in form.files:
+            raise RequestInvalid(
+                [{"field": "body.label", "reason": "scribbles and labels are not used: leave the part out"}]
+            )
+        options = _options(form, model, output)
+        scan = await to_thread.run_sync(_find, context, form, session_id, image)
+        answered = await answer_or_start(request, context, options, scan, watch)
+    if isinstance(answered, str):
+        answered = await _result(request, context, answered)
+    return answered
+
+
+@router.api_route(
+    "/auth/{rest:path}",
+    methods=["GET", "POST"],
+    include_in_schema=False,
+    dependencies=[Depends(caller)],
+)
+async def no_authentication() -> None:
+    """Answer 404: a viewer that asks whether to sign in goes on without. No credential is needed."""
+    raise _not_served("auth")
+
+
+@router.api_route("/{rest:path}", methods=["GET", "HEAD", "POST", "PUT", "DELETE"], include_in_schema=False)
+async def not_served(_: AsReader, rest: str) -> None:
+    """Answer 404, with the reason where the interface has such a path."""
+    raise _not_served(rest)
+
+
+class AtRoot:
+    """ASGI middleware: serves the paths of the interface at the root, too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application with the path below `PREFIX`."""
+        if scope["type"] == "http" and scope["path"].startswith(tuple(f"/{name}/" for name in _SERVED)):
+            scope["path"] = PREFIX + scope["path"]
+            scope["raw_path"] = PREFIX.encode("ascii") + scope["raw_path"]
+        await self.app(scope, receive, send)
+
+
+def _scans(context: ServiceContext) -> ViewerScans:
+    return ViewerScans(context.settings, context.database.caller)
+
+
+def _statistics(scans: list[ViewerScan]) -> dict[str, Any]:
+    return {"total": len(scans), "completed": 0, "label_tags": {}}
+
+
+async def _keep(
+    request: Request, context: ServiceContext, upload: Upload, image: str | None, lifetime: float = 0
+) -> ViewerScan:
+    """Decode the scan now, so that the viewer gets the error, and keep it."""
+    concerns(request, scan=upload.sha256)
+    async with context.admission.turn():
+        examined = await to_thread.run_sync(examine, upload, scan_limits(context.settings))
+    return await to_thread.run_sync(_scans(context).add, upload, image, examined, lifetime or None)
+
+
+def _session(scan: ViewerScan) -> ViewerSession:
+    meta = {"format": scan.format, "bytes": scan.size, "sha256": scan.sha256, "series": scan.series}
+    return ViewerSession(
+        session_id=scan.id,
+        session_info=ViewerScanInfo(
+            name=scan.id,
+            image=scan.image or "",
+            meta=meta,
+            create_ts=int(scan.created),
+            last_access_ts=int(scan.used),
+            expiry=int(scan.lifetime),
+        ),
+    )
+
+
+def _find(context: ServiceContext, form: UploadForm, session_id: str, image: str) -> ScanFile:
+    if session_id:
+        return _scans(context).get(session_id, use=True)
+    if "file" in form.files:
+        return form.files["file"]
+    if image:
+        return _scans(context).find(image)
+    raise RequestInvalid([{"field": "query", "reason": "expected session_id, image, or a part `file`"}])
+
+
+def _options(form: UploadForm, model: str, output: str) -> SegmentOptions:
+    """The options among `params`; other members are the plugin's own, and ignored.
+
+    Raises:
+        RequestInvalid: they are no JSON object or ask for another kind of mask; an option is wrong or
+            misspelt.
+    """
+    try:
+        params: dict[str, JsonValue] = json.loads(form.fields.get("params") or "{}")
+    except (ValueError, RecursionError):
+        params = []  # type: ignore[assignment]
+    if not isinstance(params, dict):
+        raise RequestInvalid([{"field": "body.params", "reason": "expected a JSON object"}])
+    wrong = []
+    for name in params:
+        alike = get_close_matches(name[:64], _OPTIONS, n=1, cutoff=0.8)
+        if alike and name not in _OPTIONS:
+            wrong.append({"field": "body.params", "reason": f"a member is misspelt: `{alike[0]}`?"})
+    wanted = _OUTPUTS[output]
+    fields: dict[str, Any] = {}
+    if wanted in _NRRD:
+        for name, only in (("result_extension", _EXTENSION), ("result_dtype", _TYPE)):
+            if params.get(name, only) != only:
+                wrong.append(
+                    {"field": f"body.params.{name}", "reason": f"expected {only}, the only one here"}
+                )
+        fields["compress"] = params.get("result_compress", True)
+    if wrong:
+        raise RequestInvalid(wrong[:MOST_ENTRIES])
+    fields |= {name: params[name] for name in _OPTIONS if params.get(name) is not None}
+    return read_options(SegmentOptions, {**fields, "model": model, "output": wanted})
+
+
+async def _result(request: Request, context: ServiceContext, job_id: str) -> Response:
+    """The result of a job. Raises Problem 504 if it takes too long, and cancels it: no client knows it."""
+    seconds = context.settings.viewer_wait_seconds
+    response = await result_within(request, context, job_id, seconds)
+    if response.status_code != 202:
+        return response
+    await to_thread.run_sync(_cancel, context, job_id)
+    raise Problem(
+        504,
+        "job-too-slow",
+        "The adaptation takes too long",
+        f"The job for this scan did not end within {seconds} s (LOCUM_VIEWER_WAIT_SECONDS) and is "
+        "cancelled: ask without personalization=scan, or when fewer jobs are waiting.",
+    )
+
+
+def _cancel(context: ServiceContext, job_id: str) -> None:
+    with context.database.write() as session:
+        job = records.cancel(session, job_id)
+    if job.state == "cancelled":
+        JobFolder(context.settings.state_dir, job_id).delete()
+
+
+def _not_served(path: str) -> Problem:
+    reason = next(
+        (reason for start, reason in _REASONS.items() if f"{path}/".startswith(f"{start}/")),
+        "Nothing is served at this path; /docs lists what is",
+    )
+    return Problem(404, "not-found", "Not Found", f"{reason}.")
