@@ -40,6 +40,9 @@ WITHOUT_ROW = {
     ("GET", "/jobs/{job}"),
     ("GET", "/jobs/{job}/events"),
     ("GET", "/keys"),
+    ("GET", "/monailabel/info/"),
+    ("GET", "/monailabel/session/{session}"),
+    ("POST", "/monailabel/activelearning/{strategy}"),
 }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -36,6 +37,7 @@ class Things:
     scan_job: str
     queued: str
     key: str
+    viewer_scan: str
 
     @property
     def model(self) -> str:
@@ -43,19 +45,19 @@ class Things:
 
     def named(self, text: str) -> str:
         """The text with placeholders for what is this hospital's."""
-        for name in ("cohort", "scan_job", "queued", "job", "key"):
+        for name in ("cohort", "scan_job", "queued", "job", "key", "viewer_scan"):
             text = text.replace(getattr(self, name), f"<{name}>")
         return text.replace(self.hospital, "<hospital>")
 
 
-GHOST = Things("nowhere", "c" * 32, "d" * 32, "e" * 32, "f" * 32, "0" * 12)
+GHOST = Things("nowhere", "c" * 32, "d" * 32, "e" * 32, "f" * 32, "0" * 12, "1" * 32)
 
 
 @pytest.fixture(scope="module")
 def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Any:
     store = tmp_path_factory.mktemp("store")
     publish_space(store, publish_bright)
-    return start(store)
+    return start(store, monailabel="prefix")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +114,10 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
         session.add(KeyUsage(hospital=hospital, digest=space.digest, day=day, **usage))
     JobFolder(api.settings.state_dir, scan_job.id).write_result(StoredResult(b"mask", "image/png", {}))
     key = client.post("/keys", json={"name": f"of {hospital}", "role": "reader", "hospital": hospital})
-    return Things(hospital, cohort, job, scan_job.id, queued.id, key.json()["id"])
+    # It belongs to the caller that sends it: to north's key, and else to the client without one.
+    with acting(api, NORTH) if hospital == "north" else nullcontext(client) as sender:
+        sent = sender.put("/monailabel/session/", files={"files": ("s.png", scan)})
+    return Things(hospital, cohort, job, scan_job.id, queued.id, key.json()["id"], sent.json()["session_id"])
 
 
 @contextmanager
@@ -132,6 +137,8 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
     # After the two assignments of `furnish`.
     present = {"If-Match": '"2"'}
     file = {"scan": ("s.png", scan)}
+    viewers, infer = "/monailabel", "/monailabel/infer/{model}"
+    form = {"params": (None, json.dumps({"hospital": things.hospital}))}
     named = {"version": f"{things.model}@1", **WHO}
     return [
         (("GET", hospital), {}),
@@ -175,6 +182,14 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
         ),
         (("POST", "/classify"), {"files": file, "data": {"hospital": things.hospital}}),
         (("POST", "/classify"), {"files": file, "data": {"model": f"{things.model}@1"}}),
+        (("GET", f"{viewers}/session/{{session}}"), {}),
+        (("DELETE", f"{viewers}/session/{{session}}"), {}),
+        (("DELETE", f"{viewers}/datastore/"), {"params": {"id": things.viewer_scan}}),
+        (("DELETE", f"{viewers}/datastore/image"), {"params": {"id": things.viewer_scan}}),
+        (("POST", infer), {"params": {"session_id": things.viewer_scan}, "files": form}),
+        (("POST", infer), {"params": {"image": things.viewer_scan}, "files": form}),
+        (("POST", infer), {"files": {"file": ("s.png", scan), **form}}),
+        (("POST", infer), {"files": {"file": ("s.png", scan)}, "model": f"{things.model}@1"}),
         (("POST", "/keys"), {"json": {"name": "k", "role": "reader", "hospital": things.hospital}}),
         (("POST", "/keys/{key}/rotate"), {}),
         (("DELETE", "/keys/{key}"), {}),
@@ -188,12 +203,19 @@ LISTINGS = {
     ("GET", "/models"),
     ("GET", "/metrics"),
     ("GET", "/keys"),
+    ("GET", "/monailabel/info/"),
 }
 # These tell nothing of any hospital.
 OF_NO_HOSPITAL = {
     ("GET", "/health/live"),
     ("GET", "/health/ready"),
     *((method, "/session") for method in ("GET", "POST", "DELETE")),
+    # These concern the scans of the caller alone.
+    ("PUT", "/monailabel/session/"),
+    ("GET", "/monailabel/datastore/"),
+    ("PUT", "/monailabel/datastore/"),
+    ("PUT", "/monailabel/datastore/image"),
+    ("POST", "/monailabel/activelearning/{strategy}"),
 }
 
 
@@ -207,6 +229,7 @@ def ask(client: httpx.Client, things: Things, operation: Operation, about: dict[
         model=sent.pop("model", "bright"),
         version=1,
         key=things.key,
+        session=things.viewer_scan,
     )
     return client.request(operation[0], path, **sent)
 

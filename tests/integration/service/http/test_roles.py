@@ -64,6 +64,17 @@ LEAST: dict[Operation, Role | None] = {
     ("GET", "/session"): "reader",
     ("POST", "/session"): "reader",
     ("DELETE", "/session"): "reader",
+    ("GET", "/monailabel/info/"): "reader",
+    ("PUT", "/monailabel/session/"): "reader",
+    ("GET", "/monailabel/session/{session}"): "reader",
+    ("DELETE", "/monailabel/session/{session}"): "reader",
+    ("GET", "/monailabel/datastore/"): "reader",
+    ("PUT", "/monailabel/datastore/"): "reader",
+    ("PUT", "/monailabel/datastore/image"): "reader",
+    ("DELETE", "/monailabel/datastore/"): "reader",
+    ("DELETE", "/monailabel/datastore/image"): "reader",
+    ("POST", "/monailabel/activelearning/{strategy}"): "reader",
+    ("POST", "/monailabel/infer/{model}"): "reader",
     ("GET", "/keys"): "admin",
     ("POST", "/keys"): "admin",
     ("POST", "/keys/{key}/rotate"): "admin",
@@ -91,7 +102,7 @@ def described() -> dict[Operation, dict[str, Any]]:
 def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Any:
     store = tmp_path_factory.mktemp("store")
     publish_bright(store)
-    found = start(store, auth="keys")
+    found = start(store, auth="keys", monailabel="prefix")
     now = datetime.now(UTC)
     with found.context.database.write() as session:
         for name in ("north", "south"):
@@ -119,6 +130,7 @@ def ask(
     api: Any, operation: Operation, key: str | None, hospital: str = "north", **headers: str
 ) -> httpx.Response:
     names = {"cohort": "c" * 32, "job": "d" * 32, "key": "0" * 12, "name": "a.png", "model": "bright"}
+    names |= {"session": "e" * 32, "strategy": "random"}
     path = operation[1].format(hospital=hospital, version=1, **names)
     sent = dict(headers) if key is None else {"Authorization": f"Bearer {key}", **headers}
     # That of a session.

@@ -1,0 +1,579 @@
+"""The interface of MONAI Label, as the plugins of 3D Slicer and OHIF use it."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import highdicom as hd
+import httpx
+import nibabel as nib
+import numpy as np
+import pydicom
+import pytest
+import SimpleITK as sitk
+
+from model_store.task import Code, LabelCodes, Normalisation, Task
+from service.audit import trail
+from service.database import Hospital
+from service.identity import keys
+from tests.helpers.model_store.dicom_files import PLANES, series, turned, uid, zipped
+from tests.helpers.service.adapted_store import publish_space
+from tests.helpers.service.viewer_clients import Ohif, Slicer, labels_of, parts_as_text, voxels_of
+
+THRESHOLD = 100
+CODED = Task(
+    name="coded",
+    labels={"bright": (1,)},
+    normalisation=Normalisation(method="none"),
+    size=(32, 32),
+    colour="luminance",
+    codes={
+        "bright": LabelCodes(
+            category=Code(value="91723000", meaning="Anatomical Structure"),
+            type=Code(value="10200004", meaning="Liver"),
+        )
+    },
+)
+VOLUME = np.random.default_rng(3).integers(0, 200, (9, 32, 32)).astype(np.int16)
+CUBE = np.random.default_rng(4).integers(0, 200, (32, 32, 32)).astype(np.int16)
+AFFINE = np.array([[-0.8, 0, 0, 40], [0, 0.7, 0, -20], [0, 0, 2.5, 11], [0, 0, 0, 1.0]])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory, publish_bright: Any, publish_dark: Any) -> Path:
+    root = tmp_path_factory.mktemp("store")
+    publish_space(root, publish_bright)
+    publish_bright(root, "coded", task=CODED)
+    publish_dark(root, "dark")
+    return root
+
+
+@pytest.fixture(scope="module")
+def api(start: Any, store: Path) -> Any:
+    """Without authentication: one caller, all hospitals."""
+    found = start(store, monailabel="root")
+    for hospital in ("north", "south"):
+        assert found.client.put(f"/hospitals/{hospital}", json={"name": hospital}).status_code == 201
+    return found
+
+
+@pytest.fixture(scope="module")
+def guarded(start: Any, store: Path) -> tuple[Any, dict[str, str]]:
+    """With keys: the API, and a key of each hospital and of all."""
+    found = start(store, monailabel="prefix", auth="keys")
+    now = datetime.now(UTC)
+    with found.context.database.write() as session:
+        for name in ("north", "south"):
+            session.add(Hospital(id=name, name=name, site=None, created_at=now, updated_at=now))
+        session.flush()
+        made = {name: keys.create(session, name, "reader", name)[1] for name in ("north", "south")}
+        made["all"] = keys.create(session, "all", "reader", None)[1]
+    return found, made
+
+
+@pytest.fixture
+def scan(tmp_path: Path) -> Path:
+    """As Slicer saves a volume, under a name that could be a patient's."""
+    path = tmp_path / "DOE^JOHN.nii.gz"
+    nib.save(nib.Nifti1Image(VOLUME.transpose(2, 1, 0).astype(np.int16), AFFINE), path)
+    return path
+
+
+def url(api: Any, mount: str = "/monailabel") -> str:
+    return str(api.client.base_url).rstrip("/") + mount
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def slug(answer: httpx.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json()["type"].removeprefix("urn:locum:problem:")
+
+
+def infer(api: Any, model: str = "coded", params: Any = None, **query: str) -> httpx.Response:
+    body = {"params": (None, params if isinstance(params, str) else json.dumps(params or {}))}
+    answer: httpx.Response = api.client.post(f"/monailabel/infer/{model}", params=query, files=body)
+    return answer
+
+
+# --- 3D Slicer
+
+
+@pytest.mark.parametrize("mount", ["/monailabel", ""])
+def test_slicer_connects_and_segments_voxel_for_voxel(
+    api: Any, mount: str, scan: Path, tmp_path: Path
+) -> None:
+    slicer = Slicer(url(api, mount), tmp_path)
+    assert slicer.connect() is False
+    session = slicer.create_session(scan)
+    saved, names, params = slicer.segment("coded", "DOE JOHN", session)
+    assert saved.name.endswith(".nrrd")
+    mask, source = sitk.ReadImage(str(saved)), sitk.ReadImage(str(scan))
+    assert mask.GetPixelID() == sitk.sitkUInt8
+    np.testing.assert_array_equal(sitk.GetArrayFromImage(mask), sitk.GetArrayFromImage(source) > THRESHOLD)
+    for asked in ("GetSize", "GetOrigin", "GetSpacing", "GetDirection"):
+        np.testing.assert_allclose(getattr(mask, asked)(), getattr(source, asked)(), atol=1e-5)
+    assert names == ["bright"]
+    assert params["receipt"]["model"]["name"] == "coded@1"
+    assert params["labels"]["bright"]["voxels"] == int((VOLUME > THRESHOLD).sum())
+    assert params["notice"] == "research use only"
+    assert slicer.json("DELETE", f"/session/{session}")["session_id"] == session
+    status, _, _ = slicer.send("GET", f"/session/{session}")
+    assert status == 404
+
+
+def test_slicer_sends_a_chosen_hospital_and_personalization(api: Any, scan: Path, tmp_path: Path) -> None:
+    slicer = Slicer(url(api), tmp_path)
+    slicer.connect()
+    slicer.choose("bright", "personalization", "global")
+    slicer.choose("bright", "hospital", "north")
+    _, _, params = slicer.segment("bright", "x", slicer.create_session(scan))
+    options = params["receipt"]["options"]
+    assert (options["hospital"], options["personalization"], options["preset"]) == ("north", "global", None)
+
+
+def test_slicer_uploads_an_image_and_segments_it_by_its_name(api: Any, scan: Path, tmp_path: Path) -> None:
+    slicer = Slicer(url(api), tmp_path)
+    slicer.connect()
+    fields = {"params": json.dumps({"client_id": "user-xyz"})}
+    status, _, body = slicer.multipart("PUT", "/datastore/?image=3%3A+T1+AX", fields, {"file": scan})
+    assert (status, json.loads(body)) == (200, {"image": "3: T1 AX"})
+    saved, _, _ = slicer.segment("coded", "3: T1 AX", None)
+    assert sitk.GetArrayFromImage(sitk.ReadImage(str(saved))).sum() == (VOLUME > THRESHOLD).sum()
+    listed = slicer.json("GET", "/datastore/?output=all")["objects"]
+    assert listed["3: T1 AX"]["labels"] == {}
+    assert slicer.json("GET", "/info/")["datastore"]["total"] >= 1
+    assert slicer.json("DELETE", "/datastore/?id=3%3A+T1+AX") == {}
+    assert "3: T1 AX" not in slicer.json("GET", "/datastore/?output=all")["objects"]
+
+
+def test_slicer_is_refused_with_the_reason_where_it_asks_for_more(
+    api: Any, scan: Path, tmp_path: Path
+) -> None:
+    slicer = Slicer(url(api), tmp_path)
+    asked = {
+        ("GET", "/auth/"): "No one signs in",
+        ("GET", "/train/?check_if_running=true"): "No training runs",
+        ("DELETE", "/train/"): "No training runs",
+        ("POST", "/train/coded"): "No training runs",
+        ("PUT", "/datastore/label?image=a&tag="): "keeps no labels",
+        ("GET", "/datastore/label?label=a&tag=original"): "keeps no labels",
+        ("PUT", "/model/coded"): "published into the store",
+        ("POST", "/batch/infer/coded"): "one scan per request",
+        ("POST", "/reload"): "Nothing is served",
+        ("GET", "/proxy/dicom/qido/studies"): "Nothing is served",
+        ("GET", "/ohif/"): "Nothing is served",
+    }
+    for (method, selector), reason in asked.items():
+        status, _, body = slicer.send(method, selector, b"{}" if method == "POST" else None)
+        assert status == 404, selector
+        assert reason in json.loads(body)["detail"]
+    # Slicer takes a sample without an id for "load your own image".
+    assert slicer.json("POST", "/activelearning/random", {"client_id": "user-xyz"}) == {}
+
+
+# --- OHIF
+
+
+@pytest.mark.parametrize("plane", [*PLANES.values(), turned(8)], ids=[*PLANES, "oblique"])
+def test_ohif_lays_the_voxels_over_the_series_as_it_holds_them(api: Any, plane: Any) -> None:
+    # As large along each axis as the network's input, so that no orientation is resampled.
+    files = series(CUBE, plane)
+    name = uid("series")
+    sent = api.client.put("/datastore/", params={"image": name}, files={"file": ("s.zip", zipped(files))})
+    assert sent.json() == {"image": name}
+    answer = Ohif(url(api, "/")).infer("coded", name)
+    assert answer.status_code == 200, answer.text
+    datasets = [pydicom.dcmread(io.BytesIO(content)) for content in files.values()]
+    normal = np.cross(plane[:3], plane[3:])
+    # Cornerstone sorts the images by their distance along the normal of the first, and appends their pixels.
+    datasets.sort(key=lambda one: float(np.dot(one.ImagePositionPatient, normal)))
+    held = np.concatenate([(one.pixel_array > THRESHOLD).ravel() for one in datasets])
+    np.testing.assert_array_equal(voxels_of(answer.content), held)
+
+
+def test_ohif_connects_under_the_prefix_and_maps_labels_from_1(api: Any) -> None:
+    ohif = Ohif(url(api, "/monailabel/"))
+    info = ohif.info()
+    assert labels_of(info, "coded") == {"bright": 1}
+    assert "background" not in info["labels"]
+    assert ohif.is_training() is False
+    assert ohif.next_sample() == {}
+
+
+def test_ohif_finds_a_series_that_was_sent_as_a_session(api: Any) -> None:
+    files = series(VOLUME)
+    sent = api.client.put(
+        "/monailabel/session/", files=[("files", (name, content)) for name, content in files.items()]
+    )
+    assert sent.json()["session_info"]["meta"]["series"] == uid("series")
+    answer = Ohif(url(api, "/monailabel/")).infer("coded", uid("series"))
+    assert voxels_of(answer.content).sum() == (VOLUME > THRESHOLD).sum()
+
+
+def test_ohif_reads_report_and_raw_mask_out_of_text(api: Any) -> None:
+    files = series(VOLUME)
+    api.client.put("/datastore/", params={"image": "t"}, files={"file": ("s.zip", zipped(files))})
+    params, nrrd = parts_as_text(Ohif(url(api, "/")).infer("coded", "t", output="all"))
+    inside = VOLUME.transpose(2, 1, 0) > THRESHOLD
+    np.testing.assert_array_equal(voxels_of(nrrd), inside.ravel(order="F"))
+    assert params["centroids"] == {"bright": [1, *np.round(np.argwhere(inside).mean(axis=0)).astype(int)]}
+    assert params["label_names"] == {"bright": 1}
+
+
+def test_page_of_an_allowed_origin_may_call(start: Any, store: Path) -> None:
+    api = start(store, monailabel="prefix", allowed_origins=("https://viewer.example",))
+    origin = {"Origin": "https://viewer.example"}
+    asked = {
+        **origin,
+        "Access-Control-Request-Method": "PUT",
+        "Access-Control-Request-Headers": "content-type",
+    }
+    preflight = api.client.options("/monailabel/session/", headers=asked)
+    assert preflight.status_code == 200
+    answer = api.client.get("/monailabel/info/", headers=origin)
+    assert answer.headers["access-control-allow-origin"] == "https://viewer.example"
+    strange = api.client.post(
+        "/monailabel/activelearning/random", headers={"Origin": "https://other.example"}
+    )
+    assert slug(strange) == (403, "cross-site")
+
+
+# --- what may be chosen
+
+
+def test_info_offers_the_options_of_each_model(api: Any) -> None:
+    info = api.client.get("/monailabel/info/").json()
+    assert "config" not in info
+    assert info["labels"] == ["bright"]
+    assert set(info["models"]) == {"bright", "coded"}, "a classifier gives no mask"
+    space, plain = info["models"]["bright"], info["models"]["coded"]
+    assert (plain["type"], plain["labels"], plain["dimension"]) == ("segmentation", {"bright": 1}, 3)
+    assert plain["config"] == {"personalization": ["auto", "global"], "hospital": ["", "north", "south"]}
+    assert space["config"]["personalization"] == ["auto", "hospital", "member", "global", "scan"]
+    assert space["config"]["preset"][:2] == ["", "ladder"]
+    assert "paper" in space["config"]["preset"]
+    for unavailable in ("strategies", "trainers", "scoring", "train_stats"):
+        assert info[unavailable] == {}
+
+
+def test_info_offers_a_hospitals_caller_its_own_hospital_first(guarded: tuple[Any, dict[str, str]]) -> None:
+    api, made = guarded
+    for key, expected in (("north", ["north", ""]), ("all", ["", "north", "south"])):
+        info = api.client.get("/monailabel/info/", headers=bearer(made[key])).json()
+        assert info["models"]["coded"]["config"]["hospital"] == expected
+
+
+def test_every_offered_choice_is_an_option_that_infer_takes(api: Any, scan: Path) -> None:
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    config = api.client.get("/monailabel/info/").json()["models"]["coded"]["config"]
+    for name, values in config.items():
+        for value in values:
+            answer = infer(api, params={name: value}, session_id=session, output="json")
+            assert answer.status_code == 200, (name, value, answer.text)
+
+
+# --- requests that are wrong, or try to be more
+
+
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ("[]", "body.params"),
+        ("[" * 4000, "body.params"),
+        ("{", "body.params"),
+        ({"hopsital": "north"}, "body.params"),
+        ({"hospital": 5}, "hospital"),
+        ({"personalization": "best"}, "personalization"),
+        ({"result_dtype": "uint16"}, "body.params.result_dtype"),
+        ({"result_extension": ".nii.gz"}, "body.params.result_extension"),
+        ({"result_compress": "perhaps"}, "compress"),
+    ],
+)
+def test_wrong_params_are_422_and_name_the_field(api: Any, scan: Path, params: Any, field: str) -> None:
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    answer = infer(api, params=params, session_id=session)
+    assert slug(answer) == (422, "invalid-request")
+    assert [error["field"] for error in answer.json()["errors"]] == [field]
+
+
+def test_params_do_not_replace_what_the_route_says(api: Any, scan: Path) -> None:
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    params = {
+        "model": "dark",
+        "output": "overlay",
+        "image": "/etc/passwd",
+        "session": {"image": "/etc/passwd"},
+        "session_id": "0" * 32,
+        "device": "cuda",
+        "foreground": [[1, 2, 3]],
+        "largest_cc": True,
+    }
+    answer = infer(api, params=params, session_id=session, output="json")
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["receipt"]["model"]["name"] == "coded@1"
+
+
+def test_image_is_never_a_path(api: Any, scan: Path) -> None:
+    for image in (str(scan), "/etc/passwd", "../../locum.db", str(api.settings.viewer_scans), "*", "%"):
+        answer = infer(api, image=image)
+        assert slug(answer) == (404, "viewer-scan-unknown")
+        assert image not in answer.text or len(image) < 2
+        for method, path in (("GET", "/monailabel/session/"), ("DELETE", "/monailabel/session/")):
+            refused = api.client.request(method, path + httpx.URL(f"/{image}").path.lstrip("/"))
+            assert refused.status_code in (404, 405)
+    as_text = api.client.post("/monailabel/infer/coded", data={"file": str(scan)}, files={"x": (None, "y")})
+    assert slug(as_text) == (422, "malformed-form")
+    assert slug(infer(api)) == (422, "invalid-request")
+
+
+def test_file_in_the_form_is_segmented_and_not_kept(api: Any, scan: Path) -> None:
+    before = list(api.settings.viewer_scans.rglob("scan"))
+    with scan.open("rb") as file:
+        answer = api.client.post("/monailabel/infer/coded", files={"file": ("a.nii.gz", file)})
+    assert answer.status_code == 200
+    assert list(api.settings.viewer_scans.rglob("scan")) == before
+
+
+def test_scribbles_are_refused(api: Any, scan: Path) -> None:
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    answer = api.client.post(
+        "/monailabel/infer/coded", params={"session_id": session}, files={"label": ("label.bin", b"\0")}
+    )
+    assert slug(answer) == (422, "invalid-request")
+
+
+def test_unknown_or_classifying_model_is_named(api: Any, scan: Path) -> None:
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    assert slug(infer(api, "nothing", session_id=session)) == (404, "artefact-not-found")
+    assert infer(api, "dark", session_id=session).status_code == 422
+
+
+@pytest.mark.parametrize("path", ["/monailabel/session/", "/monailabel/datastore/"])
+def test_upload_that_is_no_scan_or_too_large_is_refused_and_not_kept(
+    start: Any, store: Path, path: str
+) -> None:
+    api = start(store, monailabel="prefix", max_upload_bytes=200_000, max_decompressed_bytes=300_000)
+    field = "files" if path.endswith("session/") else "file"
+    bomb = gzip.compress(nib.Nifti1Image(np.zeros((128, 128, 64), np.uint8), np.eye(4)).to_bytes())
+    assert len(bomb) < 10_000
+    refused = {
+        b"": (422, "damaged-scan"),
+        b"no scan at all": (415, "unsupported-scan"),
+        bomb: (413, "scan-too-large"),
+        bytes(200_001): (413, "upload-too-large"),
+    }
+    for content, expected in refused.items():
+        answer = api.client.put(path, files={field: ("x", content)})
+        assert slug(answer) == expected
+    assert slug(api.client.put(path, files={"other": ("x", b"y")})) == (422, "malformed-form")
+    assert list(api.settings.viewer_scans.rglob("scan")) == []
+
+
+# --- sessions
+
+
+def test_session_belongs_to_its_caller(guarded: tuple[Any, dict[str, str]], scan: Path) -> None:
+    api, made = guarded
+    session = Slicer(url(api), scan.parent, made["south"]).create_session(scan)
+    with scan.open("rb") as file:
+        named = api.client.put(
+            "/monailabel/datastore/",
+            params={"image": "mine"},
+            files={"file": ("x", file)},
+            headers=bearer(made["south"]),
+        )
+    assert named.status_code == 200
+
+    def asked(key: str, session: str, image: str) -> list[tuple[int, Any]]:
+        client, headers, body = api.client, bearer(key), {"params": (None, "{}")}
+        answers = [
+            client.get(f"/monailabel/session/{session}", headers=headers),
+            client.post(f"/monailabel/infer/coded?session_id={session}", headers=headers, files=body),
+            client.post(f"/monailabel/infer/coded?image={image}", headers=headers, files=body),
+            client.post(f"/monailabel/infer/coded?image={session}", headers=headers, files=body),
+            client.delete(f"/monailabel/datastore/?id={image}", headers=headers),
+            client.delete(f"/monailabel/session/{session}", headers=headers),
+        ]
+        return [(one.status_code, one.json()["detail"]) for one in answers]
+
+    never = asked(made["north"], "f" * 32, "never")
+    assert {status for status, _ in never} == {404}
+    for other in ("north", "all"):
+        assert asked(made[other], session, "mine") == never
+        listed = api.client.get("/monailabel/datastore/?output=all", headers=bearer(made[other])).json()
+        assert listed["objects"] == {}
+    own = bearer(made["south"])
+    assert set(api.client.get("/monailabel/datastore/?output=all", headers=own).json()["objects"]) == {
+        "mine",
+        session,
+    }
+    answer = api.client.post(
+        f"/monailabel/infer/coded?session_id={session}", headers=own, files={"params": (None, "{}")}
+    )
+    assert answer.status_code == 200
+
+
+def test_scan_of_a_hospital_is_not_segmented_for_another(
+    guarded: tuple[Any, dict[str, str]], scan: Path
+) -> None:
+    api, made = guarded
+    session = Slicer(url(api), scan.parent, made["south"]).create_session(scan)
+    for hospital in ("north", "nowhere"):
+        answer = api.client.post(
+            f"/monailabel/infer/coded?session_id={session}",
+            headers=bearer(made["south"]),
+            files={"params": (None, json.dumps({"hospital": hospital}))},
+        )
+        assert slug(answer) == (404, "hospital-unknown")
+
+
+def test_expired_session_is_404_and_its_scan_is_deleted(start: Any, store: Path, scan: Path) -> None:
+    api = start(store, monailabel="prefix", viewer_scan_minutes=1)
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    (about,) = api.settings.viewer_scans.rglob("about.json")
+    long_ago = time.time() - 61
+    os.utime(about, (long_ago, long_ago))
+    for answer in (
+        api.client.get(f"/monailabel/session/{session}"),
+        infer(api, session_id=session),
+        api.client.delete(f"/monailabel/session/{session}"),
+    ):
+        assert slug(answer) == (404, "viewer-scan-unknown")
+    Slicer(url(api), scan.parent).create_session(scan)
+    assert len(list(api.settings.viewer_scans.rglob("scan"))) == 1
+
+
+def test_use_puts_the_expiry_off_and_a_look_does_not(start: Any, store: Path, scan: Path) -> None:
+    api = start(store, monailabel="prefix", viewer_scan_minutes=1)
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    (about,) = api.settings.viewer_scans.rglob("about.json")
+    before = time.time() - 30
+    for query, later in (("", False), ("?update_ts=true", True)):
+        os.utime(about, (before, before))
+        api.client.get(f"/monailabel/session/{session}{query}")
+        assert (about.stat().st_mtime > before + 10) is later
+    os.utime(about, (before, before))
+    assert infer(api, session_id=session, output="json").status_code == 200
+    assert about.stat().st_mtime > before + 10
+
+
+def test_client_gives_neither_path_nor_name_of_its_file_back(api: Any, scan: Path) -> None:
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    shown = api.client.get(f"/monailabel/session/{session}").text
+    assert "DOE" not in shown
+    assert str(api.settings.state_dir) not in shown
+    for path in api.settings.viewer_scans.rglob("about.json"):
+        assert "DOE" not in path.read_text()
+
+
+def test_image_of_two_dimensions_has_a_report_and_no_nrrd(
+    api: Any, make_png: Callable[..., bytes], picture: Any
+) -> None:
+    sent = api.client.put("/monailabel/session/", files={"files": ("a.png", make_png(picture))})
+    session = sent.json()["session_id"]
+    assert infer(api, session_id=session, output="json").status_code == 200
+    assert slug(infer(api, session_id=session)) == (422, "output-mismatch")
+
+
+# --- outputs
+
+
+def test_dicom_seg_is_that_of_segment(api: Any) -> None:
+    content = zipped(series(VOLUME))
+    session = api.client.put("/session/", files={"files": ("s.zip", content)}).json()["session_id"]
+    answer = infer(api, params={"label_info": [{"name": "x"}]}, session_id=session, output="dicom_seg")
+    assert answer.headers["content-type"] == "application/dicom"
+    assert answer.content == api.segment(content, model="coded", output="dicom-seg").content
+    seg = hd.seg.segread(io.BytesIO(answer.content))
+    assert seg.SegmentSequence[0].SegmentedPropertyTypeCodeSequence[0].CodeValue == "10200004"
+
+
+def test_dicom_seg_of_a_nifti_is_refused(api: Any, scan: Path) -> None:
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    assert slug(infer(api, session_id=session, output="dicom_seg")) == (422, "output-mismatch")
+
+
+def test_mask_is_compressed_unless_the_viewer_says_not(api: Any, scan: Path, tmp_path: Path) -> None:
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    found = []
+    for params in ({}, {"result_compress": True}, {"result_compress": False}):
+        path = tmp_path / "mask.nrrd"
+        path.write_bytes(infer(api, params=params, session_id=session, output="image").content)
+        found.append(sitk.GetArrayFromImage(sitk.ReadImage(str(path))))
+        assert (b"encoding: gzip" in path.read_bytes()) is (params.get("result_compress") is not False)
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+def test_job_that_takes_too_long_is_cancelled_with_504(start: Any, store: Path, scan: Path) -> None:
+    api = start(store, monailabel="prefix", viewer_wait_seconds=1)
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    answer = infer(api, "bright", params={"personalization": "scan", "preset": "paper"}, session_id=session)
+    assert slug(answer) == (504, "job-too-slow")
+    (job,) = api.client.get("/jobs").json()["jobs"]
+    assert job["state"] == "cancelled"
+    assert not any(api.settings.jobs.glob("*"))
+
+
+# --- the service around it
+
+
+def test_interface_is_off_by_default(start: Any, store: Path) -> None:
+    api = start(store)
+    for path in ("/monailabel/info/", "/info/", "/monailabel/auth/", "/auth/", "/train/"):
+        assert api.client.get(path).status_code == 404
+    assert not any(path.startswith("/monailabel") for path in api.client.get("/openapi.json").json()["paths"])
+
+
+def test_own_paths_of_locum_stay_at_the_root(api: Any) -> None:
+    assert api.client.get("/session").json()["actor"] == "anonymous"
+    assert api.client.get("/models/coded").json()["name"] == "coded"
+    assert api.client.get("/info/").json() == api.client.get("/monailabel/info/").json()
+
+
+def test_interface_takes_the_readers_key_and_asks_nobody_to_sign_in(
+    guarded: tuple[Any, dict[str, str]],
+) -> None:
+    api, _ = guarded
+    assert api.client.get("/monailabel/auth/").status_code == 404
+    for path in ("/monailabel/info/", "/monailabel/train/", "/monailabel/session/x"):
+        assert slug(api.client.get(path)) == (401, "credential-missing")
+
+
+def test_each_access_to_a_scan_leaves_a_row(guarded: tuple[Any, dict[str, str]], scan: Path) -> None:
+    api, made = guarded
+    headers = bearer(made["north"])
+    with api.context.database.read() as session:
+        before = trail.head(session).number
+    created = Slicer(url(api), scan.parent, made["north"]).create_session(scan)
+    for output in ("json", "image"):
+        api.client.post(
+            f"/monailabel/infer/coded?session_id={created}&output={output}&image=DOE",
+            headers=headers,
+            files={"params": (None, '{"hospital": "north"}')},
+        )
+    api.client.get("/monailabel/datastore/?output=all", headers=headers)
+    api.client.delete(f"/monailabel/session/{created}", headers=headers)
+    api.client.get(f"/monailabel/session/{created}", headers=headers)
+    with api.context.database.snapshot() as session:
+        rows = list(trail.rows(session, before + 1))
+        trail.verify(session)
+    assert [(row["action"], row["outcome"]) for row in rows] == [
+        ("scan.stored", 200),
+        ("scan.segmented", 200),
+        ("scan.segmented", 200),
+        ("scan.listed", 200),
+        ("scan.deleted", 200),
+    ]
+    assert {row["scan"] for row in rows} == {rows[0]["scan"], None}
+    assert [row["hospital"] for row in rows if row["action"] == "scan.segmented"] == ["north", "north"]
+    assert "DOE" not in str(rows)
