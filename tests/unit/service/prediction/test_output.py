@@ -50,6 +50,14 @@ def test_measure_sums_the_classes_of_a_label() -> None:
     assert found["disc"].volume_ml is None
 
 
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_measure_counts_a_volume_of_several_parts_in_either_order_of_memory(order: str) -> None:
+    classes = np.random.default_rng(0).integers(0, 3, (130, 120, 140)).astype(np.uint8, order=order)  # type: ignore[call-overload]
+    found = measure(segmentation(classes, np.eye(4)), FUNDUS)
+    assert found["disc"].voxels == np.count_nonzero(classes)
+    assert found["cup"].voxels == np.count_nonzero(classes == 2)
+
+
 @pytest.mark.parametrize(("unit", "factor"), [(1.0, 1.0), (1000.0, 1e9), (0.001, 1e-9)])
 def test_measured_volume_follows_the_affine_and_its_unit(unit: float, factor: float) -> None:
     classes = np.ones((16, 16, 10), np.uint8)
