@@ -5,7 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import nibabel as nib
 import numpy as np
@@ -13,9 +15,12 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.digest import sha256
+from service.jobs import records
 from service.worker.runner import run_job
 from tests.helpers.service.routing_federation import outside_scans, volume
+from tests.helpers.service.viewer_clients import parts_as_text, voxels_of
 from tests.helpers.service.workplace import Workplace, opened
+from tests.helpers.waiting import wait_for
 
 PATIENT = 500
 
@@ -135,3 +140,33 @@ def test_scan_job_of_a_vanished_scan_fails_with_a_reason(place: Workplace) -> No
     place.folder(job_id).input.unlink()
     run_job(job_id, place.settings)
     assert place.job(job_id).reason == "the scan is not there any more; send it again"
+
+
+def test_viewer_waits_for_the_job_and_gets_report_and_mask(
+    start: Callable[..., Any], routing_store: Path, scan: bytes
+) -> None:
+    api = start(routing_store, monailabel="prefix")
+    session = api.client.put("/monailabel/session/", files={"files": ("a.nii", scan)}).json()["session_id"]
+    params = {"personalization": "scan", "preset": "statistics", "result_compress": False}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(
+            api.client.post,
+            "/monailabel/infer/organ",
+            params={"session_id": session},
+            files={"params": (None, json.dumps(params))},
+        )
+        wait_for(lambda: queued(api) or waiting.done())
+        (job_id,) = queued(api)
+        run_job(job_id, api.settings)
+        answer = waiting.result(30)
+    assert answer.status_code == 200, answer.text
+    params, nrrd = parts_as_text(answer)
+    assert (params["receipt"]["personalization"], params["label_names"]) == ("scan", {"organ": 1})
+    assert voxels_of(nrrd).sum() == params["labels"]["organ"]["voxels"] > 0
+    # The viewer never saw the job's id.
+    assert not (api.settings.jobs / job_id).exists()
+
+
+def queued(api: Any) -> list[str]:
+    with api.context.database.read() as session:
+        return [job.id for job in records.listed(session, state="queued")]
