@@ -149,7 +149,10 @@ def _form_with(field: str) -> dict[str, Any]:
 
 @router.get("/info/", responses=problem_responses(422))
 def get_info(context: AsReader) -> ViewerInfo:
-    """Describe the models and options in MONAI Label's form."""
+    """Describe the models and options in MONAI Label's form.
+
+    Everything below `/monailabel` is off by default: LOCUM_MONAILABEL turns it on.
+    """
     found = info.describe(context.store, context.database)
     return ViewerInfo(**found, datastore=_statistics(_scans(context).all()))
 
@@ -330,7 +333,8 @@ class AtRoot:
         """Run the application with the path below `PREFIX`."""
         if scope["type"] == "http" and scope["path"].startswith(tuple(f"/{name}/" for name in _SERVED)):
             scope["path"] = PREFIX + scope["path"]
-            scope["raw_path"] = PREFIX.encode("ascii") + scope["raw_path"]
+            if scope.get("raw_path") is not None:
+                scope["raw_path"] = PREFIX.encode("ascii") + scope["raw_path"]
         await self.app(scope, receive, send)
 
 

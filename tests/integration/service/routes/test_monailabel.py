@@ -27,6 +27,7 @@ from service.identity import keys
 from tests.helpers.model_store.dicom_files import PLANES, series, turned, uid, zipped
 from tests.helpers.service.adapted_store import publish_space
 from tests.helpers.service.viewer_clients import Ohif, Slicer, labels_of, parts_as_text, voxels_of
+from tests.helpers.waiting import wait_for
 
 THRESHOLD = 100
 CODED = Task(
@@ -514,6 +515,25 @@ def test_mask_is_compressed_unless_the_viewer_says_not(api: Any, scan: Path, tmp
     np.testing.assert_array_equal(found[0], found[2])
 
 
+def test_viewer_that_leaves_cancels_its_job(start: Any, store: Path, scan: Path) -> None:
+    api = start(store, monailabel="prefix")
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    with pytest.raises(httpx.ReadTimeout):
+        api.client.post(
+            "/monailabel/infer/bright",
+            params={"session_id": session},
+            files={"params": (None, '{"personalization": "scan", "preset": "paper"}')},
+            timeout=1,
+        )
+
+    def cancelled() -> bool:
+        (job,) = api.client.get("/jobs").json()["jobs"]
+        return bool(job["state"] == "cancelled")
+
+    wait_for(cancelled)
+    assert api.client.get(f"/monailabel/session/{session}").status_code == 200
+
+
 def test_job_that_takes_too_long_is_cancelled_with_504(start: Any, store: Path, scan: Path) -> None:
     api = start(store, monailabel="prefix", viewer_wait_seconds=1)
     session = Slicer(url(api), scan.parent).create_session(scan)
@@ -540,13 +560,14 @@ def test_own_paths_of_locum_stay_at_the_root(api: Any) -> None:
     assert api.client.get("/info/").json() == api.client.get("/monailabel/info/").json()
 
 
-def test_interface_takes_the_readers_key_and_asks_nobody_to_sign_in(
-    guarded: tuple[Any, dict[str, str]],
+@pytest.mark.parametrize(("monailabel", "mount"), [("prefix", "/monailabel"), ("root", "")])
+def test_every_path_needs_a_credential_but_the_404_for_signing_in(
+    start: Any, store: Path, monailabel: str, mount: str
 ) -> None:
-    api, _ = guarded
-    assert api.client.get("/monailabel/auth/").status_code == 404
-    for path in ("/monailabel/info/", "/monailabel/train/", "/monailabel/session/x"):
-        assert slug(api.client.get(path)) == (401, "credential-missing")
+    api = start(store, monailabel=monailabel, auth="keys")
+    assert slug(api.client.get(f"{mount}/auth/")) == (404, "not-found")
+    for path in ("/info/", "/train/", "/session/x", "/auth/token", "/auth/x/../../info/"):
+        assert slug(api.client.get(f"{mount}{path}")) == (401, "credential-missing")
 
 
 def test_each_access_to_a_scan_leaves_a_row(guarded: tuple[Any, dict[str, str]], scan: Path) -> None:
