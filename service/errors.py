@@ -416,7 +416,7 @@ class ViewerScanUnknown(ViewerScanError):
 class ViewerQuotaExceeded(ViewerScanError):
     """The scans that other callers keep have as many bytes as all may have."""
 
-    status, slug, title = 507, "no-room", "No room for the scan"
+    status, slug, title = 507, "viewer-quota", "No room for a viewer's scan"
 
 
 class AssignmentError(ServiceError):
