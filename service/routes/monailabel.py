@@ -61,6 +61,7 @@ _OPTIONS: Final = tuple(
 # Of a mask, what plugins ask for, and all that there is.
 _EXTENSION, _TYPE = ".nrrd", "uint8"
 
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
 _REASONS: Final = {
     "auth": "No one signs in here: send an API key as a bearer token, or let a proxy add it",
     "train": "No training runs here: a hospital adapts a model by POST /hospitals/{hospital}/adaptations",
@@ -307,17 +308,14 @@ async def infer(
 
 
 @router.api_route(
-    "/auth/{rest:path}",
-    methods=["GET", "POST"],
-    include_in_schema=False,
-    dependencies=[Depends(caller)],
+    "/auth/{rest:path}", methods=_METHODS, include_in_schema=False, dependencies=[Depends(caller)]
 )
 async def no_authentication() -> None:
     """Answer 404: a viewer that asks whether to sign in goes on without. No credential is needed."""
     raise _not_served("auth")
 
 
-@router.api_route("/{rest:path}", methods=["GET", "HEAD", "POST", "PUT", "DELETE"], include_in_schema=False)
+@router.api_route("/{rest:path}", methods=_METHODS, include_in_schema=False)
 async def not_served(_: AsReader, rest: str) -> None:
     """Answer 404, with the reason where the interface has such a path."""
     raise _not_served(rest)

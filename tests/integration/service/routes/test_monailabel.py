@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import os
+import random
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -344,6 +345,32 @@ def test_file_in_the_form_is_segmented_and_not_kept(api: Any, scan: Path) -> Non
         answer = api.client.post("/monailabel/infer/coded", files={"file": ("a.nii.gz", file)})
     assert answer.status_code == 200
     assert list(api.settings.viewer_scans.rglob("scan")) == before
+
+
+def test_damaged_requests_are_4xx(api: Any, scan: Path) -> None:
+    draw, content = random.Random(7), scan.read_bytes()
+    session = Slicer(url(api), scan.parent).create_session(scan)
+    names = ["personalization", "hospital", "preset", "shape_weight", "result_compress", "x" * 200]
+    values = [None, True, -1, 1e300, "", "scan", "\x00", "../..", [], {"a": [1] * 50}, "north" * 50]
+    form = b'--b\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n%s\r\n--b--\r\n'
+    kind = {"content-type": "multipart/form-data; boundary=b"}
+    found = set()
+    for _ in range(60):
+        params = {draw.choice(names): draw.choice(values) for _ in range(3)}
+        output = draw.choice(["all", "image", "json", "dicom_seg", "x", ""])
+        found.add(infer(api, params=params, session_id=session, output=output).status_code)
+        body = bytearray(form % content)
+        for _ in range(draw.choice((1, 3, 20))):
+            place = draw.randrange(len(body))
+            body[place : place + draw.choice((0, 1, 500))] = draw.randbytes(draw.randrange(4))
+        expiry = draw.choice(["0", "-5", "9" * 20, "x"])
+        answer = api.client.put("/session/", params={"expiry": expiry}, content=bytes(body), headers=kind)
+        found.add(answer.status_code)
+        odd = draw.choice(["%00", "..%2f", "*", "%ff", "f" * 32, "x" * 3000])
+        found.add(api.client.delete(f"/monailabel/datastore/?id={odd}").status_code)
+        found.add(api.client.get(f"/monailabel/session/{odd}").status_code)
+    assert found <= {200, 404, 413, 415, 422}
+    assert api.client.get(f"/monailabel/session/{session}").status_code == 200
 
 
 def test_scribbles_are_refused(api: Any, scan: Path) -> None:
