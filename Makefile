@@ -1,4 +1,4 @@
-.PHONY: install demo demo-network test test-fast test-gpu check openapi lock sbom clean
+.PHONY: install demo demo-network test test-fast test-gpu test-pacs check openapi lock sbom clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -28,6 +28,11 @@ test-fast: install
 # On a machine with an NVIDIA GPU and the builds of torch and onnxruntime for it.
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu --quiet
+
+# With a real PACS: Debian's Orthanc and its DICOMweb plugin, which the other targets skip if they are missing.
+test-pacs: install
+	command -v Orthanc >/dev/null || apt-get install --yes --no-install-recommends orthanc orthanc-dicomweb dicom3tools
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration/service/pacs tests/unit/service/pacs --quiet
 
 check: install
 	$(BIN)/ruff check .

@@ -44,6 +44,7 @@ from service.routes import (
     key_usage,
     models,
     monailabel,
+    pacs,
     segment,
     serving,
     session,
@@ -118,6 +119,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         cohorts,
         adaptations,
         jobs,
+        pacs,
         session,
     ):
         app.include_router(routes.router, dependencies=[Depends(known_parameters)])

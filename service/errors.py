@@ -69,6 +69,12 @@
     │   ├── MaskTaken            409  the scan has another mask
     │   ├── CohortFull           507  too many scans or bytes
     │   └── CohortEmpty          422  the cohort has no scan
+    ├── PacsError                     a PACS cannot be used
+    │   ├── PacsUnknown          404  no PACS of this name for the hospital
+    │   ├── PacsReadOnly         409  nothing may be stored in this PACS
+    │   ├── PacsUnavailable           it does not answer now; the job is retried
+    │   ├── PacsRefused               it rejects the credentials, the certificate or the instance
+    │   └── SeriesMissing             it has no such series
     └── JobError                      a job cannot be created, changed or continued
         ├── JobUnknown           404  no such job
         ├── JobStillRunning      409  only a finished job can do this
@@ -509,6 +515,34 @@ class CohortEmpty(CohortError):
     """The cohort has no scan."""
 
     status, slug, title = 422, "cohort-empty", "There is no scan to adapt to"
+
+
+class PacsError(ServiceError):
+    """A PACS cannot be used."""
+
+
+class PacsUnknown(PacsError):
+    """No PACS of this name is configured for the hospital."""
+
+    status, slug, title = 404, "pacs-unknown", "No such PACS"
+
+
+class PacsReadOnly(PacsError):
+    """The PACS is configured without `store`."""
+
+    status, slug, title = 409, "pacs-read-only", "Nothing may be stored in this PACS"
+
+
+class PacsUnavailable(PacsError):
+    """The PACS does not answer now."""
+
+
+class PacsRefused(PacsError):
+    """The PACS rejects the credentials, the certificate or the instance."""
+
+
+class SeriesMissing(PacsError):
+    """The PACS has no such series."""
 
 
 class JobError(ServiceError):

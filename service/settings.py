@@ -6,7 +6,6 @@ import os
 import ssl
 from collections.abc import Callable
 from difflib import get_close_matches
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -28,6 +27,8 @@ from model_store.scan import Limits
 from model_store.signing import Signer, TrustedKeys
 from model_store.store import DEFAULT_CACHE, Store, located
 from service.errors import SettingsInvalid
+from service.pacs.configuration import load_servers
+from service.validation import is_loopback
 
 
 def scan_limits(settings: Settings) -> Limits:
@@ -62,12 +63,12 @@ def _rates(value: str) -> str:
 
 
 def _loaded_by(load: Callable[[Path], object]) -> Callable[[Path], Path]:
-    """A validator: a key that cannot be used is said when the process starts, not at the first version."""
+    """A validator: a file that cannot be used is reported when the process starts, not at its first use."""
 
     def check(path: Path) -> Path:
         try:
             load(path)
-        except KeyUnusable as error:
+        except (KeyUnusable, SettingsInvalid) as error:
             raise ValueError(str(error)) from error
         return path
 
@@ -78,14 +79,6 @@ Folder = Annotated[Path, AfterValidator(_absolute)]
 
 MEBIBYTE = 1024 * 1024
 PREFIX = "LOCUM_"
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class Settings(BaseSettings):
@@ -234,6 +227,11 @@ class Settings(BaseSettings):
     )
     viewer_wait_seconds: int = Field(
         1800, gt=0, description="longest that a viewer's request waits for a job, which is then cancelled"
+    )
+
+    # PACS
+    pacs: Annotated[Folder, AfterValidator(_loaded_by(load_servers))] | None = Field(
+        None, description="file (YAML) of the PACS that scans come from, and segmentations go to"
     )
 
     # logging

@@ -6,6 +6,7 @@ A reason is written for a person and never repeats the value: it can be large, o
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -19,6 +20,8 @@ VERSION = rf"^({_DIGEST}|{_NAME}@({_DIGEST}|[1-9][0-9]{{0,8}}))$"
 
 COHORT_ID = r"^[0-9a-f]{32}$"
 JOB_ID = r"^[0-9a-f]{32}$"
+# PS3.5 9.1; leading zeros are accepted, because scanners write them.
+DICOM_UID = r"^[0-9]+(\.[0-9]+)*$"
 
 # PostgreSQL keeps no NUL, and a log no other control character; a reason may have lines and tabs.
 # Nothing that turns a text's direction, so that it reads as what it is.
@@ -33,6 +36,7 @@ IN_WORDS = {
     PRINTABLE: "a text without control characters",
     PRINTABLE_LINES: "a text without control characters other than line breaks and tabs",
     COHORT_ID: "the id that POST answered: 32 digits of 0-9 and a-f",
+    DICOM_UID: "a DICOM UID: numbers with dots between them",
 }
 
 MOST_ENTRIES = 20
@@ -80,3 +84,11 @@ def parse(kind: type[Body], found: bytes | dict[str, Any], *where: str) -> Body:
                 for item in error.errors(include_input=False, include_url=False)[:MOST_ENTRIES]
             ]
         ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -23,6 +23,7 @@ _EVENTS = {
     "trail": ("110101", "Audit Log Used", "E"),
 }
 _STORED = ("110104", "DICOM Instances Transferred", "C")
+_FETCHED = ("110104", "DICOM Instances Transferred", "R")
 _DELETED = ("110105", "DICOM Study Deleted", "D")
 # EventOutcomeIndicator: success, minor failure (the request was rejected), serious failure.
 _MINOR, _SERIOUS = "4", "8"
@@ -35,6 +36,8 @@ def audit_message(row: Mapping[str, Any]) -> str:
     code, meaning, action = _EVENTS[thing]
     if happened.startswith(("stored", "created")) and thing in ("scan", "mask", "cohort"):
         code, meaning, action = _STORED
+    elif happened == "fetched":
+        code, meaning, action = _FETCHED
     elif happened.startswith("deleted") and thing != "mask":
         code, meaning, action = _DELETED
     message = Xml.Element("AuditMessage")

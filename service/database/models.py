@@ -259,7 +259,7 @@ class Job(Base):
 
     `token` is the fencing token: it grows with every claim, and a worker with another token than the row's
     may not write. `actor` is the caller that made the job. `queued_at` is when a message was last sent; null
-    when one has to be sent at once.
+    when one has to be sent at once. A job that waits for another system is not claimed before `retry_at`.
     """
 
     __tablename__ = "job"
@@ -297,6 +297,7 @@ class Job(Base):
     actor: Mapped[str | None] = mapped_column(String(300))
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)
     queued_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
+    retry_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     started_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     finished_at: Mapped[datetime | None] = mapped_column(UtcDateTime)
     expires_at: Mapped[datetime] = mapped_column(UtcDateTime, index=True)

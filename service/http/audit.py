@@ -57,6 +57,7 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("PUT", f"{_SCAN}/mask"): "mask.stored",
     ("DELETE", f"{_SCAN}/mask"): "mask.deleted",
     ("POST", "/hospitals/{hospital}/adaptations"): "job.started",
+    ("POST", "/pacs/{pacs}/segment"): "job.started",
     ("DELETE", "/jobs/{job}"): "job.cancelled",
     ("GET", "/jobs/{job}/result"): "result.read",
     ("GET", "/jobs/{job}/card"): "card.read",

@@ -18,7 +18,7 @@ from service.database import PUBLIC, Caller
 from service.errors import CsrfTokenMissing, NotOnLoopback, ServiceError
 from service.http import problems
 from service.identity import sessions
-from service.settings import is_loopback
+from service.validation import is_loopback
 
 OPEN = frozenset(
     {

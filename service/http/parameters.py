@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import Path
+from fastapi import Header, Path
 from pydantic import StringConstraints
 
 from service.validation import COHORT_ID, HOSPITAL_ID, JOB_ID, MODEL_NAME, PRINTABLE, PRINTABLE_LINES
@@ -33,6 +33,26 @@ Text = Annotated[
 Reason = Annotated[
     str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000, pattern=PRINTABLE_LINES)
 ]
+
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        min_length=1,
+        max_length=200,
+        description="The client's own id of this request: a repeated request makes no second job.",
+    ),
+]
+IDEMPOTENT: dict[str, Any] = {
+    "description": "Accepted, now or earlier under this Idempotency-Key.",
+    "headers": {
+        "Location": {"description": "The job.", "schema": {"type": "string"}},
+        "Idempotency-Replayed": {
+            "description": "`true`: an earlier request made the job.",
+            "schema": {"type": "string"},
+        },
+    },
+}
+"""The answer 202 of a route with the header `Idempotency-Key`."""
 
 
 ANSWER_HEADERS: Mapping[str, str] = {

@@ -1,8 +1,10 @@
 """The files of one job. They show patients, so they are private, expire and can be deleted.
 
-STATE/jobs/<job id>/checkpoint       where a later attempt goes on STATE/jobs/<job id>/input            the
-scan of a job of kind `scan` STATE/jobs/<job id>/result           its answer, and beside it result.json: media
-type and headers STATE/jobs/<job id>/pictures/        before and after, for the candidate's card
+STATE/jobs/<job id>/checkpoint       where a later attempt goes on
+STATE/jobs/<job id>/request          of a job on a PACS: UIDs, which no row of the database has
+STATE/jobs/<job id>/input            the scan of a job of kind `scan`
+STATE/jobs/<job id>/result           the answer, and beside it result.json: media type and headers
+STATE/jobs/<job id>/pictures/        before and after, for the candidate's card
 """
 
 from __future__ import annotations
@@ -44,6 +46,11 @@ class JobFolder:
     def checkpoint(self) -> Path:
         """Path of the checkpoint, which `write(folder.checkpoint, ...)` creates."""
         return self.path / "checkpoint"
+
+    @property
+    def request(self) -> Path:
+        """Path of what a job on a PACS looks for."""
+        return self.path / "request"
 
     @property
     def input(self) -> Path:
@@ -89,7 +96,7 @@ class JobFolder:
         """Delete the files that only an unfinished job needs, and partial files of a killed worker."""
         # Another process may delete the whole folder meanwhile.
         with suppress(FileNotFoundError):
-            for path in (self.checkpoint, self.input, *self.path.rglob(".*")):
+            for path in (self.checkpoint, self.request, self.input, *self.path.rglob(".*")):
                 path.unlink(missing_ok=True)
 
     def delete(self) -> None:

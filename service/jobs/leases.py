@@ -4,6 +4,7 @@
     renew(database, lease)                               every few seconds; lost, or to be cancelled?
     with fenced(database, lease) as (session, job): ...  every write; rejected once the lease is lost
     finish(database, lease, "succeeded", ...)            the last write
+    postpone(database, lease, until, why)                or: back to the queue
 
 A worker that was suspended for longer than its lease does not know that it lost it. So every claim takes the
 next fencing token, and a write under an older token is rejected (Kleppmann, "How to do distributed locking",
@@ -27,7 +28,7 @@ from service.database import Database, Job
 from service.database.models import UtcDateTime
 from service.errors import LeaseLost
 from service.jobs import records
-from service.jobs.states import HELD, JobEnd
+from service.jobs.states import HELD, WITH_RESULT, JobEnd
 from service.settings import Settings
 
 
@@ -53,8 +54,8 @@ class RenewState:
 def claim(database: Database, job_id: str, owner: str, settings: Settings) -> Lease | None:
     """Claim a job that waits, or that lost its worker: its lease expired without a heartbeat.
 
-    Return None for a job that cannot be claimed: unknown, finished, leased, being cancelled, or out of
-    attempts.
+    Return None for a job that cannot be claimed: unknown, finished, leased, being cancelled, postponed, or
+    out of attempts.
     """
     now = datetime.now(UTC)
     expired = and_(Job.state == "running", Job.lease_until < now)
@@ -64,6 +65,7 @@ def claim(database: Database, job_id: str, owner: str, settings: Settings) -> Le
             Job.id == job_id,
             or_(Job.state == "queued", expired),
             Job.cancel_requested.is_(False),
+            or_(Job.retry_at.is_(None), Job.retry_at <= now),
             Job.attempt < settings.max_attempts,
         )
         .values(
@@ -160,6 +162,30 @@ def finish(
             }
             version = candidate[2]
             trail.append(session, "version.adapted", hospital=job.hospital, version=version, details=details)
-        if job.kind == "scan" and job.cancel_requested:
+        if job.kind in WITH_RESULT and job.cancel_requested:
             # The client that cancelled it, or left, does not fetch a mask that was made before the stop.
             records.expire_files_now(job)
+
+
+def postpone(database: Database, lease: Lease, until: datetime, why: str) -> bool:
+    """Return the job to the queue until a time, because another system does not answer.
+
+    It does not count as an attempt: `max_attempts` bounds the lost workers. `why` is shown to the job's
+    readers. A job that is to be cancelled ends.
+
+    Returns:
+        whether the job waits.
+
+    Raises:
+        LeaseLost: another worker has the job.
+    """
+    with fenced(database, lease) as (session, job):
+        if job.cancel_requested:
+            records.transition(session, job, "cancelled", f"cancelled while it waited: {why}")
+            return False
+        job.retry_at = until
+        job.attempt -= 1
+        job.progress = {"stage": "waiting", "why": why, "retry_at": until.isoformat(timespec="seconds")}
+        records.transition(session, job, "queued")
+        records.append_event(session, job, "progress", job.progress)
+        return True

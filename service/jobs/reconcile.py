@@ -127,7 +127,8 @@ class Reconciler:
 
     def _resend(self) -> None:
         """Send messages that were never sent, and those of jobs that wait although their message is lost."""
-        waiting = self._matching(Job.state == "queued")
+        due = (Job.state == "queued") & or_(Job.retry_at.is_(None), Job.retry_at <= datetime.now(UTC))
+        waiting = self._matching(due)
         messages = self._queue.waiting()
         self._metrics.queue_messages.set(messages)
         if not waiting:
@@ -138,7 +139,7 @@ class Reconciler:
         if messages < len(waiting):
             before = datetime.now(UTC) - timedelta(seconds=self._settings.resend_seconds)
             unsent = or_(unsent, Job.queued_at < before)
-        for job_id in self._matching((Job.state == "queued") & unsent):
+        for job_id in self._matching(due & unsent):
             now = datetime.now(UTC)
             with self._database.write() as session:
                 mine = session.scalar(

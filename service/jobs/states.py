@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-JobKind = Literal["adaptation", "scan"]
+JobKind = Literal["adaptation", "scan", "pacs-segment"]
+WITH_RESULT: frozenset[str] = frozenset({"scan", "pacs-segment"})
+"""Kinds that end with a file, `/jobs/{id}/result`."""
+
 JobState = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
 JobEnd = Literal["succeeded", "fell_back", "failed", "cancelled"]
 

@@ -38,7 +38,7 @@ class JobSummary(BaseModel):
     queue_position: int | None = Field(description="Number of jobs ahead of it in the queue.")
     progress: dict[str, Any] = Field(
         description="`stage`, and the progress within it; `seconds_left`, an estimate of adapting and "
-        "judging, where there is one."
+        "judging, where there is one. A job that waits for a PACS has `why` and `retry_at`."
     )
     reason: str | None = Field(description="Why the job ended as it did; null if nothing went wrong.")
     created_at: datetime
@@ -49,7 +49,7 @@ class JobSummary(BaseModel):
 class JobView(JobSummary):
     """A job. `fell_back`: the adaptation was stopped or no epoch was better, so step 0 was kept."""
 
-    parent: str = Field(description="Digest of the artefact to adapt.")
+    parent: str = Field(description="Digest of the artefact to adapt, or that answers.")
     cohort: str | None
     options: dict[str, Any]
     epochs: list[dict[str, Any]] = Field(description="Each epoch's losses, and whether it was safe.")

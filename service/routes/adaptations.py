@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Any
 
 from anyio import to_thread
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Request, Response
 from pydantic import JsonValue, RootModel
 
 from model_store.scan import list_formats
@@ -15,7 +15,7 @@ from service.cohorts.intake import take_in
 from service.context import ServiceContext
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator
-from service.http.parameters import HospitalId
+from service.http.parameters import IDEMPOTENT, HospitalId, IdempotencyKey
 from service.http.problems import problem_responses
 from service.http.uploads.multipart import missing
 from service.http.uploads.receive import UploadLimits, receive
@@ -59,16 +59,7 @@ def _request_body() -> dict[str, Any]:
     "/hospitals/{hospital}/adaptations",
     status_code=202,
     responses={
-        202: {
-            "description": "Accepted, now or earlier under this Idempotency-Key.",
-            "headers": {
-                "Location": {"description": "The job.", "schema": {"type": "string"}},
-                "Idempotency-Replayed": {
-                    "description": "`true`: an earlier request made the job.",
-                    "schema": {"type": "string"},
-                },
-            },
-        },
+        202: IDEMPOTENT,
         **problem_responses(404, 408, 409, 410, 413, 415, 422, 503, 507),
     },
     openapi_extra={"requestBody": _request_body()},
@@ -78,14 +69,7 @@ async def adapt(
     context: AsOperator,
     hospital: HospitalId,
     response: Response,
-    idempotency_key: Annotated[
-        str | None,
-        Header(
-            min_length=1,
-            max_length=200,
-            description="The client's own id of this request: a repeated request makes no second job.",
-        ),
-    ] = None,
+    idempotency_key: IdempotencyKey = None,
 ) -> JobView:
     """Fit a model of the federation to the hospital, in the background. The job makes a candidate version.
 

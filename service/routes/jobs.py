@@ -22,7 +22,7 @@ from service.http.problems import Problem, problem_responses
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.followers import Feed
-from service.jobs.states import TERMINAL, JobState
+from service.jobs.states import TERMINAL, WITH_RESULT, JobState
 from service.jobs.views import JobSummary, JobView, summary, view
 from service.validation import HOSPITAL_ID
 
@@ -84,16 +84,24 @@ def cancel_job(context: AsOperator, job: JobId, response: Response) -> JobView:
     responses={
         200: {
             "description": "The answer that `POST /segment` would have given. For research use only.",
-            "content": {"application/gzip": _BINARY, "image/png": _BINARY, "application/json": {}},
+            "content": {
+                "application/gzip": _BINARY,
+                "image/png": _BINARY,
+                "application/dicom": _BINARY,
+                "application/json": {},
+            },
         },
         **problem_responses(404, 409, 410, 422),
     },
 )
 def get_result(context: AsReader, job: JobId) -> Response:
-    """Return the mask of a job of kind `scan`, until it expires."""
+    """Return the answer of a job of kind `scan` or `pacs-segment`, until it expires.
+
+    After a segmentation was stored in a PACS, it is a JSON object with the UIDs of the stored instance.
+    """
     with context.database.read() as session:
         found = records.get(session, job)
-    if found.kind != "scan":
+    if found.kind not in WITH_RESULT:
         raise Problem(
             404,
             "no-result",

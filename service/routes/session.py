@@ -12,7 +12,7 @@ from service.database import Caller
 from service.http.dependencies import InCatalogue
 from service.http.problems import problem_responses
 from service.identity import sessions
-from service.settings import is_loopback
+from service.validation import is_loopback
 
 router = APIRouter(tags=["session"])
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Protocol
@@ -103,22 +103,27 @@ def pack(uploads: Sequence[Upload], spool: Path) -> Upload:
     Blocking: call it in a thread.
     """
     packed = Upload(spool)
-    with zipfile.ZipFile(_Counted(packed), "w") as archive:
-        for number, upload in enumerate(sorted(uploads, key=lambda each: each.sha256)):
-            archive.writestr(zipfile.ZipInfo(f"{number:05d}"), upload.read())
+    pack_into(packed.write, (upload.read() for upload in sorted(uploads, key=lambda each: each.sha256)))
     for upload in uploads:
         upload.close()
     return packed
 
 
-class _Counted:
-    """An upload as the stream that zipfile expects."""
+def pack_into(write: Callable[[bytes], object], files: Iterable[bytes]) -> None:
+    """Write a zip of the files, which are sorted by digest: the scan that they are together."""
+    with zipfile.ZipFile(_Stream(write), "w") as archive:
+        for number, content in enumerate(files):
+            archive.writestr(zipfile.ZipInfo(f"{number:05d}"), content)
 
-    def __init__(self, upload: Upload) -> None:
-        self._upload = upload
+
+class _Stream:
+    """The stream that zipfile expects. That it cannot seek is seen in the zip's bytes."""
+
+    def __init__(self, write: Callable[[bytes], object]) -> None:
+        self._write = write
 
     def write(self, data: bytes) -> int:
-        self._upload.write(data)
+        self._write(data)
         return len(data)
 
     def flush(self) -> None:

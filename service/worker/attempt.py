@@ -7,6 +7,7 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from types import TracebackType
 from typing import Any
 
@@ -32,6 +33,14 @@ class AttemptOutcome:
     result: dict[str, Any] | None = None
     gate: dict[str, Any] | None = None
     candidate: tuple[str, int, str] | None = None
+
+
+class Postponed(Exception):
+    """The job waits for another system: it returns to the queue until a time. `str` says why."""
+
+    def __init__(self, why: str, until: datetime) -> None:
+        super().__init__(why)
+        self.until = until
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Run one job in a worker process, from its claim to its end.
 
 A job ends in a final state, with a reason unless it succeeded; otherwise its lease expires and the reconciler
-requeues it.
+requeues it. A job that waits for another system returns to the queue by itself.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ from model_store.errors import LocumStoreError
 from personalization.errors import PersonalizationError
 from service.database import Database
 from service.errors import JobCancelled, LeaseLost, ServiceError
-from service.jobs.leases import claim, finish
+from service.jobs.leases import claim, finish, postpone
 from service.settings import Settings
-from service.worker.attempt import Attempt, AttemptOutcome
+from service.worker.attempt import Attempt, AttemptOutcome, Postponed
 from service.worker.device import prepare_torch
+from service.worker.pacs import run_pacs_segment
 from service.worker.registry import run_adaptation, run_scan
 
 _log = logging.getLogger("locum.worker")
 
-HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {"adaptation": run_adaptation, "scan": run_scan}
+HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {
+    "adaptation": run_adaptation,
+    "scan": run_scan,
+    "pacs-segment": run_pacs_segment,
+}
 
 # Errors with messages for the client of the job.
 _IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
@@ -48,32 +53,45 @@ def run_job(job_id: str, settings: Settings) -> None:
 
 
 def _attend(attempt: Attempt) -> None:
-    job_id = attempt.lease.job_id
     try:
-        outcome = _outcome(attempt)
-        finish(
-            attempt.database,
-            attempt.lease,
-            outcome.state,
-            reason=outcome.reason,
-            result=outcome.result,
-            gate=outcome.gate,
-            candidate=outcome.candidate,
-        )
+        state = _end(attempt)
     except LeaseLost as error:
         _log.warning("%s", error)
         return
+    if state is None:
+        return
     # Without the reason, which may have the hospital's name of a scan: only readers of the job may see it.
-    _log.info("job %s: %s", job_id, outcome.state)
+    _log.info("job %s: %s", attempt.lease.job_id, state)
     # Only an unfinished job can continue.
     attempt.folder.delete_unfinished()
+
+
+def _end(attempt: Attempt) -> str | None:
+    """Work, and record the end; None if the job waits for another system. Raises LeaseLost."""
+    try:
+        outcome = _outcome(attempt)
+    except Postponed as postponed:
+        if not postpone(attempt.database, attempt.lease, postponed.until, str(postponed)):
+            return "cancelled"
+        _log.info("job %s waits: %s", attempt.lease.job_id, postponed)
+        return None
+    finish(
+        attempt.database,
+        attempt.lease,
+        outcome.state,
+        reason=outcome.reason,
+        result=outcome.result,
+        gate=outcome.gate,
+        candidate=outcome.candidate,
+    )
+    return outcome.state
 
 
 def _outcome(attempt: Attempt) -> AttemptOutcome:
     try:
         prepare_torch(attempt.settings)
         return HANDLERS[attempt.job.kind](attempt)
-    except LeaseLost:
+    except (LeaseLost, Postponed):
         raise
     except JobCancelled as cancelled:
         return AttemptOutcome("cancelled", str(cancelled))

@@ -75,6 +75,8 @@ def test_description_has_every_operation(document: dict[str, Any]) -> None:
         ("GET", "/jobs/{job}/result"),
         ("GET", "/jobs/{job}/card"),
         ("DELETE", "/jobs/{job}/files"),
+        ("GET", "/pacs"),
+        ("POST", "/pacs/{pacs}/segment"),
         ("GET", "/monailabel/info/"),
         ("PUT", "/monailabel/session/"),
         ("GET", "/monailabel/session/{session}"),

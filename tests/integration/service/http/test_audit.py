@@ -40,6 +40,7 @@ WITHOUT_ROW = {
     ("GET", "/jobs/{job}"),
     ("GET", "/jobs/{job}/events"),
     ("GET", "/keys"),
+    ("GET", "/pacs"),
     ("GET", "/monailabel/info/"),
     ("GET", "/monailabel/session/{session}"),
     ("POST", "/monailabel/activelearning/{strategy}"),

@@ -57,7 +57,10 @@ GHOST = Things("nowhere", "c" * 32, "d" * 32, "e" * 32, "f" * 32, "0" * 12, "1" 
 def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Any:
     store = tmp_path_factory.mktemp("store")
     publish_space(store, publish_bright)
-    return start(store, monailabel="prefix")
+    pacs = tmp_path_factory.mktemp("pacs") / "pacs.yaml"
+    server = {"url": "https://pacs.example/rs", "hospitals": ["north", "south"], "store": True}
+    pacs.write_text(yaml.safe_dump({"main": server}))
+    return start(store, monailabel="prefix", pacs=pacs)
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +143,7 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
     viewers, infer = "/monailabel", "/monailabel/infer/{model}"
     form = {"params": (None, json.dumps({"hospital": things.hospital}))}
     named = {"version": f"{things.model}@1", **WHO}
+    series = {"study": "1.2", "series": "1.3"}
     return [
         (("GET", hospital), {}),
         (("PUT", hospital), {"json": {"name": "renamed"}}),
@@ -170,6 +174,7 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
         (("DELETE", "/jobs/{job}/files"), {"job": things.scan_job}),
         (("GET", "/jobs/{job}/events"), {}),
         (("GET", "/jobs/{job}/card"), {}),
+        (("POST", "/pacs/{pacs}/segment"), {"json": {"hospital": things.hospital, **series}}),
         (("GET", "/models/{model}"), {"model": things.model}),
         (("GET", "/models/{model}/versions/{version}"), {"model": things.model}),
         (("POST", "/segment"), {"files": file, "data": {"hospital": things.hospital}}),
@@ -203,6 +208,7 @@ LISTINGS = {
     ("GET", "/models"),
     ("GET", "/metrics"),
     ("GET", "/keys"),
+    ("GET", "/pacs"),
     ("GET", "/monailabel/info/"),
 }
 # These tell nothing of any hospital.
@@ -230,6 +236,7 @@ def ask(client: httpx.Client, things: Things, operation: Operation, about: dict[
         version=1,
         key=things.key,
         session=things.viewer_scan,
+        pacs="main",
     )
     return client.request(operation[0], path, **sent)
 

@@ -61,6 +61,8 @@ LEAST: dict[Operation, Role | None] = {
     ("GET", "/jobs/{job}/card"): "operator",
     ("DELETE", "/jobs/{job}"): "operator",
     ("DELETE", "/jobs/{job}/files"): "operator",
+    ("GET", "/pacs"): "operator",
+    ("POST", "/pacs/{pacs}/segment"): "operator",
     ("GET", "/session"): "reader",
     ("POST", "/session"): "reader",
     ("DELETE", "/session"): "reader",
@@ -89,6 +91,7 @@ BODIES: dict[Operation, Any] = {
     ("PUT", "/hospitals/{hospital}"): {"name": "renamed"},
     ("PUT", SERVING): {"version": 1, "reason": "because"},
     ("POST", f"{SERVING}/rollback"): {"reason": "because"},
+    ("POST", "/pacs/{pacs}/segment"): {"hospital": "north", "study": "1.2", "series": "1.3"},
     ("POST", "/keys"): {"name": "k", "role": "reader", "hospital": "north"},
 }
 
@@ -130,7 +133,7 @@ def ask(
     api: Any, operation: Operation, key: str | None, hospital: str = "north", **headers: str
 ) -> httpx.Response:
     names = {"cohort": "c" * 32, "job": "d" * 32, "key": "0" * 12, "name": "a.png", "model": "bright"}
-    names |= {"session": "e" * 32, "strategy": "random"}
+    names |= {"session": "e" * 32, "strategy": "random", "pacs": "main"}
     path = operation[1].format(hospital=hospital, version=1, **names)
     sent = dict(headers) if key is None else {"Authorization": f"Bearer {key}", **headers}
     # That of a session.

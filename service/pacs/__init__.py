@@ -1,0 +1,1 @@
+"""PACS by DICOMweb: the configured servers, a client of one, and the requests that become jobs."""

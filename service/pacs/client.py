@@ -1,0 +1,321 @@
+"""Search, fetch and store in one PACS by DICOMweb (PS3.18), within limits.
+
+    with PacsClient("main", server, keep_on) as pacs:
+        series = pacs.fetch_series(study_uid, series_uid, limits)
+        pacs.store(segmentation)
+
+No message of an error has a UID, a URL or a text of the PACS: messages become reasons of jobs.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import requests
+from celery.exceptions import SoftTimeLimitExceeded
+from dicomweb_client import DICOMwebClient
+from pydicom import dcmread
+from requests.adapters import HTTPAdapter
+
+from model_store.digest import sha256
+from model_store.errors import LocumStoreError, ScanTooLarge
+from model_store.scan import MOST_FILES, Limits
+from service.errors import PacsRefused, PacsUnavailable, SeriesMissing, ServiceError
+from service.pacs.configuration import PacsServer
+from service.runtime.spool import pack_into
+from service.validation import DICOM_UID
+
+# They write URLs, hence UIDs, into the log.
+for _name in ("dicomweb_client", "urllib3"):
+    logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
+warnings.filterwarnings("ignore", module=r"(dicomweb_client|urllib3)(\.|$)")
+
+# As stored: no transcoding by the server.
+_ANY_SYNTAX = (("application/dicom", "*"),)
+_PAGE = 500
+_ANSWER_BYTES = 64 * 2**20
+_PART_OVERHEAD = 1024
+_TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RESULT_STEP = 2**20
+
+KeepOn = Callable[[], None]
+Found = Mapping[str, Any]
+
+
+class PacsClient:
+    """A client of one PACS. `keep_on` is called between pieces of an answer, and raises to stop."""
+
+    def __init__(self, name: str, server: PacsServer, keep_on: KeepOn = lambda: None) -> None:
+        """Connect nothing yet. Raises PacsRefused if a secret or a certificate cannot be read."""
+        self.name = name
+        self._limit = _Limit(_ANSWER_BYTES, keep_on)
+        self._session = session = requests.Session()
+        # The environment has no say: neither a proxy nor a .netrc of the account.
+        session.trust_env = False
+        # A redirect would be a URL that no operator configured.
+        session.max_redirects = 0
+        session.verify = True if server.ca is None else str(server.ca)
+        if server.client_certificate is not None:
+            certificate, key = str(server.client_certificate), server.client_key
+            session.cert = certificate if key is None else (certificate, str(key))
+        if (token := server.token()) is not None:
+            session.headers["Authorization"] = f"Bearer {token}"
+        elif server.username is not None:
+            session.auth = (server.username, server.password() or "")
+        adapter = _BoundedAdapter(self._limit)
+        session.mount("https://", adapter)
+        session.mount("http://", adapter)
+
+        def client(url: str | None) -> DICOMwebClient:
+            made = DICOMwebClient(
+                str(url), session=session, permissive_uid=True, timeout=server.timeout_seconds
+            )
+            # A job that waits goes back to the queue; a worker does not sleep.
+            made.set_http_retry_params(retry=False)
+            return made
+
+        self._qido, self._wado, self._stow = (
+            client(url or server.wado_url) for url in (server.qido_url, server.wado_url, server.stow_url)
+        )
+
+    def __enter__(self) -> PacsClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session.close()
+
+    # ------------------------------------------------------------------ QIDO-RS
+
+    def search_series(self, filters: Mapping[str, str], most: int) -> list[Found]:
+        """Find series by attributes of study and series: DICOM JSON, at most `most` + 1 of them.
+
+        Raises PacsUnavailable, PacsRefused.
+        """
+
+        def page(offset: int) -> Sequence[Found]:
+            found: Sequence[Found] = self._qido.search_for_series(
+                search_filters=dict(filters),
+                fields=["PatientID", "Modality", "NumberOfSeriesRelatedInstances"],
+                limit=min(_PAGE, most + 1),
+                offset=offset,
+            )
+            return found
+
+        return self._pages(page, "SeriesInstanceUID", most + 1)
+
+    def _instances(self, study: str, series: str) -> list[Found]:
+        def page(offset: int) -> Sequence[Found]:
+            found: Sequence[Found] = self._qido.search_for_instances(
+                study, series, fields=["NumberOfFrames"], limit=_PAGE, offset=offset
+            )
+            return found
+
+        return self._pages(page, "SOPInstanceUID", MOST_FILES + 1)
+
+    def _pages(self, page: Callable[[int], Sequence[Found]], keyword: str, most: int) -> list[Found]:
+        """Every result once: a server may cut its pages, or ignore the offset and repeat them."""
+        found: dict[str, Found] = {}
+        offset = 0
+        while len(found) < most:
+            with self._answered(_ANSWER_BYTES):
+                results = page(offset)
+                new = {text_of(item, keyword): item for item in results}
+            if all(uid in found for uid in new):
+                break
+            offset += len(results)
+            found |= {uid: item for uid, item in new.items() if re.fullmatch(DICOM_UID, uid)}
+        return list(found.values())[:most]
+
+    # ------------------------------------------------------------------ WADO-RS
+
+    def fetch_series(self, study: str, series: str, limits: Limits) -> bytes:
+        """Fetch every instance of a series, in the transfer syntax in which it is stored.
+
+        Returns:
+            The file of one instance, or a stored zip of several. The same instances give the same bytes, and
+            those that a client uploads as parts give them too.
+
+        Raises:
+            SeriesMissing: the PACS has no such series in this study.
+            ScanTooLarge: more files, frames or bytes than `limits` allow; found out before decoding.
+            PacsUnavailable, PacsRefused.
+        """
+        listed = self._instances(study, series)
+        if not listed:
+            raise self._missing()
+        self._check_size(listed, limits)
+        files: dict[str, bytes] = {}
+        received = 0
+        most = limits.max_bytes + _PART_OVERHEAD * (len(listed) + 1)
+        with self._answered(most):
+            for dataset in self._wado.iter_series(study, series, media_types=_ANY_SYNTAX):
+                content = dataset.buffer.getvalue()
+                received += len(content)
+                if received > limits.max_bytes:
+                    raise _too_many("bytes", limits.max_bytes)
+                files[str(dataset.SOPInstanceUID)] = content
+        if len(files) < len(listed):
+            raise PacsUnavailable(
+                f"PACS '{self.name}' lists {len(listed)} instances of the series and sent {len(files)}"
+            )
+        return _packed(list(files.values()))
+
+    def _check_size(self, listed: list[Found], limits: Limits) -> None:
+        if len(listed) > MOST_FILES:
+            raise _too_many("files", MOST_FILES)
+        with self._answered(_ANSWER_BYTES):
+            frames = sum(int(text_of(item, "NumberOfFrames") or 1) for item in listed)
+            # Enhanced files have many frames; each has at least one voxel.
+            pixels = [int(text_of(item, "Rows") or 1) * int(text_of(item, "Columns") or 1) for item in listed]
+        if frames > limits.max_voxels or frames * max(pixels) > limits.max_voxels:
+            raise _too_many("voxels", limits.max_voxels)
+
+    # ------------------------------------------------------------------ STOW-RS
+
+    def has(self, study: str, series: str, instance: str) -> bool:
+        """Whether the PACS has this instance. Raises PacsUnavailable, PacsRefused."""
+        try:
+            found = self._instances(study, series)
+        except SeriesMissing:
+            return False
+        return any(text_of(item, "SOPInstanceUID") == instance for item in found)
+
+    def store(self, content: bytes) -> bool:
+        """Store an instance, unless the PACS has it already; return whether it was stored now.
+
+        Raises PacsUnavailable, PacsRefused.
+        """
+        made = dcmread(io.BytesIO(content))
+        study, series, instance = map(
+            str, (made.StudyInstanceUID, made.SeriesInstanceUID, made.SOPInstanceUID)
+        )
+        if self.has(study, series, instance):
+            return False
+        with self._answered(_ANSWER_BYTES):
+            answer = self._stow.store_instances([made], study)
+            failed = list(answer.get("FailedSOPSequence") or ())
+        if failed:
+            code = failed[0].get("FailureReason")
+            raise PacsRefused(
+                f"PACS '{self.name}' does not store the segmentation"
+                + (f" (failure reason {int(code):04X}H)" if isinstance(code, int) else "")
+                + ": its log says why"
+            )
+        if not self.has(study, series, instance):
+            raise PacsUnavailable(f"PACS '{self.name}' accepted the segmentation and does not list it yet")
+        return True
+
+    # ------------------------------------------------------------------ errors
+
+    @contextmanager
+    def _answered(self, most: int) -> Iterator[None]:
+        """Bound one answer, and turn what requests, pydicom and the parsers raise into PacsError."""
+        self._limit.begin(most)
+        try:
+            yield
+        except (ServiceError, LocumStoreError, MemoryError, SoftTimeLimitExceeded):
+            raise
+        except requests.HTTPError as error:
+            raise self._rejection(0 if error.response is None else error.response.status_code) from None
+        except requests.TooManyRedirects:
+            raise PacsRefused(
+                f"PACS '{self.name}' redirects to another URL: configure the URL that answers"
+            ) from None
+        except requests.exceptions.SSLError:
+            raise PacsRefused(
+                f"PACS '{self.name}': its certificate is not trusted, or Locum's is not; set `ca`, or "
+                " `client_certificate` and `client_key`"
+            ) from None
+        except OSError as error:
+            if not isinstance(error, requests.RequestException):
+                raise PacsRefused(f"PACS '{self.name}': a configured certificate cannot be read") from None
+            raise PacsUnavailable(f"PACS '{self.name}' does not answer ({type(error).__name__})") from None
+        except Exception as error:  # a dozen unrelated types for an answer that is no DICOM
+            raise PacsUnavailable(
+                f"PACS '{self.name}' answers what cannot be read ({type(error).__name__})"
+            ) from None
+
+    def _rejection(self, status: int) -> ServiceError:
+        if status in _TRANSIENT:
+            return PacsUnavailable(f"PACS '{self.name}' answers {status}")
+        if status in (401, 403):
+            return PacsRefused(f"PACS '{self.name}' rejects Locum's credentials ({status}): correct them")
+        if status in (404, 410):
+            return self._missing()
+        return PacsRefused(f"PACS '{self.name}' rejects the request ({status}): its log says why")
+
+    def _missing(self) -> SeriesMissing:
+        return SeriesMissing(
+            f"PACS '{self.name}' has no such series in this study, or Locum may not see it: check both UIDs"
+        )
+
+
+def text_of(item: Found, keyword: str) -> str:
+    """The first value of an attribute in DICOM JSON, as text; empty if it has none."""
+    tag = DICOMwebClient.lookup_tag(keyword)
+    values = item.get(tag, {}).get("Value") or [""]
+    return str(values[0])
+
+
+def _packed(files: list[bytes]) -> bytes:
+    if len(files) == 1:
+        return files[0]
+    packed = io.BytesIO()
+    pack_into(packed.write, sorted(files, key=sha256))
+    return packed.getvalue()
+
+
+def _too_many(what: str, most: int) -> ScanTooLarge:
+    return ScanTooLarge(f"DICOM: the series has more than {most} {what}; choose another")
+
+
+class _Limit:
+    """How many bytes the answer that is read may have, after decompression."""
+
+    def __init__(self, most: int, keep_on: KeepOn) -> None:
+        self._most, self._left, self._keep_on = most, most, keep_on
+
+    def begin(self, most: int) -> None:
+        self._most = self._left = most
+
+    def take(self, size: int) -> None:
+        self._keep_on()
+        self._left -= size
+        if self._left < 0:
+            raise _too_many("bytes", self._most)
+
+
+class _BoundedAdapter(HTTPAdapter):
+    def __init__(self, limit: _Limit) -> None:
+        super().__init__()
+        self._limit = limit
+
+    def send(self, *arguments: Any, **options: Any) -> requests.Response:
+        self._limit.take(0)
+        response = super().send(*arguments, **options)
+        response.raw = _BoundedBody(response.raw, self._limit)
+        return response
+
+
+class _BoundedBody:
+    """urllib3's response, of which `requests` reads the body by `stream`."""
+
+    def __init__(self, raw: Any, limit: _Limit) -> None:
+        self._raw, self._limit = raw, limit
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._raw, name)
+
+    def stream(self, amount: int, decode_content: bool | None = None) -> Iterator[bytes]:
+        for piece in self._raw.stream(min(amount, _RESULT_STEP), decode_content=decode_content):
+            self._limit.take(len(piece))
+            yield piece

@@ -1,0 +1,166 @@
+"""Accept a request on a PACS: validate it, and create its durable job.
+
+What identifies a patient (UIDs) is written to a file of the job, which is deleted at the job's end. The job's
+row, and so every list, event and card, has only the PACS's name and the options.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import Field
+from sqlalchemy.orm import Session
+
+from service.catalog.network import Selection, adapts_itself, resolve_network
+from service.context import ServiceContext
+from service.database import Job
+from service.database.hospitals import require_hospital
+from service.errors import DiskFull, PacsReadOnly, ParametersContradict
+from service.jobs import records, submission
+from service.jobs.files import JobFolder
+from service.kinds import SCAN_BY_JOB
+from service.pacs.configuration import server_for
+from service.prediction.answer import check_routing
+from service.prediction.dicom_seg import check_codes
+from service.prediction.options import SegmentOptions
+from service.validation import DICOM_UID, HOSPITAL_ID
+
+PACS, STORE = "pacs", "store"
+"""Members of the job's options beside those of `SegmentOptions`."""
+
+
+class SeriesSegmentation(SegmentOptions):
+    """A series of a PACS to be segmented. Options are those of `POST /segment`."""
+
+    hospital: str = Field(pattern=HOSPITAL_ID, description="The hospital of the scan.")
+    study: str = Field(pattern=DICOM_UID, max_length=64, description="StudyInstanceUID.")
+    series: str = Field(pattern=DICOM_UID, max_length=64, description="SeriesInstanceUID.")
+    store: bool = Field(
+        False,
+        description="Whether the SEG is stored in the PACS. Otherwise the answer is the job's result.",
+    )
+
+    def options(self) -> SegmentOptions:
+        """Those of the segmentation; the default output is `dicom-seg`."""
+        given = self.model_dump(exclude={"study", "series", "store"})
+        return SegmentOptions.model_validate({**given, "output": self.output or "dicom-seg"})
+
+
+@dataclass(frozen=True)
+class PacsSubmission:
+    """A request of one client on one PACS. `key` is its idempotency key."""
+
+    context: ServiceContext
+    pacs: str
+    key: str | None
+    request_id: str
+
+    def segment(self, asked: SeriesSegmentation) -> tuple[str, bool]:
+        """Create the job that segments a series, or find that of the idempotency key: (id, whether new).
+
+        Raises:
+            HospitalUnknown, PacsUnknown, PacsReadOnly: not with this PACS.
+            SelectionError, CodesMissing, LabelsOverlap, StoreError: not with this model.
+            QueueFull, IdempotencyConflict, DiskFull.
+        """
+        server = self._server(asked.hospital)
+        if asked.store and not server.store:
+            raise PacsReadOnly(
+                f"PACS '{self.pacs}' is configured without `store`: leave store out, and fetch the answer at "
+                "/jobs/ID/result; the operator decides"
+            )
+        options = asked.options()
+        if asked.store and options.output != "dicom-seg":
+            raise ParametersContradict(
+                f"`store` belongs to output=dicom-seg, found {options.output}; leave one of them out."
+            )
+        selection = self._select(options)
+        return self._submit(
+            asked.hospital,
+            {"study": asked.study, "series": asked.series},
+            {PACS: self.pacs, STORE: asked.store, **options.model_dump(mode="json")},
+            lambda session, fields: records.create(
+                session,
+                self.context.settings,
+                kind="pacs-segment",
+                model=selection.offered.name,
+                parent=selection.offered.digest,
+                cohort=None,
+                **fields,
+            ),
+        )
+
+    def _server(self, hospital: str) -> Any:
+        with self.context.database.read() as session:
+            require_hospital(session, hospital)
+        return server_for(self.context.settings.pacs, self.pacs, hospital)
+
+    def _select(self, options: SegmentOptions) -> Selection:
+        """Choose the network now: the job answers with this version, whatever is assigned later."""
+        store, database = self.context.store, self.context.database
+        if options.preset is not None or options.shape_weight is not None:
+            raise ParametersContradict(
+                "`preset` and `shape_weight` belong to personalization=scan with a routing-space; leave them "
+                "out."
+            )
+        if options.personalization == "scan" and not adapts_itself(
+            store, database, options.model, options.hospital, "segmentation"
+        ):
+            raise ParametersContradict(
+                f"personalization=scan with {SCAN_BY_JOB} is not offered on a PACS: leave it out, or fetch "
+                "the series and send it to POST /segment."
+            )
+        selection = resolve_network(
+            store,
+            database,
+            options.model,
+            options.hospital,
+            options.personalization,
+            options.site,
+            kind="segmentation",
+        )
+        check_routing(options, selection.offered)
+        if options.output in ("dicom-seg", "dicom-sr"):
+            check_codes(selection.manifest.task, options.segmentation_type or "binary")
+        return selection
+
+    def _submit(
+        self,
+        hospital: str,
+        wanted: Mapping[str, Any],
+        options: Mapping[str, Any],
+        create: Callable[[Session, dict[str, Any]], Job],
+    ) -> tuple[str, bool]:
+        database, settings = self.context.database, self.context.settings
+        fingerprint = submission.fingerprint({**wanted, **options})
+        job_id = records.new_id()
+        folder = JobFolder(settings.state_dir, job_id)
+        fields = {
+            "hospital": hospital,
+            "options": options,
+            "job_id": job_id,
+            "idempotency_key": self.key,
+            "fingerprint": fingerprint,
+            "request_id": self.request_id,
+        }
+        created = False
+        try:
+            # The file comes before the row, because a job without its request cannot run.
+            folder.write(folder.request, json.dumps(wanted).encode())
+            job, created = submission.create_once(
+                database, hospital, self.key, fingerprint, lambda session: create(session, fields)
+            )
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise DiskFull("The service's disk is full; send the request later.") from error
+        finally:
+            if not created:
+                folder.delete()
+        if created:
+            submission.send(database, self.context.queue, job.id)
+        return job.id, created

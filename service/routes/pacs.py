@@ -1,0 +1,86 @@
+"""`/pacs`: the configured PACS, and jobs on their series."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from anyio import to_thread
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel, Field
+
+from service.context import ServiceContext
+from service.database.hospitals import visible_hospitals
+from service.http.audit import AuditedRoute, concerns
+from service.http.dependencies import AsOperator
+from service.http.parameters import IDEMPOTENT, IdempotencyKey
+from service.http.problems import problem_responses
+from service.jobs import records
+from service.jobs.views import JobView, view
+from service.pacs.configuration import load_servers
+from service.pacs.requests import PacsSubmission, SeriesSegmentation
+from service.validation import HOSPITAL_ID
+
+router = APIRouter(tags=["pacs"], route_class=AuditedRoute)
+
+PacsName = Annotated[str, Path(pattern=HOSPITAL_ID, description="Name of a PACS in the operator's file.")]
+
+
+class PacsView(BaseModel):
+    """A configured PACS."""
+
+    name: str
+    hospitals: list[str] = Field(description="Those of the caller's hospitals that may use it.")
+    store: bool = Field(description="Whether segmentations may be stored there.")
+
+
+class PacsList(BaseModel):
+    """The PACS that the caller's hospitals may use, by name."""
+
+    pacs: list[PacsView]
+
+
+@router.get("/pacs")
+def list_pacs(context: AsOperator) -> PacsList:
+    """List the configured PACS. Their addresses are the operator's."""
+    if context.settings.pacs is None:
+        return PacsList(pacs=[])
+    with context.database.read() as session:
+        visible = {hospital.id for hospital in visible_hospitals(session)}
+    found = []
+    for name, server in sorted(load_servers(context.settings.pacs).items()):
+        if own := sorted(visible & {*server.hospitals}):
+            found.append(PacsView(name=name, hospitals=own, store=server.store))
+    return PacsList(pacs=found)
+
+
+@router.post(
+    "/pacs/{pacs}/segment",
+    status_code=202,
+    responses={202: IDEMPOTENT, **problem_responses(400, 404, 408, 409, 410, 413, 422, 503, 507)},
+)
+async def segment_series(
+    request: Request,
+    context: AsOperator,
+    pacs: PacsName,
+    body: SeriesSegmentation,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    """Fetch a series from a PACS and segment it, in the background.
+
+    The SEG is stored in the PACS, or the answer is the job's result. The job waits while the PACS does not
+    answer. The same series, version and options make the same instance, so that the PACS keeps one however
+    often it is asked for. The UIDs are deleted at the job's end.
+    """
+    concerns(request, hospital=body.hospital, pacs=pacs)
+    submission = PacsSubmission(context, pacs, idempotency_key, request.state.request_id)
+    job, created = await to_thread.run_sync(submission.segment, body)
+    response.headers["Location"] = f"/jobs/{job}"
+    if not created:
+        response.headers["Idempotency-Replayed"] = "true"
+    return await to_thread.run_sync(_view, context, job)
+
+
+def _view(context: ServiceContext, job: str) -> JobView:
+    with context.database.read() as session:
+        return view(session, records.get(session, job))

@@ -1,0 +1,162 @@
+"""Run the jobs on a PACS: fetch a series, segment it, and store the SEG or keep the answer.
+
+A segmentation that is to be stored is kept as the job's checkpoint before it is sent, so that a later attempt
+sends the same instance, whatever the PACS holds by then.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pydicom import dcmread
+
+from model_store.digest import sha256
+from model_store.manifest import GRAPH, SsfPoolManifest
+from service.audit import trail
+from service.catalog.network import resolve_network
+from service.errors import AdaptationRejected, PacsUnavailable
+from service.inference.pipeline import Stopwatch
+from service.jobs.files import StoredResult
+from service.jobs.leases import fenced
+from service.pacs.client import PacsClient
+from service.pacs.configuration import PacsServer, server_for
+from service.pacs.requests import PACS, STORE
+from service.prediction.answer import Answer, receipt_of
+from service.prediction.options import SegmentOptions
+from service.prediction.segmentation import SegmentationPredictor
+from service.serving import key_usage
+from service.settings import scan_limits
+from service.worker.attempt import Attempt, AttemptOutcome, Postponed
+from service.worker.pictures import load
+
+_LONGEST_PAUSE_SECONDS = 600.0
+
+
+def run_pacs_segment(attempt: Attempt) -> AttemptOutcome:
+    """Segment a series of a PACS. The runner reports any error as the job's reason.
+
+    Raises:
+        Postponed: the PACS does not answer; a later attempt goes on.
+    """
+    attempt.set_stage("preparing")
+    name, server = _server(attempt)
+    try:
+        with PacsClient(name, server, attempt.check_cancelled) as pacs:
+            return _segment(attempt, pacs)
+    except PacsUnavailable as error:
+        raise _postponed(attempt, server, error) from None
+
+
+def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
+    folder, store = attempt.folder, attempt.job.options[STORE]
+    # Of an earlier attempt, which was lost before the PACS had confirmed it.
+    segmentation = folder.read(folder.checkpoint)
+    if segmentation is None:
+        data = _fetch(attempt, pacs)
+        answer = _answer(attempt, data)
+        if not store:
+            folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
+            return AttemptOutcome("succeeded")
+        segmentation = answer.body
+        attempt.check_cancelled()
+        folder.write(folder.checkpoint, segmentation)
+    attempt.set_stage("storing")
+    stored_now = pacs.store(segmentation)
+    _note(attempt, "mask.stored", pacs, new=stored_now)
+    made = dcmread(io.BytesIO(segmentation), stop_before_pixels=True)
+    about = {
+        "pacs": pacs.name,
+        **{
+            keyword: str(made.get(keyword))
+            for keyword in ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
+        },
+    }
+    folder.write_result(StoredResult(json.dumps(about).encode(), "application/json", _NOT_CACHED))
+    return AttemptOutcome("succeeded", result={"stored": True, "new": stored_now})
+
+
+_NOT_CACHED = {"Cache-Control": "no-store"}
+
+
+def _server(attempt: Attempt) -> tuple[str, PacsServer]:
+    name, hospital = str(attempt.job.options[PACS]), str(attempt.job.hospital)
+    return name, server_for(attempt.settings.pacs, name, hospital)
+
+
+def _wanted(attempt: Attempt) -> dict[str, Any]:
+    content = attempt.folder.read(attempt.folder.request)
+    if content is None:
+        raise AdaptationRejected("what was asked for is not there any more; send the request again")
+    found: dict[str, Any] = json.loads(content)
+    return found
+
+
+def _fetch(attempt: Attempt, pacs: PacsClient) -> bytes:
+    wanted = _wanted(attempt)
+    attempt.set_stage("fetching")
+    data = pacs.fetch_series(wanted["study"], wanted["series"], scan_limits(attempt.settings))
+    _note(attempt, "scan.fetched", pacs, scan=sha256(data))
+    return data
+
+
+def _answer(attempt: Attempt, data: bytes) -> Answer:
+    attempt.set_stage("segmenting")
+    job, settings = attempt.job, attempt.settings
+    given = {name: value for name, value in job.options.items() if name not in (PACS, STORE)}
+    options = SegmentOptions.model_validate(given)
+    selection = resolve_network(
+        settings.open_store(),
+        attempt.database,
+        # The version that the request was accepted with.
+        f"{job.model}@{job.parent}",
+        options.hospital,
+        options.personalization,
+        options.site,
+        kind="segmentation",
+    )
+    answer = SegmentationPredictor(
+        request_id=job.request_id or job.id,
+        options=options,
+        selection=selection,
+        session=load(selection.model.read(GRAPH), settings),
+        network=receipt_of(selection.model),
+        input_sha256=sha256(data),
+        limits=scan_limits(settings),
+        watch=Stopwatch(),
+    ).make(data)
+    for warning in filter(None, answer.headers.get("Locum-Warning-Names", "").split(", ")):
+        attempt.warn(warning)
+    if answer.picked is not None and options.hospital is not None:
+        pool = selection.offered.expect(SsfPoolManifest)
+        key_usage.note(attempt.database, options.hospital, pool, answer.picked)
+    return answer
+
+
+def _note(attempt: Attempt, action: str, pacs: PacsClient, scan: str | None = None, **more: Any) -> None:
+    """Add a row to the audit trail, while the lease is in force."""
+    details = {"job": attempt.job.id, "pacs": pacs.name, "started_by": attempt.job.actor, **more}
+    with fenced(attempt.database, attempt.lease) as (session, job):
+        trail.append(
+            session,
+            action,
+            hospital=job.hospital,
+            version=job.parent or None,
+            scan=scan,
+            details=details,
+        )
+
+
+def _postponed(attempt: Attempt, server: PacsServer, error: PacsUnavailable) -> Exception:
+    """As long a pause as all the time before, so that pauses double; the error itself after the last."""
+    now = datetime.now(UTC)
+    waited = (now - attempt.job.created_at).total_seconds()
+    if waited > server.give_up_hours * 3600:
+        return AdaptationRejected(
+            f"{error}, {server.give_up_hours:.3g} h after the request: send it again when it does"
+        )
+    longest = max(_LONGEST_PAUSE_SECONDS, server.first_retry_seconds)
+    pause = min(max(waited, server.first_retry_seconds), longest)
+    return Postponed(str(error), now + timedelta(seconds=pause))

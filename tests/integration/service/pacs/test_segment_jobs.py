@@ -1,0 +1,246 @@
+"""Jobs that segment a series of a real Orthanc: one SEG in it, whatever fails or is killed."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import highdicom as hd
+import numpy as np
+import pytest
+
+from service.audit import trail
+from service.context import ServiceContext
+from service.database import Job
+from service.jobs import records
+from service.jobs.leases import claim
+from service.pacs.requests import PacsSubmission, SeriesSegmentation
+from service.runtime.embedded_worker import worker_environment
+from service.worker.runner import run_job
+from tests.helpers.model_store.dicom_files import uid
+from tests.helpers.service.coded import SERIES, STUDY, VOLUME, coded_series, publish_coded
+from tests.helpers.service.orthanc import Gate, Orthanc, configure, gate_before
+from tests.helpers.service.workplace import Workplace, opened
+from tests.helpers.waiting import wait_for
+
+
+@pytest.fixture(scope="module")
+def gate(orthanc: Orthanc) -> Iterator[Gate]:
+    with gate_before(orthanc) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def place(
+    tmp_path_factory: pytest.TempPathFactory, gate: Gate, publish_bright: Callable[..., Any]
+) -> Iterator[Workplace]:
+    root = tmp_path_factory.mktemp("pacs")
+    publish_coded(root / "from", publish_bright)
+    pacs = configure(root / "pacs.yaml", gate.url)
+    with opened(root, root / "from", pacs=pacs, redis_url="redis://127.0.0.1:1") as opened_place:
+        yield opened_place
+
+
+@pytest.fixture(autouse=True)
+def reset(orthanc: Orthanc, gate: Gate) -> None:
+    gate.rule, gate.hold_store = (lambda method, path: None), None
+    gate.held.clear()
+    gate.seen.clear()
+    orthanc.clear()
+    orthanc.add(coded_series())
+
+
+def ask(place: Workplace, **fields: Any) -> str:
+    """The id of a job, submitted as the route does."""
+    asked = SeriesSegmentation.model_validate(
+        {"hospital": "dune", "study": STUDY, "series": SERIES, "model": "coded", "store": True, **fields}
+    )
+    context: ServiceContext = Unqueued(place)  # type: ignore[assignment]
+    return PacsSubmission(context, "main", None, "0" * 32).segment(asked)[0]
+
+
+class Unqueued:
+    """The parts of a context that a submission uses; the message is not sent."""
+
+    def __init__(self, place: Workplace) -> None:
+        self.settings, self.database, self.store = place.settings, place.database, place.store
+        self.queue = self
+
+    def send(self, task: str, *arguments: str) -> None:
+        pass
+
+
+def done(place: Workplace, job_id: str) -> Job:
+    run_job(job_id, place.settings)
+    return place.job(job_id)
+
+
+def test_stored_seg_has_the_mask_and_the_job_keeps_only_its_uids(place: Workplace, orthanc: Orthanc) -> None:
+    job_id = ask(place)
+    job = done(place, job_id)
+    assert (job.state, job.result) == ("succeeded", {"stored": True, "new": True}), job.reason
+    (stored,) = orthanc.instances("SEG")
+    seg = hd.seg.Segmentation.from_dataset(stored)
+    assert (seg.StudyInstanceUID, seg.PatientName) == (STUDY, "Planted^Patient")
+    sources = sorted(orthanc.instances("CT"), key=lambda each: float(each.ImagePositionPatient[2]))
+    drawn = seg.get_pixels_by_source_instance([each.SOPInstanceUID for each in sources], [1])
+    np.testing.assert_array_equal(drawn[..., 0] > 0, VOLUME > 100)
+    answer = place.folder(job_id).read_result()
+    assert answer is not None
+    assert json.loads(answer.body)["SOPInstanceUID"] == stored.SOPInstanceUID
+    assert {path.name for path in place.folder(job_id).path.iterdir()} == {"result", "result.json"}
+
+
+def test_second_request_finds_the_seg_and_stores_nothing(
+    place: Workplace, orthanc: Orthanc, gate: Gate
+) -> None:
+    for new in (True, False):
+        assert done(place, ask(place)).result == {"stored": True, "new": new}
+    assert len(orthanc.instances("SEG")) == 1
+    assert sum(method == "POST" for method, _ in gate.seen) == 1
+
+
+def test_answer_that_is_not_stored_is_the_result_and_equals_the_stored_one(
+    place: Workplace, orthanc: Orthanc
+) -> None:
+    kept = ask(place, store=False)
+    done(place, ask(place))
+    assert done(place, kept).state == "succeeded"
+    answer = place.folder(kept).read_result()
+    assert answer is not None
+    assert answer.media_type == "application/dicom"
+    (stored,) = orthanc.instances("SEG")
+    assert hd.seg.segread(io.BytesIO(answer.body)).SOPInstanceUID == stored.SOPInstanceUID
+    report = ask(place, store=False, output="json", model="plain")
+    done(place, report)
+    content = place.folder(report).read_result()
+    assert content is not None
+    assert json.loads(content.body)["labels"]["bright"]["voxels"] == int((VOLUME > 100).sum())
+
+
+def test_unavailable_pacs_postpones_the_job_and_costs_no_attempt(
+    place: Workplace, orthanc: Orthanc, gate: Gate
+) -> None:
+    gate.rule = lambda method, path: (503, {}, b"")
+    job_id = ask(place)
+    for _ in range(place.settings.max_attempts + 1):
+        job = done(place, job_id)
+        assert (job.state, job.attempt) == ("queued", 0)
+        assert job.progress["why"] == "PACS 'main' answers 503"
+        assert job.retry_at is not None
+        assert job.retry_at > job.created_at
+        with place.database.write() as session:
+            # Not before its time.
+            records.get(session, job_id).retry_at = datetime.now(UTC) + timedelta(hours=1)
+        assert claim(place.database, job_id, "other", place.settings) is None
+        with place.database.write() as session:
+            records.get(session, job_id).retry_at = datetime.now(UTC)
+    gate.rule = lambda method, path: None
+    assert done(place, job_id).state == "succeeded"
+    assert len(orthanc.instances("SEG")) == 1
+
+
+def test_job_gives_up_after_the_configured_hours(place: Workplace, gate: Gate) -> None:
+    gate.rule = lambda method, path: (503, {}, b"")
+    job_id = ask(place)
+    with place.database.write() as session:
+        records.get(session, job_id).created_at = datetime.now(UTC) - timedelta(hours=25)
+    job = done(place, job_id)
+    assert job.state == "failed"
+    assert job.reason is not None
+    assert "24 h after the request" in job.reason
+
+
+def test_cancelled_job_of_a_failing_pacs_ends_and_its_request_is_deleted(
+    place: Workplace, gate: Gate
+) -> None:
+    job_id = ask(place)
+
+    def cancelling(method: str, path: str) -> Any:
+        with place.database.write() as session:
+            records.cancel(session, job_id)
+        return 503, {}, b""
+
+    gate.rule = cancelling
+    job = done(place, job_id)
+    assert job.state == "cancelled"
+    assert not place.folder(job_id).request.exists()
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"series": uid("nothing")}, "no such series"),
+        ({"series": uid("text")}, "DICOM"),
+    ],
+)
+def test_series_that_cannot_be_segmented_fails_without_its_uids(
+    place: Workplace, orthanc: Orthanc, fields: dict[str, str], said: str
+) -> None:
+    orthanc.add(report_files())
+    job_id = ask(place, **fields)
+    job = done(place, job_id)
+    assert job.state == "failed"
+    assert job.reason is not None
+    assert said in job.reason
+    shown = repr((job.reason, job.options, job.progress, [e.data for e in place.events(job_id)]))
+    assert not [value for value in (STUDY, *fields.values(), "Planted") if value in shown]
+    assert not place.folder(job_id).path.exists() or not list(place.folder(job_id).path.iterdir())
+
+
+def report_files() -> dict[str, bytes]:
+    """A series `text` without an image."""
+
+    def without_image(dataset: Any, place: int) -> None:
+        for keyword in ("Rows", "Columns", "PixelData"):
+            delattr(dataset, keyword)
+        dataset.SOPInstanceUID = dataset.file_meta.MediaStorageSOPInstanceUID = uid("text", place)
+        dataset.SeriesInstanceUID, dataset.Modality = uid("text"), "SR"
+
+    return coded_series(change=without_image)
+
+
+def test_rows_of_the_trail_say_what_was_fetched_and_stored(place: Workplace) -> None:
+    job_id = ask(place)
+    done(place, job_id)
+    with place.database.read() as session:
+        rows = [row for row in trail.rows(session) if row["details"].get("job") == job_id]
+    assert [row["action"] for row in rows] == ["scan.fetched", "mask.stored"]
+    assert {row["hospital"] for row in rows} == {"dune"}
+    assert rows[0]["scan"].startswith("sha256:")
+    assert STUDY not in repr(rows)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_one_seg_is_stored_though_the_worker_is_killed(
+    place: Workplace, orthanc: Orthanc, gate: Gate, when: str
+) -> None:
+    gate.hold_store = when
+    job_id = ask(place)
+    environment = os.environ | worker_environment(place.settings)
+    code = (
+        "import sys; from service.settings import settings_or_exit as settings;"
+        "from service.worker.runner import run_job; run_job(sys.argv[1], settings())"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, job_id], env=environment)
+    try:
+        wait_for(lambda: gate.held.is_set() or process.poll() is not None, patience_s=120)
+        assert gate.held.is_set()
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert len(orthanc.instances("SEG")) == (1 if when == "after" else 0)
+    assert place.job(job_id).state == "running"
+    gate.hold_store = None
+    place.expire(job_id)
+    job = done(place, job_id)
+    assert (job.state, job.attempt) == ("succeeded", 2), job.reason
+    assert job.result == {"stored": True, "new": when == "before"}
+    assert len(orthanc.instances("SEG")) == 1
