@@ -17,6 +17,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "instance_adaptive": "benchmarks.accuracy.instance_adaptive.experiment:InstanceAdaptive",
     "one_shot": "benchmarks.accuracy.one_shot.experiment:OneShot",
     "picking": "benchmarks.accuracy.picking.experiment:Picking",
+    "paper-iop-fl": "benchmarks.accuracy.papers.iop_fl:PaperIopFl",
     "round_cost": "benchmarks.cost.round:RoundCost",
     "adaptation_cost": "benchmarks.cost.adaptation:AdaptationCost",
     "recipe_cost": "benchmarks.cost.recipes:RecipeCost",

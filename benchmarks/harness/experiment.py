@@ -37,7 +37,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from benchmarks.harness.cells import STATE_DIR, Cell, Row, Rows, in_order, run
-from benchmarks.harness.tables import write_page
+from benchmarks.harness.tables import write_page, write_text
 from personalization.errors import PersonalizationError
 
 P = TypeVar("P")
@@ -158,6 +158,10 @@ class Experiment(ABC, Generic[P]):
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """The page below its title, from the rows of `shown`, at least one. Reads no data."""
 
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:  # noqa: ARG002
+        """Files that the page shows and that are written beside it: name and SVG, from the same rows."""
+        return {}
+
     def shown(self, rows: Sequence[Row]) -> Sequence[Row]:
         """The rows that the page shows: those of the profile's cells, in their order; all with tries."""
         return rows if self.shows_tries else in_order(rows, self.cells())
@@ -194,6 +198,8 @@ def report_experiment(experiment: Experiment[Any]) -> None:
     """Write the page beside the rows file, from the rows alone."""
     rows = experiment.rows_path
     shown = experiment.shown(Rows(rows).read())
+    for name, svg in (experiment.figures(shown) if shown else {}).items():
+        write_text(rows.with_name(name), svg)
     sections = experiment.sections(shown) if shown else ["No cell of this profile is finished yet."]
     write_page(rows.with_suffix(".md"), experiment.title, experiment.command, rows, sections)
 

@@ -102,7 +102,12 @@ def write_page(path: Path, title: str, command: str, rows: Path, sections: Seque
             *sections,
         ]
     )
+    write_text(path, text + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file atomically; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text + "\n", encoding="utf-8")
+    aside.write_text(text, encoding="utf-8")
     aside.replace(path)

@@ -115,7 +115,7 @@ def by_official_protocol(space: RoutingSpace, slices: TargetSlices, seed: int) -
     """
     config = AdaptationConfig(preset="official", router="pooled", epochs=EPOCHS, batch_size=BATCH, seed=seed)
     network = route(space, "pooled", "official", DROPOUT, torch.Generator().manual_seed(seed))
-    start = _score(network.train(), slices)
+    start = score_of(network.train(), slices)
     published = objective_of(config.preset)
     assert isinstance(published, WeightedSum)
     objective = _ScoredAfterStep(published.weights(config), slices)
@@ -134,8 +134,8 @@ def by_official_protocol(space: RoutingSpace, slices: TargetSlices, seed: int) -
     row = {
         "slices": len(slices.images),
         "models": len(space.names),
-        "running": _score(plain.eval(), slices).rounded(),
-        "batch": _score(with_test_statistics(plain), slices).rounded(),
+        "running": score_of(plain.eval(), slices).rounded(),
+        "batch": score_of(with_test_statistics(plain), slices).rounded(),
         "start": start.rounded(),
         "epochs": [score.rounded() for score in epochs],
         "best": best + 1,
@@ -179,7 +179,8 @@ class _ScoredAfterStep(Official):
         return score
 
 
-def _score(network: Callable[[Tensor], Tensor], slices: TargetSlices) -> Score:
+def score_of(network: Callable[[Tensor], Tensor], slices: TargetSlices) -> Score:
+    """A network's score on the slices, in batches of neighbours."""
     return Score.of(
         [_dice_of_slices(network, images, truth, slices.classes) for images, truth in slices.batches()]
     )

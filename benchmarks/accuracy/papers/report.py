@@ -1,0 +1,133 @@
+"""A part of a table's page: every arm with both metrics, its interval and its cost; a figure; every site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.harness import scores as tables
+from benchmarks.harness.tables import Interval, mean_and_spread, table
+from training.report.charts import Change, forest_chart
+
+MEGABYTE = 1e6
+
+
+@dataclass
+class Line:
+    """One arm: what the paper prints, and what was found in each seed.
+
+    `ours` has the metric of every patient or image, by seed and (site, name); `paper` has the paper's metric,
+    by seed and site. `bytes` and `seconds` are those of one site in the mean, an entry per run.
+    """
+
+    published: Mapping[str, float] = field(default_factory=dict)
+    ours: dict[int, dict[tuple[str, str], float]] = field(default_factory=dict)
+    paper: dict[int, dict[str, float]] = field(default_factory=dict)
+    bytes: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, seed: int, site: str, ours: Mapping[str, float | None], paper: float) -> None:
+        """Add what was found at a site."""
+        values = {(site, name): math.nan if value is None else value for name, value in ours.items()}
+        self.ours.setdefault(seed, {}).update(values)
+        self.paper.setdefault(seed, {})[site] = paper
+
+    def add_cost(self, cost: Mapping[str, float], seconds: float = 0.0) -> None:
+        """Add the cost of a run, and the seconds of what came after it."""
+        self.bytes.append(cost["sent"] + cost["received"])
+        self.seconds.append(cost["seconds"] + seconds)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A table of a page. `baseline` is the arm that the others are compared with; `columns` are the paper's.
+
+    `metric` and `papers_metric` name the two metrics, for the header; `note` stands below the title.
+    """
+
+    title: str
+    note: str
+    lines: Mapping[str, Line]
+    baseline: str
+    columns: Sequence[str]
+    metric: str
+    papers_metric: str
+
+    def sections(self, figure: str) -> list[str]:
+        """The part in Markdown; `figure` is the file of its figure."""
+        sites = self._sites
+        header = ["arm", *(f"paper, {column}" for column in self.columns), self.metric, self.papers_metric]
+        header += [f"minus {self.baseline}", "MB per site", "seconds per site"]
+        body = [
+            [
+                name,
+                *(f"{line.published[c]:.1f}" if c in line.published else "" for c in self.columns),
+                _percent([_mean_of_sites(found, sites) for found in line.ours.values()]),
+                _percent([float(np.mean([*found.values()])) for found in line.paper.values()]),
+                "" if name == self.baseline else self._difference(name),
+                mean_and_spread([value / MEGABYTE for value in line.bytes], 1),
+                mean_and_spread(line.seconds, 0),
+            ]
+            for name, line in self.lines.items()
+        ]
+        own = [
+            [
+                name,
+                *(
+                    _percent([_mean_of_sites(found, [site]) for found in line.ours.values()])
+                    for site in sites
+                ),
+            ]
+            for name, line in self.lines.items()
+            if line.ours
+        ]
+        return [
+            f"## {self.title}",
+            self.note,
+            table(header, body),
+            f"![Change of {self.metric} against {self.baseline}, with its interval]({figure})",
+            f"{self.metric} at every site:",
+            table(["arm", *sites], own),
+        ]
+
+    def figure(self) -> str:
+        """The change of every arm against the baseline, with its interval, as an <svg> element."""
+        changes = []
+        for name in self.lines:
+            found = self._interval(name)
+            if found is not None and name != self.baseline:
+                changes.append(Change(name, found.mean, found.low, found.high))
+        return forest_chart(changes)
+
+    @property
+    def _sites(self) -> list[str]:
+        return sorted(
+            {site for line in self.lines.values() for found in line.ours.values() for site, _ in found}
+        )
+
+    def _interval(self, name: str) -> Interval | None:
+        return tables.difference(self.lines[name].ours, self.lines[self.baseline].ours, self._sites)
+
+    def _difference(self, name: str) -> str:
+        found = self._interval(name)
+        return (
+            ""
+            if found is None
+            else f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
+        )
+
+
+def _mean_of_sites(found: Mapping[tuple[str, str], float], sites: Sequence[str]) -> float:
+    means = []
+    for site in sites:
+        values = [value for (own, _), value in found.items() if own == site and math.isfinite(value)]
+        if values:
+            means.append(float(np.mean(values)))
+    return float(np.mean(means)) if means else math.nan
+
+
+def _percent(values: Sequence[float]) -> str:
+    return mean_and_spread([100 * value for value in values], 1)
