@@ -36,6 +36,7 @@ from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import adapt, recipe_of
 from training.methods.common.local_training import network_of
 from training.methods.iop_fl import IopFlConfig
+from training.report.charts import forest_chart
 
 # A set and its sites, which the paper's tables have beside them: prostate MRI and fundus photographs.
 SITES: Mapping[str, tuple[str, ...]] = {
@@ -183,7 +184,7 @@ class PaperIopFl(Experiment[Profile]):
 
     def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
         """A figure per part."""
-        return {name: part.figure() for name, part in self._parts(rows).items()}
+        return {name: forest_chart(part.changes) for name, part in self._parts(rows).items() if part.changes}
 
     def _parts(self, rows: Sequence[Row]) -> dict[str, Part]:
         found = {}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
 from benchmarks.harness import scores as tables
 from benchmarks.harness.tables import Interval, mean_and_spread, table
-from training.report.charts import Change, forest_chart
+from training.report.charts import Change
 
 MEGABYTE = 1e6
 
@@ -88,19 +89,16 @@ class Part:
             f"## {self.title}",
             self.note,
             table(header, body),
-            f"![Change of {self.metric} against {self.baseline}, with its interval]({figure})",
+            *([f"![Change of {self.metric} against {self.baseline}]({figure})"] if self.changes else []),
             f"{self.metric} at every site:",
             table(["arm", *sites], own),
         ]
 
-    def figure(self) -> str:
-        """The change of every arm against the baseline, with its interval, as an <svg> element."""
-        changes = []
-        for name in self.lines:
-            found = self._interval(name)
-            if found is not None and name != self.baseline:
-                changes.append(Change(name, found.mean, found.low, found.high))
-        return forest_chart(changes)
+    @cached_property
+    def changes(self) -> tuple[Change, ...]:
+        """The change of every arm against the baseline, with its interval."""
+        found = {name: self._interval(name) for name in self.lines if name != self.baseline}
+        return tuple(Change(name, f.mean, f.low, f.high) for name, f in found.items() if f is not None)
 
     @property
     def _sites(self) -> list[str]:
@@ -109,6 +107,8 @@ class Part:
         )
 
     def _interval(self, name: str) -> Interval | None:
+        if self.baseline not in self.lines:
+            return None
         return tables.difference(self.lines[name].ours, self.lines[self.baseline].ours, self._sites)
 
     def _difference(self, name: str) -> str:
