@@ -19,6 +19,7 @@ from training.data.cases import Case, Federation, Site
 from training.data.federation import load_federation
 from training.data.splits import folds
 from training.engine.history import RoundEntry
+from training.methods.common.export import EXPORT
 from training.methods.common.local_training import network_of
 from training.methods.registry import method
 from training.run import Result, Run, execute
@@ -117,9 +118,12 @@ def networks(result: Result, sites: Sequence[Site], device: torch.device) -> Ite
 
 
 def cost(history: Sequence[RoundEntry]) -> dict[str, float]:
-    """What a run cost a site in the mean: bytes sent and received, and seconds of its own computing."""
+    """What a run cost a site in the mean: bytes sent and received, and seconds of its own computing.
+
+    The export of personal models is not counted: serving needs it, the method does not.
+    """
     sites = {name for entry in history for name in entry.sites}
-    entries = [entry for round_ in history for entry in round_.sites.values()]
+    entries = [entry for round_ in history if round_.phase != EXPORT.name for entry in round_.sites.values()]
     return {
         "sent": round(sum(sum(entry.sent.values()) for entry in entries) / len(sites)),
         "received": round(sum(sum(entry.received.values()) for entry in entries) / len(sites)),

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import app
+from benchmarks.accuracy.papers.iop_fl import AVERAGE, ENSEMBLE, INSIDE, LABELLED, PER_MODEL, SITES
+from benchmarks.harness.cells import Row, Rows
+
+SET = "retina_vessels"
+PATIENTS = ("a", "b", "c", "d")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A set with the names of the real one: images of bright squares, brighter from site to site."""
+    root = tmp_path_factory.mktemp("data")
+    generator = np.random.default_rng(0)
+    for number, site in enumerate(SITES[SET]):
+        for name in ("images", "masks"):
+            (root / SET / site / name).mkdir(parents=True)
+        for patient in PATIENTS:
+            mask = np.zeros((24, 24), np.uint8)
+            row, column = generator.integers(2, 12, size=2)
+            mask[row : row + 8, column : column + 8] = 255
+            image = generator.integers(0, 60, size=(24, 24, 3)) + (60 + 30 * number) * (mask > 0)[..., None]
+            Image.fromarray(image.astype(np.uint8)).save(root / SET / site / "images" / f"{patient}.png")
+            Image.fromarray(mask).save(root / SET / site / "masks" / f"{patient}.png")
+    return root
+
+
+def run(data: Path, folder: Path, *only: str) -> tuple[list[Row], str]:
+    """The rows and the page after a run of the smoke profile in `folder`."""
+    rows = folder / "table.jsonl"
+    command = ["run", "paper-iop-fl", "--profile", "smoke", "--data", str(data), "--rows", str(rows)]
+    options = [text for each in only for text in ("--only", each)]
+    answer = CliRunner().invoke(
+        app, [*command, "--state-dir", str(folder / "state"), "--workers", "0", *options]
+    )
+    assert answer.exit_code == 0, answer.output
+    return Rows(rows).read(), rows.with_suffix(".md").read_text()
+
+
+def scores(row: Row) -> dict[str, Any]:
+    return dict(row["result"]["sites"])
+
+
+def test_inside_every_arm_is_scored_by_both_metrics_with_its_cost(data: Path, tmp_path: Path) -> None:
+    rows, page = run(data, tmp_path, "part=inside")
+    assert [row["cell"]["arm"] for row in rows] == [arm.name for arm in INSIDE]
+    for row in rows:
+        assert set(scores(row)) == set(SITES[SET])
+        for found in scores(row).values():
+            assert set(found["dice"]) < set(PATIENTS)
+            assert 0 <= found["paper"] <= 1
+        assert row["result"]["cost"]["sent"] > 0
+        assert row["result"]["cost"]["received"] > 0
+    # The decoder stays at the site.
+    by_arm = {row["cell"]["arm"]: row["result"]["cost"] for row in rows}
+    assert by_arm["FedPer"]["sent"] < by_arm["FedAvg"]["sent"]
+    figure = f"table.inside.{SET}.svg"
+    assert f"]({figure})" in page
+    assert (tmp_path / figure).read_text().startswith("<svg")
+    assert "| FedBN" in page
+
+
+def test_outside_one_federation_per_site_serves_every_arm(data: Path, tmp_path: Path) -> None:
+    arms = ("FedAvg", AVERAGE, ENSEMBLE, PER_MODEL, "statistics")
+    for arm in arms:
+        rows, _ = run(data, tmp_path, "site=DRIVE", f"arm={arm}")
+    assert [row["cell"]["arm"] for row in rows] == list(arms)
+    assert {row["result"]["cost"]["sent"] for row in rows} == {rows[0]["result"]["cost"]["sent"]}
+    assert len([*(tmp_path / "state/papers").iterdir()]) == 1
+    for row in rows:
+        assert set(scores(row)) == {"DRIVE"}
+        assert set(scores(row)["DRIVE"]["dice"]) == set(PATIENTS)
+
+
+def test_the_published_protocol_has_the_papers_metric_alone(data: Path, tmp_path: Path) -> None:
+    [row], page = run(data, tmp_path, "site=STARE", f"arm={LABELLED}")
+    assert scores(row)["STARE"]["dice"] == {}
+    assert 0 < scores(row)["STARE"]["paper"] < 1
+    assert f"| {LABELLED} " in page
