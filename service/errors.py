@@ -74,7 +74,8 @@
     │   ├── PacsReadOnly         409  nothing may be stored in this PACS
     │   ├── PacsUnavailable           it does not answer now; the job is retried
     │   ├── PacsRefused               it rejects the credentials, the certificate or the instance
-    │   └── SeriesMissing             it has no such series
+    │   ├── SeriesMissing             it has no such series
+    │   └── PacsJobFailed             what was asked for cannot be done with it
     └── JobError                      a job cannot be created, changed or continued
         ├── JobUnknown           404  no such job
         ├── JobStillRunning      409  only a finished job can do this
@@ -543,6 +544,10 @@ class PacsRefused(PacsError):
 
 class SeriesMissing(PacsError):
     """The PACS has no such series."""
+
+
+class PacsJobFailed(PacsError):
+    """The query finds too much, the PACS did not answer for too long, or the request is gone."""
 
 
 class JobError(ServiceError):

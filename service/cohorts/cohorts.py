@@ -270,8 +270,10 @@ def _same(session: Session, cohort_id: str, name: str, sha256: str) -> CohortSca
 
 
 def check_idle(session: Session, cohort_id: str) -> None:
-    """Raise CohortInUse while an unfinished job needs the scans."""
-    query = select(Job.id).where(Job.cohort == cohort_id, Job.state.not_in(TERMINAL))
+    """Raise CohortInUse while an unfinished job needs the scans. One that adds scans is no such job."""
+    query = select(Job.id).where(
+        Job.cohort == cohort_id, Job.state.not_in(TERMINAL), Job.kind != "pacs-cohort"
+    )
     job = session.scalars(query.limit(1)).first()
     if job is not None:
         raise CohortInUse(

@@ -23,21 +23,11 @@ async def take_in(uploads: Sequence[Upload], settings: Settings, admission: Admi
     Raises:
         ScanError: a scan cannot be read; of several scans the message says which.
     """
-
-    limits = scan_limits(settings)
-
-    def check(upload: Upload) -> str:
-        data = upload.read()
-        found = decode(data, limits).format
-        if found == "dicom":
-            upload.replace(deidentify(data, limits, _uid_key(settings)))
-        return found
-
     formats = []
     for number, upload in enumerate(uploads, start=1):
         try:
             async with admission.turn():
-                formats.append(await to_thread.run_sync(check, upload))
+                formats.append(await to_thread.run_sync(check_and_deidentify, upload, settings))
         except ScanError as error:
             if len(uploads) == 1:
                 raise
@@ -46,7 +36,19 @@ async def take_in(uploads: Sequence[Upload], settings: Settings, admission: Admi
     return formats
 
 
-def _uid_key(settings: Settings) -> bytes:
+def check_and_deidentify(upload: Upload, settings: Settings) -> str:
+    """Decode one scan, replace DICOM by its de-identified files, and return the format. Blocking.
+
+    Raises ScanError.
+    """
+    data, limits = upload.read(), scan_limits(settings)
+    found = decode(data, limits).format
+    if found == "dicom":
+        upload.replace(deidentify(data, limits, uid_key(settings)))
+    return found
+
+
+def uid_key(settings: Settings) -> bytes:
     """The installation's key for UIDs, drawn when it is first needed."""
     path = settings.state_dir / "dicom-uid.key"
     with suppress(FileNotFoundError):

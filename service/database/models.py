@@ -260,6 +260,7 @@ class Job(Base):
     `token` is the fencing token: it grows with every claim, and a worker with another token than the row's
     may not write. `actor` is the caller that made the job. `queued_at` is when a message was last sent; null
     when one has to be sent at once. A job that waits for another system is not claimed before `retry_at`.
+    `model` and `parent` are empty for a job that needs no model.
     """
 
     __tablename__ = "job"

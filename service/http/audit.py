@@ -58,6 +58,7 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("DELETE", f"{_SCAN}/mask"): "mask.deleted",
     ("POST", "/hospitals/{hospital}/adaptations"): "job.started",
     ("POST", "/pacs/{pacs}/segment"): "job.started",
+    ("POST", f"{_COHORT}/pacs"): "job.started",
     ("DELETE", "/jobs/{job}"): "job.cancelled",
     ("GET", "/jobs/{job}/result"): "result.read",
     ("GET", "/jobs/{job}/card"): "card.read",

@@ -63,8 +63,8 @@ def create(
         settings: lifetime of files, limit of waiting jobs.
         kind: of the work.
         hospital: of the scans, if the client named one.
-        model: name of the requested artefact in the store.
-        parent: digest of the artefact to adapt, or that answers.
+        model: name of the requested artefact in the store; empty for none.
+        parent: digest of the artefact to adapt, or that answers; empty for none.
         cohort: id; None for a job on one scan, which is stored in its folder.
         options: JSON, as the kind of the job and of the parent takes them.
         job_id: from `new_id`, if files were written first.

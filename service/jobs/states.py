@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-JobKind = Literal["adaptation", "scan", "pacs-segment"]
+JobKind = Literal["adaptation", "scan", "pacs-segment", "pacs-cohort"]
 WITH_RESULT: frozenset[str] = frozenset({"scan", "pacs-segment"})
 """Kinds that end with a file, `/jobs/{id}/result`."""
+
+ON_PACS: frozenset[str] = frozenset({"pacs-segment", "pacs-cohort"})
+"""Kinds that adapt nothing."""
 
 JobState = Literal["queued", "running", "cancelling", "succeeded", "fell_back", "failed", "cancelled"]
 JobEnd = Literal["succeeded", "fell_back", "failed", "cancelled"]

@@ -31,7 +31,7 @@ class JobSummary(BaseModel):
     kind: JobKind
     state: JobState
     hospital: str | None
-    model: str
+    model: str | None = Field(description="Null for a job that needs none.")
     attempt: int = Field(
         description="Number of workers that have started it; more than one if a worker was lost."
     )
@@ -49,7 +49,7 @@ class JobSummary(BaseModel):
 class JobView(JobSummary):
     """A job. `fell_back`: the adaptation was stopped or no epoch was better, so step 0 was kept."""
 
-    parent: str = Field(description="Digest of the artefact to adapt, or that answers.")
+    parent: str | None = Field(description="Digest of the artefact to adapt, or that answers.")
     cohort: str | None
     options: dict[str, Any]
     epochs: list[dict[str, Any]] = Field(description="Each epoch's losses, and whether it was safe.")
@@ -84,7 +84,7 @@ def view(session: Session, job: Job) -> JobView:
         )
     return JobView(
         **_common(session, job),
-        parent=job.parent,
+        parent=job.parent or None,
         cohort=job.cohort,
         options=job.options,
         epochs=_epochs(found),
@@ -104,7 +104,7 @@ def _common(session: Session, job: Job) -> dict[str, Any]:
         "kind": job.kind,
         "state": job.state,
         "hospital": job.hospital,
-        "model": job.model,
+        "model": job.model or None,
         "attempt": job.attempt,
         "queue_position": records.queue_position(session, job),
         "progress": job.progress,

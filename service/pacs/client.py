@@ -299,9 +299,11 @@ class _BoundedAdapter(HTTPAdapter):
         super().__init__()
         self._limit = limit
 
-    def send(self, *arguments: Any, **options: Any) -> requests.Response:
+    def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
         self._limit.take(0)
-        response = super().send(*arguments, **options)
+        # Both may stand in a query as they are (RFC 3986 3.4), and Orthanc 1.10 does not decode them.
+        request.url = str(request.url).replace("%2A", "*").replace("%3F", "?")
+        response = super().send(request, *arguments, **options)
         response.raw = _BoundedBody(response.raw, self._limit)
         return response
 

@@ -10,12 +10,13 @@ import errno
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 from sqlalchemy.orm import Session
 
 from service.catalog.network import Selection, adapts_itself, resolve_network
+from service.cohorts import cohorts
 from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
@@ -23,11 +24,11 @@ from service.errors import DiskFull, PacsReadOnly, ParametersContradict
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.kinds import SCAN_BY_JOB
-from service.pacs.configuration import server_for
+from service.pacs.configuration import PacsServer, server_for
 from service.prediction.answer import check_routing
 from service.prediction.dicom_seg import check_codes
 from service.prediction.options import SegmentOptions
-from service.validation import DICOM_UID, HOSPITAL_ID
+from service.validation import DICOM_UID, HOSPITAL_ID, PRINTABLE
 
 PACS, STORE = "pacs", "store"
 """Members of the job's options beside those of `SegmentOptions`."""
@@ -48,6 +49,42 @@ class SeriesSegmentation(SegmentOptions):
         """Those of the segmentation; the default output is `dicom-seg`."""
         given = self.model_dump(exclude={"study", "series", "store"})
         return SegmentOptions.model_validate({**given, "output": self.output or "dicom-seg"})
+
+
+_Value = Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=PRINTABLE)]
+
+
+class SeriesQuery(BaseModel):
+    """Attributes that series must have (PS3.4 C.2.2.2): text with `*` and `?`, dates as 20260101-20260630."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    PatientID: _Value | None = None
+    AccessionNumber: _Value | None = None
+    StudyInstanceUID: _Value | None = None
+    SeriesInstanceUID: _Value | None = None
+    StudyDate: _Value | None = None
+    StudyDescription: _Value | None = None
+    Modality: _Value | None = None
+    BodyPartExamined: _Value | None = None
+    ProtocolName: _Value | None = None
+    SeriesDescription: _Value | None = None
+
+    @model_validator(mode="after")
+    def _not_everything(self) -> SeriesQuery:
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("expected at least one attribute: a query without any finds the whole PACS")
+        return self
+
+
+class CohortFill(BaseModel):
+    """Series of a PACS for a cohort."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    pacs: str = Field(pattern=HOSPITAL_ID, description="Name of the PACS.")
+    query: SeriesQuery
+    most: int = Field(100, ge=1, le=5000, description="The job fails if the query finds more series.")
 
 
 @dataclass(frozen=True)
@@ -94,7 +131,33 @@ class PacsSubmission:
             ),
         )
 
-    def _server(self, hospital: str) -> Any:
+    def fill(self, hospital: str, cohort: str, asked: CohortFill) -> tuple[str, bool]:
+        """Create the job that adds series to a cohort, or find that of the idempotency key.
+
+        Raises:
+            HospitalUnknown, PacsUnknown, CohortUnknown, CohortDeleted.
+            QueueFull, IdempotencyConflict, DiskFull.
+        """
+        self._server(hospital)
+
+        def create(session: Session, fields: dict[str, Any]) -> Job:
+            cohorts.usable(session, hospital, cohort)
+            return records.create(
+                session,
+                self.context.settings,
+                kind="pacs-cohort",
+                model="",
+                parent="",
+                cohort=cohort,
+                **fields,
+            )
+
+        query = asked.query.model_dump(exclude_none=True)
+        return self._submit(
+            hospital, {"cohort": cohort, "query": query}, {PACS: self.pacs, "most": asked.most}, create
+        )
+
+    def _server(self, hospital: str) -> PacsServer:
         with self.context.database.read() as session:
             require_hospital(session, hospital)
         return server_for(self.context.settings.pacs, self.pacs, hospital)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 from anyio import to_thread
@@ -12,12 +13,12 @@ from service.context import ServiceContext
 from service.database.hospitals import visible_hospitals
 from service.http.audit import AuditedRoute, concerns
 from service.http.dependencies import AsOperator
-from service.http.parameters import IDEMPOTENT, IdempotencyKey
+from service.http.parameters import IDEMPOTENT, CohortId, HospitalId, IdempotencyKey
 from service.http.problems import problem_responses
 from service.jobs import records
 from service.jobs.views import JobView, view
 from service.pacs.configuration import load_servers
-from service.pacs.requests import PacsSubmission, SeriesSegmentation
+from service.pacs.requests import CohortFill, PacsSubmission, SeriesSegmentation
 from service.validation import HOSPITAL_ID
 
 router = APIRouter(tags=["pacs"], route_class=AuditedRoute)
@@ -74,13 +75,39 @@ async def segment_series(
     """
     concerns(request, hospital=body.hospital, pacs=pacs)
     submission = PacsSubmission(context, pacs, idempotency_key, request.state.request_id)
-    job, created = await to_thread.run_sync(submission.segment, body)
+    return await to_thread.run_sync(_accepted, context, response, lambda: submission.segment(body))
+
+
+@router.post(
+    "/hospitals/{hospital}/cohorts/{cohort}/pacs",
+    status_code=202,
+    responses={202: IDEMPOTENT, **problem_responses(400, 404, 408, 409, 410, 413, 422, 503, 507)},
+)
+async def fill_cohort(
+    request: Request,
+    context: AsOperator,
+    hospital: HospitalId,
+    cohort: CohortId,
+    body: CohortFill,
+    response: Response,
+    idempotency_key: IdempotencyKey = None,
+) -> JobView:
+    """Add the series of a PACS that a query finds to a cohort, in the background.
+
+    Each is de-identified before it is stored, and named by keyed hashes of its patient and its UID. A series
+    that the cohort has, or that is no scan, is skipped and counted. The query is deleted at the job's end.
+    """
+    concerns(request, pacs=body.pacs)
+    submission = PacsSubmission(context, body.pacs, idempotency_key, request.state.request_id)
+    return await to_thread.run_sync(
+        _accepted, context, response, lambda: submission.fill(hospital, cohort, body)
+    )
+
+
+def _accepted(context: ServiceContext, response: Response, submit: Callable[[], tuple[str, bool]]) -> JobView:
+    job, created = submit()
     response.headers["Location"] = f"/jobs/{job}"
     if not created:
         response.headers["Idempotency-Replayed"] = "true"
-    return await to_thread.run_sync(_view, context, job)
-
-
-def _view(context: ServiceContext, job: str) -> JobView:
     with context.database.read() as session:
         return view(session, records.get(session, job))

@@ -1,4 +1,4 @@
-"""Run the jobs on a PACS: fetch a series, segment it, and store the SEG or keep the answer.
+"""Run the jobs on a PACS: segment a series, and store the SEG or keep the answer; fill a cohort.
 
 A segmentation that is to be stored is kept as the job's checkpoint before it is sent, so that a later attempt
 sends the same instance, whatever the PACS holds by then.
@@ -6,27 +6,35 @@ sends the same instance, whatever the PACS holds by then.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import io
 import json
+from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydicom import dcmread
 
 from model_store.digest import sha256
+from model_store.errors import ScanError
 from model_store.manifest import GRAPH, SsfPoolManifest
 from service.audit import trail
 from service.catalog.network import resolve_network
-from service.errors import AdaptationRejected, PacsUnavailable
+from service.cohorts import cohorts
+from service.cohorts.intake import check_and_deidentify, uid_key
+from service.errors import CohortInUse, PacsJobFailed, PacsUnavailable, SeriesMissing, ServiceError
 from service.inference.pipeline import Stopwatch
 from service.jobs.files import StoredResult
 from service.jobs.leases import fenced
-from service.pacs.client import PacsClient
+from service.pacs.client import Found, PacsClient, text_of
 from service.pacs.configuration import PacsServer, server_for
 from service.pacs.requests import PACS, STORE
 from service.prediction.answer import Answer, receipt_of
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
+from service.runtime.spool import Upload
 from service.serving import key_usage
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed
@@ -41,12 +49,26 @@ def run_pacs_segment(attempt: Attempt) -> AttemptOutcome:
     Raises:
         Postponed: the PACS does not answer; a later attempt goes on.
     """
+    return _with_pacs(attempt, _segment)
+
+
+def run_pacs_cohort(attempt: Attempt) -> AttemptOutcome:
+    """Add the series that a query finds to a cohort. A later attempt skips those that were added.
+
+    Raises:
+        Postponed: the PACS does not answer, or another job needs the cohort; a later attempt goes on.
+    """
+    return _with_pacs(attempt, _fill)
+
+
+def _with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], AttemptOutcome]) -> AttemptOutcome:
     attempt.set_stage("preparing")
-    name, server = _server(attempt)
+    name, hospital = str(attempt.job.options[PACS]), str(attempt.job.hospital)
+    server = server_for(attempt.settings.pacs, name, hospital)
     try:
         with PacsClient(name, server, attempt.check_cancelled) as pacs:
-            return _segment(attempt, pacs)
-    except PacsUnavailable as error:
+            return work(attempt, pacs)
+    except (PacsUnavailable, CohortInUse) as error:
         raise _postponed(attempt, server, error) from None
 
 
@@ -81,15 +103,10 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
 _NOT_CACHED = {"Cache-Control": "no-store"}
 
 
-def _server(attempt: Attempt) -> tuple[str, PacsServer]:
-    name, hospital = str(attempt.job.options[PACS]), str(attempt.job.hospital)
-    return name, server_for(attempt.settings.pacs, name, hospital)
-
-
 def _wanted(attempt: Attempt) -> dict[str, Any]:
     content = attempt.folder.read(attempt.folder.request)
     if content is None:
-        raise AdaptationRejected("what was asked for is not there any more; send the request again")
+        raise PacsJobFailed("what was asked for is not there any more; send the request again")
     found: dict[str, Any] = json.loads(content)
     return found
 
@@ -135,6 +152,60 @@ def _answer(attempt: Attempt, data: bytes) -> Answer:
     return answer
 
 
+def _fill(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
+    settings, cohort, most = attempt.settings, str(attempt.job.cohort), int(attempt.job.options["most"])
+    attempt.set_stage("searching")
+    found = pacs.search_series(_wanted(attempt)["query"], most)
+    if len(found) > most:
+        raise PacsJobFailed(f"the query finds more than {most} series (`most`): narrow it, or accept more")
+    settings.spool.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key = uid_key(settings)
+    with attempt.database.read() as session:
+        cohorts.usable(session, str(attempt.job.hospital), cohort)
+        present = {scan.name for scan in cohorts.scans(session, cohort)}
+    added, already, skipped = 0, 0, Counter[str]()
+    for place, item in enumerate(found, start=1):
+        attempt.set_stage("fetching", series=place, of=len(found))
+        name = _scan_name(item, key)
+        if name in present:
+            already += 1
+            continue
+        try:
+            data = pacs.fetch_series(
+                text_of(item, "StudyInstanceUID"), text_of(item, "SeriesInstanceUID"), scan_limits(settings)
+            )
+            with Upload(settings.spool) as upload:
+                upload.write(data)
+                scan_format = check_and_deidentify(upload, settings)
+                attempt.check_cancelled()
+                cohorts.add_scan(
+                    attempt.database,
+                    settings,
+                    str(attempt.job.hospital),
+                    cohort,
+                    name,
+                    upload,
+                    scan_format,
+                )
+                _note(attempt, "scan.stored", pacs, scan=upload.sha256, cohort=cohort)
+        except (ScanError, SeriesMissing) as error:
+            skipped[type(error).__name__] += 1
+            continue
+        added += 1
+    result = {"found": len(found), "added": added, "already": already, "skipped": dict(skipped)}
+    if added + already == 0:
+        reason = f"none of the {len(found)} series that the query finds is a scan that can be read"
+        return AttemptOutcome("failed", reason if found else "the query finds no series", result)
+    return AttemptOutcome("succeeded", result=result)
+
+
+def _scan_name(item: Found, key: bytes) -> str:
+    """Keyed hashes of patient and series: the same series has one name, and so has a patient."""
+    patient = text_of(item, "PatientID") or text_of(item, "StudyInstanceUID")
+    parts = (f"patient {patient}", f"series {text_of(item, 'SeriesInstanceUID')}")
+    return "/".join(hmac.digest(key, part.encode(), hashlib.sha256).hex()[:20] for part in parts)
+
+
 def _note(attempt: Attempt, action: str, pacs: PacsClient, scan: str | None = None, **more: Any) -> None:
     """Add a row to the audit trail, while the lease is in force."""
     details = {"job": attempt.job.id, "pacs": pacs.name, "started_by": attempt.job.actor, **more}
@@ -149,12 +220,12 @@ def _note(attempt: Attempt, action: str, pacs: PacsClient, scan: str | None = No
         )
 
 
-def _postponed(attempt: Attempt, server: PacsServer, error: PacsUnavailable) -> Exception:
+def _postponed(attempt: Attempt, server: PacsServer, error: ServiceError) -> Exception:
     """As long a pause as all the time before, so that pauses double; the error itself after the last."""
     now = datetime.now(UTC)
     waited = (now - attempt.job.created_at).total_seconds()
     if waited > server.give_up_hours * 3600:
-        return AdaptationRejected(
+        return PacsJobFailed(
             f"{error}, {server.give_up_hours:.3g} h after the request: send it again when it does"
         )
     longest = max(_LONGEST_PAUSE_SECONDS, server.first_retry_seconds)

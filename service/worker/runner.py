@@ -22,7 +22,7 @@ from service.jobs.leases import claim, finish, postpone
 from service.settings import Settings
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed
 from service.worker.device import prepare_torch
-from service.worker.pacs import run_pacs_segment
+from service.worker.pacs import run_pacs_cohort, run_pacs_segment
 from service.worker.registry import run_adaptation, run_scan
 
 _log = logging.getLogger("locum.worker")
@@ -31,6 +31,7 @@ HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {
     "adaptation": run_adaptation,
     "scan": run_scan,
     "pacs-segment": run_pacs_segment,
+    "pacs-cohort": run_pacs_cohort,
 }
 
 # Errors with messages for the client of the job.

@@ -7,6 +7,7 @@ not what it should be, is left out of the card.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from service.adaptation.card.model import (
 from service.database import Assignment, Database, Job
 from service.jobs import records
 from service.jobs.files import JobFolder
+from service.jobs.states import ON_PACS
 from service.kinds import Words, kind_of
 from service.kinds.card import number
 from service.serving.assignments import assignment
@@ -41,6 +43,8 @@ _UNKNOWN = Words(
     before="The model that it came from first",
     parts={},
 )
+
+_PACS = replace(_UNKNOWN, truth="no person has looked at what this job made.", before="")
 
 
 def read_card(store: Store, database: Database, state_dir: Path, job_id: str) -> Card:
@@ -57,7 +61,7 @@ def read_card(store: Store, database: Database, state_dir: Path, job_id: str) ->
         decisions = _decisions(session, job)
     candidate, parent = _candidate(store, job), _parent(store, job)
     adaptation = None if parent is None else kind_of(parent).adaptation
-    words = _UNKNOWN if adaptation is None else adaptation.words
+    words = _PACS if job.kind in ON_PACS else _UNKNOWN if adaptation is None else adaptation.words
     lineage = None if candidate is None else candidate.manifest.lineage
     details: Mapping[str, Any] = {} if lineage is None else lineage.details
     result = {**details, **(job.result or {})}
@@ -66,7 +70,7 @@ def read_card(store: Store, database: Database, state_dir: Path, job_id: str) ->
         job=job.id,
         kind=job.kind,
         state=job.state,
-        model=job.model if parent is None else str(parent),
+        model=(job.model or "–") if parent is None else str(parent),
         hospital=job.hospital,
         reason=job.reason,
         stage=_stage(job.progress),

@@ -76,6 +76,7 @@ def test_description_has_every_operation(document: dict[str, Any]) -> None:
         ("GET", "/jobs/{job}/card"),
         ("DELETE", "/jobs/{job}/files"),
         ("GET", "/pacs"),
+        ("POST", "/hospitals/{hospital}/cohorts/{cohort}/pacs"),
         ("POST", "/pacs/{pacs}/segment"),
         ("GET", "/monailabel/info/"),
         ("PUT", "/monailabel/session/"),

@@ -63,6 +63,7 @@ LEAST: dict[Operation, Role | None] = {
     ("DELETE", "/jobs/{job}/files"): "operator",
     ("GET", "/pacs"): "operator",
     ("POST", "/pacs/{pacs}/segment"): "operator",
+    ("POST", f"{COHORT}/pacs"): "operator",
     ("GET", "/session"): "reader",
     ("POST", "/session"): "reader",
     ("DELETE", "/session"): "reader",
@@ -92,6 +93,7 @@ BODIES: dict[Operation, Any] = {
     ("PUT", SERVING): {"version": 1, "reason": "because"},
     ("POST", f"{SERVING}/rollback"): {"reason": "because"},
     ("POST", "/pacs/{pacs}/segment"): {"hospital": "north", "study": "1.2", "series": "1.3"},
+    ("POST", f"{COHORT}/pacs"): {"pacs": "main", "query": {"Modality": "CT"}},
     ("POST", "/keys"): {"name": "k", "role": "reader", "hospital": "north"},
 }
 

@@ -60,8 +60,12 @@ def test_series_is_segmented_and_stored_without_a_trace_of_the_patient(
 ) -> None:
     answers = [client.post("/pacs/main/segment", json={**ASKED, "store": store}) for store in (True, False)]
     missing = client.post("/pacs/main/segment", json={**ASKED, "series": uid("other series")})
-    jobs = [finished(client, answer) for answer in (*answers, missing)]
-    assert [job["state"] for job in jobs] == ["succeeded", "succeeded", "failed"], jobs
+    cohort = client.post("/hospitals/dune/cohorts").headers["location"]
+    query = {"PatientID": "PLANTED-ID", "SeriesInstanceUID": SERIES}
+    filling = client.post(f"{cohort}/pacs", json={"pacs": "main", "query": query})
+    jobs = [finished(client, answer) for answer in (*answers, missing, filling)]
+    assert [job["state"] for job in jobs] == ["succeeded", "succeeded", "failed", "succeeded"], jobs
+    assert jobs[3]["result"]["added"] == 1
     (stored,) = orthanc.instances("SEG")
     results = [client.get(f"/jobs/{job['id']}/result") for job in jobs]
     assert results[0].json()["SOPInstanceUID"] == stored.SOPInstanceUID
@@ -71,7 +75,15 @@ def test_series_is_segmented_and_stored_without_a_trace_of_the_patient(
     assert sha256(sent.content) == sha256(results[1].content)
     assert results[2].json()["type"] == "urn:locum:problem:job-without-result"
 
-    seen = [*answers, missing, results[2], client.get("/metrics"), client.get("/jobs")]
+    seen = [
+        *answers,
+        missing,
+        filling,
+        *results[2:],
+        client.get(f"{cohort}/scans"),
+        client.get("/metrics"),
+        client.get("/jobs"),
+    ]
     for job in jobs:
         seen += [client.get(f"/jobs/{job['id']}{path}") for path in ("", "/card", "/events")]
     for answer in seen:

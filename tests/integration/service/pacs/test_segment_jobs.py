@@ -27,6 +27,7 @@ from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import uid
 from tests.helpers.service.coded import SERIES, STUDY, VOLUME, coded_series, publish_coded
 from tests.helpers.service.orthanc import Gate, Orthanc, configure, gate_before
+from tests.helpers.service.pacs_jobs import Unqueued
 from tests.helpers.service.workplace import Workplace, opened
 from tests.helpers.waiting import wait_for
 
@@ -64,17 +65,6 @@ def ask(place: Workplace, **fields: Any) -> str:
     )
     context: ServiceContext = Unqueued(place)  # type: ignore[assignment]
     return PacsSubmission(context, "main", None, "0" * 32).segment(asked)[0]
-
-
-class Unqueued:
-    """The parts of a context that a submission uses; the message is not sent."""
-
-    def __init__(self, place: Workplace) -> None:
-        self.settings, self.database, self.store = place.settings, place.database, place.store
-        self.queue = self
-
-    def send(self, task: str, *arguments: str) -> None:
-        pass
 
 
 def done(place: Workplace, job_id: str) -> Job:
