@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,16 +12,16 @@ from torch import nn
 
 from benchmarks.accuracy.unseen.official import TargetSlices, score_of
 from benchmarks.harness.evaluation import Scans, predict
+from benchmarks.harness.experiment import Options
+from model_store.task import Task
 from training.config import MethodConfig, RunConfig
 from training.data.cases import Case, Federation, Site
-from training.data.federation import load_federation
 from training.data.splits import folds
 from training.engine.history import RoundEntry
 from training.methods.common.export import EXPORT
 from training.methods.common.local_training import network_of
 from training.methods.registry import method
 from training.run import Result, Run, execute
-from training.tasks import template
 
 
 @dataclass(frozen=True)
@@ -54,59 +52,56 @@ class Tests:
 
     scans: Scans
     slices: TargetSlices
+    background: bool
 
     @classmethod
-    def load(cls, cases: Sequence[Case], federation: Federation) -> Tests:
-        """Decode the cases' scans."""
-        scans = Scans.load(cases, federation.task)
-        return cls(scans, TargetSlices.of(cases, scans, federation.task))
+    def load(cls, cases: Sequence[Case], task: Task, *, background: bool) -> Tests:
+        """Decode the cases' scans; `background` says whether the paper's metric counts it as a class."""
+        scans = Scans.load(cases, task)
+        return cls(scans, TargetSlices.of(cases, scans, task), background)
 
     def judge(self, network: nn.Module) -> dict[str, Any]:
         """A network's scores, in the form of the rows.
 
-        `dice`: foreground Dice per patient on the scan's grid, None where undefined. `paper`: Dice as
-        IOP-FL's code has it, mean over slices with a target and over all classes, the background included.
+        `ours`: foreground Dice per patient on the scan's grid, None where undefined. `paper`: Dice at the
+        network's resolution, mean over slices with a target and over classes.
         """
         network.eval()
         dice = self.scans.dice(predict(network, self.scans.images))
+        score = score_of(network, self.slices)
         return {
-            "dice": {patient: None if math.isnan(d) else round(d, 6) for patient, d in dice.items()},
-            "paper": round(score_of(network, self.slices).with_background, 5),
+            "ours": {patient: None if math.isnan(d) else round(d, 6) for patient, d in dice.items()},
+            "paper": round(score.with_background if self.background else score.foreground, 5),
         }
 
 
-class Segmented:
-    """The segmentation sets in a folder. A seed's test patients are one fold: together they are all patients.
+class Trainer:
+    """Trains each run once, in a folder named by its identity; every cell that needs it reads it there."""
 
-    A run is trained once, in a folder named by its identity, and every cell and table that needs it uses it.
-    """
-
-    def __init__(self, data: Path, folder: Path, device: str, seeds: int, workers: int) -> None:
+    def __init__(self, options: Options, device: str) -> None:
         self.device = torch.device(device)
-        self._data, self._folder, self._seeds, self._workers = data, folder, seeds, workers
-        self.federation = lru_cache(maxsize=2)(self._federation)
-        self.tests = lru_cache(maxsize=8)(self._tests)
-
-    def _federation(self, name: str, size: int, seed: int) -> Federation:
-        task = template(name).model_copy(update={"size": (size, size)})
-        found = load_federation(self._data / name, task)
-        count = max(self._seeds, 2)
-        return replace(found, sites=tuple(folds(site, count, 0)[seed % count] for site in found.sites))
-
-    def _tests(self, name: str, size: int, seed: int, site: str, everyone: bool) -> Tests:
-        federation = self.federation(name, size, seed)
-        cases = federation.site(site).cases if everyone else federation.site(site).of_split("test")
-        return Tests.load(cases, federation)
+        self._folder, self._workers = options.state_dir / "papers", options.workers
 
     def train(
-        self, federation: Federation, arm: str, config: MethodConfig, seed: int, leave_out: Sequence[str] = ()
+        self,
+        federation: Federation[Any],
+        name: str,
+        config: MethodConfig,
+        seed: int,
+        leave_out: Sequence[str] = (),
     ) -> Result:
         """Run a method, or read the finished run."""
         settings = RunConfig.model_validate(
             {"seed": seed, "leave_out": tuple(leave_out), "consent": "all", "device": self.device.type}
         )
-        run = Run(federation, arm, config, settings)
+        run = Run(federation, name, config, settings)
         return execute(run, self._folder / run.id, workers=self._workers, resume=True)
+
+
+def fold_of(federation: Federation, seed: int, seeds: int) -> Federation:
+    """The federation with a fold of every site's patients for testing: the seeds together test all."""
+    count = max(seeds, 2)
+    return replace(federation, sites=tuple(folds(site, count, 0)[seed % count] for site in federation.sites))
 
 
 def networks(result: Result, sites: Sequence[Site], device: torch.device) -> Iterator[tuple[str, nn.Module]]:

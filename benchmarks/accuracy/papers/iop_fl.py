@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from benchmarks.accuracy.papers.arms import Arm, Segmented, cost, networks
-from benchmarks.accuracy.papers.report import Line, Part
+from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, networks
+from benchmarks.accuracy.papers.report import PaperTables, Part, lines_of
 from benchmarks.accuracy.unseen.official import by_official_protocol
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Experiment
+from benchmarks.harness.experiment import Options
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route
 from personalization.iop_fl.routers import DirectCoefficients
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import adapt, recipe_of
+from training.data.cases import Federation
+from training.data.federation import load_federation
 from training.methods.common.local_training import network_of
 from training.methods.iop_fl import IopFlConfig
-from training.report.charts import forest_chart
+from training.tasks import template
 
 # A set and its sites, which the paper's tables have beside them: prostate MRI and fundus photographs.
 SITES: Mapping[str, tuple[str, ...]] = {
@@ -72,6 +74,12 @@ OUTSIDE: Mapping[str, tuple[str | None, Mapping[str, float]]] = {
     PER_MODEL: (None, {}),
     "statistics": ("statistics", {}),
     "ladder": ("ladder", {}),
+}
+
+
+PUBLISHED_BY_PART: Mapping[str, Mapping[str, Mapping[str, float]]] = {
+    "inside": {arm.name: arm.published for arm in INSIDE},
+    "outside": {name: published for name, (_, published) in OUTSIDE.items()},
 }
 
 
@@ -118,7 +126,7 @@ NOTES = {
     "outside": "Each site is left out in turn and all its patients are reported. Seconds are those of the "
     "members' training and of the arm's own adaptation.",
 }
-DIFFERS = """\
+_DIFFERS = """\
 **What differs from the paper.** The paper has prostate MRI of six sites, and fundus photographs of four with
 disc and cup. Here are glioma slices of four institutions and vessels of four cameras, so the paper's figures
 stand beside these for the order of the arms, not for the level. Networks are narrower, images smaller and
@@ -130,7 +138,7 @@ percent, means of sites; ± is the standard deviation over seeds. Intervals are 
 patients within sites. Bytes are sent and received together."""
 
 
-class PaperIopFl(Experiment[Profile]):
+class PaperIopFl(PaperTables[Profile]):
     """IOP-FL and what it is compared with."""
 
     name = "paper-iop-fl"
@@ -138,6 +146,7 @@ class PaperIopFl(Experiment[Profile]):
     question = "What do the arms of IOP-FL's tables reach on other sets, inside and outside?"
     profiles = PROFILES
     tables = ()
+    differs = _DIFFERS
     data_help = f"the folder with {' and '.join(SITES)}"
 
     def cells(self) -> list[Cell]:
@@ -166,53 +175,52 @@ class PaperIopFl(Experiment[Profile]):
         return cells
 
     @cached_property
-    def _sets(self) -> Segmented:
-        profile, options = self.profile, self.options
-        folder = options.state_dir / "papers"
-        return Segmented(self.data, folder, profile.device, profile.seeds, options.workers)
+    def _sets(self) -> Sets:
+        return Sets(self.data, self.options, self.profile)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """Train and test one arm inside, or all arms at one site outside."""
         return _inside(self._sets, cell) if cell["part"] == "inside" else _outside(self._sets, cell)
 
-    def sections(self, rows: Sequence[Row]) -> list[str]:
-        """What differs from the paper, then a part per set, inside and outside."""
-        found = [DIFFERS]
-        for name, part in self._parts(rows).items():
-            found += part.sections(name)
-        return found
-
-    def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
-        """A figure per part."""
-        return {name: forest_chart(part.changes) for name, part in self._parts(rows).items() if part.changes}
-
-    def _parts(self, rows: Sequence[Row]) -> dict[str, Part]:
+    def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
+        """Inside and outside of every set."""
         found = {}
         for set_ in self.profile.sets:
-            for part in ("inside", "outside"):
+            for part, published in PUBLISHED_BY_PART.items():
                 own = [row for row in rows if (row["cell"]["set"], row["cell"]["part"]) == (set_, part)]
                 if own:
-                    found[f"{self.rows_path.stem}.{part}.{set_}.svg"] = _part(set_, part, own)
+                    found[f"{part}.{set_}"] = Part(
+                        f"{part.capitalize()}: {set_}",
+                        NOTES[part],
+                        lines_of(own, published),
+                        "FedAvg",
+                        PUBLISHED,
+                        "Dice",
+                        "Dice as the paper's code has it",
+                    )
         return found
 
 
-def _part(set_: str, part: str, rows: Sequence[Row]) -> Part:
-    """The finished lines of a set, in the order of the arms."""
-    arms = {arm.name: arm.published for arm in INSIDE}
-    if part == "outside":
-        arms = {name: published for name, (_, published) in OUTSIDE.items()}
-    lines: dict[str, Line] = {}
-    for name, published in arms.items():
-        for row in (row for row in rows if row["cell"]["arm"] == name):
-            line, result = lines.setdefault(name, Line(published)), row["result"]
-            for site, found in result["sites"].items():
-                line.add(row["cell"]["seed"], site, found["dice"], found["paper"])
-            line.add_cost(result["cost"], result.get("seconds", 0.0))
-    title = f"{part.capitalize()}: {set_}"
-    return Part(title, NOTES[part], lines, "FedAvg", PUBLISHED, "Dice", "Dice as the paper's code has it")
+class Sets(Trainer):
+    """The sets, with the last federations and test scans cached: cells come set by set."""
+
+    def __init__(self, data: Path, options: Options, profile: Profile) -> None:
+        super().__init__(options, profile.device)
+        self._data, self._seeds = data, profile.seeds
+        self.federation = lru_cache(maxsize=2)(self._federation)
+        self.tests = lru_cache(maxsize=8)(self._tests)
+
+    def _federation(self, name: str, size: int, seed: int) -> Federation:
+        task = template(name).model_copy(update={"size": (size, size)})
+        return fold_of(load_federation(self._data / name, task), seed, self._seeds)
+
+    def _tests(self, name: str, size: int, seed: int, site: str, everyone: bool) -> Tests:
+        federation = self.federation(name, size, seed)
+        cases = federation.site(site).cases if everyone else federation.site(site).of_split("test")
+        return Tests.load(cases, federation.task, background=True)
 
 
-def _inside(sets: Segmented, cell: Cell) -> dict[str, Any]:
+def _inside(sets: Sets, cell: Cell) -> dict[str, Any]:
     arm = next(arm for arm in INSIDE if arm.name == cell["arm"])
     place = (cell["set"], cell["size"], cell["seed"])
     federation = sets.federation(*place)
@@ -224,7 +232,7 @@ def _inside(sets: Segmented, cell: Cell) -> dict[str, Any]:
     return {"sites": found, "cost": cost(result.history)}
 
 
-def _outside(sets: Segmented, cell: Cell) -> dict[str, Any]:
+def _outside(sets: Sets, cell: Cell) -> dict[str, Any]:
     place = (cell["set"], cell["size"], cell["seed"])
     federation, site, arm, seed = sets.federation(*place), cell["site"], cell["arm"], cell["seed"]
     trained = sets.train(federation, "iop-fl", IopFlConfig(**cell["method"]), seed, [site])
@@ -239,7 +247,7 @@ def _outside(sets: Segmented, cell: Cell) -> dict[str, Any]:
     started = time.perf_counter()
     if arm == LABELLED:
         official = by_official_protocol(space, tests.slices, seed)
-        found = {"dice": {}, "paper": max(score[0] for score in official.row["epochs"])}
+        found = {"ours": {}, "paper": max(score[0] for score in official.row["epochs"])}
     elif arm in (AVERAGE, ENSEMBLE):
         networks_ = [network_of(spec, state, sets.device) for state in members.values()]
         found = _average([*map(tests.judge, networks_)]) if arm == AVERAGE else tests.judge(_Mean(networks_))
@@ -259,11 +267,11 @@ def _outside(sets: Segmented, cell: Cell) -> dict[str, Any]:
 def _average(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The mean of several networks' scores, which is no answer that a hospital could be given."""
     dice = {
-        patient: float(np.mean([each["dice"][patient] for each in found]))
-        for patient, defined in found[0]["dice"].items()
+        patient: float(np.mean([each["ours"][patient] for each in found]))
+        for patient, defined in found[0]["ours"].items()
         if defined is not None
     }
-    return {"dice": dice, "paper": round(float(np.mean([each["paper"] for each in found])), 5)}
+    return {"ours": dice, "paper": round(float(np.mean([each["paper"] for each in found])), 5)}
 
 
 def _share_coefficients(network: nn.Module) -> None:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 
 from benchmarks.harness import scores as tables
+from benchmarks.harness.cells import Row
+from benchmarks.harness.experiment import Experiment, P
 from benchmarks.harness.tables import Interval, mean_and_spread, table
-from training.report.charts import Change
+from training.report.charts import Change, forest_chart
 
 MEGABYTE = 1e6
 
@@ -118,6 +122,43 @@ class Part:
             if found is None
             else f"{100 * found.mean:+.1f} [{100 * found.low:+.1f}, {100 * found.high:+.1f}]"
         )
+
+
+def lines_of(rows: Sequence[Row], published: Mapping[str, Mapping[str, float]]) -> dict[str, Line]:
+    """The finished lines, in the order of `published`: every arm, with what the paper prints for it."""
+    lines: dict[str, Line] = {}
+    for name, printed in published.items():
+        for row in (row for row in rows if row["cell"]["arm"] == name):
+            line, result = lines.setdefault(name, Line(printed)), row["result"]
+            for site, found in result["sites"].items():
+                line.add(row["cell"]["seed"], site, found["ours"], found["paper"])
+            line.add_cost(result["cost"], result.get("seconds", 0.0))
+    return lines
+
+
+class PaperTables(Experiment[P]):
+    """An experiment of which the page has a `Part` per table. `differs` says what differs from the paper."""
+
+    differs: ClassVar[str]
+
+    @abstractmethod
+    def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
+        """The parts that have a row, by a short name for the file of their figure."""
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """What differs from the paper, then every part."""
+        found = [self.differs]
+        for name, part in self.parts(rows).items():
+            found += part.sections(self._file(name))
+        return found
+
+    def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
+        """A figure per part."""
+        parts = self.parts(rows).items()
+        return {self._file(name): forest_chart(part.changes) for name, part in parts if part.changes}
+
+    def _file(self, name: str) -> str:
+        return f"{self.rows_path.stem}.{name}.svg"
 
 
 def _mean_of_sites(found: Mapping[tuple[str, str], float], sites: Sequence[str]) -> float:

@@ -56,7 +56,7 @@ def test_inside_every_arm_is_scored_by_both_metrics_with_its_cost(data: Path, tm
     for row in rows:
         assert set(scores(row)) == set(SITES[SET])
         for found in scores(row).values():
-            assert set(found["dice"]) < set(PATIENTS)
+            assert set(found["ours"]) < set(PATIENTS)
             assert 0 <= found["paper"] <= 1
         assert row["result"]["cost"]["sent"] > 0
         assert row["result"]["cost"]["received"] > 0
@@ -78,11 +78,11 @@ def test_outside_one_federation_per_site_serves_every_arm(data: Path, tmp_path: 
     assert len([*(tmp_path / "state/papers").iterdir()]) == 1
     for row in rows:
         assert set(scores(row)) == {"DRIVE"}
-        assert set(scores(row)["DRIVE"]["dice"]) == set(PATIENTS)
+        assert set(scores(row)["DRIVE"]["ours"]) == set(PATIENTS)
 
 
 def test_the_published_protocol_has_the_papers_metric_alone(data: Path, tmp_path: Path) -> None:
     [row], page = run(data, tmp_path, "site=STARE", f"arm={LABELLED}")
-    assert scores(row)["STARE"]["dice"] == {}
+    assert scores(row)["STARE"]["ours"] == {}
     assert 0 < scores(row)["STARE"]["paper"] < 1
     assert f"| {LABELLED} " in page
