@@ -18,6 +18,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "one_shot": "benchmarks.accuracy.one_shot.experiment:OneShot",
     "picking": "benchmarks.accuracy.picking.experiment:Picking",
     "paper-iop-fl": "benchmarks.accuracy.papers.iop_fl:PaperIopFl",
+    "paper-fedoap": "benchmarks.accuracy.papers.fedoap:PaperFedOap",
     "round_cost": "benchmarks.cost.round:RoundCost",
     "adaptation_cost": "benchmarks.cost.adaptation:AdaptationCost",
     "recipe_cost": "benchmarks.cost.recipes:RecipeCost",

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import app
+from benchmarks.accuracy.papers.fedoap import ARMS, PROFILES, SECOND_STAGE, SITES, PaperFedOap
+from benchmarks.harness.cells import Rows
+from benchmarks.harness.experiment import Options
+
+
+def test_all_arms_take_the_same_steps_at_every_site() -> None:
+    steps = set()
+    for cell in PaperFedOap(Options("cpu", Path("data"))).cells():
+        method = cell["method"]
+        rounds = method["rounds"] + method.get("fine_tune_rounds", 0)
+        steps.add((rounds * method["local_steps"], method["batch_size"]))
+    planned = PROFILES["cpu"].method
+    assert steps == {((planned["rounds"] + SECOND_STAGE) * planned["local_steps"], planned["batch_size"])}
+
+
+def test_an_arm_is_scored_at_every_site_and_compared_with_the_first(real_data: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "table.jsonl"
+    command = ["run", "paper-fedoap", "--profile", "smoke", "--data", str(real_data), "--rows", str(rows)]
+    for arm in ("FedAvg", "FedOAP"):
+        options = ["--state-dir", str(tmp_path / "state"), "--workers", "0", "--only", f"arm={arm}"]
+        answer = CliRunner().invoke(app, [*command, *options])
+        assert answer.exit_code == 0, answer.output
+    first, second = Rows(rows).read()
+    for row in (first, second):
+        assert set(row["result"]["sites"]) == set(SITES)
+        assert row["result"]["cost"]["sent"] > 0
+    published = ARMS["comparison"][-1].published
+    page = rows.with_suffix(".md").read_text()
+    assert "| FedOAP |" in page
+    assert all(f"{value:.1f}" in page for value in published.values())
+    assert "table.comparison.svg" in page
