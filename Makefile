@@ -1,4 +1,4 @@
-.PHONY: install demo demo-network test test-fast test-gpu test-pacs check openapi lock sbom clean
+.PHONY: install demo demo-network test test-fast test-gpu test-pacs check openapi web lock sbom clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -42,6 +42,18 @@ check: install
 
 openapi: install
 	$(BIN)/python -m service.openapi > openapi.yaml
+
+web/node_modules/.installed: web/package.json web/package-lock.json
+	cd web && npm ci --no-audit --no-fund
+	touch $@
+
+# The page, from web/ into service/static; needs Node 20. What it makes is committed, so that users need no Node.
+web: install web/node_modules/.installed
+	mkdir -p build && $(BIN)/python -m tests.helpers.web subset > build/page-api.json
+	cd web && npx openapi-typescript ../build/page-api.json --output src/api/schema.d.ts
+	$(BIN)/python -m tests.helpers.web sign
+	cd web && npx tsc --noEmit && npx vite build
+	$(BIN)/python -m tests.helpers.web stamp
 
 # The image's packages by hash. For torch's CPU builds: UV_INDEX=https://download.pytorch.org/whl/cpu make lock
 lock: install

@@ -45,6 +45,7 @@ from service.routes import (
     models,
     monailabel,
     pacs,
+    page,
     segment,
     serving,
     session,
@@ -124,6 +125,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     ):
         app.include_router(routes.router, dependencies=[Depends(known_parameters)])
     app.include_router(health.router)
+    if chosen.page:
+        app.include_router(page.router)
     if chosen.monailabel != "off":
         # Plugins add parameters of their own.
         app.include_router(monailabel.router)

@@ -211,6 +211,9 @@ class Settings(BaseSettings):
     )
     max_cohort_scans: int = Field(2000, gt=0, description="scans in one cohort")
 
+    # the page for people
+    page: bool = Field(True, description="whether the page is served at /")
+
     # 3D Slicer, OHIF and other viewers
     monailabel: Literal["off", "prefix", "root"] = Field(
         "off",

@@ -22,15 +22,15 @@ from service.validation import is_loopback
 
 OPEN = frozenset(
     {
-        *("/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"),
+        *("/", "/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"),
         "/monailabel/auth/",
     }
 )
-"""Liveness, readiness, and the description of the API, which is the same everywhere; and the 404 by which a
-viewer learns that it does not sign in."""
+"""The page, which signs in; liveness, readiness, and the description of the API, which is the same
+everywhere; and the 404 by which a viewer learns that it does not sign in."""
 
-# The scripts and styles of /docs.
-_OPEN_FOLDER = "/static-offline-docs/"
+# The scripts and styles of the page and of /docs.
+_OPEN_FOLDERS = ("/page/", "/static-offline-docs/")
 
 
 class AuthenticationMiddleware:
@@ -58,7 +58,7 @@ class AuthenticationMiddleware:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN or path.startswith(_OPEN_FOLDER)
+    return path in OPEN or path.startswith(_OPEN_FOLDERS)
 
 
 async def _caller(request: Request) -> Caller:

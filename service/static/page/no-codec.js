@@ -1,0 +1,1 @@
+var e=class{static fromConfig(){throw Error(`Zarr is not read here`)}};export{e as default};

@@ -1,0 +1,82 @@
+"""A real browser (Chromium) before a real service, shared by the tests of the page."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from demo.service_process import free_port, running_service
+from tests.helpers.service.routing_federation import outside_scans, publish_routing_space
+
+# Debian's, or that of `make test-web`.
+CHROMIUM = os.environ.get("LOCUM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+_SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
+LAPTOP = {"width": 1280, "height": 800}
+
+
+@dataclass(frozen=True)
+class Service:
+    """A running service with the routing space `organ`, an outside hospital `dune` and a member `aster`."""
+
+    client: httpx.Client
+    scans: dict[str, Path]
+
+    @property
+    def address(self) -> str:
+        return str(self.client.base_url)
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    root = tmp_path_factory.mktemp("page")
+    publish_routing_space(root / "store")
+    scans = {}
+    for name, content in outside_scans(4).items():
+        scans[name] = root / name
+        scans[name].write_bytes(content)
+    with running_service(root / "store", root / "state", free_port()) as client:
+        for hospital, site in (("dune", None), ("aster", "aster")):
+            body = {"name": hospital.capitalize()} | ({"site": site} if site else {})
+            client.put(f"/hospitals/{hospital}", json=body).raise_for_status()
+        yield Service(client, scans)
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="THE PAGE IS NOT TESTED: no playwright")
+    if CHROMIUM is None:
+        pytest.skip(
+            "THE PAGE IS NOT TESTED: no Chromium; `make test-web` installs it, or LOCUM_CHROMIUM names it"
+        )
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *_SOFTWARE])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser: Any, service: Service) -> Iterator[Any]:
+    """A page of the service, at a laptop's size. It may cause no error and load nothing from elsewhere."""
+    context = browser.new_context(viewport=LAPTOP)
+    opened = context.new_page()
+    complaints: list[str] = []
+    opened.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on(
+        "request", lambda sent: _is_own(sent.url, service.address) or complaints.append(f"loads {sent.url}")
+    )
+    opened.goto(service.address)
+    yield opened
+    context.close()
+    assert complaints == []
+
+
+def _is_own(address: str, service: str) -> bool:
+    return address.startswith((service, "blob:", "data:"))

@@ -1,0 +1,38 @@
+/** Models and hospitals, which every view lists. */
+import { signal } from "@preact/signals";
+import { call, type Schema } from "../api/client";
+
+export type Model = Schema<"ModelSummary">;
+export type Hospital = Schema<"HospitalView">;
+
+export const models = signal<Model[]>([]);
+export const hospitals = signal<Hospital[]>([]);
+export const catalogueError = signal<unknown>(null);
+export const catalogueLoaded = signal(false);
+
+export async function loadCatalogue(): Promise<void> {
+  try {
+    const [found, registered] = await Promise.all([call("get", "/models"), call("get", "/hospitals")]);
+    models.value = found.data.models;
+    hospitals.value = registered.data.hospitals;
+    catalogueError.value = null;
+    catalogueLoaded.value = true;
+  } catch (error) {
+    catalogueError.value = error;
+  }
+}
+
+/** How a request names it: a version that was adapted to a hospital needs its number. */
+export function referenceOf(model: Model): string {
+  return model.hospital !== null && model.latest !== null ? `${model.name}@${model.latest.version}` : model.name;
+}
+
+/** What a model's kind is called, in words. */
+export const KINDS: Record<string, string> = {
+  model: "one model for every hospital",
+  "personal-models": "a model for each member hospital",
+  "routing-space": "adapts to a hospital without masks",
+  "cross-attention": "joins a hospital with a few masks",
+  "ssf-pool": "adapts itself to every scan",
+  clusters: "a model for each cluster of hospitals",
+};

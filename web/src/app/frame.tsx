@@ -1,0 +1,106 @@
+/** What is around every view: navigation, who is signed in, and that this is for research. */
+import type { FunctionComponent } from "preact";
+import { useEffect, useState } from "preact/hooks";
+import { Segmented } from "../ui/controls";
+import { Notice } from "../ui/notice";
+import { VIEWS } from "../views/registry";
+import icon from "./icon.svg";
+import { address, place } from "./router";
+import { actor, has, resume, session, signOut, state } from "./session";
+import { SignIn } from "./sign-in";
+import { chooseTheme, theme } from "./theme";
+
+const THEMES = [
+  { value: "system", label: "Auto" },
+  { value: "light", label: "Light" },
+  { value: "dark", label: "Dark" },
+] as const;
+
+export function Frame() {
+  const views = state.value === "signed-in" ? VIEWS.filter((view) => has(view.role)) : [];
+  const current = views.find((view) => view.name === place.value.view);
+  return (
+    <div class="frame">
+      <a class="skip" href="#main" onClick={skip}>
+        Skip to content
+      </a>
+      <header class="topbar">
+        <a class="wordmark" href={address("look")}>
+          <img src={icon} alt="" />
+          Locum
+        </a>
+        <nav class="tabs" aria-label="Views">
+          {views.map((view) => (
+            <a key={view.name} href={address(view.name)} aria-current={view === current ? "page" : undefined}>
+              {view.title}
+            </a>
+          ))}
+        </nav>
+        <span class="grow" />
+        <span class="research">Research use only</span>
+        <Segmented label="Theme" value={theme.value} options={THEMES} onChange={chooseTheme} />
+        {session.value?.authenticated && (
+          <span class="who">
+            <span class="name">{actor.value}</span>
+            <button type="button" class="button small" onClick={() => void signOut()}>
+              Sign out
+            </button>
+          </span>
+        )}
+      </header>
+      <main id="main" tabIndex={-1}>
+        <Content view={current?.name} />
+      </main>
+    </div>
+  );
+}
+
+function skip(event: Event): void {
+  event.preventDefault();
+  document.getElementById("main")?.focus();
+}
+
+function Content({ view }: { view: string | undefined }) {
+  if (state.value === "starting") return <p class="center soft">Loading …</p>;
+  if (state.value === "signed-out") return <SignIn />;
+  if (state.value === "unreachable") {
+    return (
+      <div class="center">
+        <div class="stack">
+          <Notice tone="bad" title="The service does not answer">
+            Check that it runs and that this address is right.
+          </Notice>
+          <button type="button" class="button" onClick={() => void resume()}>
+            Try again
+          </button>
+        </div>
+      </div>
+    );
+  }
+  if (view === undefined) {
+    return (
+      <div class="center">
+        <Notice title="There is nothing here for you">
+          {`The roles of ${actor.value} (${session.value?.roles.join(", ") || "none"}) do not include this view.`}
+        </Notice>
+      </div>
+    );
+  }
+  return <Loaded key={view} name={view} />;
+}
+
+function Loaded({ name }: { name: string }) {
+  const [component, setComponent] = useState<{ View: FunctionComponent } | null>(null);
+  const [failed, setFailed] = useState(false);
+  useEffect(() => {
+    const view = VIEWS.find((each) => each.name === name)!;
+    document.title = `${view.title} · Locum`;
+    view.load().then(
+      (module) => setComponent({ View: module.default }),
+      () => setFailed(true),
+    );
+  }, [name]);
+  if (failed) return <div class="center"><Notice tone="bad" title="The view could not be loaded">Reload the page.</Notice></div>;
+  if (component === null) return <p class="center soft">Loading …</p>;
+  return <component.View />;
+}

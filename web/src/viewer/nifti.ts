@@ -1,0 +1,56 @@
+/** NIfTI-1 in memory, for pictures that have no position of their own. */
+
+const UINT8 = 2;
+const RGB24 = 128;
+const HEADER = 352;
+
+/** A picture as one slice of a volume, its first row at the top of the viewer. `channels` is 1 or 3. */
+export function pictureVolume(pixels: Uint8Array, width: number, height: number, channels: 1 | 3): ArrayBuffer {
+  const buffer = new ArrayBuffer(HEADER + pixels.length);
+  const view = new DataView(buffer);
+  view.setInt32(0, 348, true);
+  [3, width, height, 1, 1, 1, 1, 1].forEach((size, i) => view.setInt16(40 + 2 * i, size, true));
+  view.setInt16(70, channels === 3 ? RGB24 : UINT8, true);
+  view.setInt16(72, 8 * channels, true);
+  for (let i = 0; i < 8; i++) view.setFloat32(76 + 4 * i, 1, true);
+  view.setFloat32(108, HEADER, true);
+  view.setFloat32(112, 1, true);
+  view.setInt16(254, 2, true); // sform_code: aligned
+  // x to the right, and y upwards from the last row.
+  view.setFloat32(280, 1, true);
+  view.setFloat32(300, -1, true);
+  view.setFloat32(308, height - 1, true);
+  view.setFloat32(320, 1, true);
+  [0x6e, 0x2b, 0x31, 0].forEach((byte, i) => view.setUint8(344 + i, byte)); // n+1
+  new Uint8Array(buffer, HEADER).set(pixels);
+  return buffer;
+}
+
+/** What the first bytes of a file say it is; its name decides nothing. */
+export type FileKind = "nifti" | "png" | "tiff" | "dicom" | "zip" | "unknown";
+
+export async function kindOf(file: Blob): Promise<FileKind> {
+  let head = new Uint8Array(await file.slice(0, 512).arrayBuffer());
+  if (head[0] === 0x1f && head[1] === 0x8b) {
+    head = await inflatedHead(file);
+  }
+  const text = (from: number, to: number) => String.fromCharCode(...head.subarray(from, to));
+  if (text(1, 4) === "PNG") return "png";
+  if (text(0, 2) === "PK") return "zip";
+  if (text(128, 132) === "DICM") return "dicom";
+  if (text(344, 347) === "n+1" || text(344, 347) === "ni1" || text(4, 7) === "n+2") return "nifti";
+  if (["II*\0", "MM\0*", "II+\0", "MM\0+"].includes(text(0, 4))) return "tiff";
+  return "unknown";
+}
+
+async function inflatedHead(file: Blob): Promise<Uint8Array<ArrayBuffer>> {
+  const reader = file.stream().pipeThrough(new DecompressionStream("gzip")).getReader();
+  try {
+    const { value } = await reader.read();
+    return new Uint8Array(value ?? []);
+  } catch {
+    return new Uint8Array();
+  } finally {
+    void reader.cancel().catch(() => undefined);
+  }
+}

@@ -1,0 +1,53 @@
+/** Colours of labels and of uncertainty, in the order of the mask's values. */
+
+/** Okabe and Ito's colours, distinct for every kind of colour vision; as in styles/tokens.css. */
+const LABELS: readonly (readonly [number, number, number])[] = [
+  [230, 159, 0],
+  [86, 180, 233],
+  [0, 158, 115],
+  [240, 228, 66],
+  [204, 121, 167],
+  [213, 94, 0],
+  [0, 114, 178],
+];
+
+export type Colour = readonly [number, number, number];
+
+/** The colour of a mask's value, from 1. */
+export const labelColour = (value: number): Colour => LABELS[(value - 1) % LABELS.length]!;
+
+export const css = ([red, green, blue]: Colour): string => `rgb(${red} ${green} ${blue})`;
+
+/** Colour, opacity and name of each value (`I`), as NiiVue takes them. */
+export interface ColourTable {
+  R: number[];
+  G: number[];
+  B: number[];
+  A: number[];
+  I: number[];
+  labels: string[];
+}
+
+/** A look-up table for a mask with these names: the background and hidden values are transparent. */
+export function maskColours(names: Readonly<Record<string, number>>, hidden: ReadonlySet<number> = new Set()) {
+  const byValue = new Map(Object.entries(names).map(([name, value]) => [value, name]));
+  const largest = Math.max(0, ...byValue.keys());
+  const table: ColourTable = { R: [0], G: [0], B: [0], A: [0], I: [0], labels: [""] };
+  for (let value = 1; value <= largest; value++) {
+    const [red, green, blue] = labelColour(value);
+    table.R.push(red);
+    table.G.push(green);
+    table.B.push(blue);
+    table.A.push(hidden.has(value) ? 0 : 255);
+    table.I.push(value);
+    table.labels.push(byValue.get(value) ?? "");
+  }
+  return table;
+}
+
+/** A difference of two masks: 1 only in the first answer, 2 only in the second, 3 another label in each. */
+export const DIFFERENCE: readonly { value: number; colour: Colour; words: string }[] = [
+  { value: 1, colour: [230, 159, 0], words: "only in answer A" },
+  { value: 2, colour: [86, 180, 233], words: "only in answer B" },
+  { value: 3, colour: [204, 121, 167], words: "another label in each" },
+];

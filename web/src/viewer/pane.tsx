@@ -1,0 +1,48 @@
+/** A viewer as a component: the canvas, its size, and where the cross-hair is. */
+import type { ComponentChildren } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+import type { Viewer } from "./viewer";
+
+export function Pane(given: {
+  label: string;
+  onOpen: (viewer: Viewer) => void;
+  onClose?: () => void;
+  children?: ComponentChildren;
+}) {
+  const canvas = useRef<HTMLCanvasElement>(null);
+  const [place, setPlace] = useState("");
+  const [failed, setFailed] = useState(false);
+  useEffect(() => {
+    let opened: Viewer | null = null;
+    let over = false;
+    void (async () => {
+      try {
+        const { Viewer } = await import("./viewer");
+        if (over) return;
+        opened = await Viewer.open(canvas.current!, setPlace);
+        if (over) opened.close();
+        else given.onOpen(opened);
+      } catch {
+        setFailed(true);
+      }
+    })();
+    return () => {
+      over = true;
+      given.onClose?.();
+      opened?.close();
+    };
+    // One viewer for the life of the canvas.
+  }, []);
+  return (
+    <figure class="pane">
+      <div class="pane-canvas">
+        <canvas ref={canvas} tabIndex={0} aria-label={given.label} role="img" />
+        {failed && <p class="pane-text">This browser cannot draw volumes: it needs WebGL 2.</p>}
+        {given.children}
+      </div>
+      <figcaption class="pane-place mono" aria-live="off">
+        {place || "\u00a0"}
+      </figcaption>
+    </figure>
+  );
+}

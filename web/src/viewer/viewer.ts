@@ -1,0 +1,166 @@
+/**
+ * NiiVue on one canvas: a scan, and overlays on it.
+ *
+ * Planes are shown as radiologists read them, the patient's right on the left, and both sides are marked. A
+ * picture without a position has no sides, and so no marks.
+ */
+import { Niivue, NVImage, SHOW_RENDER, SLICE_TYPE } from "@niivue/niivue";
+import type { ColourTable } from "./palette";
+
+export type Layout = "planes" | "axial" | "coronal" | "sagittal" | "render";
+export type OverlayName = "mask" | "uncertainty" | "difference";
+
+const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
+  planes: SLICE_TYPE.MULTIPLANAR,
+  axial: SLICE_TYPE.AXIAL,
+  coronal: SLICE_TYPE.CORONAL,
+  sagittal: SLICE_TYPE.SAGITTAL,
+  render: SLICE_TYPE.RENDER,
+};
+
+const CROSSHAIR = 0.25;
+
+/** Overlays in the order in which they are drawn. */
+const ORDER: readonly OverlayName[] = ["mask", "uncertainty", "difference"];
+
+export class Viewer {
+  private scan: NVImage | null = null;
+  private readonly overlays = new Map<OverlayName, NVImage>();
+
+  private constructor(
+    /** For what this class has no words for; drawing tools, for example. */
+    readonly niivue: Niivue,
+    private readonly canvas: HTMLCanvasElement,
+  ) {}
+
+  /** The canvas must be inside an element that has a size. */
+  static async open(canvas: HTMLCanvasElement, describe?: (text: string) => void): Promise<Viewer> {
+    const niivue = new Niivue({
+      backColor: [0.02, 0.035, 0.04, 1],
+      crosshairColor: [0.42, 0.77, 0.83, 0.9],
+      fontColor: [0.87, 0.91, 0.92, 1],
+      // Of the canvas: a voxel would be wide in a coarse scan.
+      crosshairWidthUnit: "percent",
+      crosshairWidth: CROSSHAIR,
+      loadingText: "",
+      dragAndDropEnabled: false,
+      isRadiologicalConvention: true,
+      showAllOrientationMarkers: true,
+      isColorbar: false,
+      isNearestInterpolation: true,
+      multiplanarShowRender: SHOW_RENDER.ALWAYS,
+      tileMargin: 6,
+      logLevel: "error",
+    });
+    await niivue.attachToCanvas(canvas, false);
+    if (describe) {
+      niivue.onLocationChange = (location) => describe((location as { string?: string }).string ?? "");
+    }
+    return new Viewer(niivue, canvas);
+  }
+
+  /** Free the graphics memory at once; the garbage collector comes later. */
+  close(): void {
+    this.clear();
+    this.niivue.cleanup();
+    this.canvas.getContext("webgl2")?.getExtension("WEBGL_lose_context")?.loseContext();
+  }
+
+  get hasScan(): boolean {
+    return this.scan !== null;
+  }
+
+  clear(): void {
+    for (const volume of [...this.niivue.volumes].reverse()) this.niivue.removeVolume(volume);
+    this.overlays.clear();
+    this.scan = null;
+  }
+
+  /** Show a scan (NIfTI) and drop the one before. `flat`: a picture, which has no patient's sides. */
+  async show(scan: Blob | ArrayBuffer, flat: boolean): Promise<void> {
+    this.clear();
+    const opts = this.niivue.opts;
+    opts.isRadiologicalConvention = !flat;
+    opts.isOrientationTextVisible = !flat;
+    opts.crosshairWidth = flat ? 0 : CROSSHAIR;
+    this.scan = await volume(scan, "scan.nii.gz");
+    this.niivue.addVolume(this.scan);
+    this.layout(flat ? "axial" : "planes");
+  }
+
+  layout(layout: Layout): void {
+    this.niivue.setSliceType(SLICE_TYPES[layout]);
+  }
+
+  /** Show or replace an overlay. A mask's file is NIfTI or NRRD, by the end of `name`. */
+  async overlay(name: OverlayName, found: Blob | ArrayBuffer | NVImage, file = "mask.nii.gz"): Promise<NVImage> {
+    this.removeOverlay(name);
+    const image = found instanceof NVImage ? found : await volume(found, file);
+    this.overlays.set(name, image);
+    if (name === "uncertainty") {
+      image.colormap = "plasma";
+      image.cal_min = 0.02;
+      image.cal_max = 1;
+      image.colormapType = 1; // below the least value: transparent
+    }
+    this.niivue.addVolume(image);
+    // Drawn in a fixed order, whenever each arrives.
+    const present = ORDER.filter((each) => this.overlays.has(each));
+    present.forEach((each, index) => this.niivue.setVolume(this.overlays.get(each)!, index + 1));
+    return image;
+  }
+
+  removeOverlay(name: OverlayName): void {
+    const found = this.overlays.get(name);
+    if (found === undefined) return;
+    this.overlays.delete(name);
+    this.niivue.removeVolume(found);
+  }
+
+  /** Colour an overlay's values, which are labels. */
+  colours(name: OverlayName, table: ColourTable): void {
+    const found = this.overlays.get(name);
+    if (found === undefined) return;
+    found.setColormapLabel(table);
+    this.niivue.updateGLVolume();
+  }
+
+  opacity(name: OverlayName, value: number): void {
+    const found = this.overlays.get(name);
+    if (found === undefined) return;
+    this.niivue.setOpacity(this.niivue.getVolumeIndexByID(found.id), value);
+  }
+
+  /** Move the cross-hair to a voxel, by its indices in the scan's file. */
+  moveTo([i, j, k]: readonly [number, number, number]): void {
+    const affine = this.scan?.hdr?.affine;
+    if (affine === undefined) return;
+    const { niivue } = this;
+    // By way of millimetres: NiiVue's own voxels are in canonical order, not in the file's.
+    const [x, y, z] = affine.map((row) => row[0]! * i + row[1]! * j + row[2]! * k + row[3]!);
+    niivue.scene.crosshairPos = niivue.mm2frac([x!, y!, z!]);
+    niivue.createOnLocationChange();
+    niivue.drawScene();
+  }
+
+  /** Step through the slices of the plane that is shown, or of the axial one. */
+  step(slices: number): void {
+    this.niivue.moveCrosshairInVox(0, 0, slices);
+  }
+
+  /** Move both viewers' cross-hairs together. */
+  link(other: Viewer): void {
+    this.niivue.broadcastTo([other.niivue], { "2d": true, "3d": true });
+    other.niivue.broadcastTo([this.niivue], { "2d": true, "3d": true });
+  }
+
+  unlink(): void {
+    this.niivue.broadcastTo([]);
+  }
+}
+
+async function volume(found: Blob | ArrayBuffer, name: string): Promise<NVImage> {
+  const file = new File([found], name);
+  // NiiVue chooses its reader by the name, and unpacks by the content.
+  return await NVImage.loadFromFile({ file, name });
+}

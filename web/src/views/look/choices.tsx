@@ -1,0 +1,86 @@
+/** Which model answers, in plain words. */
+import { hospitals, KINDS, models, referenceOf } from "../../app/catalogue";
+import { Select } from "../../ui/controls";
+import type { Personalization, Question } from "./asking";
+
+const WORDS: Record<Personalization, { label: string; hint: string }> = {
+  auto: {
+    label: "The best that there is",
+    hint: "The version adapted to this hospital, if one was assigned. Else the hospital's own model, else the federation's.",
+  },
+  global: { label: "The federation's model", hint: "One model that all member hospitals trained together." },
+  member: { label: "A member hospital's own model", hint: "The model that a member trained for its own scanner." },
+  hospital: { label: "The version adapted to this hospital", hint: "Rejected where no version was assigned to the hospital." },
+  scan: { label: "Adapted to this scan alone", hint: "The model fits itself to this one scan, and nothing is kept. It takes longer." },
+};
+
+/** What a model of each kind can answer with. */
+const OFFERED: Record<string, Personalization[]> = {
+  model: ["auto", "global"],
+  "personal-models": ["auto", "member"],
+  "routing-space": ["auto", "global", "member", "hospital", "scan"],
+  "cross-attention": ["auto", "global", "member", "hospital"],
+  "ssf-pool": ["auto"],
+};
+
+/** Versions that answer for a segmentation. */
+export const segmenters = () => models.value.filter((model) => model.answers === "/segment" && model.latest !== null);
+
+export function Choices(given: { question: Question; onChange: (question: Question) => void }) {
+  const { question, onChange } = given;
+  const all = segmenters();
+  const model = all.find((each) => referenceOf(each) === question.model);
+  const offered = OFFERED[model?.kind ?? ""] ?? ["auto"];
+  const change = (changed: Partial<Question>) => onChange({ ...question, ...changed });
+  return (
+    <>
+      <Select
+        label="Model"
+        value={question.model}
+        options={all.map((each) => ({
+          value: referenceOf(each),
+          label: each.hospital === null ? each.name : `${referenceOf(each)} (adapted to ${each.hospital})`,
+        }))}
+        hint={model && `Finds ${model.labels.join(", ")}: ${KINDS[model.kind] ?? model.kind}.`}
+        onChange={(value) => {
+          const chosen = all.find((each) => referenceOf(each) === value)!;
+          const next: Partial<Question> = { model: value, personalization: "auto" };
+          if (chosen.hospital !== null) next.hospital = chosen.hospital;
+          change(next);
+        }}
+      />
+      <Select
+        label="Hospital of the scan"
+        value={question.hospital}
+        disabled={model?.hospital != null}
+        options={[
+          { value: "", label: "Not said" },
+          ...hospitals.value.map((each) => ({ value: each.id, label: `${each.name}${each.site ? ` (site ${each.site})` : ""}` })),
+        ]}
+        onChange={(hospital) => change({ hospital })}
+      />
+      <Select
+        label="Who answers"
+        value={question.personalization}
+        options={offered.map((value) => ({
+          value,
+          label: WORDS[value].label,
+          disabled: value === "hospital" && question.hospital === "",
+        }))}
+        hint={WORDS[question.personalization].hint}
+        onChange={(personalization) => change({ personalization })}
+      />
+      {question.personalization === "member" && (
+        <Select
+          label="Member"
+          value={question.site}
+          options={[
+            { value: "", label: "The hospital's own site" },
+            ...(model?.sites ?? []).map((site) => ({ value: site, label: site })),
+          ]}
+          onChange={(site) => change({ site })}
+        />
+      )}
+    </>
+  );
+}

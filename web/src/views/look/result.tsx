@@ -1,0 +1,134 @@
+/** What an answer says: labels and volumes, how certain it is, warnings, and the receipt. */
+import { useState } from "preact/hooks";
+import { session } from "../../app/session";
+import { CopyButton } from "../../ui/controls";
+import { Dialog } from "../../ui/dialog";
+import { count } from "../../ui/format";
+import { Notice } from "../../ui/notice";
+import { css, labelColour } from "../../viewer/palette";
+import { type Answer, asCurl } from "./asking";
+
+/** `member; site=CS` in words. */
+export function servedBy(personalization: string): string {
+  const [kind = "", detail = ""] = personalization.split(";").map((part) => part.trim());
+  const named = detail.split("=")[1] ?? "";
+  const words: Record<string, string> = {
+    global: "the federation's model",
+    member: `the model of ${named}`,
+    hospital: `the version adapted to ${named}`,
+    cluster: `the model of cluster ${named}`,
+    scan: "a model adapted to this scan",
+  };
+  return words[kind] ?? personalization;
+}
+
+export function Result(given: {
+  answer: Answer;
+  hidden: ReadonlySet<number>;
+  onHide: (hidden: ReadonlySet<number>) => void;
+  onFind: (voxel: [number, number, number]) => void;
+}) {
+  const { answer, hidden, onHide, onFind } = given;
+  const [receipt, setReceipt] = useState(false);
+  const { report } = answer;
+  const toggle = (value: number) => {
+    const next = new Set(hidden);
+    if (!next.delete(value)) next.add(value);
+    onHide(next);
+  };
+  return (
+    <section class="card stack" aria-label="Answer">
+      <div class="stack tight">
+        <h2>Answer</h2>
+        <p class="soft">
+          By {servedBy(answer.personalization)}, <span class="mono">{answer.model}</span>
+        </p>
+      </div>
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Label</th>
+            <th scope="col" class="number">
+              Size
+            </th>
+            <th scope="col">
+              <span class="visually-hidden">Place</span>
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {Object.entries(report.label_names).map(([name, value]) => {
+            const centre = report.centroids[name];
+            return (
+              <tr key={name}>
+                <td>
+                  <label class="check">
+                    <input type="checkbox" checked={!hidden.has(value)} onChange={() => toggle(value)} />
+                    <span class="swatch" style={{ background: css(labelColour(value)) }} />
+                    {name}
+                  </label>
+                </td>
+                <td class="number">{sizeOf(report, name, value)}</td>
+                <td class="number">
+                  {centre && centre.length === 4 && (
+                    <button
+                      type="button"
+                      class="button quiet small"
+                      onClick={() => onFind([centre[1]!, centre[2]!, centre[3]!])}
+                      aria-label={`Show ${name}`}
+                    >
+                      Show
+                    </button>
+                  )}
+                </td>
+              </tr>
+            );
+          })}
+        </tbody>
+      </table>
+      <Certainty value={report.uncertainty} />
+      {report.warnings.map((warning) => (
+        <Notice key={warning} tone="warn">
+          {warning}
+        </Notice>
+      ))}
+      <div class="row">
+        <button type="button" class="button small" onClick={() => setReceipt(true)}>
+          Receipt
+        </button>
+        <CopyButton label="Copy as curl" text={asCurl(answer.question, answer.mask.flat, session.value?.authenticated ?? false)} />
+      </div>
+      {receipt && (
+        <Dialog title="Receipt" onClose={() => setReceipt(false)}>
+          <div class="stack">
+            <p class="soft">What was asked, and exactly what answered. The same scan and graph give the same mask.</p>
+            <pre>{JSON.stringify(report.receipt, null, 2)}</pre>
+            <div class="row">
+              <CopyButton label="Copy the receipt" text={JSON.stringify(report.receipt, null, 2)} />
+            </div>
+          </div>
+        </Dialog>
+      )}
+    </section>
+  );
+}
+
+/** The size of a value of the mask: of all labels, overlapping ones belong to several values. */
+function sizeOf(report: Answer["report"], name: string, value: number): string {
+  const label = report.labels[name] ?? Object.values(report.labels).find((each) => each.classes.includes(value));
+  if (label === undefined) return "";
+  return label.volume_ml == null ? `${count(label.voxels)} px` : `${label.volume_ml.toFixed(label.volume_ml < 10 ? 2 : 1)} mL`;
+}
+
+function Certainty({ value }: { value: number }) {
+  const words = value < 0.15 ? "low" : value < 0.35 ? "moderate" : "high";
+  return (
+    <div class="field">
+      <span class="label">
+        Uncertainty: {words} ({value.toFixed(2)})
+      </span>
+      <meter class={`meter ${words}`} min={0} max={1} value={value} aria-label="Uncertainty, 0 to 1" />
+      <p class="hint">How undecided the model is where it sees something: 0 is certain. It is not a probability of error.</p>
+    </div>
+  );
+}
