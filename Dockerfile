@@ -7,9 +7,10 @@
 # image runs on the CPU. For a CPU-only image of a fraction of the size, lock torch's CPU builds first (`make lock` says how)
 # and name their index: docker build --build-arg PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu .
 
-ARG PYTHON=3.11
+# Pin it by its digest before a release: docker.io/library/python:3.11-slim@sha256:...
+ARG BASE=docker.io/library/python:3.11-slim
 
-FROM python:${PYTHON}-slim AS build
+FROM ${BASE} AS build
 ARG PIP_INDEX_URL
 ARG PIP_EXTRA_INDEX_URL
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
@@ -25,9 +26,9 @@ COPY service service
 COPY training training
 RUN /opt/locum/bin/pip install --no-deps --no-build-isolation .
 
-FROM python:${PYTHON}-slim
+FROM ${BASE}
 # A user without a shell or a password; its number is fixed, so that volumes can be given to it beforehand.
-RUN useradd --system --uid 10001 --no-create-home --shell /usr/sbin/nologin locum \
+RUN useradd --uid 10001 --no-create-home --shell /usr/sbin/nologin locum \
     && install --directory --owner=locum --mode=0755 /var/lib/locum /var/lib/locum/store \
     && install --directory --owner=locum --mode=0700 /var/lib/locum/state
 COPY --from=build /opt/locum /opt/locum
