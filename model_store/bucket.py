@@ -46,6 +46,16 @@ _TIMEOUT = timedelta(seconds=30)
 _RETRIES = 3
 
 
+def connect(url: str) -> S3Store:
+    """The objects below s3://BUCKET/PREFIX. Raises obstore's BaseError."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
+    return S3Store.from_url(
+        url,
+        client_options={"allow_http": endpoint.startswith("http://"), "timeout": _TIMEOUT},
+        retry_config={"max_retries": _RETRIES, "retry_timeout": _TIMEOUT},
+    )
+
+
 @dataclass(frozen=True)
 class _Listing:
     """The versions in the bucket, with the time of their publication, and the tombstones."""
@@ -65,12 +75,7 @@ class Bucket:
         self._digests: dict[tuple[str, int], str] = {}
         self._conditional = False
         with self._asking():
-            endpoint = os.environ.get("AWS_ENDPOINT_URL", "")
-            self._objects = S3Store.from_url(
-                self.root,
-                client_options={"allow_http": endpoint.startswith("http://"), "timeout": _TIMEOUT},
-                retry_config={"max_retries": _RETRIES, "retry_timeout": _TIMEOUT},
-            )
+            self._objects = connect(self.root)
 
     def check(self) -> None:
         """List the versions again."""

@@ -202,7 +202,14 @@ async def _open(
         broker.start()
         return "embedded Redis answers" if broker.embedded else "Redis answers"
 
+    def files_check() -> str:
+        files = settings.open_files()
+        files.check()
+        return f"{files.location} answers"
+
     checks = {"store": store_check, "database": database_check, "disk": disk_check, "queue": queue_check}
+    if settings.files is not None:
+        checks["files"] = files_check
     readiness = Readiness(checks, observe=lambda part, ok: measured.ready.labels(part).set(ok))
     stack.callback(readiness.close)
     await readiness.look()

@@ -9,6 +9,8 @@
     ├── DatabaseDamaged          503  its file has other bytes than were written
     ├── PartNotReady                  a part of the service does not work (`/health/ready`)
     ├── BrokerError              503  Redis does not answer
+    ├── FilesUnavailable         503  the S3 service with the files of patients does not answer
+    ├── FileDamaged              410  a file there has other bytes than were written
     ├── RequestInvalid           422  fields of a request are not valid
     ├── AuthenticationError           who sent a request is not known
     │   ├── CredentialMissing    401  no bearer token, or of a kind that is not taken here
@@ -163,6 +165,18 @@ class BrokerError(ServiceError):
     """Redis cannot be started or reached."""
 
     status, slug, title = 503, "queue-unavailable", "The job queue is not available"
+
+
+class FilesUnavailable(ServiceError):
+    """The S3 service with scans and files of jobs does not answer, or refuses."""
+
+    status, slug, title = 503, "files-unavailable", "The files are not available"
+
+
+class FileDamaged(ServiceError):
+    """A stored file has other bytes than were written."""
+
+    status, slug, title = 410, "file-damaged", "The file is damaged"
 
 
 class RequestInvalid(ServiceError):

@@ -27,6 +27,7 @@ from model_store.scan import Limits
 from model_store.signing import Signer, TrustedKeys
 from model_store.store import DEFAULT_CACHE, Store, located
 from service.errors import SettingsInvalid
+from service.files import Files, open_files
 from service.pacs.configuration import load_servers
 from service.validation import is_loopback
 
@@ -100,7 +101,13 @@ class Settings(BaseSettings):
     signing_key: Annotated[Folder, AfterValidator(_loaded_by(Signer.load))] | None = Field(
         None, description="file of the private key (PEM) that signs the versions that jobs publish"
     )
-    state_dir: Folder = Field(Path(".locum/state"), description="database, Redis, uploads, cohorts, jobs")
+    state_dir: Folder = Field(
+        Path(".locum/state"), description="database, Redis, uploads; where `files` is unset, also those"
+    )
+    files: Annotated[Path | str, BeforeValidator(_located)] | None = Field(
+        None,
+        description="of cohorts and jobs: a folder, or s3://BUCKET/PREFIX; state_dir when unset",
+    )
     database_url: SecretStr | None = Field(
         None,
         description="SQLAlchemy URL, such as postgresql+psycopg://...; SQLite in state_dir when unset",
@@ -302,6 +309,10 @@ class Settings(BaseSettings):
             trusted=None if self.trusted_keys is None else TrustedKeys.load(self.trusted_keys),
         )
 
+    def open_files(self) -> Files:
+        """The files of cohorts and jobs. Raises FilesUnavailable."""
+        return open_files(self.files or self.state_dir)
+
     def make_state_dir(self) -> None:
         """Create `state_dir`, which other users cannot read; it may hold names of patients."""
         self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -313,19 +324,9 @@ class Settings(BaseSettings):
         return self.state_dir / "spool"
 
     @property
-    def cohorts(self) -> Path:
-        """Folder of the scans of cohorts, until they expire."""
-        return self.state_dir / "cohorts"
-
-    @property
     def viewer_scans(self) -> Path:
         """Folder of the scans that viewers sent, until they expire."""
         return self.state_dir / "viewer-scans"
-
-    @property
-    def jobs(self) -> Path:
-        """Folder of the files of jobs, until they expire."""
-        return self.state_dir / "jobs"
 
 
 def read_settings(**given: Any) -> Settings:

@@ -19,7 +19,7 @@ from service.audit import trail
 from service.catalog.adapted import adapted_name
 from service.cohorts import cohorts
 from service.database import CohortScan, Job, JobEvent
-from service.errors import AuditBroken
+from service.errors import AuditBroken, CohortDeleted
 from service.jobs.expiry import expire
 from service.jobs.files import JobFolder
 from service.jobs.states import TERMINAL
@@ -138,15 +138,16 @@ def _files(service: Service) -> Iterator[str]:
         rows = list(session.scalars(select(CohortScan)))
         over = list(session.scalars(select(Job.id).where(Job.state.in_(TERMINAL))))
     for row in rows:
-        path = cohorts.file_of(settings, row, row.name).path
-        if not path.exists() or sha256(path.read_bytes()) != f"sha256:{row.sha256}":
-            yield f"scan {row.name!r} of cohort {row.cohort} is not on the disk as it was uploaded"
+        try:
+            cohorts.file_of(settings, row, row.name).read()
+        except CohortDeleted:
+            yield f"scan {row.name!r} of cohort {row.cohort} is not stored as it was uploaded"
     for job in over:
-        folder = JobFolder(settings.state_dir, job)
+        folder = JobFolder(settings.open_files(), job)
         yield from (
-            f"{path.name} of job {job}, which is over, is still there"
-            for path in (folder.checkpoint, folder.input)
-            if path.exists()
+            f"{name} of job {job}, which is over, is still there"
+            for name in folder.names
+            if name in (folder.CHECKPOINT, folder.INPUT)
         )
     if any(settings.spool.iterdir()):
         yield "an upload is left in the spool"

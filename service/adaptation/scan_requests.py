@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from anyio import to_thread
-from sqlalchemy import select
+from sqlalchemy import func, select
 from sqlalchemy.orm import Session
 from starlette.requests import ClientDisconnect, Request
 
@@ -127,10 +126,10 @@ class ScanRequest:
 
     def _keep(self, parent: Artefact) -> str:
         context, job_id = self.context, records.new_id()
-        folder = JobFolder(context.settings.state_dir, job_id)
+        folder = JobFolder(context.settings.open_files(), job_id)
         try:
             # The file comes before the row, because a job without its scan cannot run.
-            folder.write(folder.input, self.upload.read())
+            folder.write(folder.INPUT, self.upload.read())
             with context.database.write() as session:
                 _check_room(session, context.settings, self.upload.size)
                 records.create(
@@ -143,6 +142,7 @@ class ScanRequest:
                     cohort=None,
                     options=self.options.model_dump(mode="json"),
                     job_id=job_id,
+                    input_bytes=self.upload.size,
                     request_id=self.request_id,
                 )
         except OSError as error:
@@ -180,12 +180,8 @@ async def wait_for(request: Request, context: ServiceContext, job_id: str, secon
 def _check_room(session: Session, settings: Settings, size: int) -> None:
     """Raise ScanQuotaExceeded if `size` more bytes exceed the quota of waiting scans: that of cohorts."""
     in_turn(session, records.QUEUE)
-    unfinished = select(Job.id).where(Job.kind == "scan", Job.state.not_in(TERMINAL))
-    waiting = 0
-    for job_id in session.scalars(unfinished):
-        # A job that ended meanwhile has no scan any more.
-        with suppress(FileNotFoundError):
-            waiting += JobFolder(settings.state_dir, job_id).input.stat().st_size
+    unfinished = select(func.coalesce(func.sum(Job.input_bytes), 0)).where(Job.state.not_in(TERMINAL))
+    waiting = int(session.scalar(unfinished) or 0)
     quota = settings.cohort_quota_bytes
     if waiting + size > quota:
         if size > quota:
@@ -211,4 +207,4 @@ def _cancel(context: ServiceContext, job_id: str) -> None:
         job = records.cancel(session, job_id)
     if job.state == "cancelled":
         # No worker will delete its files.
-        JobFolder(context.settings.state_dir, job_id).delete()
+        JobFolder(context.settings.open_files(), job_id).delete()

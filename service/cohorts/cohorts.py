@@ -9,17 +9,18 @@ from __future__ import annotations
 
 import errno
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
-from service.cohorts.files import CohortFolder, ScanFile, write_aside
+from service.cohorts.files import COHORTS, CohortFolder, ScanFile
 from service.database import Cohort, CohortMask, CohortScan, Database, Job, caller_of, in_turn
 from service.database.hospitals import require_hospital
 from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, ScanNameTaken
+from service.files import Staged
 from service.jobs.states import TERMINAL
 from service.runtime.spool import Upload
 from service.settings import Settings
@@ -89,7 +90,8 @@ def scans(session: Session, cohort_id: str) -> list[CohortScan]:
 def file_of(settings: Settings, row: CohortScan | CohortMask, name: str) -> ScanFile:
     """Return the file of the scan of this name, or of its mask."""
     what = "scan" if isinstance(row, CohortScan) else "the mask of scan"
-    return ScanFile(name, CohortFolder(settings.cohorts, row.cohort).scan(row.sha256), row.sha256, what)
+    files = settings.open_files()
+    return ScanFile(name, files, CohortFolder(files, row.cohort).scan(row.sha256), row.sha256, what)
 
 
 def totals(session: Session, cohort_ids: Iterable[str]) -> dict[str, tuple[int, int]]:
@@ -130,7 +132,7 @@ def add_scan(
 
     Args:
         database: the database of the cohort.
-        settings: the quota, and the folder of scans.
+        settings: the quota, and the place of scans.
         hospital: the owner of the cohort.
         cohort_id: the id of the cohort.
         name: the client's name for the scan, which is never part of a path.
@@ -141,39 +143,35 @@ def add_scan(
         (row, whether it is new): a repeated upload of the same bytes under the same name changes nothing.
 
     Raises:
-        CohortUnknown, CohortDeleted, CohortInUse, ScanNameTaken, CohortFull.
+        CohortUnknown, CohortDeleted, CohortInUse, ScanNameTaken, CohortFull, FilesUnavailable.
     """
-    folder = CohortFolder(settings.cohorts, cohort_id)
+    folder = CohortFolder(settings.open_files(), cohort_id)
     sha256 = upload.sha256.removeprefix("sha256:")
     with database.read() as session:
         usable(session, hospital, cohort_id)
         known = _same(session, cohort_id, name, sha256)
     if known is not None:
         return known, False
-    aside = keep_aside(settings, upload)
-    try:
-        with database.write() as session:
-            usable(session, hospital, cohort_id, lock=True)
-            known = _same(session, cohort_id, name, sha256)
-            if known is not None:
-                return known, False
-            check_idle(session, cohort_id)
-            in_turn(session, QUOTA)
-            _check_room(session, settings, cohort_id, upload.size)
-            row = CohortScan(
-                cohort=cohort_id,
-                name=name,
-                sha256=sha256,
-                size=upload.size,
-                format=scan_format,
-                created_at=datetime.now(UTC),
-            )
-            session.add(row)
-            session.flush()
-            folder.keep(aside, sha256)
-            return row, True
-    finally:
-        aside.unlink(missing_ok=True)
+    with staged(settings, upload) as aside, database.write() as session:
+        usable(session, hospital, cohort_id, lock=True)
+        known = _same(session, cohort_id, name, sha256)
+        if known is not None:
+            return known, False
+        check_idle(session, cohort_id)
+        in_turn(session, QUOTA)
+        _check_room(session, settings, cohort_id, upload.size)
+        row = CohortScan(
+            cohort=cohort_id,
+            name=name,
+            sha256=sha256,
+            size=upload.size,
+            format=scan_format,
+            created_at=datetime.now(UTC),
+        )
+        session.add(row)
+        session.flush()
+        folder.keep(aside, sha256)
+        return row, True
 
 
 def remove_scan(database: Database, settings: Settings, hospital: str, cohort_id: str, name: str) -> None:
@@ -208,7 +206,7 @@ def remove(database: Database, settings: Settings, hospital: str, cohort_id: str
         session.execute(delete(CohortScan).where(CohortScan.cohort == cohort_id))
         cohort.deleted_at = cohort.deleted_at or datetime.now(UTC)
         session.flush()
-        CohortFolder(settings.cohorts, cohort_id).delete()
+        CohortFolder(settings.open_files(), cohort_id).delete()
 
 
 def named(session: Session, cohort_id: str, name: str) -> CohortScan:
@@ -238,7 +236,7 @@ def remove_unnamed(session: Session, settings: Settings, cohort_id: str, sha256s
     """
     known = digests(session, cohort_id)
     for sha256 in {*sha256s} - known:
-        CohortFolder(settings.cohorts, cohort_id).remove(sha256)
+        CohortFolder(settings.open_files(), cohort_id).remove(sha256)
 
 
 def _named(session: Session, cohort_id: str, name: str) -> CohortScan | None:
@@ -305,10 +303,12 @@ def check_quota(session: Session, settings: Settings, size: int) -> None:
         )
 
 
-def keep_aside(settings: Settings, upload: Upload) -> Path:
-    """Write an upload to a temporary file. Raises CohortFull if the disk is full."""
+@contextmanager
+def staged(settings: Settings, upload: Upload) -> Iterator[Staged]:
+    """Stage an upload. Raises CohortFull if the disk is full, FilesUnavailable."""
     try:
-        return write_aside(settings.cohorts, upload.chunks())
+        with settings.open_files().stage(COHORTS, upload.chunks()) as aside:
+            yield aside
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 
 from anyio import to_thread
 
@@ -49,15 +48,6 @@ def check_and_deidentify(upload: Upload, settings: Settings) -> str:
 
 
 def uid_key(settings: Settings) -> bytes:
-    """The installation's key for UIDs, drawn when it is first needed."""
-    path = settings.state_dir / "dicom-uid.key"
-    with suppress(FileNotFoundError):
-        return path.read_bytes()
-    drawn = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
-    drawn.touch(mode=0o600)
-    drawn.write_bytes(secrets.token_bytes(32))
-    # A link appears whole or not at all, and never replaces the key of another process.
-    with suppress(FileExistsError):
-        path.hardlink_to(drawn)
-    drawn.unlink()
-    return path.read_bytes()
+    """The installation's key for UIDs, drawn when it is first needed: the same for all processes."""
+    files, key = settings.open_files(), "dicom-uid.key"
+    return files.read(key) or files.create(key, secrets.token_bytes(32))

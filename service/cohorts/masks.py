@@ -66,7 +66,7 @@ def add_mask(
 
     Args:
         database: the database of the cohort.
-        settings: the quota, and the folder of scans.
+        settings: the quota, and the place of scans.
         hospital: the owner of the cohort.
         cohort_id: the id of the cohort.
         scan: the scan that the mask was compared with; rejected if its name belongs to another scan by now.
@@ -77,44 +77,40 @@ def add_mask(
         (row, whether it is new): a repeated upload of the same bytes changes nothing.
 
     Raises:
-        CohortUnknown, CohortDeleted, CohortInUse, MaskTaken, CohortFull.
+        CohortUnknown, CohortDeleted, CohortInUse, MaskTaken, CohortFull, FilesUnavailable.
     """
     sha256 = upload.sha256.removeprefix("sha256:")
-    aside = cohorts.keep_aside(settings, upload)
-    try:
-        with database.write() as session:
-            cohorts.usable(session, hospital, cohort_id, lock=True)
-            row = cohorts.named(session, cohort_id, scan.name)
-            if row.sha256 != scan.sha256:
-                raise MaskTaken(
-                    f"another scan of cohort {cohort_id} has this name by now: look at it, and draw its mask"
-                )
-            known = session.get(CohortMask, row.id)
-            if known is not None:
-                if known.sha256 != sha256:
-                    raise MaskTaken(
-                        f"scan '{scan.name}' has another mask (its sha256 begins with "
-                        f"{known.sha256[:12]}, this one's with {sha256[:12]}): DELETE that one first"
-                    )
-                return known, False
-            cohorts.check_idle(session, cohort_id)
-            in_turn(session, cohorts.QUOTA)
-            cohorts.check_quota(session, settings, upload.size)
-            made = CohortMask(
-                scan=row.id,
-                cohort=cohort_id,
-                sha256=sha256,
-                size=upload.size,
-                format=decoded.format,
-                label_values=decoded.label_values,
-                created_at=datetime.now(UTC),
+    with cohorts.staged(settings, upload) as aside, database.write() as session:
+        cohorts.usable(session, hospital, cohort_id, lock=True)
+        row = cohorts.named(session, cohort_id, scan.name)
+        if row.sha256 != scan.sha256:
+            raise MaskTaken(
+                f"another scan of cohort {cohort_id} has this name by now: look at it, and draw its mask"
             )
-            session.add(made)
-            session.flush()
-            CohortFolder(settings.cohorts, cohort_id).keep(aside, sha256)
-            return made, True
-    finally:
-        aside.unlink(missing_ok=True)
+        known = session.get(CohortMask, row.id)
+        if known is not None:
+            if known.sha256 != sha256:
+                raise MaskTaken(
+                    f"scan '{scan.name}' has another mask (its sha256 begins with "
+                    f"{known.sha256[:12]}, this one's with {sha256[:12]}): DELETE that one first"
+                )
+            return known, False
+        cohorts.check_idle(session, cohort_id)
+        in_turn(session, cohorts.QUOTA)
+        cohorts.check_quota(session, settings, upload.size)
+        made = CohortMask(
+            scan=row.id,
+            cohort=cohort_id,
+            sha256=sha256,
+            size=upload.size,
+            format=decoded.format,
+            label_values=decoded.label_values,
+            created_at=datetime.now(UTC),
+        )
+        session.add(made)
+        session.flush()
+        CohortFolder(settings.open_files(), cohort_id).keep(aside, sha256)
+        return made, True
 
 
 def remove_mask(database: Database, settings: Settings, hospital: str, cohort_id: str, name: str) -> None:

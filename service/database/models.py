@@ -260,7 +260,8 @@ class Job(Base):
     `token` is the fencing token: it grows with every claim, and a worker with another token than the row's
     may not write. `actor` is the caller that made the job. `queued_at` is when a message was last sent; null
     when one has to be sent at once. A job that waits for another system is not claimed before `retry_at`.
-    `model` and `parent` are empty for a job that needs no model.
+    `model` and `parent` are empty for a job that needs no model. `input_bytes` is the size of the scan that a
+    job of kind `scan` began with.
     """
 
     __tablename__ = "job"
@@ -275,6 +276,7 @@ class Job(Base):
     model: Mapped[str] = mapped_column(String(200))
     parent: Mapped[str] = mapped_column(String(71))
     cohort: Mapped[str | None] = mapped_column(ForeignKey("cohort.id"), index=True)
+    input_bytes: Mapped[int | None] = mapped_column(BigInteger)
     options: Mapped[dict[str, Any]] = mapped_column(JSON)
 
     state: Mapped[str] = mapped_column(String(16))

@@ -1,10 +1,10 @@
 """The files of one job. They show patients, so they are private, expire and can be deleted.
 
-STATE/jobs/<job id>/checkpoint       where a later attempt goes on
-STATE/jobs/<job id>/request          of a job on a PACS: UIDs, which no row of the database has
-STATE/jobs/<job id>/input            the scan of a job of kind `scan`
-STATE/jobs/<job id>/result           the answer, and beside it result.json: media type and headers
-STATE/jobs/<job id>/pictures/        before and after, for the candidate's card
+jobs/<job id>/checkpoint       where a later attempt goes on
+jobs/<job id>/request          of a job on a PACS: UIDs, which no row of the database has
+jobs/<job id>/input            the scan of a job of kind `scan`
+jobs/<job id>/result           the answer, and beside it result.json: media type and headers
+jobs/<job id>/pictures/        before and after, for the candidate's card
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Final
 
-from model_store.durable import remove_folder, sync_folder, write_durably
+from service.files import Files
 from service.validation import JOB_ID
+
+JOBS = "jobs"
 
 
 @dataclass(frozen=True)
@@ -30,63 +31,58 @@ class StoredResult:
 
 
 class JobFolder:
-    """The folder of one job. The first write creates it."""
+    """The folder of one job. The first write creates it. Its files are named by their paths in it."""
 
-    def __init__(self, state_dir: Path, job_id: str) -> None:
+    CHECKPOINT: Final = "checkpoint"
+    """Where a later attempt goes on."""
+    REQUEST: Final = "request"
+    """What a job on a PACS looks for."""
+    INPUT: Final = "input"
+    """The scan of a job of kind `scan`."""
+
+    def __init__(self, files: Files, job_id: str) -> None:
         if not re.fullmatch(JOB_ID, job_id):
             raise ValueError(f"{job_id!r} is no id of a job: expected 32 hexadecimal digits")
-        self.path = state_dir / "jobs" / job_id
+        self._files = files
+        self._folder = f"{JOBS}/{job_id}"
 
     @property
-    def exists(self) -> bool:
-        """Whether the job has any file."""
-        return self.path.is_dir()
+    def names(self) -> list[str]:
+        """The job's files, sorted; partial files of a killed worker included."""
+        return self._files.names(self._folder)
 
-    @property
-    def checkpoint(self) -> Path:
-        """Path of the checkpoint, which `write(folder.checkpoint, ...)` creates."""
-        return self.path / "checkpoint"
-
-    @property
-    def request(self) -> Path:
-        """Path of what a job on a PACS looks for."""
-        return self.path / "request"
-
-    @property
-    def input(self) -> Path:
-        """Path of the scan of a job of kind `scan`."""
-        return self.path / "input"
-
-    @property
-    def pictures(self) -> Path:
-        """Folder of the PNGs, which may not exist."""
-        return self.path / "pictures"
-
-    def write(self, path: Path, content: bytes) -> None:
+    def write(self, name: str, content: bytes) -> None:
         """Write one of the job's files durably, readable by the owner only."""
-        for folder in (self.path.parent, self.path, path.parent):
-            if not folder.is_dir():
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-                sync_folder(folder.parent)
-        write_durably(path, content, mode=0o600)
+        self._files.write(f"{self._folder}/{name}", content)
 
-    def read(self, path: Path) -> bytes | None:
-        """Return the content of one of the job's files; None if it does not exist."""
-        try:
-            return path.read_bytes()
-        except FileNotFoundError:
-            return None
+    def read(self, name: str) -> bytes | None:
+        """Return the content of one of the job's files; None if it does not exist. Raises FileDamaged."""
+        return self._files.read(f"{self._folder}/{name}")
+
+    def write_picture(self, scan: str, when: str, content: bytes) -> None:
+        """Write the PNG of a scan `before`, `after`, or as it was `drawn`."""
+        self.write(_picture(scan, when), content)
+
+    def pictures(self) -> dict[str, dict[str, bytes]]:
+        """Return the PNGs of each scan. One that was deleted meanwhile is left out."""
+        found: dict[str, dict[str, bytes]] = {}
+        for name in self.names:
+            parts = re.fullmatch(_picture("([^/.]*)", "([a-z]+)"), name)
+            content = None if parts is None else self.read(name)
+            if parts is not None and content is not None:
+                found.setdefault(parts[1], {})[parts[2]] = content
+        return found
 
     def write_result(self, result: StoredResult) -> None:
         """Store the answer atomically: a reader sees all of it or nothing."""
-        self.write(self.path / "result", result.body)
+        self.write("result", result.body)
         # Written last: without it there is no result.
         about = {"media_type": result.media_type, "headers": dict(result.headers)}
-        self.write(self.path / "result.json", json.dumps(about).encode())
+        self.write("result.json", json.dumps(about).encode())
 
     def read_result(self) -> StoredResult | None:
         """Return the answer; None before it is stored and after it was deleted."""
-        about, body = self.read(self.path / "result.json"), self.read(self.path / "result")
+        about, body = self.read("result.json"), self.read("result")
         if about is None or body is None:
             return None
         said = json.loads(about)
@@ -94,11 +90,17 @@ class JobFolder:
 
     def delete_unfinished(self) -> None:
         """Delete the files that only an unfinished job needs, and partial files of a killed worker."""
-        # Another process may delete the whole folder meanwhile.
-        with suppress(FileNotFoundError):
-            for path in (self.checkpoint, self.request, self.input, *self.path.rglob(".*")):
-                path.unlink(missing_ok=True)
+        unfinished = [
+            name
+            for name in self.names
+            if name in (self.CHECKPOINT, self.REQUEST, self.INPUT) or name.rpartition("/")[2].startswith(".")
+        ]
+        self._files.remove(*(f"{self._folder}/{name}" for name in unfinished))
 
     def delete(self) -> None:
         """Delete every file of the job, if there are any."""
-        remove_folder(self.path)
+        self._files.remove_folder(self._folder)
+
+
+def _picture(scan: str, when: str) -> str:
+    return f"pictures/{scan}-{when}.png"

@@ -109,8 +109,10 @@ class Reconciler:
                 _log.warning("job %s lost its worker: %s", job.id, over[0])
                 if job.state in TERMINAL:
                     records.expire_files_now(job)
-                    with log_and_continue(f"the files of job {job.id}"):
-                        JobFolder(self._settings.state_dir, job.id).delete()
+            # After the commit: storage that answers slowly must not hold the row.
+            if job.state in TERMINAL:
+                with log_and_continue(f"the files of job {job_id}"):
+                    JobFolder(self._settings.open_files(), job_id).delete()
 
     def _take_from_worker(self, job: Job) -> tuple[JobState, str | None]:
         if job.state == "cancelling":

@@ -55,6 +55,7 @@ def create(
     idempotency_key: str | None = None,
     fingerprint: str | None = None,
     request_id: str | None = None,
+    input_bytes: int | None = None,
 ) -> Job:
     """Add a queued job. Call `submission.send` after the transaction has committed.
 
@@ -71,6 +72,7 @@ def create(
         idempotency_key: the client's.
         fingerprint: of the request with the key.
         request_id: the HTTP request's.
+        input_bytes: size of the scan in the job's folder.
 
     Raises:
         QueueFull: the limit of waiting jobs is reached.
@@ -85,6 +87,7 @@ def create(
         model=model,
         parent=parent,
         cohort=cohort,
+        input_bytes=input_bytes,
         options=dict(options),
         state="queued",
         attempt=0,

@@ -201,7 +201,7 @@ class PacsSubmission:
         database, settings = self.context.database, self.context.settings
         fingerprint = submission.fingerprint({**wanted, **options})
         job_id = records.new_id()
-        folder = JobFolder(settings.state_dir, job_id)
+        folder = JobFolder(settings.open_files(), job_id)
         fields = {
             "hospital": hospital,
             "options": options,
@@ -213,7 +213,7 @@ class PacsSubmission:
         created = False
         try:
             # The file comes before the row, because a job without its request cannot run.
-            folder.write(folder.request, json.dumps(wanted).encode())
+            folder.write(folder.REQUEST, json.dumps(wanted).encode())
             job, created = submission.create_once(
                 database, hospital, self.key, fingerprint, lambda session: create(session, fields)
             )

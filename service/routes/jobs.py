@@ -72,7 +72,7 @@ def cancel_job(context: AsOperator, job: JobId, response: Response) -> JobView:
             records.expire_files_now(found)
     if found.state == "cancelled":
         # No worker has it: delete the scan that it would have worked on.
-        JobFolder(context.settings.state_dir, job).delete()
+        JobFolder(context.settings.open_files(), job).delete()
     response.status_code = 202 if found.state == "cancelling" else 200
     with context.database.read() as session:
         return view(session, records.get(session, job))
@@ -116,7 +116,7 @@ def get_result(context: AsReader, job: JobId) -> Response:
         raise Problem(
             409, "job-without-result", "The job made no mask", f"Job {job} is {found.state}: {found.reason}."
         )
-    stored = JobFolder(context.settings.state_dir, job).read_result()
+    stored = JobFolder(context.settings.open_files(), job).read_result()
     if stored is None:
         raise Problem(
             410,
@@ -137,7 +137,7 @@ def delete_files(context: AsOperator, job: JobId) -> None:
                 f"job {job} is {found.state} and needs its files: DELETE /jobs/{job} stops it first"
             )
         records.expire_files_now(found)
-    JobFolder(context.settings.state_dir, job).delete()
+    JobFolder(context.settings.open_files(), job).delete()
 
 
 async def _feed(context: AsReader, job: JobId) -> AsyncIterator[Feed]:
@@ -181,7 +181,7 @@ def get_card(context: AsOperator, job: JobId) -> HTMLResponse:
 
     One self-contained HTML page. It may show pictures of patients and must not be cached.
     """
-    card = read_card(context.store, context.database, context.settings.state_dir, job)
+    card = read_card(context.store, context.database, context.settings.open_files(), job)
     headers = {
         "Content-Security-Policy": CONTENT_POLICY,
         "Cache-Control": "no-store",

@@ -432,7 +432,7 @@ def _cancel(context: ServiceContext, job_id: str) -> None:
     with context.database.write() as session:
         job = records.cancel(session, job_id)
     if job.state == "cancelled":
-        JobFolder(context.settings.state_dir, job_id).delete()
+        JobFolder(context.settings.open_files(), job_id).delete()
 
 
 def _not_served(path: str) -> Problem:

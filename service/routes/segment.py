@@ -173,7 +173,7 @@ def _collected(context: ServiceContext, job_id: str) -> Response:
         with suppress(SQLAlchemyError), context.database.write() as session:
             records.expire_files_now(records.get(session, job_id))
         with log_and_continue(f"the files of job {job_id}"):
-            JobFolder(context.settings.state_dir, job_id).delete()
+            JobFolder(context.settings.open_files(), job_id).delete()
 
 
 def _accepted(context: ServiceContext, job_id: str) -> Response:

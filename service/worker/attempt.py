@@ -15,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from model_store.artefact import Artefact
 from service.database import Database, Job
-from service.errors import JobCancelled, LeaseLost
+from service.errors import FileDamaged, JobCancelled, LeaseLost
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.leases import Lease, fenced, renew
@@ -76,7 +76,7 @@ class Attempt:
         self.stage = "preparing"
         with database.read() as session:
             self.job: Job = records.get(session, lease.job_id)
-        self.folder = JobFolder(settings.state_dir, lease.job_id)
+        self.folder = JobFolder(settings.open_files(), lease.job_id)
         self._lost = threading.Event()
         self._cancelled = threading.Event()
         self._over = threading.Event()
@@ -120,6 +120,14 @@ class Attempt:
                 return
             if told.cancel:
                 self._cancelled.set()
+
+    def read_checkpoint(self) -> bytes | None:
+        """Return where an earlier attempt came to; None if there is nothing, or nothing to go on from."""
+        try:
+            return self.folder.read(self.folder.CHECKPOINT)
+        except FileDamaged as error:
+            self.warn(f"the job starts over: {error}")
+            return None
 
     # ------------------------------------------------------------------ progress and events
 

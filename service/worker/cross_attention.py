@@ -134,7 +134,7 @@ def _join(
     def after_epoch(checkpoint: JoiningCheckpoint) -> None:
         attempt.check_cancelled()
         # The file comes before the event, so that an epoch with an event is never repeated.
-        attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
+        attempt.folder.write(attempt.folder.CHECKPOINT, checkpoint.to_bytes())
         for record in checkpoint.history:
             if record.epoch not in noted:
                 noted.add(record.epoch)
@@ -155,7 +155,7 @@ def _join(
         )
 
     try:
-        content = attempt.folder.read(attempt.folder.checkpoint)
+        content = attempt.read_checkpoint()
         return go(None if content is None else JoiningCheckpoint.from_bytes(content))
     except CheckpointError as error:
         attempt.warn(f"joining started over: {error}")

@@ -75,7 +75,7 @@ def _with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], AttemptOu
 def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
     folder, store = attempt.folder, attempt.job.options[STORE]
     # Of an earlier attempt, which was lost before the PACS had confirmed it.
-    segmentation = folder.read(folder.checkpoint)
+    segmentation = attempt.read_checkpoint()
     if segmentation is None:
         data = _fetch(attempt, pacs)
         answer = _answer(attempt, data)
@@ -84,7 +84,7 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
             return AttemptOutcome("succeeded")
         segmentation = answer.body
         attempt.check_cancelled()
-        folder.write(folder.checkpoint, segmentation)
+        folder.write(folder.CHECKPOINT, segmentation)
     attempt.set_stage("storing")
     stored_now = pacs.store(segmentation)
     _note(attempt, "mask.stored", pacs, new=stored_now)
@@ -104,7 +104,7 @@ _NOT_CACHED = {"Cache-Control": "no-store"}
 
 
 def _wanted(attempt: Attempt) -> dict[str, Any]:
-    content = attempt.folder.read(attempt.folder.request)
+    content = attempt.folder.read(attempt.folder.REQUEST)
     if content is None:
         raise PacsJobFailed("what was asked for is not there any more; send the request again")
     found: dict[str, Any] = json.loads(content)

@@ -57,7 +57,7 @@ def draw_pictures(
         shown = common_slices([*found.values()])
         for when, segmentation in found.items():
             content = picture(segmentation, task, f"scan {number}  ·  {_SAID[when]}", shown=shown)
-            attempt.folder.write(attempt.folder.pictures / f"{number}-{when}.png", content)
+            attempt.folder.write_picture(str(number), when, content)
 
 
 def draw_answers(
@@ -80,7 +80,7 @@ def draw_answers(
             likeliest = np.argsort(-answers[index], kind="stable")[:_MOST_CLASSES]
             words = ", ".join(f"{task.class_names[k]} {answers[index][k]:.0%}" for k in likeliest)
             content = overlay(panels, [], f"scan {number}  ·  {words}", NOTICE)
-            attempt.folder.write(attempt.folder.pictures / f"{number}-{when}.png", content)
+            attempt.folder.write_picture(str(number), when, content)
 
 
 def _chosen(files: Sequence[ScanFile]) -> list[int]:

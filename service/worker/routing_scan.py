@@ -31,7 +31,7 @@ from service.worker.routing_adapt import LoadedSpace, load_space
 
 def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
     """Adapt and answer. The runner reports any error as the job's reason."""
-    data = attempt.folder.read(attempt.folder.input)
+    data = attempt.folder.read(attempt.folder.INPUT)
     if data is None:
         raise AdaptationRejected("the scan is not there any more; send it again")
     options = SegmentOptions.model_validate(attempt.job.options)

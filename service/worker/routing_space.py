@@ -144,7 +144,7 @@ def _adapt(
         nonlocal began
         attempt.check_cancelled()
         # The file comes before the event, so that an epoch with an event is never repeated.
-        attempt.folder.write(attempt.folder.checkpoint, checkpoint.to_bytes())
+        attempt.folder.write(attempt.folder.CHECKPOINT, checkpoint.to_bytes())
         used = _coefficients(over, network, cohort, device, attempt.check_cancelled)
         for record in checkpoint.history:
             if record.epoch not in noted:
@@ -177,7 +177,7 @@ def _adapt(
 
 
 def _checkpoint(attempt: Attempt) -> AdaptationCheckpoint | None:
-    content = attempt.folder.read(attempt.folder.checkpoint)
+    content = attempt.read_checkpoint()
     return None if content is None else AdaptationCheckpoint.from_bytes(content)
 
 

@@ -10,14 +10,16 @@ import logging
 import os
 import socket
 from collections.abc import Callable, Mapping
+from datetime import UTC, datetime, timedelta
 
 from celery.exceptions import SoftTimeLimitExceeded
 from sqlalchemy.exc import SQLAlchemyError
 
-from model_store.errors import LocumStoreError
+from model_store.errors import LocumStoreError, StoreUnavailable
 from personalization.errors import PersonalizationError
 from service.database import Database
-from service.errors import JobCancelled, LeaseLost, ServiceError
+from service.errors import FilesUnavailable, JobCancelled, LeaseLost, ServiceError
+from service.jobs.expiry import log_and_continue
 from service.jobs.leases import claim, finish, postpone
 from service.settings import Settings
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed
@@ -63,8 +65,9 @@ def _attend(attempt: Attempt) -> None:
         return
     # Without the reason, which may have the hospital's name of a scan: only readers of the job may see it.
     _log.info("job %s: %s", attempt.lease.job_id, state)
-    # Only an unfinished job can continue.
-    attempt.folder.delete_unfinished()
+    # Only an unfinished job can continue. What cannot be deleted now is deleted by the reconciler.
+    with log_and_continue(f"the files of job {attempt.lease.job_id}"):
+        attempt.folder.delete_unfinished()
 
 
 def _end(attempt: Attempt) -> str | None:
@@ -94,6 +97,11 @@ def _outcome(attempt: Attempt) -> AttemptOutcome:
         return HANDLERS[attempt.job.kind](attempt)
     except (LeaseLost, Postponed):
         raise
+    except (FilesUnavailable, StoreUnavailable) as error:
+        _log.warning("job %s: %s", attempt.lease.job_id, error)
+        until = datetime.now(UTC) + timedelta(seconds=attempt.settings.resend_seconds)
+        # Without the error's text: it has addresses of the installation.
+        raise Postponed("the files or the model store cannot be reached", until) from error
     except JobCancelled as cancelled:
         return AttemptOutcome("cancelled", str(cancelled))
     except SoftTimeLimitExceeded:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from sqlalchemy import select
@@ -26,6 +25,7 @@ from service.adaptation.card.model import (
     Picture,
 )
 from service.database import Assignment, Database, Job
+from service.files import Files
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.states import ON_PACS
@@ -47,7 +47,7 @@ _UNKNOWN = Words(
 _PACS = replace(_UNKNOWN, truth="no person has looked at what this job made.", before="")
 
 
-def read_card(store: Store, database: Database, state_dir: Path, job_id: str) -> Card:
+def read_card(store: Store, database: Database, files: Files, job_id: str) -> Card:
     """Everything that is known of a job by now. Reads database, store and disk: call it in a thread.
 
     Raises:
@@ -88,7 +88,7 @@ def read_card(store: Store, database: Database, state_dir: Path, job_id: str) ->
         epochs=_epochs(epochs, tuple(words.parts)),
         sections=() if adaptation is None else adaptation.sections(result, epochs),
         gate=_gate(job.gate or (gates[-1] if gates else None)),
-        pictures=_pictures(JobFolder(state_dir, job.id)),
+        pictures=_pictures(JobFolder(files, job.id)),
         warnings=tuple(warnings),
         decisions=decisions,
         options=job.options,
@@ -192,16 +192,11 @@ def _check(found: Mapping[str, Any]) -> CheckRow:
 
 
 def _pictures(folder: JobFolder) -> tuple[tuple[Picture, ...], ...]:
-    """By scan `<scan>-before.png`, `<scan>-after.png` and `<scan>-drawn.png`, if it is there; a scan of which
-    one of the first two has expired in between is left out."""
+    """By scan; one of which `before` or `after` has expired in between is left out."""
     found = []
-    for place in sorted(folder.pictures.glob("*-before.png")):
-        scan = place.name.removesuffix("-before.png")
-        pictures = {
-            when: folder.read(place.with_name(f"{scan}-{when}.png")) for when in ("before", "after", "drawn")
-        }
-        if pictures["before"] is not None and pictures["after"] is not None:
-            shown = ((when, content) for when, content in pictures.items() if content is not None)
+    for scan, pictures in sorted(folder.pictures().items()):
+        if "before" in pictures and "after" in pictures:
+            shown = ((when, pictures[when]) for when in ("before", "after", "drawn") if when in pictures)
             found.append(tuple(Picture(f"scan {scan}, {when}", content) for when, content in shown))
     return tuple(found)
 

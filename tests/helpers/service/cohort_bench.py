@@ -38,7 +38,7 @@ class Bench:
 
     def files(self) -> dict[str, bytes]:
         """Whatever lies under the folder of cohorts, by its path there."""
-        root = self.settings.cohorts
+        root = self.settings.state_dir / "cohorts"
         return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
 
     def names(self) -> list[str]:

@@ -69,11 +69,11 @@ class Workplace:
     def scan_job(self, scan: bytes, **options: Any) -> str:
         job_id = records.new_id()
         folder = self.folder(job_id)
-        folder.write(folder.input, scan)
+        folder.write(folder.INPUT, scan)
         return self.adaptation(None, kind="scan", hospital=None, options=options, job_id=job_id)
 
     def folder(self, job_id: str) -> JobFolder:
-        return JobFolder(self.settings.state_dir, job_id)
+        return JobFolder(self.settings.open_files(), job_id)
 
     def job(self, job_id: str) -> Job:
         with self.database.read() as session:

@@ -200,7 +200,7 @@ def unexpected(service: Service) -> None:
         (different, "2 different models came of one adaptation"),
         (damaged, "a version does not open"),
         (staged, "1 half versions"),
-        (scanless, "is not on the disk as it was uploaded"),
+        (scanless, "is not stored as it was uploaded"),
         (spooled, "left in the spool"),
         (unexpected, "it rained"),
     ],
@@ -211,7 +211,7 @@ def test_what_is_broken_is_seen(service: Service, break_it: Callable[[Service], 
 
 
 def test_what_a_job_needed_does_not_outlive_it(service: Service) -> None:
-    folder = JobFolder(service.settings.state_dir, done(service))
-    folder.write(folder.checkpoint, b"left by a worker that was killed at the very end")
+    folder = JobFolder(service.settings.open_files(), done(service))
+    folder.write(folder.CHECKPOINT, b"left by a worker that was killed at the very end")
     assert violations(service) == []
-    assert not folder.checkpoint.exists()
+    assert folder.CHECKPOINT not in folder.names

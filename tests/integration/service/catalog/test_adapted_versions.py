@@ -279,9 +279,9 @@ def test_models_list_the_hospital_of_adapted_versions(place: Place) -> None:
 
 def test_card_of_a_candidate_shows_gate_pictures_and_decisions(place: Place) -> None:
     job = place.job_of[2]
-    folder = JobFolder(place.api.settings.state_dir, job)
+    folder = JobFolder(place.api.settings.open_files(), job)
     for when in ("before", "after"):
-        folder.write(folder.pictures / f"1-{when}.png", f"picture {when}".encode())
+        folder.write(f"pictures/1-{when}.png", f"picture {when}".encode())
     place.assign(place.candidate(2), 0, override=True)
     card = place.client.get(f"/jobs/{job}/card")
     assert (card.status_code, card.headers["cache-control"]) == (200, "no-store")

@@ -115,7 +115,7 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
         day = datetime.now(UTC).date()
         usage = {"model": "bright", "version": 1, "scans": 1, "shares": [0.5, 0.5]}
         session.add(KeyUsage(hospital=hospital, digest=space.digest, day=day, **usage))
-    JobFolder(api.settings.state_dir, scan_job.id).write_result(StoredResult(b"mask", "image/png", {}))
+    JobFolder(api.settings.open_files(), scan_job.id).write_result(StoredResult(b"mask", "image/png", {}))
     key = client.post("/keys", json={"name": f"of {hospital}", "role": "reader", "hospital": hospital})
     # It belongs to the caller that sends it: to north's key, and else to the client without one.
     with acting(api, NORTH) if hospital == "north" else nullcontext(client) as sender:
@@ -358,5 +358,5 @@ def kept(api: Any, things: Things) -> list[Any]:
             session.query(Job).count(),
             session.query(Hospital).count(),
         ]
-    folders = (api.settings.cohorts / things.cohort, JobFolder(api.settings.state_dir, things.scan_job).path)
-    return [*rows, *(sorted(path.name for path in folder.iterdir()) for folder in folders)]
+    folders = (f"cohorts/{things.cohort}", f"jobs/{things.scan_job}")
+    return [*rows, *(api.settings.open_files().names(folder) for folder in folders)]

@@ -134,7 +134,7 @@ def test_scans_sent_with_the_request_become_a_cohort(api: Any, scans: list[bytes
     assert job["options"]["epochs"] == 1
     kept = api.client.get(f"/hospitals/north/cohorts/{job['cohort']}/scans").json()["scans"]
     assert [scan["name"] for scan in kept] == [f"{n:04d}" for n in range(1, len(scans) + 1)]
-    folder = api.settings.cohorts / job["cohort"]
+    folder = api.settings.state_dir / "cohorts" / job["cohort"]
     assert sorted(path.read_bytes() for path in folder.iterdir()) == sorted(scans)
 
 
@@ -148,7 +148,7 @@ def test_repeated_scans_with_a_key_reuse_the_job(api: Any, scans: list[bytes], k
 
 def test_rejected_scans_leave_no_files_and_jobs(api: Any, scans: list[bytes]) -> None:
     def kept() -> list[Path]:
-        return sorted(path for path in api.settings.cohorts.rglob("*") if path.is_file())
+        return sorted(path for path in (api.settings.state_dir / "cohorts").rglob("*") if path.is_file())
 
     before, jobs = kept(), api.client.get("/jobs", params={"limit": 1000}).json()
     assert problem(send(api, [scans[0], b"no scan"])) == (415, "unsupported-scan")
@@ -184,12 +184,12 @@ def test_invalid_adaptation_request_is_rejected_with_its_problem_type(api: Any, 
 
 def test_deleting_a_queued_job_cancels_it_at_once(api: Any, cohort: str) -> None:
     job = submitted(api, cohort)
-    folder = JobFolder(api.settings.state_dir, job)
-    folder.write(folder.input, b"a scan")
+    folder = JobFolder(api.settings.open_files(), job)
+    folder.write(folder.INPUT, b"a scan")
     cancelled = api.client.delete(f"/jobs/{job}")
     assert (cancelled.status_code, cancelled.json()["state"]) == (200, "cancelled")
     assert cancelled.json()["reason"] == "cancelled before it began"
-    assert not folder.exists
+    assert not folder.names
     assert claim(api.context.database, job, "late", api.settings) is None
     assert api.client.delete(f"/jobs/{job}").json() == cancelled.json()
 
@@ -231,7 +231,7 @@ def test_scan_job_result_is_its_mask_until_the_files_are_deleted(api: Any) -> No
     assert problem(api.client.get(f"/jobs/{job}/result")) == (409, "job-not-over")
     assert problem(api.client.delete(f"/jobs/{job}/files")) == (409, "job-not-over")
     lease = take(api, job)
-    folder = JobFolder(api.settings.state_dir, job)
+    folder = JobFolder(api.settings.open_files(), job)
     folder.write_result(StoredResult(b"mask", "image/png", {"Locum-Model": "brain@1"}))
     assert problem(api.client.get(f"/jobs/{job}/result")) == (409, "job-not-over")
     finish(api.context.database, lease, "succeeded")
@@ -239,7 +239,7 @@ def test_scan_job_result_is_its_mask_until_the_files_are_deleted(api: Any) -> No
     assert (answer.status_code, answer.content) == (200, b"mask")
     assert (answer.headers["content-type"], answer.headers["locum-model"]) == ("image/png", "brain@1")
     assert api.client.delete(f"/jobs/{job}/files").status_code == 204
-    assert not folder.exists
+    assert not folder.names
     assert problem(api.client.get(f"/jobs/{job}/result")) == (410, "files-deleted")
     assert api.client.get(f"/jobs/{job}").json()["state"] == "succeeded"
 
@@ -247,15 +247,15 @@ def test_scan_job_result_is_its_mask_until_the_files_are_deleted(api: Any) -> No
 @pytest.mark.parametrize("how", ["its files are deleted", "it is cancelled"])
 def test_files_written_after_a_job_ended_are_deleted(api: Any, how: str) -> None:
     job, database = scan_job(api), api.context.database
-    folder = JobFolder(api.settings.state_dir, job)
+    folder = JobFolder(api.settings.open_files(), job)
     if how == "it is cancelled":
         assert api.client.delete(f"/jobs/{job}").json()["state"] == "cancelled"
     else:
         finish(database, take(api, job), "failed", reason="the scan is all noise")
         assert api.client.delete(f"/jobs/{job}/files").status_code == 204
-    folder.write(folder.pictures / "before-1.png", b"a patient, drawn by a worker that had been stopped")
+    folder.write("pictures/before-1.png", b"a patient, drawn by a worker that had been stopped")
     expire(database, api.settings)
-    assert not folder.exists
+    assert not folder.names
 
 
 def test_result_of_a_job_without_a_mask_is_rejected_with_the_reason(api: Any, cohort: str) -> None:

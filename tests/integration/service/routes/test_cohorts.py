@@ -42,7 +42,7 @@ def scan(make_png: Callable[..., bytes], picture: NDArray[np.uint8]) -> bytes:
 
 
 def files(api: Any) -> list[Path]:
-    return [path for path in api.settings.cohorts.rglob("*") if path.is_file()]
+    return [path for path in (api.settings.state_dir / "cohorts").rglob("*") if path.is_file()]
 
 
 def problem(answer: httpx.Response) -> tuple[int, str]:
@@ -209,7 +209,8 @@ def test_scan_name_that_looks_like_a_path_is_stored_as_a_name(
     assert answer.status == 201, answer.read()
     connection.close()
     (path,) = files(api)
-    assert path == api.settings.cohorts / cohort.rpartition("/")[2] / hashlib.sha256(scan).hexdigest()
+    folder = api.settings.state_dir / "cohorts" / cohort.rpartition("/")[2]
+    assert path == folder / hashlib.sha256(scan).hexdigest()
     (listed,) = api.client.get(f"{cohort}/scans").json()["scans"]
     assert listed["name"] == unquote(name)
 

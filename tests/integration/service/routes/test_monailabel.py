@@ -564,7 +564,7 @@ def test_job_that_takes_too_long_is_cancelled_with_504(start: Any, store: Path, 
     assert slug(answer) == (504, "job-too-slow")
     (job,) = api.client.get("/jobs").json()["jobs"]
     assert job["state"] == "cancelled"
-    assert not any(api.settings.jobs.glob("*"))
+    assert not any((api.settings.state_dir / "jobs").glob("*"))
 
 
 # --- the service around it

@@ -55,7 +55,7 @@ def queued(api: Any) -> list[str]:
 
 
 def jobs_with_files(api: Any) -> list[str]:
-    return [folder.name for folder in api.settings.jobs.glob("*")]
+    return [folder.name for folder in (api.settings.state_dir / "jobs").glob("*")]
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def nothing_left(api: Any) -> Any:
         for job_id in found:
             records.cancel(session, job_id)
     for job_id in found:
-        JobFolder(api.settings.state_dir, job_id).delete()
+        JobFolder(api.settings.open_files(), job_id).delete()
 
 
 def work(api: Any, state: JobEnd = "succeeded", reason: str | None = None) -> threading.Thread:
@@ -80,8 +80,8 @@ def work(api: Any, state: JobEnd = "succeeded", reason: str | None = None) -> th
             time.sleep(0.01)
         lease = leases.claim(api.context.database, found[0], "test", api.settings)
         assert lease is not None
-        folder = JobFolder(api.settings.state_dir, found[0])
-        assert folder.read(folder.input) is not None
+        folder = JobFolder(api.settings.open_files(), found[0])
+        assert folder.read(folder.INPUT) is not None
         if state in ("succeeded", "fell_back"):
             folder.write_result(RESULT)
         leases.finish(api.context.database, lease, state, reason=reason)
@@ -102,9 +102,10 @@ def test_scan_personalization_is_accepted_as_a_job_with_scan_and_options(api: An
     assert job["options"]["output"] == "overlay"
     assert job["options"]["guard"] == "refuse"
     assert job["request"] == answer.headers["locum-request"]
-    folder = JobFolder(api.settings.state_dir, job["id"])
-    assert folder.read(folder.input) == scan
-    assert folder.input.stat().st_mode & 0o077 == 0
+    folder = JobFolder(api.settings.open_files(), job["id"])
+    assert folder.read(folder.INPUT) == scan
+    path = api.settings.state_dir / "jobs" / job["id"] / folder.INPUT
+    assert path.stat().st_mode & 0o077 == 0
     assert api.client.get(answer.headers["location"]).json()["id"] == job["id"]
     card = api.client.get(f"/jobs/{job['id']}/card").text
     assert "Nothing is kept" in card
@@ -230,7 +231,7 @@ def test_scan_personalization_with_a_full_queue_is_503(
     )
     assert (sent.status_code, sent.json()["type"]) == (503, "urn:locum:problem:queue-full")
     assert queued(crowded) == jobs_with_files(crowded) == [first]
-    assert [path for path in crowded.settings.cohorts.rglob("*") if path.is_file()] == []
+    assert [path for path in (crowded.settings.state_dir / "cohorts").rglob("*") if path.is_file()] == []
     assert crowded.client.get("/hospitals/dune/cohorts").json()["cohorts"] == []
 
 

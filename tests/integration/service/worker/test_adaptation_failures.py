@@ -55,12 +55,12 @@ def deleted(place: Workplace, job_id: str) -> None:
 
 
 def lost(place: Workplace, job_id: str) -> None:
-    for path in place.settings.cohorts.glob("*/*"):
+    for path in (place.settings.state_dir / "cohorts").glob("*/*"):
         path.unlink()
 
 
 def changed(place: Workplace, job_id: str) -> None:
-    for path in place.settings.cohorts.glob("*/*"):
+    for path in (place.settings.state_dir / "cohorts").glob("*/*"):
         path.write_bytes(b"other bytes")
 
 
@@ -71,8 +71,8 @@ def changed(place: Workplace, job_id: str) -> None:
         (withdrawn_part, r"'organ.birch@1' was withdrawn"),
         (damaged, r"organ.aster@1: weights.safetensors: expected sha256"),
         (deleted, r"the scans of cohort \w+ were deleted"),
-        (lost, r"scan 'patient-500.nii.gz' is not on the disk any more"),
-        (changed, r"scan 'patient-500.nii.gz' was changed on the disk"),
+        (lost, r"scan 'patient-500.nii.gz' is not stored any more"),
+        (changed, r"scan 'patient-500.nii.gz' was changed where it is stored"),
     ],
 )
 def test_job_with_a_vanished_input_fails_with_a_reason(

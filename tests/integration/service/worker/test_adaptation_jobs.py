@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -262,11 +263,13 @@ def test_adaptation_job_records_epochs_stages_states_and_pictures(finished: Work
         "succeeded",
     ]
     folder = finished.folder(JOB)
-    pictures = {path.name for path in folder.pictures.iterdir()}
-    assert pictures == {f"{scan}-{when}.png" for scan in (1, 2) for when in ("before", "after")}
-    with Image.open(folder.pictures / "1-after.png") as picture:
+    pictures = folder.pictures()
+    assert {scan: set(found) for scan, found in pictures.items()} == {
+        scan: {"before", "after"} for scan in "12"
+    }
+    with Image.open(io.BytesIO(pictures["1"]["after"])) as picture:
         assert picture.size > (300, 300)
-    assert not folder.checkpoint.exists()
+    assert folder.CHECKPOINT not in folder.names
 
 
 def test_damaged_checkpoint_restarts_the_job_with_an_equal_result(
@@ -274,7 +277,7 @@ def test_damaged_checkpoint_restarts_the_job_with_an_equal_result(
 ) -> None:
     place.adaptation(place.cohort(outside_scans(SCANS)), job_id=JOB)
     folder = place.folder(JOB)
-    folder.write(folder.checkpoint, b"half of a checkpoint")
+    folder.write(folder.CHECKPOINT, b"half of a checkpoint")
     run_job(JOB, place.settings)
     assert candidate_of(place)[0].digest == candidate_of(finished)[0].digest
     (warning,) = place.events(JOB, "warning")

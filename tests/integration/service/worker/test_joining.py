@@ -266,9 +266,9 @@ def test_killed_joining_job_resumes_to_the_same_weights(
     job = ask(api, joined.cohort, options=OPTIONS).json()["id"]
     write = JobFolder.write
 
-    def dies(self: JobFolder, path: Path, content: bytes) -> None:
-        write(self, path, content)
-        dead.append(path)
+    def dies(self: JobFolder, name: str, content: bytes) -> None:
+        write(self, name, content)
+        dead.append(name)
         # Before the event of the epoch.
         if len(dead) == checkpoint:
             raise LeaseLost("as if the process were gone")

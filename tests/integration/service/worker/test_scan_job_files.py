@@ -69,7 +69,7 @@ def worked_on(api: Any, state: JobEnd) -> Iterator[None]:
         (job,) = wait_for(lambda: queued(api))
         lease = leases.claim(api.context.database, job.id, "test", api.settings)
         assert lease is not None
-        JobFolder(api.settings.state_dir, job.id).write_result(StoredResult(b"a mask", "image/png", {}))
+        JobFolder(api.settings.open_files(), job.id).write_result(StoredResult(b"a mask", "image/png", {}))
         leases.finish(api.context.database, lease, state, reason="because")
 
     worker = threading.Thread(target=work)
@@ -87,7 +87,7 @@ def test_waited_scan_job_leaves_no_files(api: Any, scan: bytes, state: JobEnd, s
         job = records.listed(session)[0]
     # The reconciler deletes what comes late.
     assert job.expires_at <= datetime.now(UTC)
-    assert not JobFolder(api.settings.state_dir, job.id).exists
+    assert not JobFolder(api.settings.open_files(), job.id).names
 
 
 def test_scan_too_large_to_restore_is_413_and_not_queued(
@@ -110,6 +110,6 @@ def test_waiting_scans_above_the_cohort_quota_are_507(api: Any, scan: bytes) -> 
     larger = scan + bytes(2 * len(scan))  # what follows an image is no part of it
     assert f"may have {2 * len(scan)} together: a larger one needs" in ask(api, larger).json()["detail"]
     kept = {job.id for job in queued(api)}
-    assert {folder.name for folder in api.settings.jobs.iterdir()} == kept
+    assert {folder.name for folder in (api.settings.state_dir / "jobs").iterdir()} == kept
     api.client.delete(accepted[0].headers["location"])
     assert ask(api, scan).status_code == 202

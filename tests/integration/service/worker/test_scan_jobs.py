@@ -52,7 +52,7 @@ def test_scan_job_is_repeatable_and_keeps_only_its_result(place: Workplace, scan
         answer = place.folder(job_id).read_result()
         assert answer is not None
         answers.append(answer)
-        assert {path.name for path in place.folder(job_id).path.iterdir()} == {"result", "result.json"}
+        assert place.folder(job_id).names == ["result", "result.json"]
     first, second = answers
     assert first.body == second.body
     assert first.headers["Locum-Graph"] == second.headers["Locum-Graph"]
@@ -164,7 +164,7 @@ def test_viewer_waits_for_the_job_and_gets_report_and_mask(
     assert (params["receipt"]["personalization"], params["label_names"]) == ("scan", {"organ": 1})
     assert voxels_of(nrrd).sum() == params["labels"]["organ"]["voxels"] > 0
     # The viewer never saw the job's id.
-    assert not (api.settings.jobs / job_id).exists()
+    assert not (api.settings.state_dir / "jobs" / job_id).exists()
 
 
 def queued(api: Any) -> list[str]:

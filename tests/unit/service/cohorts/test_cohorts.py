@@ -31,7 +31,7 @@ def test_scan_is_stored_under_its_digest_with_owner_only_access(bench: Bench) ->
     with bench.database.read() as session:
         (row,) = cohorts.scans(session, bench.cohort)
     assert (row.name, row.sha256, row.size) == ("mueller.nii", digest(content), len(content))
-    path = cohorts.file_of(bench.settings, row, row.name).path
+    path = bench.settings.state_dir / cohorts.file_of(bench.settings, row, row.name).key
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
@@ -43,7 +43,8 @@ def test_scan_name_is_never_used_as_a_path(bench: Bench, name: str, tmp_path: Pa
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     bench.add(name, b"scan")
     added = {path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".db-wal"} - before
-    assert added - {tmp_path / "locum.db-shm"} == {bench.settings.cohorts / bench.cohort / digest(b"scan")}
+    folder = bench.settings.state_dir / "cohorts" / bench.cohort
+    assert added - {tmp_path / "locum.db-shm"} == {folder / digest(b"scan")}
     assert bench.names() == [name]
 
 
@@ -116,7 +117,7 @@ def test_removed_cohort_loses_its_files_and_keeps_the_deletion_time(bench: Bench
     bench.add("b", b"two")
     cohorts.remove(bench.database, bench.settings, "north", bench.cohort)
     assert bench.files() == {}
-    assert not (bench.settings.cohorts / bench.cohort).exists()
+    assert not (bench.settings.state_dir / "cohorts" / bench.cohort).exists()
     with bench.database.read() as session:
         deleted = cohorts.get(session, "north", bench.cohort).deleted_at
         assert deleted is not None

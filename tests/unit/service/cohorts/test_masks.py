@@ -36,8 +36,8 @@ def test_mask_is_removed_with_its_scan_and_shared_bytes_with_the_last_name(bench
     with bench.database.read() as session:
         file = cohorts.file_of(bench.settings, masks.of_cohort(session, bench.cohort)["a"], "a")
     assert file.read() == b"target"
-    file.path.unlink()
-    with pytest.raises(CohortDeleted, match="the mask of scan 'a' is not on the disk"):
+    file.files.remove(file.key)
+    with pytest.raises(CohortDeleted, match="the mask of scan 'a' is not stored"):
         file.read()
     cohorts.remove(*where)
     assert bench.files() == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from sqlalchemy import update
 
 from service.cohorts import cohorts
 from service.database import Cohort, Job
+from service.files.folder import Folder
 from service.jobs.expiry import expire
 from service.jobs.files import JobFolder, StoredResult
 from tests.helpers.service.cohort_bench import Bench, digest
@@ -40,13 +42,13 @@ def test_expired_cohort_is_deleted_unless_a_job_needs_it(bench: Bench) -> None:
 def test_orphaned_cohort_files_are_deleted(bench: Bench) -> None:
     """As a process leaves them that is killed between the file and its row, or while it writes."""
     bench.add("a", b"one")
-    folder = bench.settings.cohorts / bench.cohort
+    folder = bench.settings.state_dir / "cohorts" / bench.cohort
     (folder / digest(b"lost")).write_bytes(b"lost")
-    cut_off, under_way = (bench.settings.cohorts / ".incoming" / name for name in "12")
+    cut_off, under_way = (bench.settings.state_dir / "cohorts" / ".incoming" / name for name in "12")
     for path in (cut_off, under_way):
         path.write_bytes(b"half")
     os.utime(cut_off, (time.time() - 7200, time.time() - 7200))
-    strange = bench.settings.cohorts / ("0" * 32)
+    strange = bench.settings.state_dir / "cohorts" / ("0" * 32)
     strange.mkdir()
     (strange / "scan").write_bytes(b"of no cohort")
     expire(bench.database, bench.settings)
@@ -56,49 +58,50 @@ def test_orphaned_cohort_files_are_deleted(bench: Bench) -> None:
 def test_job_files_are_deleted_when_the_ended_job_expires(bench: Bench) -> None:
     over, running = bench.job("succeeded"), bench.job("running")
     for job_id in (over, running, "f" * 32):
-        folder = JobFolder(bench.settings.state_dir, job_id)
-        folder.write(folder.pictures / "1.png", b"picture")
+        folder = JobFolder(bench.settings.open_files(), job_id)
+        folder.write("pictures/1.png", b"picture")
     expire(bench.database, bench.settings)
-    assert len(list(bench.settings.jobs.iterdir())) == 3
+    assert len(list((bench.settings.state_dir / "jobs").iterdir())) == 3
     with bench.database.write() as session:
         session.execute(update(Job).values(expires_at=OLD))
-    os.utime(bench.settings.jobs / ("f" * 32), (0, 0))
+    os.utime(bench.settings.state_dir / "jobs" / ("f" * 32), (0, 0))
     expire(bench.database, bench.settings)
-    assert [path.name for path in bench.settings.jobs.iterdir()] == [running]
+    assert [path.name for path in (bench.settings.state_dir / "jobs").iterdir()] == [running]
 
 
 def test_checkpoint_and_input_of_an_ended_job_are_deleted(bench: Bench) -> None:
     over, running = bench.job("cancelled"), bench.job("running")
     for job_id in (over, running):
-        folder = JobFolder(bench.settings.state_dir, job_id)
-        for path in (folder.checkpoint, folder.input, folder.path / "result"):
-            folder.write(path, b"of a patient")
+        folder = JobFolder(bench.settings.open_files(), job_id)
+        for name in (folder.CHECKPOINT, folder.INPUT, "result"):
+            folder.write(name, b"of a patient")
     expire(bench.database, bench.settings)
-    left = {job: {path.name for path in (bench.settings.jobs / job).iterdir()} for job in (over, running)}
-    assert left == {over: {"result"}, running: {"checkpoint", "input", "result"}}
+    left = {job: JobFolder(bench.settings.open_files(), job).names for job in (over, running)}
+    assert left == {over: ["result"], running: ["checkpoint", "input", "result"]}
 
 
 def test_job_folder_is_private_and_reads_only_whole_results(tmp_path: Path) -> None:
-    folder = JobFolder(tmp_path, "a" * 32)
-    assert not folder.exists
+    folder = JobFolder(Folder(tmp_path), "a" * 32)
+    assert not folder.names
     assert folder.read_result() is None
-    folder.write(folder.path / "result", b"half a result")
+    folder.write("result", b"half a result")
     assert folder.read_result() is None
     result = StoredResult(b"mask", "image/png", {"Locum-Model": "brain@1"})
     folder.write_result(result)
     assert folder.read_result() == result
-    assert folder.path.stat().st_mode & 0o777 == 0o700
-    assert {path.stat().st_mode & 0o777 for path in folder.path.iterdir()} == {0o600}
+    path = tmp_path / "jobs" / ("a" * 32)
+    assert path.stat().st_mode & 0o777 == 0o700
+    assert {file.stat().st_mode & 0o777 for file in path.iterdir()} == {0o600}
     folder.delete()
     folder.delete()
-    assert not folder.exists
+    assert not folder.names
 
 
 def test_delete_unfinished_tolerates_a_vanished_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = JobFolder(tmp_path, "a" * 32)
-    folder.write(folder.input, b"of a patient")
+    folder = JobFolder(Folder(tmp_path), "a" * 32)
+    folder.write(folder.INPUT, b"of a patient")
 
     def gone(*_: object) -> list[Path]:
         folder.delete()
@@ -106,13 +109,13 @@ def test_delete_unfinished_tolerates_a_vanished_folder(
 
     monkeypatch.setattr(Path, "rglob", gone)
     folder.delete_unfinished()
-    assert not folder.exists
+    assert not folder.names
 
 
 @pytest.mark.parametrize("job_id", ["../../etc", "", "A" * 32, "a" * 33])
 def test_job_folder_of_an_invalid_id_is_rejected(tmp_path: Path, job_id: str) -> None:
     with pytest.raises(ValueError, match="no id of a job"):
-        JobFolder(tmp_path, job_id)
+        JobFolder(Folder(tmp_path), job_id)
 
 
 def test_undeletable_cohort_does_not_block_other_cohorts(
@@ -124,11 +127,11 @@ def test_undeletable_cohort_does_not_block_other_cohorts(
         session.execute(update(Cohort).values(expires_at=OLD))
         session.execute(update(Cohort).where(Cohort.id == stuck).values(expires_at=OLD - timedelta(days=1)))
     # No folder, so that removing it as one is an OSError, for root too.
-    (bench.settings.cohorts / stuck).write_bytes(b"")
-    odd = bench.settings.cohorts / ".incoming" / "odd"
+    (bench.settings.state_dir / "cohorts" / stuck).write_bytes(b"")
+    odd = bench.settings.state_dir / "cohorts" / ".incoming" / "odd"
     odd.mkdir(parents=True, exist_ok=True)
     os.utime(odd, (0, 0))
-    of_nobody = bench.settings.cohorts / ("0" * 32) / "scan"
+    of_nobody = bench.settings.state_dir / "cohorts" / ("0" * 32) / "scan"
     of_nobody.parent.mkdir()
     of_nobody.write_bytes(b"of no cohort")
     expire(bench.database, bench.settings)
@@ -138,47 +141,55 @@ def test_undeletable_cohort_does_not_block_other_cohorts(
     with bench.database.read() as session:
         assert cohorts.get(session, "north", bench.cohort).deleted_at is not None
         assert cohorts.get(session, "north", stuck).deleted_at is None
-    (bench.settings.cohorts / stuck).unlink()
+    (bench.settings.state_dir / "cohorts" / stuck).unlink()
     expire(bench.database, bench.settings)
     with bench.database.read() as session:
         assert cohorts.get(session, "north", stuck).deleted_at is not None
 
 
 def test_undeletable_job_and_orphaned_folder_do_not_block_others(
-    bench: Bench, caplog: pytest.LogCaptureFixture
+    bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck, due = bench.job("failed"), bench.job("failed")
-    JobFolder(bench.settings.state_dir, stuck).checkpoint.mkdir(parents=True)
-    folder = JobFolder(bench.settings.state_dir, due)
-    folder.write(folder.path / "result", b"of a patient")
+    JobFolder(bench.settings.open_files(), stuck).write("checkpoint", b"of a patient")
+    folder = JobFolder(bench.settings.open_files(), due)
+    folder.write("result", b"of a patient")
     with bench.database.write() as session:
         session.execute(update(Job).where(Job.id == due).values(expires_at=OLD))
-    of_nobody, odd = (bench.settings.cohorts / (digit * 32) for digit in "01")
-    for path in (of_nobody / "scan", odd / "scan" / "no file"):
+    of_nobody, odd = (bench.settings.state_dir / "cohorts" / (digit * 32) for digit in "01")
+    for path in (of_nobody / "scan", odd / "scan"):
         path.parent.mkdir(parents=True)
         path.write_bytes(b"of no cohort")
+    remove = Folder.remove
+
+    def on_a_broken_disk(self: Folder, *keys: str) -> None:
+        if any(stuck in key or odd.name in key for key in keys):
+            raise OSError(errno.EIO, "Input/output error")
+        remove(self, *keys)
+
+    monkeypatch.setattr(Folder, "remove", on_a_broken_disk)
     expire(bench.database, bench.settings)
-    assert not folder.exists
+    assert not folder.names
     assert not (of_nobody / "scan").exists()
     assert f"the files of job {stuck} cannot be deleted" in caplog.text
     assert f"the files of cohort {odd.name} cannot be deleted" in caplog.text
 
 
 def test_partial_files_of_a_killed_worker_are_deleted(bench: Bench) -> None:
-    folder = JobFolder(bench.settings.state_dir, bench.job("succeeded"))
-    for path in (folder.path / ".checkpoint.1f", folder.path / ".input.2f", folder.pictures / ".1.png.3f"):
-        folder.write(path, b"half")
-    folder.write(folder.pictures / "1.png", b"whole")
+    folder = JobFolder(bench.settings.open_files(), bench.job("succeeded"))
+    for name in (".checkpoint.1f", ".input.2f", "pictures/.1.png.3f"):
+        folder.write(name, b"half")
+    folder.write("pictures/1.png", b"whole")
     expire(bench.database, bench.settings)
-    assert [path.name for path in folder.path.rglob("*") if path.is_file()] == ["1.png"]
+    assert folder.names == ["pictures/1.png"]
 
 
 def test_job_folder_is_deleted_despite_a_concurrent_deletion(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = JobFolder(tmp_path, "a" * 32)
+    folder = JobFolder(Folder(tmp_path), "a" * 32)
     for name in ("input", "result", "result.json"):
-        folder.write(folder.path / name, b"of a patient")
+        folder.write(name, b"of a patient")
     unlink = os.unlink
     faster = True
 
@@ -192,4 +203,4 @@ def test_job_folder_is_deleted_despite_a_concurrent_deletion(
     monkeypatch.setattr(os, "unlink", second)
     folder.delete()
     assert not faster
-    assert not folder.exists
+    assert not any((tmp_path / "jobs").iterdir())

@@ -138,8 +138,8 @@ def test_job_of_a_lost_worker_is_requeued(bench: Bench) -> None:
 
 def test_job_that_lost_max_attempts_workers_fails_with_a_reason(bench: Bench) -> None:
     job_id = bench.submit()
-    folder = JobFolder(bench.settings.state_dir, job_id)
-    folder.write(folder.input, b"a patient's scan")
+    folder = JobFolder(bench.settings.open_files(), job_id)
+    folder.write(folder.INPUT, b"a patient's scan")
     for _ in range(2):
         lease = bench.take(job_id)
         with fenced(bench.database, lease) as (_, job):
@@ -151,7 +151,7 @@ def test_job_that_lost_max_attempts_workers_fails_with_a_reason(bench: Bench) ->
     assert job.reason is not None
     assert job.reason.startswith("its worker was lost 2 times, last while adapting")
     assert job.finished_at is not None
-    assert not folder.exists
+    assert not folder.names
 
 
 def test_cancelling_job_of_a_lost_worker_is_cancelled(bench: Bench) -> None:
@@ -166,10 +166,10 @@ def test_cancelling_job_of_a_lost_worker_is_cancelled(bench: Bench) -> None:
     job = bench.job(job_id)
     assert (job.state, job.reason) == ("cancelled", "cancelled; the worker that ran it was gone")
     # Stopped while it drew, and woken up: what it still writes is a patient's picture of a job that is over.
-    folder = JobFolder(bench.settings.state_dir, job_id)
-    folder.write(folder.pictures / "before-1.png", b"drawn")
+    folder = JobFolder(bench.settings.open_files(), job_id)
+    folder.write("pictures/before-1.png", b"drawn")
     expire(bench.database, bench.settings)
-    assert not folder.exists
+    assert not folder.names
 
 
 def test_worker_with_a_valid_lease_keeps_its_job(bench: Bench) -> None:
@@ -284,7 +284,7 @@ def test_undeletable_files_of_a_lost_job_do_not_block_other_jobs(
     for lease in leases:
         bench.set(lease.job_id, attempt=2)
         bench.lose(lease)
-    path = JobFolder(bench.settings.state_dir, leases[0].job_id).path
+    path = bench.settings.state_dir / "jobs" / leases[0].job_id
     path.parent.mkdir(parents=True)
     # No folder, so that removing it as one is an OSError, for root too.
     path.write_bytes(b"")

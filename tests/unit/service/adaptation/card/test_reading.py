@@ -32,7 +32,7 @@ class Place:
     database: Database
 
     def card(self, job_id: str) -> Card:
-        return read_card(self.store, self.database, self.settings.state_dir, job_id)
+        return read_card(self.store, self.database, self.settings.open_files(), job_id)
 
 
 @pytest.fixture
@@ -152,9 +152,9 @@ def test_card_ignores_malformed_stored_fields(here: Place) -> None:
 
 def test_card_pairs_before_and_after_pictures(here: Place) -> None:
     job = submit(here)
-    folder = JobFolder(here.settings.state_dir, job)
+    folder = JobFolder(here.settings.open_files(), job)
     for name in ("1-before", "1-after", "2-before", "notes"):
-        folder.write(folder.pictures / f"{name}.png", name.encode())
+        folder.write(f"pictures/{name}.png", name.encode())
     ((before, after),) = here.card(job).pictures
     assert (before.caption, before.content) == ("scan 1, before", b"1-before")
     assert (after.caption, after.content) == ("scan 1, after", b"1-after")
