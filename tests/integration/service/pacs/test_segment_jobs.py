@@ -20,6 +20,7 @@ from service.audit import trail
 from service.context import ServiceContext
 from service.database import Job
 from service.jobs import records
+from service.jobs.files import JobFolder
 from service.jobs.leases import claim
 from service.pacs.requests import PacsSubmission, SeriesSegmentation
 from service.runtime.embedded_worker import worker_environment
@@ -161,7 +162,7 @@ def test_cancelled_job_of_a_failing_pacs_ends_and_its_request_is_deleted(
     gate.rule = cancelling
     job = done(place, job_id)
     assert job.state == "cancelled"
-    assert not place.folder(job_id).request.exists()
+    assert JobFolder.REQUEST not in place.folder(job_id).names
 
 
 @pytest.mark.parametrize(
