@@ -83,6 +83,8 @@ class Group:
     the method applies the site's bounds on features (`StepContext.bounds`); features that are not bounded do
     not leave a site with bounds. `check(state, cases)` raises where an upload cannot be what it should be; it
     gets the number of the site's cases where that is known. A site that fails it is dropped from the round.
+    `repair(noisy, received)` returns an upload that got noise for differential privacy with values that a
+    network can have, such as variances above zero.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Group:
     essential: bool = True
     bounded: bool = False
     check: Callable[[State, int | None], None] | None = None
+    repair: Callable[[State, State], State] | None = None
 
 
 @dataclass(frozen=True)

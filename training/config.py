@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from model_store.store import Store
 from model_store.task import Task
 from training.algorithm import GroupKind
 from training.bounds import FeatureBounds
 from training.errors import ConfigurationError
+from training.privacy import PrivacyDemand, RunPrivacy
 
 Config = TypeVar("Config", bound="StrictConfig")
 
@@ -28,6 +29,19 @@ class StrictConfig(BaseModel):
     """Base of configurations: immutable, and rejects unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _not_there(value: bool) -> bool:
+    if value:
+        raise ValueError(
+            "secure aggregation is not available: the server checks and bounds every hospital's update by "
+            "itself, and the operator makes the hospitals' keys. Use privacy, which needs no trust in the "
+            "operator (docs/explanation/network.md)"
+        )
+    return value
+
+
+SecureAggregation = Annotated[bool, AfterValidator(_not_there)]
 
 
 class MethodConfig(StrictConfig):
@@ -87,6 +101,13 @@ class RunConfig(StrictConfig):
         {}, description="site -> its own bounds on features; the stricter of these and the method's apply"
     )
     defence: Defence = Field(Defence(), description="against sites that send what they should not")
+    privacy: RunPrivacy | None = Field(
+        None, description="groups of which every site clips and noises its updates, and delta"
+    )
+    privacy_demands: dict[str, PrivacyDemand] = Field(
+        {}, description="site -> its own conditions; the stricter of these and `privacy` apply"
+    )
+    secure_aggregation: SecureAggregation = Field(False, description="not available; true is an error")
 
 
 def parse(config: type[Config], content: Mapping[str, Any], where: str) -> Config:

@@ -250,6 +250,7 @@ def _check_network(
         "--consent": settings.consent or None,
         "egress": settings.egress or None,
         "feature_bounds": settings.feature_bounds or None,
+        "privacy_demands": settings.privacy_demands or None,
     }
     problems = [
         f"{option}: each hospital decides this with its own folder and policy"

@@ -24,7 +24,7 @@ from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
 from training.data.splits import check_trains, split_by_patient
 from training.engine.client import RunEnvironment
-from training.engine.egress import ALL_KINDS, SiteSpec
+from training.engine.egress import ALL_KINDS, SiteSpec, check_privacy
 from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
 from training.engine.in_process import InProcessEngine
@@ -51,11 +51,12 @@ class Run:
         """Return everything that determines the result, as JSON.
 
         Consent is not included: it determines which models are exported, and may be given later. Empty
-        feature bounds and a default defence are left out, so that ids of runs from before these fields
-        existed stay the same.
+        feature bounds, no privacy and a default defence are left out, so that ids of runs from before these
+        fields existed stay the same.
         """
-        left_out = {"consent"}
-        left_out |= set() if self.settings.feature_bounds else {"feature_bounds"}
+        optional = ("feature_bounds", "privacy", "privacy_demands")
+        left_out = {"consent", "secure_aggregation"}
+        left_out |= {name for name in optional if not getattr(self.settings, name)}
         left_out |= set() if self.settings.defence != Defence() else {"defence"}
         splits = {site.name: site.splits_digest for site in self.federation.sites}
         return {
@@ -81,6 +82,7 @@ class Run:
             "leave_out": self.settings.leave_out,
             "egress": tuple(self.settings.egress),
             "feature_bounds": tuple(self.settings.feature_bounds),
+            "privacy_demands": tuple(self.settings.privacy_demands),
         }
         if self.settings.consent != "all":
             named["consent"] = self.settings.consent
@@ -108,6 +110,8 @@ class Run:
                 settings.consent == "all" or site.name in settings.consent,
                 site.size,
                 settings.feature_bounds.get(site.name, NO_BOUNDS),
+                settings.privacy,
+                settings.privacy_demands.get(site.name),
             )
             for site in self.sites()
         )
@@ -124,7 +128,8 @@ class Run:
     def algorithm(self) -> Algorithm[Any]:
         """Build the method for this federation's task.
 
-        Raises ConfigurationError for an unknown method, or one for another kind of task.
+        Raises ConfigurationError for an unknown method, one for another kind of task, or privacy of a group
+        that cannot have it.
         """
         chosen, task = method(self.method), self.federation.task
         if task.kind not in chosen.kinds:
@@ -133,7 +138,9 @@ class Run:
                 f"method '{self.method}' does not fit the task",
                 [f"it is for {' and '.join(chosen.kinds)}, '{task.name}' is a {task.kind}: use {fitting}"],
             )
-        return chosen.build(self.config, task)
+        built = chosen.build(self.config, task)
+        check_privacy(built.plan(), self.settings.privacy)
+        return built
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from training.errors import TrainingError
 from training.network.hospital import Hospital, Sent
 from training.network.kits import Kit
 from training.network.messages import Invitation
+from training.privacy import Noising
 
 FAILED, INTERRUPTED = 2, 130
 
@@ -64,6 +65,10 @@ class _Screen:
         groups = ", ".join(f"{name} {_size(count)}" for name, count in sent.groups.items()) or "no tensors"
         metrics = f"; metrics {', '.join(sent.metrics)}" if sent.metrics else ""
         kept = f"; withheld {', '.join(sent.withheld)}" if sent.withheld else ""
+        kept += "".join(
+            f"; {name} has cost epsilon {cost.epsilon:.3g} at delta {cost.delta:g}"
+            for name, cost in sent.privacy.items()
+        )
         self._console.print(
             f"{sent.phase} {sent.round + 1}: left {groups}{metrics}{kept}; {_size(sent.total)} in sum"
         )
@@ -82,13 +87,16 @@ def _leaving(phase: Phase, spec: SiteSpec) -> tuple[str, str]:
     if not may_take_part(phase, spec):
         why = "no consent" if phase.consent and not spec.consents else "the policy refuses it"
         return f"nothing: {why}", ", ".join(_named(group) for group in phase.uploads)
-    stay = [group for group in phase.uploads if spec.refusal(group)]
+    stay = [group for group in phase.uploads if spec.refusal(phase, group)]
     leave = [group for group in phase.uploads if group not in stay]
-    return ", ".join(map(_named, leave)) or "nothing", ", ".join(map(_named, stay))
+    return ", ".join(_named(group, spec.noising(group)) for group in leave) or "nothing", ", ".join(
+        map(_named, stay)
+    )
 
 
-def _named(group: Group) -> str:
-    return f"{group.name} ({group.kind})"
+def _named(group: Group, noising: Noising | None = None) -> str:
+    noise = f", clipped to {noising.clip:g}, noise {noising.noise:g}" if noising else ""
+    return f"{group.name} ({group.kind}{noise})"
 
 
 def _size(count: int) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 
 from training.algorithm import Algorithm, Memory, Phase, State, StepContext
 from training.engine.egress import Outgoing, SiteSpec, let_out
+from training.engine.folder import SiteFolder
+from training.engine.release import with_noise
 from training.engine.seeds import generator, keyed
 
 
@@ -45,17 +47,18 @@ def run_step(
     received: Mapping[str, State],
     memory: Memory,
     data: Any,
-    key: Callable[[], bytes],
+    own: SiteFolder,
 ) -> tuple[Outgoing, Memory | None]:
-    """Run one client step with the site's feature bounds, then apply its egress policy to the uploads.
+    """Run one client step with the site's feature bounds, then apply its egress policy and privacy.
 
-    `key` returns the site's secret key and is called only if the step draws noise.
-    Raises what `client_step` and `let_out` raise.
+    `own` is the site's private folder. Its key is made only if the step draws noise.
+    Raises what `client_step`, `let_out` and `with_noise` raise.
     """
 
     def noise(purpose: str) -> np.random.Generator:
-        return keyed(key(), phase.name, context.round, site.name, purpose)
+        return keyed(own.key(), phase.name, context.round, site.name, purpose)
 
     context = replace(context, bounds=site.bounds, noise=noise)
     result = algorithm.client_step(context, received, memory, data)
-    return let_out(phase, site, result), result.memory
+    outgoing = let_out(phase, site, result)
+    return with_noise(phase, context.round, site, received, outgoing, own), result.memory

@@ -8,6 +8,7 @@ RUN/server-{a,b,..}.safetensors the server's memory
 RUN/sites/SITE/memory-{a,b,..}.safetensors   the site's own memory; stays at the site
 RUN/sites/SITE/failures.log  tracebacks of failed steps of the site; stays at the site
 RUN/sites/SITE/key           secret from which the site's noise is drawn, if it adds any; stays at the site
+RUN/sites/SITE/releases.json what left the site with noise, for its epsilon; stays at the site
 RUN/exchange/                tensors in transit between processes; emptied when the run ends or is stopped
 
 Memories take turns in a ring of slots, one more than the rounds that can be taken back. A step writes the
@@ -34,6 +35,7 @@ from training.errors import RunMismatch, TrainingError
 
 Slot = str
 FAILURES = "failures.log"
+_RELEASES = "releases.json"
 
 
 def following(slot: Slot | None, kept: int) -> Slot:
@@ -86,6 +88,18 @@ class SiteFolder:
             self._path.mkdir(parents=True, exist_ok=True)
             write_durably(path, secrets.token_bytes(32), mode=0o600)
         return path.read_bytes()
+
+    def releases(self) -> dict[str, tuple[str, float]]:
+        """Return what left with noise: id -> group and noise, see `training.engine.release`."""
+        path = self._path / _RELEASES
+        if not path.exists():
+            return {}
+        return {line["id"]: (line["group"], line["noise"]) for line in json.loads(path.read_text())}
+
+    def note_releases(self, releases: Mapping[str, tuple[str, float]]) -> None:
+        """Replace the list of `releases`, durably."""
+        lines = [{"id": id_, "group": group, "noise": noise} for id_, (group, noise) in releases.items()]
+        write_durably(self._path / _RELEASES, json.dumps(lines).encode(), mode=0o600)
 
     def note_failure(self, text: str) -> None:
         """Append to the site's failure log. If it cannot be written, the text is lost."""

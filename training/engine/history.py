@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
+from training.privacy import Spent
+
 
 @dataclass(frozen=True)
 class SiteEntry:
     """One site's part of a round. `sent` and `received` are bytes of tensors by group.
 
     `sent` also has the bytes of the metrics. `scaled` is the factor of its update that counted, where the
-    defence bounded it.
+    defence bounded it. `privacy` says, of the groups that left with noise, what they cost the site so far.
     """
 
     weight: float
@@ -22,6 +24,7 @@ class SiteEntry:
     withheld: tuple[str, ...]
     seconds: float
     scaled: float | None = None
+    privacy: Mapping[str, Spent] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,13 @@ class RoundEntry:
     def from_json(cls, content: Mapping[str, Any]) -> RoundEntry:
         """Build an entry from the result of `to_json`."""
         sites = {
-            name: SiteEntry(**{**entry, "withheld": tuple(entry["withheld"])})
+            name: SiteEntry(
+                **{
+                    **entry,
+                    "withheld": tuple(entry["withheld"]),
+                    "privacy": {group: Spent(**said) for group, said in entry.get("privacy", {}).items()},
+                }
+            )
             for name, entry in content["sites"].items()
         }
         return cls(**{**content, "sites": sites})

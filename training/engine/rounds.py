@@ -228,4 +228,12 @@ def _entry(delivery: Delivery, received: Mapping[str, int]) -> SiteEntry:
     sent = dict(delivery.sent)
     if delivery.metrics:
         sent["metrics"] = METRIC_BYTES * len(delivery.metrics)
-    return SiteEntry(delivery.weight, delivery.metrics, sent, received, delivery.withheld, delivery.seconds)
+    return SiteEntry(
+        delivery.weight,
+        delivery.metrics,
+        sent,
+        received,
+        delivery.withheld,
+        delivery.seconds,
+        privacy=delivery.privacy,
+    )

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from training.engine.egress import SiteSpec
 from training.engine.folder import FAILURES, SiteFolder, Slot
 from training.engine.tensorfile import read_tensors, size_of, write_tensors
 from training.errors import AlgorithmError, EgressRefused, SiteFailed, TrainingError
+from training.privacy import Spent
 
 # glibc's names and numbers (mallopt(3))
 _TRIM_THRESHOLD = -1
@@ -74,6 +75,7 @@ class Delivery:
     withheld: tuple[str, ...]
     slot: Slot | None
     seconds: float
+    privacy: Mapping[str, Spent] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,7 @@ class Worker:
         memory = self._recall(task)
         own = SiteFolder(self._root, task.site)
         outgoing, new = run_step(
-            self._algorithm, phase, context, site, received, memory, self._data[task.site], own.key
+            self._algorithm, phase, context, site, received, memory, self._data[task.site], own
         )
         files = {name: task.upload.with_name(f"{task.upload.name}-{name}") for name in outgoing.uploads}
         for name, state in outgoing.uploads.items():
@@ -197,6 +199,7 @@ class Worker:
             outgoing.withheld,
             slot,
             time.perf_counter() - started,
+            outgoing.privacy,
         )
 
     def _download(self, task: Task, group: str, path: Path) -> State:

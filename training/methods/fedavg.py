@@ -62,6 +62,7 @@ from training.methods.common.local_training import (
     evaluate,
     network_of,
     new_network,
+    positive_variances,
     state_of,
     train_locally,
     with_moments,
@@ -69,7 +70,7 @@ from training.methods.common.local_training import (
 from training.methods.common.state_tree import join, part
 from training.methods.registry import register
 
-WEIGHTS = Group("weights", "weights", "mean")
+WEIGHTS = Group("weights", "weights", "mean", repair=positive_variances)
 SCORES = Group("scores", "statistics", "collect", essential=False, check=ValidationScore.check)
 MOMENTS = Group("moments", "statistics", "mean", essential=False)
 ESTIMATE = Phase("estimate", 1, (WEIGHTS,), (MOMENTS,), everyone=True)

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -46,6 +46,7 @@ from training.network.messages import (
     Report,
     Session,
     Slice,
+    SpentMessage,
     TaskMessage,
     Welcome,
     Written,
@@ -57,6 +58,7 @@ from training.network.messages import (
     versions,
 )
 from training.network.policy import Policy
+from training.privacy import Spent
 from training.run import Run
 
 SENT_FILE = "sent.jsonl"
@@ -70,7 +72,7 @@ _ENDS = frozenset({"revoked", "mismatch", "stranger", "replaced", "rejected"})  
 class Sent:
     """What left the hospital after a step, in bytes by group, and what stayed.
 
-    `total` is the sum of the run.
+    `total` is the sum of the run. `privacy` says what the groups that left with noise cost so far.
     """
 
     phase: str
@@ -80,6 +82,7 @@ class Sent:
     withheld: tuple[str, ...]
     total: int
     seconds: float
+    privacy: Mapping[str, Spent]
 
 
 class Watcher(Protocol):
@@ -232,6 +235,7 @@ class Hospital:
             allows=tuple(sorted(policy.allows)),
             consents=policy.consents,
             bounds=policy.bounds,
+            privacy=policy.privacy,
             digest=site.digest,
             splits_digest=site.splits_digest,
             files=dict(split.counts.files),
@@ -334,6 +338,7 @@ class Hospital:
                 withheld=answer.withheld,
                 slot=answer.slot,
                 seconds=answer.seconds,
+                privacy={name: SpentMessage(**asdict(cost)) for name, cost in answer.privacy.items()},
             ),
         )
 
@@ -411,6 +416,7 @@ class Hospital:
             "sent": dict(answer.sent),
             "metrics": dict(answer.metrics),
             "withheld": list(answer.withheld),
+            "privacy": {name: asdict(cost) for name, cost in answer.privacy.items()},
         }
         with path.open("a") as log:
             log.write(json.dumps(line) + "\n")
@@ -426,12 +432,18 @@ class Hospital:
                 answer.withheld,
                 sum(sums.values()),
                 answer.seconds,
+                answer.privacy,
             )
         )
 
 
 def _of_policy(policy: Policy) -> dict[str, Any]:
-    return {"allows": frozenset(policy.allows), "consents": policy.consents, "bounds": policy.bounds}
+    return {
+        "allows": frozenset(policy.allows),
+        "consents": policy.consents,
+        "bounds": policy.bounds,
+        "demand": policy.privacy,
+    }
 
 
 def _task(invitation: Invitation) -> ModelTask:

@@ -29,9 +29,10 @@ from training.bounds import FeatureBounds
 from training.config import MethodConfig, RunConfig
 from training.data.cases import Split
 from training.network.cell import Rejected
+from training.privacy import PrivacyDemand
 from training.publish import software
 
-PROTOCOL = 1
+PROTOCOL = 2
 # A different version of these computes other bits.
 _COMPARED = ("locum", "torch", "numpy")
 
@@ -76,6 +77,7 @@ class Announcement(Message):
     allows: tuple[GroupKind, ...]
     consents: bool
     bounds: FeatureBounds
+    privacy: PrivacyDemand | None
     digest: Digest
     splits_digest: Digest
     files: dict[Split, Count]
@@ -133,6 +135,16 @@ class Written(Message):
     at: Count
 
 
+class SpentMessage(Message):
+    """What a group that left with noise has cost the hospital so far (`training.privacy.Spent`)."""
+
+    clip: Annotated[FiniteFloat, Field(gt=0)]
+    noise: Annotated[FiniteFloat, Field(gt=0)]
+    releases: Count
+    epsilon: Annotated[FiniteFloat, Field(ge=0)]
+    delta: Annotated[FiniteFloat, Field(gt=0, lt=1)]
+
+
 class Report(Session):
     """The end of a step: its result, or the reason why it failed."""
 
@@ -144,6 +156,7 @@ class Report(Session):
     withheld: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
     slot: SlotName | None = None
     seconds: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    privacy: Annotated[dict[Name, SpentMessage], Field(max_length=64)] = {}
 
 
 class Leave(Session):
@@ -195,7 +208,7 @@ def _declared(content: Any) -> Any:
 
 def settings_of(settings: RunConfig) -> dict[str, Any]:
     """The settings that a hospital needs for its steps."""
-    fields = ("seed", "test", "val", "keep_empty", "device", "threads")
+    fields = ("seed", "test", "val", "keep_empty", "device", "threads", "privacy")
     content = settings.model_dump(mode="json")
     return {name: content[name] for name in fields}
 

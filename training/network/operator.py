@@ -31,7 +31,7 @@ from training.algorithm import Phase, ServerStage
 from training.bounds import NO_BOUNDS
 from training.config import MethodConfig, RunConfig
 from training.data.cases import RemoteSite, SiteCounts
-from training.engine.egress import ALL_KINDS
+from training.engine.egress import ALL_KINDS, check_privacy
 from training.engine.tensorfile import check_tensors
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import ConfigurationError, RoundFailed, TrainingError
@@ -58,6 +58,7 @@ from training.network.messages import (
     unpack,
     versions,
 )
+from training.privacy import Spent
 
 NETWORK_FILE = "network.json"
 _POLL_S = 1.0
@@ -145,6 +146,7 @@ class Operator:
         self._authority = x509.load_pem_x509_certificate(kit.authority.read_bytes())
         algorithm = find_method(method).build(config, task)
         self._plan: tuple[Phase | ServerStage, ...] = algorithm.plan()
+        check_privacy(self._plan, settings.privacy)
         self._record = folder / NETWORK_FILE
         folder.mkdir(parents=True, exist_ok=True)
         found = json.loads(self._record.read_text()) if self._record.exists() else {}
@@ -220,11 +222,12 @@ class Operator:
             return tuple(_remote(name, self.announced[name]) for name in self._sites)
 
     def policies(self, settings: RunConfig) -> RunConfig:
-        """Return the settings with the hospitals' own policies: kinds that may leave, bounds, consent."""
+        """Return the settings with the hospitals' policies: what may leave, bounds, privacy, consent."""
         said = {name: self.announced[name] for name in self._sites}
         content = settings.model_dump() | {
             "egress": {n: a.allows for n, a in said.items() if frozenset(a.allows) != ALL_KINDS},
             "feature_bounds": {n: a.bounds for n, a in said.items() if a.bounds != NO_BOUNDS},
+            "privacy_demands": {n: a.privacy for n, a in said.items() if a.privacy is not None},
             "consent": tuple(n for n, a in said.items() if a.consents),
         }
         return RunConfig.model_validate(content)
@@ -478,8 +481,9 @@ class Operator:
                 sent[name] = check_tensors(path)
             except TrainingError as error:
                 return Failure(task.site, f"group '{name}': {error}")
+        privacy = {name: Spent(**cost.model_dump()) for name, cost in said.privacy.items() if name in files}
         return Delivery(
-            task.site, files, sent, said.weight, said.metrics, said.withheld, said.slot, said.seconds
+            task.site, files, sent, said.weight, said.metrics, said.withheld, said.slot, said.seconds, privacy
         )
 
     def _leave(self, peer: str, said: Leave) -> None:

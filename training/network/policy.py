@@ -3,6 +3,10 @@
     allows: [weights, statistics]     kinds of groups that may leave (weights, features, statistics, images)
     consents: true                    whether phases that need consent may run: the export of its own model
     bounds: {minimum_patients: 10}    bounds on features, see training.bounds
+    privacy:                          kinds that leave with noise or not at all, see training.privacy
+      kinds: {weights: {clip: 1.0, noise: 5.0}}
+      epsilon: 8                      of one run; when it is used up, nothing more leaves with noise
+      delta: 0.00001
     methods: [fedavg, iop-fl]         methods that may run; without the line, every installed one
     megabytes_per_round: 200          most that may leave in one round
     megabytes_received: 2048          largest download of a round
@@ -21,8 +25,9 @@ from pydantic import Field
 
 from training.algorithm import GroupKind
 from training.bounds import NO_BOUNDS, FeatureBounds
-from training.config import StrictConfig, parse
+from training.config import SecureAggregation, StrictConfig, parse
 from training.errors import ConfigurationError
+from training.privacy import PrivacyDemand
 
 
 class Policy(StrictConfig):
@@ -31,6 +36,8 @@ class Policy(StrictConfig):
     allows: tuple[GroupKind, ...]
     consents: bool
     bounds: FeatureBounds = NO_BOUNDS
+    privacy: PrivacyDemand | None = None
+    secure_aggregation: SecureAggregation = False
     methods: tuple[str, ...] | None = None
     megabytes_per_round: float = Field(1024, gt=0)
     megabytes_received: float = Field(2048, gt=0)

@@ -66,6 +66,7 @@ def write_report(record: RunRecord, path: Path, publication: Publication | None 
         traffic=record.traffic(),
         task=_as_yaml(record.task),
         panels=_panels(record, publication, templates),
+        privacy=_privacy(record.rounds),
     )
     write_durably(path, page.encode())
     return path
@@ -234,6 +235,25 @@ def _events(rounds: Sequence[RoundEntry]) -> list[str]:
         f"{phase}: {site} withheld '{group}' in {_times(n)}" for (phase, site, group), n in withheld.items()
     ]
     return events
+
+
+def _privacy(rounds: Sequence[RoundEntry]) -> dict[str, Any] | None:
+    """What the updates with noise cost each site in the end, and the groups that left without noise."""
+    last = {
+        (name, group): cost
+        for entry in rounds
+        for name, site in entry.sites.items()
+        for group, cost in site.privacy.items()
+    }
+    plain = {
+        group
+        for entry in rounds
+        for site in entry.sites.values()
+        for group in site.sent
+        if group not in site.privacy
+    }
+    rows = [{"site": site, "group": group, "cost": cost} for (site, group), cost in last.items()]
+    return {"rows": rows, "plain": sorted(plain)} if rows else None
 
 
 def _times(count: int) -> str:

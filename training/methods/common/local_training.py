@@ -241,6 +241,17 @@ def with_moments(state: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> 
     return {name: statistics.get(name, tensor).to(tensor.dtype) for name, tensor in state.items()}
 
 
+def positive_variances(noisy: State, received: State) -> State:
+    """A state with noise, with running variances of at least half those that the site received.
+
+    Below zero they would make the network's outputs NaN, and near zero huge.
+    """
+    return {
+        name: torch.maximum(tensor, received[name] / 2) if name.endswith("running_var") else tensor
+        for name, tensor in noisy.items()
+    }
+
+
 @torch.no_grad()
 def predict(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> Tensor:
     """Class indices [N, H, W] uint8 of every slice, by argmax, with running batch-norm statistics; [N] of

@@ -18,6 +18,7 @@ from training.data.cases import Federation as Folder
 from training.data.cases import Site
 from training.engine.client import run_step
 from training.engine.egress import SiteSpec, check_plan, let_out, may_take_part
+from training.engine.folder import SiteFolder
 from training.errors import ConfigurationError, EgressRefused
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.tokens import mean_tokens
@@ -95,21 +96,22 @@ def test_clip_and_noise_are_what_they_say() -> None:
         torch.testing.assert_close(found[name], (mean + added).float(), rtol=1e-4, atol=1e-6)
 
 
-def entry(federal: dict[str, float], own: FeatureBounds, key: bytes = b"A's") -> State:
-    """What A sends after a round of training."""
+def entry(root: Path, federal: dict[str, float], own: FeatureBounds) -> State:
+    """What A sends after a round of training, with the key in its folder in `root`."""
     federation = Federation(CONFIG.model_copy(update=federal))
     phase = federation.phase("train")
     received = federation.algorithm.broadcast(phase, federation.server, "A")
     where = context("train", 0, site="A")
     site = SiteSpec("A", dict, bounds=own)
-    outgoing, _ = run_step(federation.algorithm, phase, where, site, received, EMPTY, DATA["A"], lambda: key)
+    folder = SiteFolder(root, "A")
+    outgoing, _ = run_step(federation.algorithm, phase, where, site, received, EMPTY, DATA["A"], folder)
     return outgoing.uploads["tokens"]
 
 
-def test_a_site_sends_within_its_own_bounds_and_the_federations() -> None:
+def test_a_site_sends_within_its_own_bounds_and_the_federations(tmp_path: Path) -> None:
     loose, tight = {"bank_clip": 2.0}, {"bank_clip": 0.25, "bank_noise": 0.5}
-    plain = entry({}, NO_BOUNDS)
-    clipped = entry(tight, NO_BOUNDS)
+    plain = entry(tmp_path, {}, NO_BOUNDS)
+    clipped = entry(tmp_path, tight, NO_BOUNDS)
     assert not torch.equal(plain["key"], clipped["key"])
     # A hospital's word is worth as much as the federation's, and the looser of the two is worth nothing.
     for federal, own in (
@@ -117,21 +119,21 @@ def test_a_site_sends_within_its_own_bounds_and_the_federations() -> None:
         (tight, {"clip": 2.0}),
         ({}, {"clip": 0.25, "noise": 0.5}),
     ):
-        found = entry(federal, FeatureBounds.model_validate(own))
+        found = entry(tmp_path, federal, FeatureBounds.model_validate(own))
         assert all(torch.equal(found[name], clipped[name]) for name in ("key", "value"))
     # Three patients, five images: CONFIG asks for four images.
-    assert entry({}, FeatureBounds(minimum_patients=3))["key"].shape == plain["key"].shape
-    assert entry({}, FeatureBounds(minimum_patients=4)) == {}
-    assert entry({"bank_minimum": 6}, FeatureBounds(minimum_patients=3)) == {}
+    assert entry(tmp_path, {}, FeatureBounds(minimum_patients=3))["key"].shape == plain["key"].shape
+    assert entry(tmp_path, {}, FeatureBounds(minimum_patients=4)) == {}
+    assert entry(tmp_path, {"bank_minimum": 6}, FeatureBounds(minimum_patients=3)) == {}
 
 
-def test_who_knows_the_seed_does_not_know_the_noise() -> None:
+def test_who_knows_the_seed_does_not_know_the_noise(tmp_path: Path) -> None:
     """The seed, and all settings, are in what is published."""
     own = FeatureBounds(clip=0.25, noise=0.5)
-    mine, others = entry({}, own), entry({}, own, b"another site's")
-    exact = entry({}, FeatureBounds(clip=0.25))
+    mine, others = entry(tmp_path, {}, own), entry(tmp_path / "another", {}, own)
+    exact = entry(tmp_path, {}, FeatureBounds(clip=0.25))
     hidden, guessed = mine["key"] - exact["key"], others["key"] - exact["key"]
-    assert torch.equal(entry({}, own)["key"], mine["key"])
+    assert torch.equal(entry(tmp_path, {}, own)["key"], mine["key"])
     together = torch.corrcoef(torch.stack([hidden.flatten(), guessed.flatten()]))[0, 1]
     assert abs(float(together)) < 4 / hidden.numel() ** 0.5
     assert float(hidden.std()) == pytest.approx(0.5 * 0.25 / 5, rel=0.2)

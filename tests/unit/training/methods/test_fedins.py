@@ -21,6 +21,7 @@ from training.bounds import FeatureBounds
 from training.data.classification import ImageSet, LabelledData
 from training.engine.client import run_step
 from training.engine.egress import SiteSpec
+from training.engine.folder import SiteFolder
 from training.engine.reduction import Reducer
 from training.errors import ConfigurationError, SiteFailed
 from training.methods.common.state_tree import part
@@ -218,7 +219,7 @@ def test_a_site_s_queries_are_features_that_leave_within_its_bounds_and_only_for
         assert down == {"weights": "weights"} | ({"centre": "features"} if "queries" in kinds else {})
 
 
-def test_a_site_below_its_minimum_is_left_out_of_the_centre_and_the_run_goes_on(store):
+def test_a_site_below_its_minimum_is_left_out_of_the_centre_and_the_run_goes_on(store, tmp_path):
     data = {"a": sites.site_data("a", 6, 2, 0), "b": sites.site_data("b", 2, 2, 5)}
     method = method_of(store)
     for minimum, heard in ((2, "ab"), (3, "a"), (7, "")):
@@ -227,8 +228,10 @@ def test_a_site_below_its_minimum_is_left_out_of_the_centre_and_the_run_goes_on(
         for name in data:
             context = sites.context("describe", 0, 1, name)
             own = SiteSpec(name, dict, bounds=FeatureBounds(minimum_images=minimum))
-            phase, key = method.plan()[0], bytes
-            out, memories[name] = run_step(method, phase, context, own, {}, Memory(), data[name], key)
+            folder = SiteFolder(tmp_path, name)
+            out, memories[name] = run_step(
+                method, method.plan()[0], context, own, {}, Memory(), data[name], folder
+            )
             reducer.add(name, out.uploads, out.weight, out.metrics)
         server = method.server_step(sites.context("describe", 0, 1), server, reducer.result())
         means = [memories[name].tensors["train"] for name in heard]

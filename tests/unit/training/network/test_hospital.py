@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 
 import pytest
 
@@ -23,6 +24,7 @@ from training.network.kits import Kit, provision
 from training.network.messages import Invitation, Next, Session, pack, unpack
 from training.network.operator import Operator
 from training.phantom import write_federation
+from training.privacy import epsilon_of
 from training.run import Run, execute
 
 pytest.importorskip("nvflare")
@@ -185,6 +187,26 @@ def test_stricter_policy_holds_from_the_next_round_on(tmp_path, data, kits):
     assert "the hospital's policy does not allow phase 'train'" in trained[0].dropped["birch"]
 
 
+def test_operator_cannot_weaken_the_privacy_that_a_hospital_asks_for(tmp_path, data, kits):
+    weak = {"groups": {"weights": {"clip": 3.0, "noise": 0.001}}, "delta": 1e-3}
+    together = Together(tmp_path, data, kits, privacy=weak)
+    epsilon = epsilon_of([4.0], 1e-5)
+    demand = f"{{kinds: {{weights: {{clip: 0.5, noise: 4}}}}, epsilon: {1.01 * epsilon}}}"
+    together.policies["birch"].write_text(f"{POLICY}privacy: {demand}\n")
+    _, result = together.run()
+    first, second = (entry for entry in result.history if entry.phase == "train")
+    assert asdict(first.sites["birch"].privacy["weights"]) == pytest.approx(
+        {"clip": 0.5, "noise": 4.0, "releases": 1, "epsilon": epsilon, "delta": 1e-5}
+    )
+    assert first.sites["aster"].privacy["weights"].noise == 0.001
+    # Two rounds would cost more than birch allows.
+    assert "epsilon of" in second.dropped["birch"]
+    assert second.sites["aster"].privacy["weights"].releases == 2
+    (log,) = (tmp_path / "state" / "birch").glob("*/sent.jsonl")
+    logged = [json.loads(line)["privacy"] for line in log.read_text().splitlines()]
+    assert [line["weights"]["releases"] for line in logged if line] == [1]
+
+
 @pytest.mark.parametrize(
     ("policy", "reason"),
     [
@@ -193,6 +215,7 @@ def test_stricter_policy_holds_from_the_next_round_on(tmp_path, data, kits):
         ("megabytes_per_round: 0.000001", "the hospital's policy allows 1"),
         ("megabytes_received: 0.000001", "larger than the hospital's policy allows"),
         ("nonsense: 1", "cannot be read; nothing leaves"),
+        ("secure_aggregation: true", "cannot be read; nothing leaves"),
     ],
 )
 def test_policy_that_forbids_a_step_sends_only_the_reason(tmp_path, data, kits, policy, reason):

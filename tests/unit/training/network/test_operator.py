@@ -85,6 +85,7 @@ class HospitalSide:
             allows=("weights", "statistics"),
             consents=True,
             bounds={},
+            privacy=None,
             digest="0" * 64,
             splits_digest="1" * 64,
             files={"train": 3, "val": 1, "test": 1},

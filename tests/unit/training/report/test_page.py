@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from training.data.segmentation.dataset import SliceSet
 from training.engine.history import RoundEntry, SiteEntry
 from training.errors import TrainingError
 from training.methods.iop_fl import IopFlConfig
+from training.privacy import Spent
 from training.record import RunRecord
 from training.report import write_overlays, write_report, write_site_pages
 from training.report.charts import Change, Line, forest_chart, line_chart
@@ -80,6 +82,18 @@ class TestReport:
         assert not {"script", "link", "img", "iframe"} & set(reader.tags)
         assert "@import" not in (tmp_path / "report.html").read_text()
         assert reader.tags.count("svg") == 4
+
+    def test_report_shows_epsilon_and_what_left_without_noise(self, tmp_path: Path) -> None:
+        record = make_record()
+        cost = Spent(clip=1.5, noise=10.0, releases=25, epsilon=4.3874, delta=1e-5)
+        first = record.rounds[0]
+        north = replace(first.sites["north"], privacy={"weights": cost})
+        rounds = (replace(first, sites={**first.sites, "north": north}), *record.rounds[1:])
+        record = make_record(rounds=rounds)
+        assert RunRecord.read(record.write(tmp_path / "record.json")) == record
+        text = " | ".join(read(write_report(record, tmp_path / "report.html")).texts)
+        assert "north | weights | 1.5 | 10 | 25 | 4.39 | 1e-05" in text
+        assert "Left without noise: metrics" in text
 
     def test_report_shows_sites_dropouts_warnings_and_published_models(self, tmp_path: Path) -> None:
         text = " | ".join(read(write_report(make_record(), tmp_path / "report.html")).texts)
