@@ -35,9 +35,11 @@ def _published(breast: float, brain: float, liver: float) -> dict[str, float]:
     return dict(zip(PUBLISHED, (breast, brain, liver), strict=True))
 
 
+BASELINES = {"comparison": "FedAvg", "ablation": "none: FedAvg on its network"}
 _BARE: Mapping[str, Any] = {"attention": False, "adapter": False, "fine_tune_loss": "plain"}
 ARMS: Mapping[str, tuple[Arm, ...]] = {
     "comparison": (
+        Arm("Single-site", "local-only"),
         Arm("FedAvg", "fedavg", {}, _published(50.91, 1.28, 9.71)),
         Arm("FedPer", "fedper", {}, _published(59.91, 19.15, 42.06)),
         Arm("FedRep", "fedrep", {}, _published(85.92, 75.56, 49.75)),
@@ -172,7 +174,7 @@ class PaperFedOap(PaperTables[Profile]):
                     part.capitalize(),
                     NOTES[part],
                     lines_of(own, {arm.name: arm.published for arm in arms}),
-                    arms[0].name,
+                    BASELINES[part],
                     PUBLISHED,
                     "Dice",
                     "Dice of slices with a tumour",

@@ -53,11 +53,13 @@ def _published(prostate: float, disc: float, cup: float) -> dict[str, float]:
 
 
 INSIDE = (
+    Arm("Single-site", "local-only", {}, _published(87.84, 89.38, 78.21)),
     Arm("FedAvg", "fedavg", {}, _published(89.25, 91.48, 80.85)),
     Arm("FedProx", "fedprox"),
     Arm("FedBN", "fedbn", {}, _published(90.21, 92.46, 81.44)),
     Arm("FedPer", "fedper"),
     Arm("FedRep", "fedrep", {}, _published(90.41, 92.54, 81.57)),
+    Arm("Centralised", "centralised"),
     Arm("IOP-FL", "iop-fl", {}, _published(91.88, 94.27, 82.94)),
     Arm("IOP-FL, Locum's recipe", "iop-fl", {"recipe": "locum"}),
 )

@@ -1,0 +1,103 @@
+"""Centralised training: the sites send their images to the server, which trains one network on all of them.
+
+No federated method, but the measure that federated methods are held against, and what a federation is there
+to avoid. It is for hospitals that may pool their scans, and for comparisons. The group that travels has the
+kind `images`: a site with a policy that does not allow it refuses the run before it starts.
+
+The server takes FedAvg's steps on the pooled slices: a round passes over all of them, or takes `local_steps`
+batches for every site that sent any. The last round is published: no validation chooses one.
+
+Shared:  training images with their masks or labels, prepared for the network; the number of them; Dice on
+         validation patients; once, batch-norm moments and summary statistics of the training scans.
+Stays:   validation and test images, names of files and patients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from model_store.task import Task
+from training.algorithm import (
+    ClientResult,
+    Group,
+    Memory,
+    Phase,
+    RoundResult,
+    ServerStage,
+    State,
+    StepContext,
+)
+from training.data.classification import ImageSet
+from training.data.segmentation.dataset import SliceSet
+from training.methods.common.local_training import (
+    AnySiteData,
+    TrainingExamples,
+    network_of,
+    state_of,
+    train_locally,
+)
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.registry import register
+
+IMAGES = Group("images", "images", "collect")
+_POOL = "pool"
+
+
+@register("centralised", FedAvgConfig, kinds=("segmentation", "classification"))
+class Centralised(FedAvg):
+    """One network, trained by the server on the images of all sites."""
+
+    def __init__(self, config: FedAvgConfig, task: Task) -> None:
+        super().__init__(config.model_copy(update={"selection": "last"}), task)
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """FedAvg's, with the images sent once and trained on by the server in place of the rounds."""
+        describe, _, *validate = super().plan()
+        pool = Phase("pool", 1, (), (IMAGES,), everyone=True)
+        return (describe, pool, ServerStage("train", self.config.rounds), *validate)
+
+    def client_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """Send the training images; in every other phase, FedAvg's step."""
+        if context.phase != "pool":
+            return super().client_step(context, received, memory, data)
+        examples = data.train
+        answers = examples.targets if isinstance(examples, SliceSet) else examples.labels
+        images = {"images": torch.from_numpy(examples.images), "answers": torch.from_numpy(answers)}
+        return ClientResult({IMAGES.name: images}, float(len(examples)))
+
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """Keep the images by site; in every other phase, FedAvg's step, which drops them after training."""
+        if context.phase != "pool":
+            return super().server_step(context, server, result)
+        sent = {f"{_POOL}/{site}": dict(state) for site, state in result.collected[IMAGES.name].items()}
+        facts = {**server.facts, "pooled": sorted(result.weights)}
+        return Memory({**server.tensors, **join(sent)}, facts)
+
+    def server_stage(self, context: StepContext, server: Memory) -> Memory:
+        """One round of training on all images."""
+        sites = server.facts["pooled"]
+        network = network_of(self.network, part(server.tensors, "global"), context.device)
+        schedule = self.schedule(context.round)
+        if schedule.steps is not None:
+            schedule = replace(schedule, steps=schedule.steps * len(sites))
+        sent = [part(server.tensors, f"{_POOL}/{site}") for site in sites]
+        train_locally(network, _pooled(sent), schedule, context.generator("train"))
+        return Memory({**server.tensors, **join({"global": state_of(network)})}, server.facts)
+
+
+def _pooled(sent: list[State]) -> TrainingExamples:
+    """The examples of all sites, in the order of the sites, without names."""
+    images = np.concatenate([state["images"].numpy() for state in sent])
+    answers = np.concatenate([state["answers"].numpy() for state in sent])
+    unnamed = ("",) * len(images)
+    where = (0,) * len(images)
+    if answers.ndim == 1:
+        return ImageSet(images, answers, unnamed, unnamed, where)
+    return SliceSet(images, answers, unnamed, unnamed, where)
