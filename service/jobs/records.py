@@ -172,6 +172,26 @@ def listed(
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id).limit(limit)))
 
 
+def turns(session: Session) -> list[str]:
+    """List the next job of each hospital in the order in which workers take them: fair between hospitals.
+
+    First is the hospital with the fewest running jobs, then the one of which a job began the longest ago. The
+    oldest job of a hospital is its next. A job of no hospital counts for its maker.
+    """
+    owner = func.coalesce(Job.hospital, Job.actor, "")
+    due = or_(Job.retry_at.is_(None), Job.retry_at <= datetime.now(UTC))
+    waiting = select(Job.id, owner).where(Job.state == "queued", due).order_by(Job.created_at, Job.id)
+    heads: dict[str, str] = {}
+    for job_id, of in session.execute(waiting):
+        heads.setdefault(of, job_id)
+    running = select(owner, func.count()).where(Job.state.in_(HELD)).group_by(owner)
+    at_work = {row[0]: row[1] for row in session.execute(running)}
+    begun = select(owner, func.max(Job.started_at)).where(owner.in_(list(heads))).group_by(owner)
+    last = {of: began.timestamp() for of, began in session.execute(begun) if began is not None}
+    # A sort keeps the order of those that are alike: that of their oldest jobs.
+    return [heads[of] for of in sorted(heads, key=lambda of: (at_work.get(of, 0), last.get(of, 0.0)))]
+
+
 def queue_position(session: Session, job: Job) -> int | None:
     """Number of queued jobs accepted before this one; None if it does not wait."""
     if job.state != "queued":

@@ -66,11 +66,11 @@ def verify() -> None:
 
 
 def run(job_id: str) -> None:
-    """Run a job."""
+    """Run a job: this one, or the one of which it is the turn."""
     # Imports torch into the task process, only once there is a job.
-    from service.worker.runner import run_job
+    from service.worker.runner import run_next
 
-    run_job(job_id, settings)
+    run_next(job_id, settings)
 
 
 # Called, not used as decorators: Celery is untyped, and its decorators hide the types of a function.

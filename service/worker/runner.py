@@ -19,6 +19,7 @@ from model_store.errors import LocumStoreError, StoreUnavailable
 from personalization.errors import PersonalizationError
 from service.database import Database
 from service.errors import FilesUnavailable, JobCancelled, LeaseLost, ServiceError
+from service.jobs import records
 from service.jobs.expiry import log_and_continue
 from service.jobs.leases import claim, finish, postpone
 from service.settings import Settings
@@ -40,17 +41,38 @@ HANDLERS: Mapping[str, Callable[[Attempt], AttemptOutcome]] = {
 _IN_WORDS = (LocumStoreError, PersonalizationError, ServiceError)
 
 
-def run_job(job_id: str, settings: Settings) -> None:
-    """Claim the job and run it. A finished job, or one that another worker holds, is left alone."""
+def run_next(job_id: str, settings: Settings) -> None:
+    """Run the job of which it is the turn, see `records.turns`.
+
+    A message says that a job waits. Which one is run is decided here, so that a hospital with many jobs does
+    not delay the others. The job of the message comes last: its worker may have died.
+    """
+    database = Database(settings.resolved_database_url)
+    try:
+        with database.read() as session:
+            candidates = [*records.turns(session), job_id]
+    finally:
+        database.dispose()
+    for candidate in candidates:
+        if run_job(candidate, settings):
+            return
+
+
+def run_job(job_id: str, settings: Settings) -> bool:
+    """Claim the job and run it; return whether it was claimed.
+
+    A finished job, or one that another worker holds, is left alone.
+    """
     database = Database(settings.resolved_database_url)
     try:
         lease = claim(database, job_id, f"{socket.gethostname()}:{os.getpid()}", settings)
         if lease is None:
             _log.info("job %s is not to be had: over, or another worker's", job_id)
-            return
+            return False
         _log.info("job %s: attempt %d", job_id, lease.attempt)
         with Attempt(database, lease, settings) as attempt:
             _attend(attempt)
+        return True
     finally:
         database.dispose()
 

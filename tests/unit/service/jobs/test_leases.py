@@ -22,7 +22,7 @@ SETTINGS = Settings(max_attempts=3)
 def submitted(database: Database, **fields: Any) -> str:
     with database.write() as session:
         asked = {"kind": "scan", "hospital": "north", "model": "brain", "parent": "sha256:" + "0" * 64}
-        return records.create(session, SETTINGS, **asked, cohort=None, options={}, **fields).id
+        return records.create(session, SETTINGS, **{**asked, **fields}, cohort=None, options={}).id
 
 
 def job_of(database: Database, job_id: str) -> Job:
@@ -125,6 +125,34 @@ def test_claim_after_max_attempts_gives_no_lease(database: Database) -> None:
     for _ in range(SETTINGS.max_attempts):
         expire(database, claimed(database, job_id))
     assert claim(database, job_id, "w2", SETTINGS) is None
+
+
+def test_hospital_with_many_jobs_does_not_delay_the_others(database: Database) -> None:
+    many = [submitted(database, hospital="north") for _ in range(20)]
+    late = [submitted(database, hospital="south") for _ in range(2)]
+    own = submitted(database, hospital=None)
+    order = []
+    for _ in range(8):
+        with database.read() as session:
+            (job_id, *_) = records.turns(session)
+        finish(database, claimed(database, job_id), "succeeded")
+        order.append(job_id)
+    assert order == [many[0], late[0], own, many[1], late[1], *many[2:5]]
+
+
+def test_next_is_the_hospital_with_the_fewest_running_jobs(database: Database) -> None:
+    (first, *rest) = [submitted(database, hospital="north") for _ in range(3)]
+    late = submitted(database, hospital="south")
+    claimed(database, late)
+    held = claimed(database, first)
+    another = submitted(database, hospital="south")
+    finish(database, held, "succeeded")
+    with database.read() as session:
+        assert records.turns(session) == [rest[0], another]
+    with database.write() as session:
+        records.get(session, rest[0]).retry_at = datetime.now(UTC) + timedelta(hours=1)
+    with database.read() as session:
+        assert records.turns(session) == [rest[1], another]
 
 
 def test_worker_with_a_stale_lease_cannot_write(database: Database) -> None:
