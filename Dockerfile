@@ -1,6 +1,6 @@
 # Locum's API and worker in one image; compose.yaml says which is which.
 #
-# No Docker engine was at hand where this was written: neither this file nor compose.yaml has been built or run yet.
+# tools/build-image builds it without a Docker engine. So it was built and started with torch's CPU packages.
 #
 # GPU: the default wheels bring CUDA themselves (torch's own, which onnxruntime-gpu loads too), so that a slim base will
 # do; the host needs the NVIDIA driver and its container toolkit, and the container `--gpus all`. Without a GPU the same

