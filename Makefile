@@ -32,7 +32,8 @@ test-gpu: install
 # With a real PACS: Debian's Orthanc and its DICOMweb plugin, which the other targets skip if they are missing.
 test-pacs: install
 	command -v Orthanc >/dev/null || apt-get install --yes --no-install-recommends orthanc orthanc-dicomweb dicom3tools
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/integration/service/pacs tests/unit/service/pacs --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet tests/unit/service/pacs tests/unit/service/dicom_node \
+		tests/integration/service/pacs tests/integration/service/dicom_node
 
 check: install
 	$(BIN)/ruff check .

@@ -13,6 +13,7 @@ from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
 from model_store.scans.dicom.deidentify import deidentify
 from model_store.scans.dicom.files import MOST_FILES
 from model_store.scans.dicom.masks import is_seg, read_seg
+from model_store.scans.dicom.pixels import TRANSFER_SYNTAXES
 from model_store.scans.dicom.reading import DicomSeries, open_series
 from model_store.scans.encode import encode_nifti, encode_nrrd, encode_png
 from model_store.scans.foreign import advice
@@ -22,6 +23,7 @@ from model_store.scans.types import MIN_SIDE, Limits, Parts, Scan
 __all__ = [
     "MIN_SIDE",
     "MOST_FILES",
+    "TRANSFER_SYNTAXES",
     "DicomSeries",
     "Limits",
     "Parts",

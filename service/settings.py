@@ -26,6 +26,7 @@ from model_store.errors import KeyUnusable
 from model_store.scan import Limits
 from model_store.signing import Signer, TrustedKeys
 from model_store.store import DEFAULT_CACHE, Store, located
+from service.dicom_node.configuration import load_node
 from service.errors import SettingsInvalid
 from service.files import Files, open_files
 from service.pacs.configuration import load_servers
@@ -242,6 +243,9 @@ class Settings(BaseSettings):
     # PACS
     pacs: Annotated[Folder, AfterValidator(_loaded_by(load_servers))] | None = Field(
         None, description="file (YAML) of the PACS that scans come from, and segmentations go to"
+    )
+    dicom_node: Annotated[Folder, AfterValidator(_loaded_by(load_node))] | None = Field(
+        None, description="file (YAML) of `python -m service.dicom_node`"
     )
 
     # logging

@@ -51,6 +51,7 @@ DECODERS: dict[str, str] = {
     **dict.fromkeys(_JPEG_LS, "pyjpegls"),
     **dict.fromkeys(_JPEG_2000, "pylibjpeg"),
 }
+TRANSFER_SYNTAXES = tuple(DECODERS)
 LOSSY = ("1.2.840.10008.1.2.4.50", "1.2.840.10008.1.2.4.51", "1.2.840.10008.1.2.4.81")
 
 _GREY = ("MONOCHROME1", "MONOCHROME2")

@@ -1,0 +1,207 @@
+"""Send complete series to the API, and their SEGs to the destination; retry, and set aside what fails.
+
+A SEG's UIDs are a function of the series, the version and the options: a series that is sent again, because
+the node was killed between two steps, makes the same instance, of which a PACS keeps one.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import httpx
+from pydicom import dcmread
+from pydicom.uid import ExplicitVRLittleEndian
+from pynetdicom import AE
+
+from service.dicom_node.configuration import Destination, NodeConfiguration, Route
+from service.dicom_node.spool import Entry, Spool
+
+_log = logging.getLogger("locum.node")
+
+_CONNECT_SECONDS, _ANSWER_SECONDS = 30.0, 1800.0
+_LONGEST_PAUSE_SECONDS = 600.0
+_LOOK_SECONDS = 0.5
+_SWEEP_SECONDS = 3600.0
+# The operator mends a key, a role, a hospital or a model; the others are about the scan.
+_MENDED = frozenset({401, 403, 404, 408, 410, 425, 429})
+# Out of resources (PS3.4 B.2.3) and a peer that is shutting down.
+_TRANSIENT_STATUSES = range(0xA700, 0xA800)
+_WARNINGS = range(0xB000, 0xC000)
+
+
+class NotNow(Exception):
+    """It may succeed later."""
+
+
+class Never(Exception):
+    """It will not."""
+
+
+@dataclass
+class _Waiting:
+    pause: float
+    until: float
+
+
+@dataclass
+class Forwarder:
+    """Works off the spool, one series at a time."""
+
+    node: NodeConfiguration
+    spool: Spool
+    stopping: threading.Event
+    _waiting: dict[str, _Waiting] = field(default_factory=dict)
+
+    def run(self, open_series: Callable[[], set[str]]) -> None:
+        """Look until `stopping` is set; the series that is sent is finished first."""
+        swept = float("-inf")
+        while not self.stopping.is_set():
+            self.complete(open_series())
+            worked = self.look()
+            if time.monotonic() - swept > _SWEEP_SECONDS:
+                swept = time.monotonic()
+                self.spool.sweep(self.node.failed_days * 24 * 3600)
+            if not worked:
+                self.stopping.wait(_LOOK_SECONDS)
+
+    def complete(self, open_series: set[str]) -> None:
+        """Make every series ready of which no object has come for long enough."""
+        for key, idle in self.spool.receiving():
+            enough = self.node.silence_seconds if key in open_series else self.node.settle_seconds
+            if idle >= enough:
+                entry = self.spool.complete(key)
+                _log.info("series %s for %s is complete", entry.id, entry.hospital)
+
+    def look(self) -> bool:
+        """Work on the oldest series that is due; return whether there was one."""
+        due = (entry for entry in self.spool.ready() if self._is_due(entry))
+        entry = next(due, None)
+        if entry is None:
+            return False
+        try:
+            self._work(entry)
+        except NotNow as error:
+            self._postpone(entry, str(error))
+        except Never as error:
+            self._fail(entry, str(error))
+        except OSError as error:
+            self._postpone(entry, type(error).__name__)
+        except Exception as error:
+            # A bug: keep the series, and the others going.
+            _log.exception("series %s", entry.id)
+            self._postpone(entry, f"an unexpected {type(error).__name__}")
+        else:
+            self._waiting.pop(entry.id, None)
+        return True
+
+    def _is_due(self, entry: Entry) -> bool:
+        return entry.id not in self._waiting or self._waiting[entry.id].until <= time.monotonic()
+
+    def _work(self, entry: Entry) -> None:
+        route = self.node.hospitals.get(entry.hospital)
+        if route is None:
+            raise NotNow(f"hospital '{entry.hospital}' is not configured any more")
+        segmentation = entry.segmentation
+        if segmentation is None:
+            segmentation = segment(self.node, route, entry)
+            entry.keep(segmentation)
+        destination = self.node.destinations[route.destination]
+        deliver(self.node.ae_title, route.destination, destination, segmentation)
+        self.spool.finish(entry)
+        _log.info("series %s: its segmentation is at %s", entry.id, route.destination)
+
+    def _postpone(self, entry: Entry, why: str) -> None:
+        if time.time() - entry.completed_at > self.node.give_up_hours * 3600:
+            self._fail(entry, f"{why}, {self.node.give_up_hours:.3g} h after it was complete")
+            return
+        before = self._waiting.get(entry.id)
+        pause = self.node.retry_seconds if before is None else 2 * before.pause
+        pause = min(pause, max(_LONGEST_PAUSE_SECONDS, self.node.retry_seconds))
+        self._waiting[entry.id] = _Waiting(pause, time.monotonic() + pause)
+        _log.warning("series %s waits %.3g s: %s", entry.id, pause, why)
+
+    def _fail(self, entry: Entry, why: str) -> None:
+        self.spool.fail(entry, why)
+        self._waiting.pop(entry.id, None)
+        _log.error("series %s failed, and is kept in failed/: %s", entry.id, why)
+
+
+def segment(node: NodeConfiguration, route: Route, entry: Entry) -> bytes:
+    """The SEG of a series, by the API. Raises NotNow, Never."""
+    headers = {}
+    if route.key_file is not None:
+        try:
+            headers["Authorization"] = f"Bearer {route.key_file.read_text().strip()}"
+        except (OSError, UnicodeDecodeError) as error:
+            raise NotNow(
+                f"the API key of '{entry.hospital}' cannot be read ({type(error).__name__})"
+            ) from None
+    data = {
+        "hospital": entry.hospital,
+        "model": route.model,
+        "personalization": route.personalization,
+        "guard": route.guard,
+        "output": "dicom-seg",
+    }
+    timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
+    verify = ssl.create_default_context(cafile=node.ca)
+    with ExitStack() as stack:
+        parts = [("scan", ("object", stack.enter_context(path.open("rb")))) for path in entry.objects]
+        try:
+            client = stack.enter_context(
+                httpx.Client(timeout=timeout, verify=verify, trust_env=False, headers=headers)
+            )
+            answer = client.post(f"{node.service.rstrip('/')}/segment", files=parts, data=data)
+        except httpx.HTTPError as error:
+            raise NotNow(f"the API does not answer ({type(error).__name__})") from None
+    if answer.status_code == httpx.codes.OK:
+        return answer.content
+    said = f"the API answers {answer.status_code}: {_detail(answer)}"
+    if answer.status_code in _MENDED or answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
+        raise NotNow(said)
+    raise Never(said)
+
+
+def deliver(ae_title: str, name: str, destination: Destination, segmentation: bytes) -> None:
+    """Send a SEG by C-STORE. Raises NotNow, Never."""
+    dataset = dcmread(io.BytesIO(segmentation))
+    ae = AE(ae_title)
+    ae.acse_timeout = ae.connection_timeout = _CONNECT_SECONDS
+    ae.network_timeout = ae.dimse_timeout = _ANSWER_SECONDS
+    ae.add_requested_context(dataset.SOPClassUID, [ExplicitVRLittleEndian])
+    tls = None if destination.tls is None else (destination.tls.client_context(), destination.host)
+    association = ae.associate(
+        destination.host, destination.port, ae_title=destination.ae_title, tls_args=tls
+    )
+    if not association.is_established:
+        refused = "rejects the association" if association.is_rejected else "does not answer"
+        raise NotNow(f"destination '{name}' {refused}")
+    try:
+        if not association.accepted_contexts:
+            raise Never(f"destination '{name}' accepts no SEG")
+        answer = association.send_c_store(dataset)
+    except (RuntimeError, ValueError) as error:
+        raise NotNow(f"destination '{name}' ended the association ({type(error).__name__})") from None
+    finally:
+        association.release()
+    status = answer.get("Status")
+    if status is None or status in _TRANSIENT_STATUSES:
+        raise NotNow(
+            f"destination '{name}' " + ("breaks off" if status is None else f"answers {status:04X}H")
+        )
+    if status != 0 and status not in _WARNINGS:
+        raise Never(f"destination '{name}' answers {status:04X}H")
+
+
+def _detail(answer: httpx.Response) -> str:
+    """The API's own reason, which says nothing of the patient; another server's answer is left out."""
+    if answer.headers.get("content-type", "").startswith("application/problem+json"):
+        return str(answer.json().get("detail", ""))[:500]
+    return "no problem document"
