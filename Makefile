@@ -1,4 +1,4 @@
-.PHONY: install demo demo-network test test-fast test-gpu test-pacs check openapi web lock sbom clean
+.PHONY: install demo demo-network test test-fast test-gpu test-pacs test-web check openapi web lock sbom clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -34,6 +34,11 @@ test-pacs: install
 	command -v Orthanc >/dev/null || apt-get install --yes --no-install-recommends orthanc orthanc-dicomweb dicom3tools
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet tests/unit/service/pacs tests/unit/service/dicom_node \
 		tests/integration/service/pacs tests/integration/service/dicom_node
+
+# The page in a real Chromium, which the other targets skip if it is missing.
+test-web: install
+	command -v chromium >/dev/null || apt-get install --yes --no-install-recommends chromium
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/e2e/page --quiet
 
 check: install
 	$(BIN)/ruff check .

@@ -128,6 +128,8 @@ _NAMING = ("properties", "schemas", "paths")
 _UNTYPED = {
     *("title", "summary", "example", "default", "pattern", "format", "minLength", "maxLength", "minimum"),
     *("maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems", "description"),
+    # Definitions inside a body, which become a property of it.
+    "$defs",
 }
 
 

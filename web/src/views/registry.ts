@@ -12,4 +12,5 @@ export interface View {
 
 export const VIEWS: readonly View[] = [
   { name: "look", title: "Look", role: "reader", load: () => import("./look/look") },
+  { name: "adapt", title: "Adapt", role: "reader", load: () => import("./adapt/adapt") },
 ];

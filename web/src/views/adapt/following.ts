@@ -1,0 +1,48 @@
+/** Follow a job by server-sent events. The browser reconnects, and continues after the last event it has. */
+import { call, type Schema } from "../../api/client";
+
+export type Job = Schema<"JobView">;
+
+export const FINISHED: readonly string[] = ["succeeded", "fell_back", "failed", "cancelled"];
+const EVENTS = ["state", "progress", "epoch", "gate", "warning"];
+const GATHER_MS = 250;
+const RETRY_MS = 3000;
+
+/** Call `onChange` with the job now and after every change. Returns how to stop. */
+export function follow(id: string, onChange: (job: Job) => void, onError: (error: unknown) => void): () => void {
+  let source: EventSource | null = null;
+  let timer: ReturnType<typeof setTimeout> | null = null;
+  let over = false;
+  const stop = () => {
+    over = true;
+    source?.close();
+    if (timer !== null) clearTimeout(timer);
+  };
+  const look = async () => {
+    timer = null;
+    try {
+      const { data } = await call("get", "/jobs/{job}", { path: { job: id } });
+      if (over) return;
+      onChange(data);
+      if (FINISHED.includes(data.state)) stop();
+    } catch (error) {
+      if (!over) onError(error);
+    }
+  };
+  // Events arrive in bursts, and the job is read once for each.
+  const soon = () => {
+    timer ??= setTimeout(() => void look(), GATHER_MS);
+  };
+  const open = () => {
+    if (over) return;
+    source = new EventSource(`jobs/${id}/events`);
+    for (const name of EVENTS) source.addEventListener(name, soon);
+    source.onerror = () => {
+      // Rejected, other than interrupted: the browser gives up, and this tries again.
+      if (source?.readyState === EventSource.CLOSED && !over) setTimeout(open, RETRY_MS);
+      soon();
+    };
+  };
+  void look().then(open);
+  return stop;
+}

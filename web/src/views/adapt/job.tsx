@@ -1,0 +1,278 @@
+/** One job: its stages and curves while it runs, then the gate's verdict and the evidence. */
+import { useEffect, useState } from "preact/hooks";
+import { call } from "../../api/client";
+import { has } from "../../app/session";
+import { duration, moment } from "../../ui/format";
+import { Notice, Rejection, type Tone } from "../../ui/notice";
+import { FINISHED, follow, type Job } from "./following";
+
+interface Check {
+  name: string;
+  value: number | null;
+  limit: number;
+  bound: string;
+  passed: boolean;
+  meaning: string;
+}
+
+export const STATES: Record<string, { words: string; tone: Tone | "accent" }> = {
+  queued: { words: "Waiting", tone: "plain" },
+  running: { words: "Running", tone: "accent" },
+  cancelling: { words: "Stopping", tone: "warn" },
+  succeeded: { words: "Made a candidate", tone: "good" },
+  fell_back: { words: "Kept the start", tone: "warn" },
+  failed: { words: "Failed", tone: "bad" },
+  cancelled: { words: "Cancelled", tone: "plain" },
+};
+
+const STAGES: Record<string, string> = {
+  choosing: "choosing the recipe",
+  adapting: "adapting",
+  judging: "judging the candidate",
+  drawing: "drawing the pictures",
+  publishing: "publishing the candidate",
+};
+
+export function JobPanel({ id, onFinished }: { id: string; onFinished: (job: Job) => void }) {
+  const [job, setJob] = useState<Job | null>(null);
+  const [error, setError] = useState<unknown>(null);
+  useEffect(() => {
+    setJob(null);
+    setError(null);
+    return follow(
+      id,
+      (found) => {
+        setJob(found);
+        setError(null);
+        if (FINISHED.includes(found.state)) onFinished(found);
+      },
+      setError,
+    );
+  }, [id]);
+  if (job === null) return error ? <Rejection error={error} /> : <p class="soft">Loading …</p>;
+  const running = !FINISHED.includes(job.state);
+  const cancel = () =>
+    call("delete", "/jobs/{job}", { path: { job: id } }).then((answer) => setJob(answer.data), setError);
+  return (
+    <section class="card stack" aria-label="Job">
+      <div class="row">
+        <h2>Adaptation of {job.model}</h2>
+        <span class={`chip ${STATES[job.state]?.tone}`} data-state={job.state}>
+          {STATES[job.state]?.words ?? job.state}
+        </span>
+        <span class="grow" />
+        {running && has("operator") && (
+          <button type="button" class="button small danger" onClick={() => void cancel()}>
+            Cancel the job
+          </button>
+        )}
+        {has("operator") && (
+          <a class="button small" href={`jobs/${id}/card`} target="_blank" rel="noreferrer">
+            Before and after
+          </a>
+        )}
+      </div>
+      <p class="soft">
+        Started {moment(job.created_at)}
+        {job.finished_at && job.started_at && `, took ${duration(seconds(job.started_at, job.finished_at))}`}
+        {job.attempt > 1 && `, attempt ${job.attempt}`}
+      </p>
+      {running && <Running job={job} />}
+      {job.reason && <Notice tone="warn">{job.reason}</Notice>}
+      {job.warnings.map((warning) => (
+        <Notice key={warning} tone="warn">
+          {warning}
+        </Notice>
+      ))}
+      <Rejection error={error} />
+      {job.gate && <Verdict job={job} />}
+      <Curves epochs={job.epochs} />
+      {job.coefficients && <HeatMap found={job.coefficients as unknown as Coefficients} />}
+      <Playbook result={job.result} />
+    </section>
+  );
+}
+
+const seconds = (from: string, to: string) => (Date.parse(to) - Date.parse(from)) / 1000;
+
+function Running({ job }: { job: Job }) {
+  const { stage, epoch, epochs, seconds_left: left } = job.progress as Record<string, unknown>;
+  const isCounted = typeof epoch === "number" && typeof epochs === "number";
+  const waiting = job.queue_position ? `${job.queue_position} ahead of it` : "waiting for a worker";
+  const words = typeof stage === "string" ? (STAGES[stage] ?? stage) : waiting;
+  return (
+    <div class="stack tight" role="status">
+      <span>
+        {words}
+        {isCounted && `, pass ${epoch} of ${epochs}`}
+        {typeof left === "number" && `, about ${duration(left)} left`}
+      </span>
+      <progress max={1} value={isCounted && epochs > 0 ? epoch / epochs : undefined} aria-label={words} />
+    </div>
+  );
+}
+
+/** The gate in words: what it decided, what gain is expected, and check by check. */
+function Verdict({ job }: { job: Job }) {
+  const gate = job.gate as unknown as { passed: boolean; checks: Check[] };
+  const gain = gate.checks.find((check) => check.name === "predicted_gain")?.value;
+  const bound = gate.checks.find((check) => check.name === "gain_bound")?.value;
+  const failed = gate.checks.filter((check) => !check.passed);
+  const title = gate.passed ? "The candidate passed its gate" : "The gate rejects the candidate";
+  return (
+    <div class="stack tight">
+      <Notice tone={gate.passed ? "good" : "bad"} title={title}>
+        {gain != null && (
+          <p>
+            {`From what the member hospitals saw, ${gain >= 0 ? "a gain" : "a loss"} of ${points(gain)} points of Dice is expected`}
+            {bound != null && `, and at worst ${bound < 0 ? `a loss of ${points(bound)}` : `a gain of ${points(bound)}`} points`}.
+          </p>
+        )}
+        {gain == null && gate.passed && <p>No check found harm. No gain is predicted: there is nothing to predict it from.</p>}
+        {failed.length > 0 && <p>Not passed: {failed.map((check) => named(check.name)).join(", ")}.</p>}
+      </Notice>
+      <details>
+        <summary>All {gate.checks.length} checks</summary>
+        <div class="scroll">
+          <table>
+            <thead>
+              <tr>
+                <th scope="col">Check</th>
+                <th scope="col" class="number">Found</th>
+                <th scope="col" class="number">Limit</th>
+                <th scope="col">Verdict</th>
+              </tr>
+            </thead>
+            <tbody>
+              {gate.checks.map((check) => (
+                <tr key={check.name}>
+                  <td>
+                    {named(check.name)}
+                    <div class="hint">{check.meaning}</div>
+                  </td>
+                  <td class="number">{check.value === null ? "not measured" : figure(check.value)}</td>
+                  <td class="number">
+                    {check.bound} {figure(check.limit)}
+                  </td>
+                  <td>
+                    <span class={`chip ${check.passed ? "good" : "bad"}`}>{check.passed ? "passed" : "not passed"}</span>
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      </details>
+    </div>
+  );
+}
+
+const points = (change: number) => (100 * Math.abs(change)).toFixed(1);
+const named = (name: string) => name.replaceAll("_", " ");
+const figure = (value: number) => (Number.isInteger(value) ? String(value) : value.toPrecision(3));
+
+/** Each figure of the epochs as a line of its own. */
+function Curves({ epochs }: { epochs: Job["epochs"] }) {
+  const names = Object.keys(epochs[0] ?? {}).filter(
+    (name) => name !== "epoch" && epochs.every((each) => typeof each[name] === "number"),
+  );
+  if (epochs.length < 2 || names.length === 0) return null;
+  return (
+    <div class="curves">
+      {names.map((name) => {
+        const values = epochs.map((each) => each[name] as number);
+        const [low, high] = [Math.min(...values), Math.max(...values)];
+        const path = values
+          .map((value, i) => {
+            const y = high > low ? 42 - (36 * (value - low)) / (high - low) : 24;
+            return `${(i * 200) / (values.length - 1)},${y}`;
+          })
+          .join(" ");
+        return (
+          <figure key={name} class="curve">
+            <figcaption>
+              {named(name)} <span class="soft">{figure(values.at(-1)!)}</span>
+            </figcaption>
+            <svg viewBox="-3 0 206 48" role="img" aria-label={`${named(name)}, from ${figure(values[0]!)} to ${figure(values.at(-1)!)}`}>
+              <polyline points={path} />
+            </svg>
+          </figure>
+        );
+      })}
+    </div>
+  );
+}
+
+interface Coefficients {
+  layers: string[];
+  models: string[];
+  values: number[][];
+}
+
+/** How much of each member's model is in each layer. */
+function HeatMap({ found }: { found: Coefficients }) {
+  return (
+    <details>
+      <summary>Which member's model is in which layer</summary>
+      <div class="scroll">
+        <table class="heat">
+          <thead>
+            <tr>
+              <th scope="col">Layer</th>
+              {found.models.map((model) => (
+                <th key={model} scope="col" class="number">
+                  {model}
+                </th>
+              ))}
+            </tr>
+          </thead>
+          <tbody>
+            {found.layers.map((layer, row) => (
+              <tr key={layer}>
+                <th scope="row">{layer}</th>
+                {found.values[row]!.map((share, column) => (
+                  <td key={found.models[column]} class="number">
+                    <span class="heat-bar" style={{ width: `${Math.round(100 * Math.max(0, Math.min(1, share)))}%` }} />
+                    <span class="heat-text">{share.toFixed(2)}</span>
+                  </td>
+                ))}
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </details>
+  );
+}
+
+/** The recipes that the members practised, and what each promises here. */
+function Playbook({ result }: { result: Job["result"] }) {
+  const found = result?.playbook as { recipe: string; promise: string; tried: { recipe: string; predicted: number; bound: number }[] } | undefined;
+  if (!found?.tried) return null;
+  return (
+    <details>
+      <summary>What the members' practice expects of each recipe</summary>
+      <p class="hint">{found.promise}</p>
+      <table>
+        <thead>
+          <tr>
+            <th scope="col">Recipe</th>
+            <th scope="col" class="number">Expected change of Dice</th>
+            <th scope="col" class="number">At least</th>
+          </tr>
+        </thead>
+        <tbody>
+          {found.tried.map((each) => (
+            <tr key={each.recipe}>
+              <td>
+                {each.recipe} {each.recipe === found.recipe && <span class="chip accent">taken</span>}
+              </td>
+              <td class="number">{each.predicted.toFixed(3)}</td>
+              <td class="number">{each.bound.toFixed(3)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </details>
+  );
+}

@@ -1,0 +1,180 @@
+/** Which version serves the hospital: decide, take a decision back, and see what served when. */
+import { useEffect, useState } from "preact/hooks";
+import { call, type Schema } from "../../api/client";
+import { has, session } from "../../app/session";
+import { Dialog } from "../../ui/dialog";
+import { moment } from "../../ui/format";
+import { Notice, Rejection } from "../../ui/notice";
+import type { Job } from "./following";
+
+type Serving = Schema<"ServingView">;
+type Entry = Schema<"Entry">;
+type Decision = { kind: "assign" | "override"; version: string } | { kind: "back"; version: string };
+
+export function ServingPanel({ hospital, model, job }: { hospital: string; model: string; job: Job | null }) {
+  const [serving, setServing] = useState<Serving | null>(null);
+  const [tag, setTag] = useState<string | null>(null);
+  const [entries, setEntries] = useState<Entry[]>([]);
+  const [error, setError] = useState<unknown>(null);
+  const [decision, setDecision] = useState<Decision | null>(null);
+  const load = async () => {
+    try {
+      const path = { hospital, model };
+      const found = await call("get", "/hospitals/{hospital}/serving/{model}", { path });
+      setServing(found.data);
+      setTag(found.headers.get("ETag"));
+      setEntries((await call("get", "/hospitals/{hospital}/serving/{model}/history", { path })).data.entries);
+      setError(null);
+    } catch (found) {
+      setError(found);
+    }
+  };
+  useEffect(() => void load(), [hospital, model]);
+  const candidate = job?.candidate?.reference;
+  const passed = (job?.gate as { passed?: boolean } | null | undefined)?.passed === true;
+  const isServing = candidate !== undefined && serving?.artefact === candidate;
+  return (
+    <section class="card stack" aria-label="Serving">
+      <h2>What serves {hospital}</h2>
+      <Rejection error={error} />
+      {serving && (
+        <p>
+          <strong class="mono">{serving.artefact ?? "nothing"}</strong>{" "}
+          <span class="soft">{serving.because === "newest" ? "the newest version; no decision was made" : serving.because}</span>
+        </p>
+      )}
+      {serving?.withdrawn && <Notice tone="bad">This version was withdrawn. Scans are rejected until another is assigned.</Notice>}
+      {has("approver") ? (
+        <div class="row">
+          {candidate && !isServing && (
+            <button
+              type="button"
+              class={`button ${passed ? "primary" : "danger"}`}
+              onClick={() => setDecision({ kind: passed ? "assign" : "override", version: candidate })}
+            >
+              {passed ? "Assign the candidate" : "Assign against the gate"}
+            </button>
+          )}
+          {entries.length > 1 && (
+            <button type="button" class="button" onClick={() => setDecision({ kind: "back", version: "" })}>
+              Roll back
+            </button>
+          )}
+        </div>
+      ) : (
+        <p class="hint">An approver decides which version serves.</p>
+      )}
+      <History entries={entries} />
+      {decision && (
+        <Decide
+          decision={decision}
+          hospital={hospital}
+          model={model}
+          tag={entries.length > 0 ? tag : null}
+          onClose={() => setDecision(null)}
+          onDone={() => {
+            setDecision(null);
+            void load();
+          }}
+        />
+      )}
+    </section>
+  );
+}
+
+function History({ entries }: { entries: readonly Entry[] }) {
+  if (entries.length === 0) return <p class="hint">No decision yet: the newest version serves.</p>;
+  return (
+    <ol class="timeline" aria-label="History">
+      {[...entries].reverse().map((entry, index) => (
+        <li key={entry.sequence} class={index === 0 ? "now" : ""}>
+          <div class="row">
+            <strong class="mono">{entry.artefact}</strong>
+            {index === 0 && <span class="chip good">serves now</span>}
+            {entry.restores !== null && <span class="chip">rolled back</span>}
+            {entry.override && <span class="chip warn">against the gate</span>}
+          </div>
+          <div class="hint">
+            {moment(entry.at)}, by {entry.actor}
+          </div>
+          <div>{entry.reason}</div>
+        </li>
+      ))}
+    </ol>
+  );
+}
+
+function Decide(given: {
+  decision: Decision;
+  hospital: string;
+  model: string;
+  tag: string | null;
+  onClose: () => void;
+  onDone: () => void;
+}) {
+  const { decision, hospital, model, tag } = given;
+  const isKnown = session.value?.authenticated ?? false;
+  const [reason, setReason] = useState("");
+  const [actor, setActor] = useState("");
+  const [confirmed, setConfirmed] = useState("");
+  const [error, setError] = useState<unknown>(null);
+  const isOverride = decision.kind === "override";
+  const isReady = reason.trim() !== "" && (isKnown || actor.trim() !== "") && (!isOverride || confirmed === hospital);
+  const who = isKnown ? {} : { actor: actor.trim() };
+  const path = { hospital, model };
+  const headers: Record<string, string> = tag ? { "If-Match": tag } : { "If-None-Match": "*" };
+  const submit = async (event: Event) => {
+    event.preventDefault();
+    try {
+      if (decision.kind === "back") {
+        const json = { ...who, reason };
+        await call("post", "/hospitals/{hospital}/serving/{model}/rollback", { path, headers, json });
+      } else {
+        const json = { ...who, reason, version: decision.version, override: isOverride };
+        await call("put", "/hospitals/{hospital}/serving/{model}", { path, headers, json });
+      }
+      given.onDone();
+    } catch (found) {
+      setError(found);
+    }
+  };
+  const title = { assign: "Assign the candidate", override: "Assign against the gate", back: "Roll back" }[decision.kind];
+  return (
+    <Dialog title={title} onClose={given.onClose}>
+      <form class="stack" onSubmit={(event) => void submit(event)}>
+        {isOverride && (
+          <Notice tone="bad" title="The gate rejected this version, or gave no verdict">
+            Scans of {hospital} will be answered by it. The log records that the gate was overridden, by whom and why.
+          </Notice>
+        )}
+        <p>
+          {decision.kind === "back"
+            ? `The version that served ${hospital} before serves again from now on.`
+            : `${decision.version} serves ${hospital} for ${model} from now on.`}
+        </p>
+        {!isKnown && (
+          <label class="field">
+            <span class="label">Your name</span>
+            <input type="text" value={actor} onInput={(event) => setActor(event.currentTarget.value)} required />
+          </label>
+        )}
+        <label class="field">
+          <span class="label">Reason</span>
+          <textarea value={reason} onInput={(event) => setReason(event.currentTarget.value)} required />
+        </label>
+        {isOverride && (
+          <label class="field">
+            <span class="label">Type {hospital} to confirm</span>
+            <input type="text" value={confirmed} onInput={(event) => setConfirmed(event.currentTarget.value)} />
+          </label>
+        )}
+        <Rejection error={error} />
+        <div class="row">
+          <button type="submit" class={`button ${isOverride ? "danger" : "primary"}`} disabled={!isReady}>
+            {title}
+          </button>
+        </div>
+      </form>
+    </Dialog>
+  );
+}
