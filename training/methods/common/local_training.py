@@ -67,6 +67,12 @@ def shapes_of(spec: NetworkSpec) -> State:
         return dict(build(spec.name, **spec.arguments).state_dict())
 
 
+def parameter_names(spec: NetworkSpec) -> tuple[str, ...]:
+    """Names of a network's parameters, without its buffers (batch-norm statistics and counters)."""
+    with torch.device("meta"):
+        return tuple(name for name, _ in build(spec.name, **spec.arguments).named_parameters())
+
+
 def network_of(spec: NetworkSpec, state: Mapping[str, Tensor], device: torch.device) -> nn.Module:
     """A network with a copy of these weights, on a device."""
     # On the meta device no initial weights are drawn only to be dropped.

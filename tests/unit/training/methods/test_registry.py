@@ -26,6 +26,7 @@ class FedToy(FedAvg):
 def test_every_method_is_found() -> None:
     assert {"fedavg", "fedbicross", "fedins", "fedoap", "iop-fl"} < {*methods()}
     assert {"fedbn", "fedper", "fedprox", "fedrep"} < {*methods()}
+    assert {"fedadagrad", "fedadam", "fedavgm", "fedyogi"} < {*methods()}
     assert list(methods()) == sorted(methods())
 
 
@@ -58,7 +59,9 @@ def test_a_misspelt_method_is_answered_with_the_nearest_name(misspelt: str, near
 
 
 def test_a_name_like_no_other_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(ConfigurationError, match=r"^unknown method 'zzz'\n  - known methods: fedavg, "):
+    with pytest.raises(
+        ConfigurationError, match=r"^unknown method 'zzz'\n  - known methods: fedadagrad, fedadam, "
+    ):
         method("zzz")
 
 
