@@ -40,7 +40,7 @@ class Schedule:
 
     With passes there are at least `least_steps` batches. `falls` lets the rate fall by a cosine to nothing
     over these batches; otherwise it stays. `intensity` is the severity of the drawn scanners
-    (`personalization.scanner`) that slices go through; 0 for none.
+    (`personalization.scanner`) that slices go through; 0 for none. `momentum` is of SGD.
     """
 
     epochs: int = 1
@@ -54,6 +54,7 @@ class Schedule:
     least_steps: int = 0
     falls: bool = False
     intensity: float = 0.0
+    momentum: float = MOMENTUM
 
 
 def new_network(spec: NetworkSpec, generator: torch.Generator) -> nn.Module:
@@ -140,7 +141,7 @@ def train_locally(
 
 def _optimiser(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
     if schedule.optimiser == "sgd":
-        return torch.optim.SGD(network.parameters(), lr=schedule.learning_rate, momentum=MOMENTUM)
+        return torch.optim.SGD(network.parameters(), lr=schedule.learning_rate, momentum=schedule.momentum)
     return torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, amsgrad=schedule.amsgrad)
 
 

@@ -98,7 +98,7 @@ def test_only_the_bytes_of_the_shared_part_travel(scans: Path, tmp_path: Path, n
                 assert sent == {"personal": everything, "personal_score": 16}
 
 
-@pytest.mark.parametrize("name", ["fedprox", "fedavgm", "fedyogi", *PERSONAL])
+@pytest.mark.parametrize("name", ["fedprox", "scaffold", "fedavgm", "fedyogi", *PERSONAL])
 def test_it_classifies(shapes: Path, tmp_path: Path, name: str) -> None:
     result = execute(run_of(shapes, name), tmp_path / "run", workers=0, store=Store(tmp_path / "store"))
     assert {draft.network.name for draft in result.publication.models} == {"resnet18"}
@@ -156,7 +156,9 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize(("name", "kills"), [("fedbn", [4]), ("fedper", [2, 5]), ("fedyogi", [3])])
+@pytest.mark.parametrize(
+    ("name", "kills"), [("fedbn", [4]), ("fedper", [2, 5]), ("fedyogi", [3]), ("scaffold", [4])]
+)
 def test_killed_and_resumed_it_publishes_the_same_bytes(
     zygote: Zygote, tmp_path: Path, name: str, kills: list[int]
 ) -> None:

@@ -26,7 +26,7 @@ class FedToy(FedAvg):
 def test_every_method_is_found() -> None:
     assert {"fedavg", "fedbicross", "fedins", "fedoap", "iop-fl"} < {*methods()}
     assert {"fedbn", "fedper", "fedprox", "fedrep"} < {*methods()}
-    assert {"fedadagrad", "fedadam", "fedavgm", "fedyogi"} < {*methods()}
+    assert {"fedadagrad", "fedadam", "fedavgm", "fedyogi", "scaffold"} < {*methods()}
     assert list(methods()) == sorted(methods())
 
 

@@ -1,0 +1,153 @@
+"""SCAFFOLD: Karimireddy et al., Stochastic Controlled Averaging for Federated Learning, ICML 2020.
+
+Each site k has a control variate c_k, an estimate of its own gradient, and the server has their mean c. A
+site corrects every local step by the difference, so that sites with unlike data drift apart less (Alg. 1):
+
+    w_k <- w_k - eta_l (g_k(w_k) - c_k + c)                          S steps from w_g
+    c_k+ = c_k - c + (w_g - w_k) / (S eta_l)                         option II: mean of S gradients
+    w_g <- sum_k (n_k / n) w_k                                       with eta_g = 1
+    c   <- c + sum_k (n_k / n_all) (c_k+ - c_k)                      the paper's means are uniform
+
+with all c at 0 first, so that round 1 is FedAvg's. The sums are over the sites of the round, n is theirs.
+Option II needs plain SGD, so there is no momentum and no Adam. Batch-norm statistics have no control: they
+are averaged, as in FedAvg.
+
+Shared:  what FedAvg shares, and the change of c_k and the mean c, as large as the weights.
+Stays:   c_k; what stays in FedAvg.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from pydantic import Field
+from torch import Tensor, nn, stack, zeros_like
+
+from model_store.task import Task
+from training.algorithm import (
+    ClientResult,
+    Group,
+    Memory,
+    Phase,
+    RoundResult,
+    ServerStage,
+    State,
+    StepContext,
+)
+from training.methods.common.local_training import (
+    AnySiteData,
+    Schedule,
+    evaluate,
+    network_of,
+    parameter_names,
+    state_of,
+    train_locally,
+)
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
+from training.methods.registry import register
+
+CONTROL = Group("control", "weights", "mean")
+_C, _WEIGHT = "control", "weight"
+
+
+class ScaffoldConfig(FedAvgConfig):
+    """What SCAFFOLD takes beside FedAvg's."""
+
+    optimiser: Literal["sgd"] = Field("sgd", description="plain, without momentum")
+    learning_rate: float = Field(0.1, gt=0, description="eta_l, in the first half of the rounds")
+
+
+@register("scaffold", ScaffoldConfig, kinds=("segmentation", "classification"))
+class Scaffold(FedAvg):
+    """FedAvg with local steps that control variates correct."""
+
+    def __init__(self, config: ScaffoldConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.config: ScaffoldConfig = config
+        self._trained = parameter_names(self.network)
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """FedAvg's; in training, the controls travel beside the weights."""
+        return tuple(
+            replace(
+                step,
+                downloads=(*step.downloads, CONTROL),
+                uploads=(step.uploads[0], CONTROL, *step.uploads[1:]),
+            )
+            if isinstance(step, Phase) and step.name == "train"
+            else step
+            for step in super().plan()
+        )
+
+    def initial(self, context: StepContext) -> Memory:
+        """FedAvg's w_g, and c = 0."""
+        drawn = super().initial(context).tensors
+        weights = part(drawn, "global")
+        return Memory({**drawn, **join({_C: {name: zeros_like(weights[name]) for name in self._trained}})})
+
+    def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
+        """w_g, and c in training."""
+        sent = super().broadcast(phase, server, site)
+        return {**sent, CONTROL.name: part(server.tensors, _C)} if phase.name == "train" else sent
+
+    def client_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """FedAvg's; in training with corrected steps, and the change of c_k."""
+        if context.phase != "train":
+            return super().client_step(context, received, memory, data)
+        network = network_of(self.network, received[WEIGHTS.name], context.device)
+        score = evaluate(network, data.val, self.classes, self.config.batch_size)
+        mean = received[CONTROL.name]
+        own = part(memory.tensors, _C) or {name: zeros_like(tensor) for name, tensor in mean.items()}
+        correction = Correction(network, {name: mean[name] - own[name] for name in self._trained})
+        schedule = self.schedule(context.round)
+        loss = train_locally(network, data.train, schedule, context.generator("train"), correction)
+        after = state_of(network)
+        length = correction.steps * schedule.learning_rate
+        change = {
+            name: (received[WEIGHTS.name][name] - after[name]) / length - mean[name] for name in self._trained
+        }
+        kept = {name: own[name] + change[name] for name in self._trained}
+        return ClientResult(
+            {WEIGHTS.name: after, CONTROL.name: change, SCORES.name: score.state()},
+            float(len(data.train)) if self.config.aggregation == "sample" else 1.0,
+            Memory(join({_C: kept})),
+            {**score.metrics(self.metric), "loss": loss},
+        )
+
+    def schedule(self, round_: int) -> Schedule:
+        """FedAvg's, without momentum."""
+        return replace(super().schedule(round_), momentum=0.0)
+
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """FedAvg's, and c."""
+        after = super().server_step(context, server, result)
+        if context.phase == "describe":
+            return Memory(after.tensors, {**after.facts, _WEIGHT: sum(result.weights.values())})
+        if context.phase != "train":
+            return after
+        here = sum(result.weights.values())
+        share = here / max(here, server.facts[_WEIGHT])
+        change = result.reduced[CONTROL.name]
+        mean = {name: c + share * change[name] for name, c in part(server.tensors, _C).items()}
+        return Memory({**after.tensors, **join({_C: mean})}, after.facts)
+
+
+class Correction:
+    """A term of value 0 and gradient c - c_k, which counts the batches that it is added to."""
+
+    def __init__(self, network: nn.Module, difference: Mapping[str, Tensor]) -> None:
+        self._weights = dict(network.named_parameters())
+        self._difference = {name: d.to(self._weights[name].device) for name, d in difference.items()}
+        self.steps = 0
+
+    def __call__(self) -> Tensor:
+        """Return <c - c_k, w>, less its value."""
+        self.steps += 1
+        parts = [(d * self._weights[name]).sum() for name, d in self._difference.items()]
+        term = stack(parts).sum()
+        return term - term.detach()
