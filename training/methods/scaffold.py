@@ -50,6 +50,8 @@ from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
 from training.methods.registry import register
 
 CONTROL = Group("control", "weights", "mean")
+# It has another name than what was sent, because clips and norms compare an upload with what was sent.
+CHANGE = Group("control_change", "weights", "mean")
 _C, _WEIGHT = "control", "weight"
 
 
@@ -75,7 +77,7 @@ class Scaffold(FedAvg):
             replace(
                 step,
                 downloads=(*step.downloads, CONTROL),
-                uploads=(step.uploads[0], CONTROL, *step.uploads[1:]),
+                uploads=(step.uploads[0], CHANGE, *step.uploads[1:]),
             )
             if isinstance(step, Phase) and step.name == "train"
             else step
@@ -92,6 +94,12 @@ class Scaffold(FedAvg):
         """w_g, and c in training."""
         sent = super().broadcast(phase, server, site)
         return {**sent, CONTROL.name: part(server.tensors, _C)} if phase.name == "train" else sent
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
+        """A change is as large as c, and begins at 0."""
+        if phase.name != "train":
+            return super().expected(phase, server)
+        return {CHANGE.name: {name: zeros_like(t) for name, t in part(server.tensors, _C).items()}}
 
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
@@ -113,7 +121,7 @@ class Scaffold(FedAvg):
         }
         kept = {name: own[name] + change[name] for name in self._trained}
         return ClientResult(
-            {WEIGHTS.name: after, CONTROL.name: change, SCORES.name: score.state()},
+            {WEIGHTS.name: after, CHANGE.name: change, SCORES.name: score.state()},
             float(len(data.train)) if self.config.aggregation == "sample" else 1.0,
             Memory(join({_C: kept})),
             {**score.metrics(self.metric), "loss": loss},
@@ -132,7 +140,7 @@ class Scaffold(FedAvg):
             return after
         here = sum(result.weights.values())
         share = here / max(here, server.facts[_WEIGHT])
-        change = result.reduced[CONTROL.name]
+        change = result.reduced[CHANGE.name]
         mean = {name: c + share * change[name] for name, c in part(server.tensors, _C).items()}
         return Memory({**after.tensors, **join({_C: mean})}, after.facts)
 

@@ -65,7 +65,7 @@ def test_rounds_are_those_of_a_plain_loop(task: Task, sites: dict[str, AnySiteDa
             changes[site] = {name: new[name] - own[site][name] for name in trained}
             own[site] = new
         reduced = result_of(found, mean="weights", collect=("scores",))
-        controls = result_of(found, mean="control", collect=())
+        controls = result_of(found, mean="control_change", collect=())
         both = RoundResult({**reduced.reduced, **controls.reduced}, reduced.collected, reduced.weights, {})
         server = algorithm.server_step(context("train", round_), server, both)
         n = sum(weights[site] for site in drawn)
