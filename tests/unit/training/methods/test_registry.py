@@ -59,10 +59,9 @@ def test_a_misspelt_method_is_answered_with_the_nearest_name(misspelt: str, near
 
 
 def test_a_name_like_no_other_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(
-        ConfigurationError, match=r"^unknown method 'zzz'\n  - known methods: fedadagrad, fedadam, "
-    ):
+    with pytest.raises(ConfigurationError) as raised:
         method("zzz")
+    assert str(raised.value) == f"unknown method 'zzz'\n  - known methods: {', '.join(methods())}"
 
 
 def test_two_classes_of_one_name_are_rejected() -> None:
