@@ -14,6 +14,7 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 from service.__main__ import app
+from service.pacs.configuration import load_servers
 from service.settings import Settings
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -29,19 +30,38 @@ def test_compose_requires_every_secret() -> None:
     used = re.findall(r"\$\{(\w+)([^}]*)\}", (REPOSITORY / "compose.yaml").read_text())
     required = {name for name, rest in used if rest.startswith(":?")}
     assert required == {"LOCUM_POSTGRES_PASSWORD", "LOCUM_REDIS_PASSWORD"}
-    assert {name for name, _ in used} - required == {"LOCUM_ALLOWED_HOSTS"}
+    optional = {name for name, _ in used} - required
+    assert optional == {"LOCUM_ALLOWED_HOSTS", "LOCUM_PACS", "ORTHANC_PASSWORD"}
 
 
 def test_compose_publishes_only_the_api_on_loopback(compose: dict[str, Any]) -> None:
     ports = {name: service.get("ports", []) for name, service in compose["services"].items()}
-    assert ports == {"api": ["127.0.0.1:8000:8000"], "worker": [], "redis": [], "postgres": []}
+    assert ports == {"api": ["127.0.0.1:8000:8000"], "worker": [], "redis": [], "postgres": [], "orthanc": []}
     assert compose["networks"]["inside"] == {"internal": True}
 
 
 @pytest.mark.parametrize("service", ["api", "worker"])
 def test_compose_environment_has_only_known_settings(compose: dict[str, Any], service: str) -> None:
     known = {f"LOCUM_{name.upper()}" for name in Settings.model_fields}
-    assert set(compose["services"][service]["environment"]) <= known
+    # The secret that its PACS' file names.
+    assert {*compose["services"][service]["environment"]} - {"ORTHANC_PASSWORD"} <= known
+
+
+def test_orthanc_of_compose_needs_a_password_and_is_the_pacs_of_its_file(
+    compose: dict[str, Any], tmp_path: Path
+) -> None:
+    orthanc = compose["services"]["orthanc"]
+    assert orthanc["profiles"] == ["pacs"]
+    assert orthanc["networks"] == ["inside"]
+    assert "test -n" in orthanc["command"][-1]
+    said = compose["configs"]["orthanc"]["content"].replace("${ORTHANC_PASSWORD:-}", "secret")
+    settings = json.loads(said)
+    assert settings["AuthenticationEnabled"] is True
+    path = tmp_path / "pacs.yaml"
+    path.write_text(compose["configs"]["pacs"]["content"])
+    server = load_servers(path)["main"]
+    assert server.url == f"http://orthanc:{settings['HttpPort']}{settings['DicomWeb']['Root'].rstrip('/')}"
+    assert settings["RegisteredUsers"] == {server.username: "secret"}
 
 
 def test_image_does_not_run_as_root() -> None:
