@@ -17,6 +17,7 @@ from sqlalchemy.orm import Session
 
 from service.catalog.network import Selection, adapts_itself, resolve_network
 from service.cohorts import cohorts
+from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job
 from service.database.hospitals import require_hospital
@@ -199,7 +200,9 @@ class PacsSubmission:
         create: Callable[[Session, dict[str, Any]], Job],
     ) -> tuple[str, bool]:
         database, settings = self.context.database, self.context.settings
-        fingerprint = submission.fingerprint({**wanted, **options})
+        # Keyed: a plain digest in the database would tell a patient's id to a reader that tries them all.
+        secret = uid_key(settings).hex()
+        fingerprint = submission.fingerprint({**wanted, **options, "secret": secret})
         job_id = records.new_id()
         folder = JobFolder(settings.open_files(), job_id)
         fields = {
