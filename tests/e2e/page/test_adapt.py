@@ -26,6 +26,10 @@ def test_candidate_is_assigned_and_rolled_back(page: Any, service: Service) -> N
     candidate, passed = found["candidate"]["reference"], found["gate"]["passed"]
     verdict = "The candidate passed its gate" if passed else "The gate rejects the candidate"
     assert page.get_by_text(verdict).is_visible()
+    page.get_by_text(f"All {len(found['gate']['checks'])} checks").click()
+    failed = sum(not check["passed"] for check in found["gate"]["checks"])
+    assert page.get_by_role("table").get_by_text("failed", exact=True).count() == failed
+    assert page.locator(".reasons li").count() == failed
 
     page.get_by_role("button", name="Assign the candidate" if passed else "Assign against the gate").click()
     decide(page, service, candidate, override=not passed)

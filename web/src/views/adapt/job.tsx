@@ -33,6 +33,19 @@ const STAGES: Record<string, string> = {
   publishing: "publishing the candidate",
 };
 
+/** What a failed check says of the candidate, in words; others are named with their own sentence. */
+const FAILED: Record<string, string> = {
+  agreement: "Its masks differ too much from those of the version it started from.",
+  consensus_gain: "Its masks are not shown to be nearer to what the federation's models say together.",
+  size_factor: "A structure became far larger or smaller over all scans.",
+  emptied: "It finds nothing in scans in which the version before found something.",
+  giant: "Some of its masks are far beyond the largest of before.",
+  fragments: "Its masks fall apart into more pieces.",
+  source_warnings: "Too many scans do not look like those of training.",
+  predicted_gain: "No gain is expected from what the member hospitals saw.",
+  gain_bound: "From what the member hospitals saw, a loss is too likely.",
+};
+
 export function JobPanel({ id, onFinished }: { id: string; onFinished: (job: Job) => void }) {
   const [job, setJob] = useState<Job | null>(null);
   const [error, setError] = useState<unknown>(null);
@@ -129,7 +142,13 @@ function Verdict({ job }: { job: Job }) {
           </p>
         )}
         {gain == null && gate.passed && <p>No check found harm. No gain is predicted: there is nothing to predict it from.</p>}
-        {failed.length > 0 && <p>Not passed: {failed.map((check) => named(check.name)).join(", ")}.</p>}
+        {failed.length > 0 && (
+          <ul class="reasons">
+            {failed.map((check) => (
+              <li key={check.name}>{FAILED[check.name] ?? `Not passed: ${named(check.name)} (${check.meaning}).`}</li>
+            ))}
+          </ul>
+        )}
       </Notice>
       <details>
         <summary>All {gate.checks.length} checks</summary>
@@ -150,12 +169,12 @@ function Verdict({ job }: { job: Job }) {
                     {named(check.name)}
                     <div class="hint">{check.meaning}</div>
                   </td>
-                  <td class="number">{check.value === null ? "not measured" : figure(check.value)}</td>
+                  <td class="number">{check.value === null ? "–" : figure(check.value)}</td>
                   <td class="number">
                     {check.bound} {figure(check.limit)}
                   </td>
                   <td>
-                    <span class={`chip ${check.passed ? "good" : "bad"}`}>{check.passed ? "passed" : "not passed"}</span>
+                    <Outcome check={check} />
                   </td>
                 </tr>
               ))}
@@ -165,6 +184,12 @@ function Verdict({ job }: { job: Job }) {
       </details>
     </div>
   );
+}
+
+function Outcome({ check }: { check: Check }) {
+  // A check that could not be measured may still count as failed.
+  if (!check.passed) return <span class="chip bad">failed</span>;
+  return check.value === null ? <span class="chip">not measured</span> : <span class="chip good">passed</span>;
 }
 
 const points = (change: number) => (100 * Math.abs(change)).toFixed(1);
