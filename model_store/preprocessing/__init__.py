@@ -24,11 +24,12 @@ from model_store.preprocessing.masks import (
     label_values,
     prepare_mask,
 )
-from model_store.preprocessing.restore import Restorer, check_restorable, restore
+from model_store.preprocessing.restore import PercentRestorer, Restorer, check_restorable, restore
 
 __all__ = [
     "DisplaySlices",
     "Geometry",
+    "PercentRestorer",
     "Prepared",
     "Restorer",
     "align",

@@ -6,6 +6,8 @@ border is where the network was undecided.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
@@ -47,7 +49,10 @@ def restore(probabilities: NDArray[np.float32], geometry: Geometry) -> NDArray[n
 
 
 class Restorer:
-    """Restores batch by batch: the probabilities of a whole volume need not be in memory at once."""
+    """Restores batch by batch: the probabilities of a whole volume need not be in memory at once.
+
+    What becomes of a slice is `_write`'s: here the most probable class.
+    """
 
     def __init__(self, geometry: Geometry) -> None:
         self._geometry = geometry
@@ -78,7 +83,7 @@ class Restorer:
             self._keep(probabilities)
         else:
             for index, stack in enumerate(probabilities, self._filled):
-                decide(stack, self._geometry.slices[1:], self._labels[index])
+                self._write(stack, self._labels[index])
         self._filled += len(probabilities)
 
     def finish(self) -> NDArray[np.uint8]:
@@ -88,12 +93,17 @@ class Restorer:
                 f"probabilities: expected {self._geometry.slices[0]} slices, found {self._filled}"
             )
         if self._kept is not None:
-            return _onto_own_grid(self._kept, self._geometry)
+            return _onto_own_grid(self._kept, self._geometry, self._write)
         if self._geometry.to_own is None:
             own: NDArray[np.uint8] = self._labels[0]
         else:
             own = unstacked(self._labels, self._geometry)
         return own
+
+    def _write(self, stack: NDArray[np.float32], found: NDArray[np.uint8]) -> None:
+        """Write the voxels [R, C] of a slice's probabilities [K, H, W], which may have another size."""
+        rows, columns = found.shape
+        decide(stack, (rows, columns), found)
 
     def _keep(self, probabilities: NDArray[np.float32]) -> None:
         """Copy into one array [S, K, H, W]; joining batches at the end would need twice the memory."""
@@ -106,6 +116,15 @@ class Restorer:
                 f"found {probabilities.shape[1]}"
             )
         self._kept[self._filled : self._filled + len(probabilities)] = probabilities
+
+
+class PercentRestorer(Restorer):
+    """Restores one map [S, 1, H, W] of values in 0..1, as whole percents, by the same interpolation."""
+
+    def _write(self, stack: NDArray[np.float32], found: NDArray[np.uint8]) -> None:
+        rows, columns = found.shape
+        plane = stack[0] if stack.shape[1:] == found.shape else _resized(stack[0], (rows, columns))
+        np.rint(100 * plane.clip(0, 1), out=found, casting="unsafe")
 
 
 def decide(stack: NDArray[np.float32], shape: tuple[int, int], labels: NDArray[np.uint8]) -> None:
@@ -144,7 +163,11 @@ def _resized(plane: NDArray[np.float32], shape: tuple[int, int]) -> NDArray[np.f
     return np.asarray(image.resize(shape[::-1], Image.Resampling.BILINEAR))
 
 
-def _onto_own_grid(probabilities: NDArray[np.float32], geometry: Geometry) -> NDArray[np.uint8]:
+def _onto_own_grid(
+    probabilities: NDArray[np.float32],
+    geometry: Geometry,
+    write: Callable[[NDArray[np.float32], NDArray[np.uint8]], None],
+) -> NDArray[np.uint8]:
     """Interpolate (trilinear) from the network's pixels to an oblique volume's voxels, slab by slab."""
     to_own = np.array(geometry.to_own) @ network_to_slices(geometry)
     to_network = np.asarray(np.linalg.inv(to_own), np.float64)
@@ -154,5 +177,5 @@ def _onto_own_grid(probabilities: NDArray[np.float32], geometry: Geometry) -> ND
     for index in range(k):
         for channel, target in enumerate(slab):
             sample(probabilities[:, channel], to_network, target, (0, 0, index), order=1, outside="nearest")
-        _argmax(slab[..., 0], labels[..., index])
+        write(slab[..., 0], labels[..., index])
     return labels

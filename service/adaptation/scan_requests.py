@@ -104,7 +104,8 @@ class ScanRequest:
         manifest = model.manifest
         scan = decode(self.upload.read(), scan_limits(self.context.settings))
         options = self.options
-        choose_output(options.output, scan, manifest.task, options.segmentation_type, options.compress)
+        task = manifest.task
+        choose_output(options.output, scan, task, options.segmentation_type, options.compress, options.voxels)
         prepared = prepare(scan, manifest.task)
         check_restorable(prepared.geometry, manifest.task)
         warnings = check(summarise(scan, prepared), manifest.statistics, manifest.task)

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from model_store.errors import ArtefactDamaged
 from model_store.guard import check, summarise
 from model_store.manifest import NetworkManifest
-from model_store.preprocessing import Geometry, Prepared, Restorer, check_restorable, prepare
+from model_store.preprocessing import Geometry, PercentRestorer, Prepared, Restorer, check_restorable, prepare
 from model_store.scan import Limits, Scan, decode
 from service.inference.pool import Picks, PickUnit, PoolPick
 from service.inference.sessions import GraphSession, Outputs
-from service.inference.uncertainty import Attention, Uncertainty
+from service.inference.uncertainty import Attention, Uncertainty, entropy_map
 
 Taken = TypeVar("Taken", contravariant=True)
 
@@ -65,6 +65,7 @@ class Segmentation:
 
     `attention`: the share of each source, over all slices; None of a network without cross-attention.
     `picked`: which entries of its pool, by the scan or by each slice; None of a network without one.
+    `uncertainty_map`: each voxel's normalised entropy in percent, on the same grid; None unless requested.
     """
 
     scan: Scan
@@ -74,6 +75,7 @@ class Segmentation:
     warnings: tuple[str, ...]
     attention: dict[str, float] | None = None
     picked: tuple[PoolPick, ...] | None = None
+    uncertainty_map: NDArray[np.uint8] | None = None
 
 
 # Called with the decoded scan and the guard's warnings, before anything is run; it refuses by raising.
@@ -135,6 +137,7 @@ def segment(
     routing: PickUnit = "scan",
     *,
     whole: bool = False,
+    with_map: bool = False,
 ) -> Segmentation:
     """Segment the scan in `data`.
 
@@ -146,6 +149,7 @@ def segment(
         watch: receives the time of every stage.
         before_running: see above.
         routing, whole: see `run`.
+        with_map: whether the answer has the uncertainty of every voxel.
 
     Raises:
         ScanError: the scan cannot be read or does not fit the task.
@@ -156,17 +160,29 @@ def segment(
     check_restorable(geometry, manifest.task)
     restorer, uncertainty, attention = Restorer(geometry), Uncertainty(), Attention(manifest.sources)
     picks = Picks(once=routing == "scan")
+    entropies = PercentRestorer(geometry) if with_map else None
     for outputs in run(reading, session, watch, routing, whole=whole):
         with watch.stage("uncertainty"):
             uncertainty.add(outputs.probabilities)
         with watch.stage("restore"):
             add(restorer, outputs.probabilities, session.digest)
+            if entropies is not None:
+                maps = np.stack([entropy_map(each) for each in outputs.probabilities])
+                entropies.add(maps[:, np.newaxis])
             add(attention, outputs.attention, session.digest)
             add(picks, outputs, session.digest)
     with watch.stage("restore"):
         classes = restorer.finish()
+        uncertainty_map = None if entropies is None else entropies.finish()
     return Segmentation(
-        reading.scan, geometry, classes, uncertainty.value, reading.warnings, attention.shares, picks.picked
+        reading.scan,
+        geometry,
+        classes,
+        uncertainty.value,
+        reading.warnings,
+        attention.shares,
+        picks.picked,
+        uncertainty_map,
     )
 
 

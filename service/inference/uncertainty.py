@@ -18,6 +18,13 @@ def entropy(probabilities_K: NDArray[np.floating]) -> float:
     return min(1.0, max(0.0, value))
 
 
+def entropy_map(probabilities_KHW: NDArray[np.float32]) -> NDArray[np.float32]:
+    """The same of every pixel's distribution, [H, W]."""
+    p = np.maximum(probabilities_KHW, _FLOOR)
+    found: NDArray[np.float32] = -np.einsum("khw,khw->hw", p, np.log(p)) / np.float32(np.log(len(p)))
+    return found
+
+
 class Uncertainty:
     """Mean normalised entropy of the class probabilities, weighted by the probability of foreground. 0 to 1.
 
@@ -34,11 +41,9 @@ class Uncertainty:
 
     def add(self, probabilities_SKHW: NDArray[np.float32]) -> None:
         """Take the probabilities of the next slices."""
-        scale = np.log(probabilities_SKHW.shape[1])
         for probabilities_KHW in probabilities_SKHW:
-            p = np.maximum(probabilities_KHW, _FLOOR)
-            entropy_HW = -np.einsum("khw,khw->hw", p, np.log(p)) / scale
-            foreground_HW = 1.0 - p[0]
+            entropy_HW = entropy_map(probabilities_KHW)
+            foreground_HW = 1.0 - np.maximum(probabilities_KHW[0], _FLOOR)
             # No dot product: BLAS shares it among threads, which cost more than they save.
             self._weighted += float((foreground_HW * entropy_HW).sum(dtype=np.float64))
             self._weight += float(foreground_HW.sum(dtype=np.float64))

@@ -13,7 +13,7 @@ from service.errors import RequestInvalid
 from service.inference.pool import PickUnit
 from service.kinds import ADAPTING_ITSELF, SCAN_BY_JOB
 from service.prediction.dicom_seg import SegmentationType
-from service.prediction.output import Output
+from service.prediction.output import Output, Voxels
 from service.validation import HOSPITAL_ID, reason
 
 Options = TypeVar("Options", bound="ScanOptions")
@@ -109,6 +109,12 @@ class SegmentOptions(ScanOptions):
         None,
         description="With `nrrd` and `multipart`: whether the mask's voxels are gzipped, `true` by default. "
         "Some web viewers need `false`.",
+    )
+    voxels: Voxels | None = Field(
+        None,
+        description="With `nifti`, `nrrd` and `png`: the mask's `labels` (the default), or the `uncertainty` "
+        "of each voxel on the same grid: the normalised entropy of its class probabilities in percent, 0 "
+        "certain and 100 no knowledge. Not a probability of error.",
     )
     segmentation_type: SegmentationType | None = Field(
         None,

@@ -57,6 +57,8 @@ def pool_selections(picked: Sequence[PoolPick] | None) -> list[PickReport] | Non
     return [PickReport(entries=list(p.entries), similarities=list(p.similarities)) for p in picked]
 
 
+Voxels = Literal["labels", "uncertainty"]
+
 Output = Literal["nifti", "nrrd", "png", "overlay", "json", "multipart", "dicom-seg", "dicom-sr"]
 
 MEDIA_TYPES: dict[Output, tuple[str, str]] = {
@@ -127,8 +129,13 @@ def choose_output(
     task: Task,
     kind: SegmentationType | None = None,
     compress: bool | None = None,
+    voxels: Voxels | None = None,
 ) -> Output:
     """Choose the output format. Raises OutputMismatch if it does not fit the scan or the task."""
+    if voxels == "uncertainty" and wanted not in (None, "nifti", "nrrd", "png"):
+        raise ParametersContradict(
+            "`voxels=uncertainty` belongs to output=nifti, nrrd and png; leave it out or ask for one of them."
+        )
     if kind is not None and wanted not in ("dicom-seg", "dicom-sr"):
         raise ParametersContradict("`segmentation_type` belongs to output=dicom-seg; leave it out.")
     if compress is not None and wanted not in ("nrrd", "multipart"):
@@ -239,10 +246,12 @@ def encode(
 ) -> tuple[bytes, str]:
     """Encode the body of the answer; return it with its media type.
 
-    An overlay shows the warnings; `report` is called for JSON only; `compress` is for NRRD.
+    An overlay shows the warnings; `report` is called for JSON only; `compress` is for NRRD. A segmentation
+    with a map of its uncertainty is encoded as this map.
     """
     media_type = MEDIA_TYPES[output][0]
-    classes, scan = segmentation.classes, segmentation.scan
+    scan, found = segmentation.scan, segmentation.uncertainty_map
+    classes = segmentation.classes if found is None else found
     if output == "png":
         return encode_png(classes), media_type
     if output == "overlay":

@@ -42,6 +42,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             self._before_running,
             self.routing,
             whole=self.whole,
+            with_map=self.options.voxels == "uncertainty",
         )
         with self.watch.stage("encode"):
             title = f"{selection.offered}  ·  {selection.header}"
@@ -70,7 +71,9 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
         options, task = self.options, self.selection.manifest.task
-        self.output = choose_output(options.output, scan, task, options.segmentation_type, options.compress)
+        self.output = choose_output(
+            options.output, scan, task, options.segmentation_type, options.compress, options.voxels
+        )
         super()._before_running(scan, warnings)
 
     def _report(self, found: Segmentation) -> SegmentationReport:

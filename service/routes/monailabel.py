@@ -55,7 +55,7 @@ _NRRD: Final = ("multipart", "nrrd")
 
 # The members of `params` that are options of Locum. The route has the model and the output.
 _OPTIONS: Final = tuple(
-    name for name in SegmentOptions.model_fields if name not in ("model", "output", "compress")
+    name for name in SegmentOptions.model_fields if name not in ("model", "output", "compress", "voxels")
 )
 
 # Of a mask, what plugins ask for, and all that there is.

@@ -45,9 +45,9 @@ export function maskColours(names: Readonly<Record<string, number>>, hidden: Rea
   return table;
 }
 
-/** A difference of two masks: 1 only in the first answer, 2 only in the second, 3 another label in each. */
+/** A difference of two masks: 1 only in the first, 2 only in the second, 3 another label in each. */
 export const DIFFERENCE: readonly { value: number; colour: Colour; words: string }[] = [
-  { value: 1, colour: [230, 159, 0], words: "only in answer A" },
-  { value: 2, colour: [86, 180, 233], words: "only in answer B" },
+  { value: 1, colour: [230, 159, 0], words: "only in the kept answer" },
+  { value: 2, colour: [86, 180, 233], words: "only in the new answer" },
   { value: 3, colour: [204, 121, 167], words: "another label in each" },
 ];

@@ -5,7 +5,7 @@
  * picture without a position has no sides, and so no marks.
  */
 import { Niivue, NVImage, SHOW_RENDER, SLICE_TYPE } from "@niivue/niivue";
-import type { ColourTable } from "./palette";
+import { type ColourTable, DIFFERENCE } from "./palette";
 
 export type Layout = "planes" | "axial" | "coronal" | "sagittal" | "render";
 export type OverlayName = "mask" | "uncertainty" | "difference";
@@ -25,6 +25,7 @@ const ORDER: readonly OverlayName[] = ["mask", "uncertainty", "difference"];
 
 export class Viewer {
   private scan: NVImage | null = null;
+  private isClosed = false;
   private readonly overlays = new Map<OverlayName, NVImage>();
 
   private constructor(
@@ -62,6 +63,7 @@ export class Viewer {
   /** Free the graphics memory at once; the garbage collector comes later. */
   close(): void {
     this.clear();
+    this.isClosed = true;
     this.niivue.cleanup();
     this.canvas.getContext("webgl2")?.getExtension("WEBGL_lose_context")?.loseContext();
   }
@@ -83,24 +85,28 @@ export class Viewer {
     opts.isRadiologicalConvention = !flat;
     opts.isOrientationTextVisible = !flat;
     opts.crosshairWidth = flat ? 0 : CROSSHAIR;
-    this.scan = await volume(scan, "scan.nii.gz");
+    const image = await volume(scan, "scan.nii.gz");
+    if (this.isClosed) return;
+    this.scan = image;
     this.niivue.addVolume(this.scan);
     this.layout(flat ? "axial" : "planes");
   }
 
   layout(layout: Layout): void {
-    this.niivue.setSliceType(SLICE_TYPES[layout]);
+    if (!this.isClosed) this.niivue.setSliceType(SLICE_TYPES[layout]);
   }
 
   /** Show or replace an overlay. A mask's file is NIfTI or NRRD, by the end of `name`. */
   async overlay(name: OverlayName, found: Blob | ArrayBuffer | NVImage, file = "mask.nii.gz"): Promise<NVImage> {
-    this.removeOverlay(name);
     const image = found instanceof NVImage ? found : await volume(found, file);
+    // Files take a while to read, and the viewer may have been closed.
+    if (this.isClosed) return image;
+    this.removeOverlay(name);
     this.overlays.set(name, image);
     if (name === "uncertainty") {
       image.colormap = "plasma";
-      image.cal_min = 0.02;
-      image.cal_max = 1;
+      image.cal_min = 5;
+      image.cal_max = 100;
       image.colormapType = 1; // below the least value: transparent
     }
     this.niivue.addVolume(image);
@@ -108,6 +114,23 @@ export class Viewer {
     const present = ORDER.filter((each) => this.overlays.has(each));
     present.forEach((each, index) => this.niivue.setVolume(this.overlays.get(each)!, index + 1));
     return image;
+  }
+
+  /** Show where two masks on one grid differ: the values of `DIFFERENCE`. */
+  async difference(first: Blob | ArrayBuffer, second: Blob | ArrayBuffer, file: string): Promise<void> {
+    const [image, other] = await Promise.all([volume(first, file), volume(second, file)]);
+    const a = image.img!;
+    const b = other.img!;
+    for (let i = 0; i < a.length; i++) a[i] = a[i] === b[i] ? 0 : b[i] === 0 ? 1 : a[i] === 0 ? 2 : 3;
+    await this.overlay("difference", image);
+    this.colours("difference", {
+      R: [0, ...DIFFERENCE.map((each) => each.colour[0])],
+      G: [0, ...DIFFERENCE.map((each) => each.colour[1])],
+      B: [0, ...DIFFERENCE.map((each) => each.colour[2])],
+      A: [0, ...DIFFERENCE.map(() => 255)],
+      I: [0, ...DIFFERENCE.map((each) => each.value)],
+      labels: ["", ...DIFFERENCE.map((each) => each.words)],
+    });
   }
 
   removeOverlay(name: OverlayName): void {

@@ -334,3 +334,45 @@ def test_hospital_of_a_site_that_took_no_part_is_answered_with_a_warning(
         assert answer.headers["locum-personalization"] == "global"
         assert answer.headers.get("locum-warning-names") == names
     assert "nowhere" in api.segment(scan, hospital="unknown", output="json").text
+
+
+def entropy_percent(voxels: NDArray[Any]) -> NDArray[Any]:
+    """Of p = sigmoid((x - 100) / 2), by the definition."""
+    p = 1 / (1 + np.exp(-0.5 * (voxels.astype(float) - THRESHOLD)))
+    q = np.clip(np.stack([p, 1 - p]), 1e-12, 1)
+    return -100 * (q * np.log2(q)).sum(axis=0)
+
+
+def test_uncertainty_of_each_voxel_is_its_entropy_on_the_scan_s_own_grid(
+    api: Any, make_nifti: Callable[..., bytes]
+) -> None:
+    voxels = np.random.default_rng(9).integers(92, 108, (32, 5, 32)).astype(np.int16)
+    found = volume_of(api.segment(make_nifti(voxels, AFFINE), voxels="uncertainty"))
+    assert found.get_data_dtype() == np.uint8
+    np.testing.assert_allclose(found.affine, AFFINE)
+    np.testing.assert_allclose(np.asanyarray(found.dataobj), entropy_percent(voxels), atol=0.6)
+
+
+def test_uncertainty_of_a_tilted_volume_is_on_its_grid(api: Any, make_nifti: Callable[..., bytes]) -> None:
+    turn = np.eye(4)
+    turn[1:3, 1:3] = [[math.cos(0.5), -math.sin(0.5)], [math.sin(0.5), math.cos(0.5)]]
+    voxels = np.full((20, 22, 12), 101, np.int16)
+    found = volume_of(api.segment(make_nifti(voxels, turn @ AFFINE), voxels="uncertainty"))
+    np.testing.assert_allclose(found.affine, turn @ AFFINE, atol=1e-6)
+    np.testing.assert_allclose(
+        np.asanyarray(found.dataobj)[8:12, 8:12, 5:7], entropy_percent(np.array(101)), atol=1
+    )
+
+
+def test_uncertainty_of_an_image_is_a_png(api: Any, make_png: Callable[..., bytes]) -> None:
+    pixels = np.random.default_rng(9).integers(92, 108, (32, 32), np.uint8)
+    found = mask_of(api.segment(make_png(pixels), voxels="uncertainty"))
+    np.testing.assert_allclose(found, entropy_percent(pixels), atol=0.6)
+
+
+def test_uncertainty_of_voxels_is_rejected_where_the_answer_has_no_voxels(
+    api: Any, make_png: Callable[..., bytes], picture: NDArray[np.uint8]
+) -> None:
+    answer = api.segment(make_png(picture), voxels="uncertainty", output="json")
+    assert (answer.status_code, answer.json()["type"]) == (422, "urn:locum:problem:contradiction")
+    assert "nifti" in answer.json()["detail"]

@@ -62,6 +62,21 @@ export async function ask(
   return build(question, mask, report, { file: await mask.blob(), name: "mask.png", flat });
 }
 
+const maps = new WeakMap<Answer, Promise<Blob>>();
+
+/** The uncertainty of each voxel of an answer, in percent; asked once, when it is first shown. */
+export function uncertaintyOf(scan: Blob, answer: Answer): Promise<Blob> {
+  let found = maps.get(answer);
+  if (found === undefined) {
+    const values = { ...fields(answer.question), voxels: "uncertainty", output: answer.mask.flat ? "png" : "nifti" };
+    const forever = new AbortController().signal;
+    found = posted(scan, values, forever, () => undefined, () => undefined).then((sent) => sent.blob());
+    found.catch(() => maps.delete(answer));
+    maps.set(answer, found);
+  }
+  return found;
+}
+
 function build(question: Question, answer: Response, report: Report, mask: Answer["mask"]): Answer {
   const model = answer.headers.get("Locum-Model") ?? report.receipt.model.name;
   return { question, mask, report, model, personalization: answer.headers.get("Locum-Personalization") ?? "" };

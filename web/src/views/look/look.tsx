@@ -1,19 +1,19 @@
 /** Look: a scan and its mask. */
-import { effect, signal } from "@preact/signals";
+import { computed, effect, type ReadonlySignal, signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, referenceOf } from "../../app/catalogue";
 import { keepInAddress, place } from "../../app/router";
 import { DropZone, Range, Segmented } from "../../ui/controls";
 import { Notice, Rejection } from "../../ui/notice";
-import { maskColours } from "../../viewer/palette";
+import { css, DIFFERENCE, maskColours } from "../../viewer/palette";
 import { Pane } from "../../viewer/pane";
 import { maskOfPicture } from "../../viewer/picture";
 import type { Layout, Viewer } from "../../viewer/viewer";
 import { Choices, segmenters } from "./choices";
 import "./look.css";
-import { Result } from "./result";
-import { answer, cancel, failure, openFiles, progress, question, scan, segment } from "./state";
-import type { Personalization } from "./asking";
+import { Result, servedBy } from "./result";
+import { type Answer, type Personalization, uncertaintyOf } from "./asking";
+import { answer, cancel, failure, kept, type OpenScan, openFiles, progress, question, scan, segment } from "./state";
 
 const LAYOUTS: readonly { value: Layout; label: string }[] = [
   { value: "planes", label: "All planes" },
@@ -23,14 +23,38 @@ const LAYOUTS: readonly { value: Layout; label: string }[] = [
   { value: "render", label: "3-D" },
 ];
 
+type Comparison = "new" | "kept" | "side" | "wipe" | "difference";
+const COMPARISONS: readonly { value: Comparison; label: string }[] = [
+  { value: "new", label: "New" },
+  { value: "kept", label: "Kept" },
+  { value: "side", label: "Side by side" },
+  { value: "wipe", label: "Wipe" },
+  { value: "difference", label: "Difference" },
+];
+
 const layout = signal<Layout>("planes");
 const opacity = signal(0.55);
 const hidden = signal<ReadonlySet<number>>(new Set());
+const uncertain = signal(false);
+const chosen = signal<Comparison>("new");
+const wipe = signal(0.5);
+
+const comparing = computed(() => kept.value !== null && answer.value !== null && kept.value !== answer.value);
+const comparison = computed<Comparison>(() => (comparing.value ? chosen.value : "new"));
+const isDouble = computed(() => comparison.value === "side" || comparison.value === "wipe");
+/** What the first pane shows; the second one shows the new answer. */
+const first = computed(() => (isDouble.value || comparison.value === "kept" ? kept.value : answer.value));
 
 export default function Look() {
   const [viewer, setViewer] = useState<Viewer | null>(null);
+  const [beside, setBeside] = useState<Viewer | null>(null);
   useEffect(() => void chooseFirst(), []);
-  useEffect(() => (viewer ? follow(viewer) : undefined), [viewer]);
+  useEffect(() => (viewer ? follow(viewer, first) : undefined), [viewer]);
+  useEffect(() => (beside ? follow(beside, answer) : undefined), [beside]);
+  useEffect(() => {
+    if (viewer && beside) viewer.link(beside);
+    else viewer?.unlink();
+  }, [viewer, beside]);
   const open = scan.value;
   return (
     <div class="look">
@@ -54,9 +78,10 @@ export default function Look() {
             answer={answer.value}
             hidden={hidden.value}
             onHide={(next) => (hidden.value = next)}
-            onFind={(voxel) => viewer?.moveTo(voxel)}
+            onFind={(voxel) => [viewer, beside].forEach((each) => each?.moveTo(voxel))}
           />
         )}
+        {answer.value && <Kept />}
       </div>
       <section class="look-stage" aria-label="Viewer">
         <div class="look-tools">
@@ -67,14 +92,84 @@ export default function Look() {
           {answer.value && (
             <Range label="Mask" value={opacity.value} onInput={(value) => (opacity.value = value)} />
           )}
+          {answer.value && (
+            <label class="check">
+              <input
+                type="checkbox"
+                checked={uncertain.value}
+                onChange={(event) => (uncertain.value = event.currentTarget.checked)}
+              />
+              Uncertainty
+            </label>
+          )}
+          {comparing.value && (
+            <Segmented
+              label="Comparison"
+              value={comparison.value}
+              options={COMPARISONS}
+              onChange={(value) => (chosen.value = value)}
+            />
+          )}
+          {comparison.value === "wipe" && (
+            <Range label="Border" step={0.01} value={wipe.value} onInput={(value) => (wipe.value = value)} />
+          )}
+          {comparison.value === "difference" &&
+            DIFFERENCE.map((each) => (
+              <span key={each.value} class="check">
+                <span class="swatch" style={{ background: css(each.colour) }} />
+                {each.words}
+              </span>
+            ))}
         </div>
         {open ? (
-          <Pane label={`Scan ${open.name}`} onOpen={setViewer} onClose={() => setViewer(null)} />
+          <div class={`panes ${comparison.value}`} style={{ "--wipe": `${100 * wipe.value}%` }}>
+            <Pane
+              label={isDouble.value ? `Scan ${open.name}, kept answer` : `Scan ${open.name}`}
+              onOpen={setViewer}
+              onClose={() => setViewer(null)}
+            />
+            {isDouble.value && (
+              <Pane label={`Scan ${open.name}, new answer`} onOpen={setBeside} onClose={() => setBeside(null)} />
+            )}
+          </div>
         ) : (
           <p class="look-empty">Drop a scan on the left to see it here.</p>
         )}
       </section>
     </div>
+  );
+}
+
+/** The answer that others are compared with. */
+function Kept() {
+  const found = kept.value;
+  return (
+    <section class="card stack tight" aria-label="Comparison">
+      <h2>Compare</h2>
+      {found === null || !comparing.value ? (
+        <p class="hint">
+          {found === null
+            ? "Keep this answer, then ask another model, hospital or version about the same scan."
+            : "This answer is kept. Choose another model above, and segment again."}
+        </p>
+      ) : (
+        <p>
+          Kept: by {servedBy(found.personalization)}, <span class="mono">{found.model}</span>
+        </p>
+      )}
+      <div class="row">
+        {found !== answer.value && (
+          <button type="button" class="button small" onClick={() => (kept.value = answer.value)}>
+            Keep this answer
+          </button>
+        )}
+        {found !== null && (
+          <button type="button" class="button small quiet" onClick={() => (kept.value = null)}>
+            Compare no more
+          </button>
+        )}
+      </div>
+    </section>
   );
 }
 
@@ -129,37 +224,67 @@ async function chooseFirst(): Promise<void> {
 }
 
 /** Show in the viewer what the signals say, until the viewer is closed. */
-function follow(viewer: Viewer): () => void {
+function follow(viewer: Viewer, shown: ReadonlySignal<Answer | null>): () => void {
+  // One change after the other: an overlay that arrives late must not cover a newer one.
+  let turn = Promise.resolve();
+  const next = (change: () => Promise<void>) => {
+    turn = turn.then(change).catch((error: unknown) => void (failure.value = error));
+  };
   const stops = [
     effect(() => {
       const found = scan.value;
-      if (found) void viewer.show(found.shown, found.flat).then(() => draw(viewer), fail);
+      if (found) next(() => viewer.show(found.shown, found.flat));
     }),
     effect(() => {
-      void answer.value;
-      void draw(viewer).catch(fail);
+      const [found, isDifference] = [shown.value, comparison.value === "difference"];
+      void scan.value;
+      next(() => (isDifference ? drawDifference(viewer) : drawMask(viewer, found)));
+    }),
+    effect(() => {
+      const [open, found] = [scan.value, uncertain.value ? shown.value : null];
+      next(() => drawUncertainty(viewer, open, found));
     }),
     effect(() => viewer.layout(scan.value?.flat ? "axial" : layout.value)),
-    effect(() => viewer.opacity("mask", opacity.value)),
     effect(() => {
-      if (answer.value) viewer.colours("mask", maskColours(answer.value.report.label_names, hidden.value));
+      viewer.opacity("mask", opacity.value);
+      viewer.opacity("difference", opacity.value);
+    }),
+    effect(() => {
+      const names = shown.value?.report.label_names;
+      if (names) viewer.colours("mask", maskColours(names, hidden.value));
     }),
   ];
   return () => stops.forEach((stop) => stop());
 }
 
-async function draw(viewer: Viewer): Promise<void> {
-  const found = answer.peek();
+async function drawMask(viewer: Viewer, found: Answer | null): Promise<void> {
+  viewer.removeOverlay("difference");
   if (found === null || !viewer.hasScan) {
     viewer.removeOverlay("mask");
     return;
   }
-  const { file, name, flat } = found.mask;
-  await viewer.overlay("mask", flat ? await maskOfPicture(file) : file, flat ? "mask.nii" : name);
+  await viewer.overlay("mask", await readable(found), found.mask.flat ? "mask.nii" : found.mask.name);
   viewer.colours("mask", maskColours(found.report.label_names, hidden.peek()));
   viewer.opacity("mask", opacity.peek());
 }
 
-function fail(error: unknown): void {
-  failure.value = error;
+async function drawDifference(viewer: Viewer): Promise<void> {
+  const [one, other] = [kept.peek(), answer.peek()];
+  if (one === null || other === null || !viewer.hasScan) return;
+  viewer.removeOverlay("mask");
+  const name = other.mask.flat ? "mask.nii" : other.mask.name;
+  await viewer.difference(await readable(one), await readable(other), name);
+  viewer.opacity("difference", opacity.peek());
 }
+
+async function drawUncertainty(viewer: Viewer, open: OpenScan | null, found: Answer | null): Promise<void> {
+  if (open === null || found === null || !viewer.hasScan) {
+    viewer.removeOverlay("uncertainty");
+    return;
+  }
+  const file = await uncertaintyOf(open.file, found);
+  await viewer.overlay("uncertainty", open.flat ? await maskOfPicture(file) : file, open.flat ? "map.nii" : "map.nii.gz");
+  viewer.opacity("uncertainty", 0.6);
+}
+
+const readable = async ({ mask }: Answer) => (mask.flat ? await maskOfPicture(mask.file) : mask.file);

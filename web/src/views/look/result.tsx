@@ -127,7 +127,7 @@ function Certainty({ value }: { value: number }) {
       <span class="label">
         Uncertainty: {words} ({value.toFixed(2)})
       </span>
-      <meter class={`meter ${words}`} min={0} max={1} value={value} aria-label="Uncertainty, 0 to 1" />
+      <meter class="meter" min={0} low={0.15} high={0.35} max={1} optimum={0} value={value} aria-label="Uncertainty, 0 to 1" />
       <p class="hint">How undecided the model is where it sees something: 0 is certain. It is not a probability of error.</p>
     </div>
   );

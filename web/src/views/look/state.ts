@@ -16,6 +16,8 @@ export interface OpenScan {
 export const scan = signal<OpenScan | null>(null);
 export const question = signal<Question>({ model: "", hospital: "", personalization: "auto", site: "" });
 export const answer = signal<Answer | null>(null);
+/** An earlier answer for the same scan, to compare with. */
+export const kept = signal<Answer | null>(null);
 export const progress = signal<Progress | null>(null);
 export const failure = signal<unknown>(null);
 
@@ -29,6 +31,7 @@ export async function openFiles(files: readonly File[]): Promise<void> {
   batch(() => {
     failure.value = null;
     answer.value = null;
+    kept.value = null;
   });
   try {
     const kind = await kindOf(file);
