@@ -48,7 +48,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         yield Service(client, scans)
 
 
-@pytest.fixture(scope="session")
+# Of a module, not of the session: while Playwright runs, no other test of the process can run an event loop.
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api", reason="THE PAGE IS NOT TESTED: no playwright")
     if CHROMIUM is None:

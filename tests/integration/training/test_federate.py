@@ -239,7 +239,10 @@ def test_resume_with_another_configuration_is_rejected_by_field(data, config, tm
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--method", "FedPros"), ["unknown method 'FedPros': did you mean 'fedprox'?", "methods: centralised, "]),
+        (
+            ("--method", "FedPros"),
+            ["unknown method 'FedPros': did you mean 'fedprox'?", "methods: centralised, "],
+        ),
         (("--method", "fedavg", "--leave-out", "zinnia"), ["leave_out", "zinnia", "aster, birch, cedar"]),
         (("--method", "iop-fl", "--consent", "aster,oak"), ["consent", "oak"]),
         (("--method", "fedavg", "--rounds", "0"), ["rounds", "greater than or equal to 1"]),

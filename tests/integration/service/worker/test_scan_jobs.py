@@ -119,7 +119,7 @@ def test_scan_job_of_an_unfit_scan_fails_and_deletes_it(
     assert job.state == "failed"
     assert job.reason is not None
     assert "colour" in job.reason
-    assert not place.folder(job_id).input.exists()
+    assert "input" not in place.folder(job_id).names
     assert place.folder(job_id).read_result() is None
 
 
@@ -137,7 +137,7 @@ def test_scan_job_with_guard_refuse_fails_on_an_unusual_scan(
 
 def test_scan_job_of_a_vanished_scan_fails_with_a_reason(place: Workplace) -> None:
     job_id = place.scan_job(b"scan")
-    place.folder(job_id).input.unlink()
+    place.folder(job_id).delete()
     run_job(job_id, place.settings)
     assert place.job(job_id).reason == "the scan is not there any more; send it again"
 
