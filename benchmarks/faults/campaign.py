@@ -69,11 +69,13 @@ class Campaign:
 
     def _aim(self, stage: str) -> Held | None:
         """The first job found in this stage; any running job if none reaches it in time."""
-        staging = Path(self.service.settings.store) / ".staging"
+        # In a bucket nothing is staged: a version is written under its digest, and appears by one request.
+        store = self.service.settings.store
+        staging = store / ".staging" if isinstance(store, Path) else None
         end, before = time.monotonic() + _AIM_S, len(self.service.published())
         while time.monotonic() < end:
             found = self.service.held("publishing" if stage in (STAGED, VISIBLE) else stage)
-            if stage == STAGED:
+            if stage == STAGED and staging is not None:
                 found = found if any(staging.iterdir()) else []
             elif stage == VISIBLE:
                 published = self.service.published()

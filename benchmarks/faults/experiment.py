@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,6 +20,7 @@ from typing import Any
 
 from benchmarks.faults.campaign import Campaign
 from benchmarks.faults.invariants import violations
+from benchmarks.faults.nodes import nodes
 from benchmarks.faults.report import sections
 from benchmarks.faults.service import NeverHappened, Service
 from benchmarks.faults.space import publish_space
@@ -39,9 +41,15 @@ class Profile:
     seed: int = 0
     # One more than there are workers, so that one waits.
     jobs: int = 3
+    # `nodes`: two APIs; PostgreSQL; artefacts, scans and jobs' files on an S3 server.
+    layout: str = "machine"
 
 
-PROFILES = {"smoke": Profile(3, 3, 1, 1), "cpu": Profile()}
+PROFILES = {
+    "smoke": Profile(3, 3, 1, 1),
+    "cpu": Profile(),
+    "nodes": Profile(faults=60, seed=1, layout="nodes"),
+}
 
 
 class Faults(Experiment[Profile]):
@@ -51,7 +59,7 @@ class Faults(Experiment[Profile]):
     title = "Faults"
     question = "What is left of the jobs when everything is killed?"
     profiles = PROFILES
-    tables = (Table("faults"),)
+    tables = (Table("faults"), Table("faults.nodes", "nodes"))
 
     def cells(self) -> list[Cell]:
         """Batches of faults; the workers of the last batch are started by their command."""
@@ -65,6 +73,7 @@ class Faults(Experiment[Profile]):
                 "seed": settings.seed,
                 "workers": "by command" if number == count - 1 else "forked",
                 "auth": "keys",
+                **({} if settings.layout == "machine" else {"layout": settings.layout}),
             }
             for number in range(count)
         ]
@@ -81,9 +90,23 @@ class Faults(Experiment[Profile]):
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
     """A batch of faults against a service of its own."""
     store, state = work / f"store-{os.getpid()}", work / f"state-{os.getpid()}"
-    publish_space(Store(store))
     start = by_command if cell["workers"] == "by command" else forked
-    with Service(store, state, start=start, cohort_quota_bytes=QUOTA_BYTES, auth=cell["auth"]) as service:
+    with ExitStack() as stack:
+        more: dict[str, Any] = {}
+        place: Path | str = store
+        if cell.get("layout") == "nodes":
+            root = stack.enter_context(nodes())
+            place = f"{root.bucket}/store"
+            more = {
+                "database_url": root.database,
+                "files": f"{root.bucket}/files",
+                "cache": work / f"cache-{os.getpid()}",
+                "other_apis": 1,
+            }
+        publish_space(Store(place, *([more["cache"]] if more else [])))
+        service = stack.enter_context(
+            Service(place, state, start=start, cohort_quota_bytes=QUOTA_BYTES, auth=cell["auth"], **more)
+        )
         campaign = Campaign(service, Random(f"{cell['seed']} {cell['batch']}"), cell["jobs"])
         broken = []
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 from sqlalchemy import select, text
 
@@ -14,7 +13,6 @@ from benchmarks.faults.space import NAME
 from model_store.digest import sha256
 from model_store.errors import LocumStoreError
 from model_store.manifest import WEIGHTS
-from model_store.store import Store
 from service.audit import trail
 from service.catalog.adapted import adapted_name
 from service.cohorts import cohorts
@@ -49,12 +47,13 @@ def violations(service: Service) -> list[str]:
 
 
 def _database(service: Service) -> Iterator[str]:
-    with service.database.read() as session:
-        said = session.scalar(text("PRAGMA integrity_check"))
-        if said != "ok":
-            yield f"the database is damaged: {said}"
-        if session.execute(text("PRAGMA foreign_key_check")).first() is not None:
-            yield "a row of the database refers to one that is not there"
+    if service.database.is_sqlite:
+        with service.database.read() as session:
+            said = session.scalar(text("PRAGMA integrity_check"))
+            if said != "ok":
+                yield f"the database is damaged: {said}"
+            if session.execute(text("PRAGMA foreign_key_check")).first() is not None:
+                yield "a row of the database refers to one that is not there"
     with service.database.snapshot() as session:
         try:
             trail.verify(session)
@@ -97,14 +96,14 @@ def _history(job: Job, events: list[JobEvent]) -> Iterator[str]:
 
 
 def _versions(service: Service) -> Iterator[str]:
-    store, name = Store(service.settings.store), adapted_name(NAME, HOSPITAL)
+    store, name = service.settings.open_store(), adapted_name(NAME, HOSPITAL)
     for known in store.names():
         for number in store.numbers(known):
             try:
                 store.open(f"{known}@{number}")
             except LocumStoreError as error:
                 yield f"a version does not open: {error}"
-    left = [path.name for path in (Path(store.root) / ".staging").iterdir()]
+    left = [] if isinstance(store.root, str) else [path.name for path in (store.root / ".staging").iterdir()]
     if left:
         yield f"{len(left)} half versions lie in the store's staging"
     versions = [v.artefact for v in store.versions(name)] if store.numbers(name) else []

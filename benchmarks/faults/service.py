@@ -30,7 +30,6 @@ from sqlalchemy import select
 from benchmarks.faults.space import NAME, scan_bytes
 from benchmarks.faults.workers import Start, Started, forked, left_of, session_of, started
 from demo.service_process import free_port
-from model_store.store import Store
 from service.catalog.adapted import adapted_name
 from service.database import Database, Job, upgrade
 from service.identity import keys
@@ -65,15 +64,19 @@ class Service:
 
     def __init__(
         self,
-        store: Path,
+        store: Path | str,
         state: Path,
         *,
         workers: int = 2,
+        other_apis: int = 0,
         start: Start = forked,
         patience_s: float = 120.0,
         **settings: Any,
     ) -> None:
-        """`start` starts a worker; `settings` override these defaults of short leases and intervals."""
+        """`start` starts a worker; `settings` override these defaults of short leases and intervals.
+
+        `other_apis` run beside the one that is asked and killed, and reconcile at the same time.
+        """
         chosen = {
             "lease_seconds": 2,
             "reconcile_every_seconds": 0.2,
@@ -97,6 +100,8 @@ class Service:
         self._environment = os.environ | worker_environment(self.settings)
         self._environment.pop("LOCUM_REDIS_URL", None)
         self._count = workers
+        self._others = [str(free_port()) for _ in range(other_apis)]
+        self._other_apis: dict[str, Started] = {}
         self._start_worker = start
         self._patience_s = patience_s
         self._log = state / "processes.log"
@@ -148,6 +153,12 @@ class Service:
         if self.api is None or self.api.poll() is not None:
             self.api = started([sys.executable, "-m", "service"], self._environment, self._log)
             self._begun.append(self.api)
+        for port in self._others:
+            if port not in self._other_apis or self._other_apis[port].poll() is not None:
+                self._other_apis[port] = started(
+                    [sys.executable, "-m", "service"], {**self._environment, "LOCUM_PORT": port}, self._log
+                )
+                self._begun.append(self._other_apis[port])
         self.workers = [worker for worker in self.workers if worker.poll() is None]
         while len(self.workers) < self._count and self.ready():
             self.workers.append(self._start_worker(self._environment, self._log))
@@ -298,7 +309,7 @@ class Service:
 
     def published(self) -> list[str]:
         """The job of each version that is visible in the store, oldest first."""
-        store = Store(self.settings.store)
+        store = self.settings.open_store()
         name = adapted_name(NAME, HOSPITAL)
         if not store.numbers(name):
             return []
