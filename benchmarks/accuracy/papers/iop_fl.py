@@ -27,7 +27,7 @@ from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, 
 from benchmarks.accuracy.papers.report import PaperTables, Part, lines_of
 from benchmarks.accuracy.unseen.official import by_official_protocol
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Options
+from benchmarks.harness.experiment import Options, Table
 from personalization.iop_fl.merge import merge
 from personalization.iop_fl.network import route
 from personalization.iop_fl.routers import DirectCoefficients
@@ -147,7 +147,7 @@ class PaperIopFl(PaperTables[Profile]):
     title = "IOP-FL's tables"
     question = "What do the arms of IOP-FL's tables reach on other sets, inside and outside?"
     profiles = PROFILES
-    tables = ()
+    tables = (Table("paper-iop-fl.cpu", data="../shared/data"),)
     differs = _DIFFERS
     data_help = f"the folder with {' and '.join(SITES)}"
 
