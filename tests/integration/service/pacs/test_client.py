@@ -20,7 +20,7 @@ from service.pacs.client import PacsClient, text_of
 from service.pacs.configuration import PacsServer, load_servers
 from tests.helpers.model_store.dicom_files import uid
 from tests.helpers.service.coded import SERIES, STUDY, VOLUME, coded_series
-from tests.helpers.service.orthanc import Gate, Orthanc, configure, gate_before
+from tests.helpers.service.orthanc import Gate, Orthanc, configure
 
 LIMITS = Limits()
 
@@ -30,12 +30,6 @@ def files(orthanc: Orthanc) -> dict[str, bytes]:
     found = coded_series()
     orthanc.add(found)
     return found
-
-
-@pytest.fixture(scope="module")
-def gate(orthanc: Orthanc) -> Iterator[Gate]:
-    with gate_before(orthanc) as found:
-        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pydicom
@@ -20,10 +20,10 @@ from service.pacs.requests import CohortFill, PacsSubmission
 from service.settings import scan_limits
 from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import uid
-from tests.helpers.service.coded import VOLUME, coded_series, publish_coded
-from tests.helpers.service.orthanc import Gate, Orthanc, configure, gate_before
+from tests.helpers.service.coded import VOLUME, coded_series
+from tests.helpers.service.orthanc import Gate, Orthanc, gate_before
 from tests.helpers.service.pacs_jobs import Unqueued
-from tests.helpers.service.workplace import Workplace, opened
+from tests.helpers.service.workplace import Workplace
 
 PATIENTS = {"ONE": 2, "TWO": 1}
 """Series of each."""
@@ -52,17 +52,6 @@ def planted(patient: str, number: int, **removed: Any) -> dict[str, bytes]:
             delattr(dataset, keyword)
 
     return coded_series(change=change)
-
-
-@pytest.fixture(scope="module")
-def place(
-    tmp_path_factory: pytest.TempPathFactory, gate: Gate, publish_bright: Callable[..., Any]
-) -> Iterator[Workplace]:
-    root = tmp_path_factory.mktemp("pacs")
-    publish_coded(root / "from", publish_bright)
-    pacs = configure(root / "pacs.yaml", gate.url)
-    with opened(root, root / "from", pacs=pacs, redis_url="redis://127.0.0.1:1") as opened_place:
-        yield opened_place
 
 
 @pytest.fixture(autouse=True)

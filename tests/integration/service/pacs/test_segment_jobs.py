@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -26,28 +25,11 @@ from service.pacs.requests import PacsSubmission, SeriesSegmentation
 from service.runtime.embedded_worker import worker_environment
 from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import uid
-from tests.helpers.service.coded import SERIES, STUDY, VOLUME, coded_series, publish_coded
-from tests.helpers.service.orthanc import Gate, Orthanc, configure, gate_before
+from tests.helpers.service.coded import SERIES, STUDY, VOLUME, coded_series
+from tests.helpers.service.orthanc import Gate, Orthanc
 from tests.helpers.service.pacs_jobs import Unqueued
-from tests.helpers.service.workplace import Workplace, opened
+from tests.helpers.service.workplace import Workplace
 from tests.helpers.waiting import wait_for
-
-
-@pytest.fixture(scope="module")
-def gate(orthanc: Orthanc) -> Iterator[Gate]:
-    with gate_before(orthanc) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def place(
-    tmp_path_factory: pytest.TempPathFactory, gate: Gate, publish_bright: Callable[..., Any]
-) -> Iterator[Workplace]:
-    root = tmp_path_factory.mktemp("pacs")
-    publish_coded(root / "from", publish_bright)
-    pacs = configure(root / "pacs.yaml", gate.url)
-    with opened(root, root / "from", pacs=pacs, redis_url="redis://127.0.0.1:1") as opened_place:
-        yield opened_place
 
 
 @pytest.fixture(autouse=True)

@@ -17,24 +17,11 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 
-from model_store.task import Code, LabelCodes, Normalisation, Task
 from tests.helpers.model_store.dicom_files import PLANES, enhanced, image, series, turned, zipped
+from tests.helpers.service.coded import CODED, VOLUME
 
 THRESHOLD = 100
 MUTATIONS = 100
-CODES = LabelCodes(
-    category=Code(value="91723000", meaning="Anatomical Structure"),
-    type=Code(value="10200004", meaning="Liver"),
-)
-CODED = Task(
-    name="coded",
-    labels={"bright": (1,)},
-    normalisation=Normalisation(method="none"),
-    size=(32, 32),
-    colour="luminance",
-    codes={"bright": CODES},
-)
-VOLUME = np.random.default_rng(3).integers(0, 200, (9, 32, 32)).astype(np.int16)
 
 
 @pytest.fixture(scope="module")
