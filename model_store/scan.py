@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
-from model_store.scans.dicom.deidentify import deidentify
 from model_store.scans.dicom.files import MOST_FILES
 from model_store.scans.dicom.masks import is_seg, read_seg
 from model_store.scans.dicom.pixels import TRANSFER_SYNTAXES
@@ -73,3 +72,15 @@ def decode(content: bytes | Parts, limits: Limits = _DEFAULT) -> Scan:
     elif (known := format_of(content)) is not None:
         return known.read(content, limits)
     raise UnsupportedScan(f"{advice(parts[0])}. Locum reads {list_formats('and')}")
+
+
+def deidentify(content: bytes, limits: Limits, key: bytes) -> bytes:
+    """Remove what may name the patient or a date from a scan that `decode` has read.
+
+    What is left decodes to the same voxels and affine. Equal bytes and key give equal bytes; `key` maps the
+    UIDs of DICOM. Raises as `decode`.
+    """
+    known = format_of(content)
+    if known is None:
+        raise UnsupportedScan(f"{advice(content)}. Locum reads {list_formats('and')}")
+    return known.deidentify(content, limits, key)

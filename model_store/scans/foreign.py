@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import re
+import zipfile
 
 from model_store.scans.tiff import BIG_SIGNATURES
 
 _BARE_DICOM = (
     "this is DICOM without its file header; export it again as a DICOM file (PS3.10), which begins with it"
 )
+_ZIP = b"PK\x03\x04"
 _LOSSY = "save it as PNG from the original, since JPEG has altered the intensities"
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
@@ -21,7 +24,7 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"NDims", "this is MetaImage; save it as NIfTI (3D Slicer does)"),
     (b"\x89HDF\r\n\x1a\n", "this is HDF5 or MINC; convert it to NIfTI"),
     (b"\x93NUMPY", "this is a NumPy array, which has no orientation; save it as NIfTI or PNG"),
-    (b"PK\x03\x04", "this is a ZIP archive without DICOM files; send one scan at a time, unpacked"),
+    (_ZIP, "this is a ZIP archive without DICOM files; send one scan at a time, unpacked"),
     (b"%PDF", "this is a PDF; export the image itself"),
     (b"GIF8", "this is GIF; save it as PNG"),
     (b"BM", "this is a bitmap; save it as PNG"),
@@ -45,6 +48,8 @@ def advice(data: bytes) -> str:
     """What the file is, as far as its first bytes show, and what to do, without a full stop."""
     if _DICOM_ELEMENT.search(data, 0, 256):
         return _BARE_DICOM
+    if data.startswith(_ZIP) and not zipfile.is_zipfile(io.BytesIO(data)):
+        return "this is a ZIP archive without its end, as if it was cut off; send the whole file"
     for signature, what in _SIGNATURES:
         if data.startswith(signature):
             return what

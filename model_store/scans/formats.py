@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from model_store.scans import nifti, png, tiff
+from model_store.scans.dicom.deidentify import deidentify as deidentify_dicom
 from model_store.scans.dicom.files import sniff as sniff_dicom
 from model_store.scans.dicom.reading import read_dicom, read_series
 from model_store.scans.foreign import is_dicom
@@ -49,6 +50,8 @@ class Format:
             directory of an archive) and never raises.
         read: bytes to a Scan. It compares what the header announces with the limits before it allocates,
             decompresses or decodes anything. Raises ScanError and nothing else.
+        deidentify: the same scan without what may name the patient or a date, for a file that `read` has
+            read. Equal bytes and key give equal bytes. `key` maps UIDs.
         series: for a format that may also be several files.
     """
 
@@ -57,6 +60,7 @@ class Format:
     suffixes: tuple[str, ...]
     sniff: Callable[[bytes], bool]
     read: Callable[[bytes, Limits], Scan]
+    deidentify: Callable[[bytes, Limits, bytes], bytes]
     series: Series | None = None
 
 
@@ -67,10 +71,22 @@ def _starts_with(*signatures: bytes) -> Callable[[bytes], bool]:
 
 # The order decides where two formats accept the same bytes, and it is the order in sentences.
 FORMATS: tuple[Format, ...] = (
-    Format("png", ("PNG",), (".png",), _starts_with(png.SIGNATURE), png.read_png),
-    Format("tiff", ("TIFF",), (".tiff", ".tif"), _starts_with(*tiff.SIGNATURES), tiff.read_tiff),
+    Format("png", ("PNG",), (".png",), _starts_with(png.SIGNATURE), png.read_png, png.deidentify_png),
     Format(
-        "nifti", (".nii", ".nii.gz"), (".nii", ".nii.gz"), _starts_with(*nifti.SIGNATURES), nifti.read_nifti
+        "tiff",
+        ("TIFF",),
+        (".tiff", ".tif"),
+        _starts_with(*tiff.SIGNATURES),
+        tiff.read_tiff,
+        tiff.deidentify_tiff,
+    ),
+    Format(
+        "nifti",
+        (".nii", ".nii.gz"),
+        (".nii", ".nii.gz"),
+        _starts_with(*nifti.SIGNATURES),
+        nifti.read_nifti,
+        nifti.deidentify_nifti,
     ),
     Format(
         "dicom",
@@ -78,6 +94,7 @@ FORMATS: tuple[Format, ...] = (
         (".dcm", ".zip"),
         sniff_dicom,
         read_dicom,
+        deidentify_dicom,
         Series(is_dicom, read_series),
     ),
 )

@@ -27,6 +27,12 @@ class BoundedGunzip:
         self._member = zlib.decompressobj(_GZIP)
         self._ended_since_data = 0
         self._ended = False
+        self._members = 1
+
+    @property
+    def is_one_member(self) -> bool:
+        """Whether the input was one member and nothing else, once it is read to its end."""
+        return self._members == 1 and self._ended and self._position == len(self._input)
 
     def read_into(self, target: memoryview) -> int:
         """Fill `target` as far as the stream goes and return the number of bytes. Raises DamagedScan."""
@@ -65,6 +71,7 @@ class BoundedGunzip:
             )
         if bytes(self._input[self._position : self._position + 2]) == b"\x1f\x8b":
             self._member = zlib.decompressobj(_GZIP)
+            self._members += 1
         else:
             # The bytes after the last member are padding (tape blocks, zero fill), not data.
             self._ended = True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Any, Literal
 
+import nibabel as nib
 import numpy as np
 from numpy.typing import NDArray
 
@@ -25,6 +27,12 @@ _TRAILING_ALLOWED = 1024
 # Deflate needs at least 2 bits for 258 bytes. A header that announces more than that is wrong.
 _DEFLATE_MAX_RATIO = 1032
 
+# Fields for people, in which converters write names, dates and comments (of NIfTI-1 and NIfTI-2).
+_TEXTS = ("data_type", "db_name", "descrip", "aux_file", "intent_name", "unused_str")
+# Flags of gzip (RFC 1952 2.3.1) for further fields of its header: a file name, a comment, and others.
+_GZIP_FIELDS = 0b11110
+_COMPRESSION = 1
+
 
 def read_nifti(data: bytes, limits: Limits) -> Scan:
     """Read a .nii or .nii.gz. Raises DamagedScan, UnsupportedScan, ScanTooLarge."""
@@ -41,6 +49,12 @@ def _read_plain(data: bytes, limits: Limits) -> Scan:
 
 def _read_gzipped(data: bytes, limits: Limits) -> Scan:
     """Read a gzip file: the header first, then no more bytes than it announces."""
+    header, content, _ = _inflated(data, limits)
+    return _scan(header, content[header.data_offset :])
+
+
+def _inflated(data: bytes, limits: Limits) -> tuple[NiftiHeader, memoryview, bool]:
+    """The header, the content up to the last voxel, and whether one gzip member has these alone."""
     stream = BoundedGunzip(data)
     start = memoryview(bytearray(_LONGEST_HEADER))
     start = start[: stream.read_into(start)]
@@ -61,7 +75,34 @@ def _read_gzipped(data: bytes, limits: Limits) -> Scan:
     filled = already + stream.read_into(content[already:])
     surplus = len(start) - already + stream.read_into(memoryview(bytearray(_TRAILING_ALLOWED + 1)))
     _check_length(header, filled - header.data_offset + surplus)
-    return _scan(header, content[header.data_offset :])
+    return header, content, surplus == 0 and stream.is_one_member
+
+
+def deidentify_nifti(data: bytes, limits: Limits, _key: bytes) -> bytes:
+    """Clear the text fields, and leave out extensions, bytes after the voxels, and gzip's file name and time.
+
+    A file without any of these is returned as it is. Raises as `read_nifti`.
+    """
+    if not data.startswith(_GZIP):
+        header = parse_header(data[:_LONGEST_HEADER], limits)
+        return _without_texts(header, memoryview(data))
+    header, content, alone = _inflated(data, limits)
+    cleaned = _without_texts(header, content)
+    if alone and cleaned == content and not data[3] & _GZIP_FIELDS:
+        return data[:4] + bytes(4) + data[8:]
+    return gzip.compress(cleaned, _COMPRESSION, mtime=0)
+
+
+def _without_texts(header: NiftiHeader, content: memoryview) -> bytes:
+    version, order = header_version(bytes(content[:4])) or (1, "<")
+    kind: Any = nib.Nifti1Header if version == 1 else nib.Nifti2Header
+    size = kind.sizeof_hdr
+    block = kind(bytes(content[:size]), endianness=order, check=False)
+    for field in {*_TEXTS} & {*block.keys()}:
+        block[field] = b""
+    block["vox_offset"] = size + 4
+    voxels = content[header.data_offset :][: header.data_bytes]
+    return bytes(block.binaryblock) + bytes(4) + bytes(voxels)
 
 
 def _check_length(header: NiftiHeader, found: int) -> None:

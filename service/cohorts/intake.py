@@ -1,4 +1,4 @@
-"""Decode a job's scans on arrival, so that the client gets the error, and remove the patient from DICOM."""
+"""Decode a job's scans on arrival, so that the client gets the error, and remove the patient from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.settings import Settings, scan_limits
 async def take_in(uploads: Sequence[Upload], settings: Settings, admission: Admission) -> list[str]:
     """Decode each scan, and return its format; each takes its turn.
 
-    A DICOM upload is replaced by its de-identified files: only these are stored.
+    An upload is replaced by its de-identified bytes: only these are stored.
 
     Raises:
         ScanError: a scan cannot be read; of several scans the message says which.
@@ -36,15 +36,21 @@ async def take_in(uploads: Sequence[Upload], settings: Settings, admission: Admi
 
 
 def check_and_deidentify(upload: Upload, settings: Settings) -> str:
-    """Decode one scan, replace DICOM by its de-identified files, and return the format. Blocking.
+    """Decode one scan, replace it by its de-identified bytes, and return the format. Blocking.
 
     Raises ScanError.
     """
-    data, limits = upload.read(), scan_limits(settings)
-    found = decode(data, limits).format
-    if found == "dicom":
-        upload.replace(deidentify(data, limits, uid_key(settings)))
+    found = decode(upload.read(), scan_limits(settings)).format
+    deidentify_upload(upload, settings)
     return found
+
+
+def deidentify_upload(upload: Upload, settings: Settings) -> None:
+    """Replace a scan or mask that was decoded by its de-identified bytes. Blocking."""
+    data = upload.read()
+    cleaned = deidentify(data, scan_limits(settings), uid_key(settings))
+    if cleaned != data:
+        upload.replace(cleaned)
 
 
 def uid_key(settings: Settings) -> bytes:

@@ -166,7 +166,7 @@ async def put_scan(
         check_digest(repr_digest, upload)
         concerns(request, scan=upload.sha256)
         (scan_format,) = await take_in([upload], context.settings, context.admission)
-        concerns(request, scan=upload.sha256)  # that of the stored bytes, which differ for DICOM
+        concerns(request, scan=upload.sha256)  # that of the stored bytes
 
         def add() -> tuple[CohortScan, bool]:
             return cohorts.add_scan(

@@ -16,6 +16,7 @@ from model_store.scan import Scan, decode, decode_mask, encode_nifti, encode_png
 from model_store.task import Task
 from service.catalog.version import resolve_version
 from service.cohorts import cohorts, masks
+from service.cohorts.intake import deidentify_upload
 from service.context import ServiceContext
 from service.database import CohortMask, CohortScan
 from service.http.audit import AuditedRoute, concerns
@@ -120,6 +121,7 @@ async def put_mask(
 
         async with context.admission.turn():
             decoded = await to_thread.run_sync(check)
+        concerns(request, mask=upload.sha256)  # that of the stored bytes
 
         def add() -> tuple[CohortMask, bool]:
             return masks.add_mask(
@@ -159,6 +161,7 @@ def _decoded(
         check_values(values, task)
     if aligned is not drawn or drawn.format.startswith("dicom"):
         return masks.DecodedMask(_rewritten(aligned, values, upload), values)
+    deidentify_upload(upload, context.settings)
     return masks.DecodedMask(drawn.format, values)
 
 

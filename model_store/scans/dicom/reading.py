@@ -150,13 +150,24 @@ def _was_lossy(header: Dataset) -> bool:
     return str(header.get("LossyImageCompression") or "") == "01"
 
 
+# All images of a series have one value of each (PS3.3 A.1.2, C.7.4.1).
+_SHARED = (
+    ("PatientID", "patient"),
+    ("StudyInstanceUID", "study"),
+    ("SeriesInstanceUID", "series"),
+    ("FrameOfReferenceUID", "frame of reference"),
+)
+
+
 def _check_one_series(headers: Sequence[Dataset]) -> None:
-    series = Counter(str(header.get("SeriesInstanceUID")) for header in headers)
-    if len(series) > 1:
-        sizes = ", ".join(str(number) for _, number in series.most_common(8))
-        raise UnsupportedScan(
-            f"DICOM: expected one series, found {len(series)} with {sizes} images; send one series at a time"
-        )
+    for keyword, name in _SHARED:
+        found = Counter(str(header.get(keyword)) for header in headers)
+        if len(found) > 1:
+            sizes = ", ".join(str(number) for _, number in found.most_common(8))
+            raise UnsupportedScan(
+                f"DICOM: expected one {name}, found {len(found)} with {sizes} images; send one series at a "
+                "time"
+            )
     classes = {str(header.get("SOPClassUID")) for header in headers}
     if len(classes) > 1:
         names = ", ".join(sorted(UID(name).name[:48] for name in classes if UID(name).type == "SOP Class"))

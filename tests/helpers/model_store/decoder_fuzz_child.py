@@ -77,14 +77,15 @@ def seeds() -> dict[str, bytes]:
 
 
 def read(name: str, content: bytes) -> Scan:
-    """Decode a scan or, by its name, a mask; a scan in DICOM also without its patient."""
+    """Decode a scan or, by its name, a mask; a scan also without its patient."""
     if name.endswith(".seg"):
         return decode_mask(content, LIMITS)
     scan = decode(content, LIMITS)
-    if scan.format == "dicom":
-        cleaned = decode(deidentify(content, LIMITS, b"key"), LIMITS)
-        if not np.array_equal(cleaned.voxels, scan.voxels):
-            raise AssertionError("de-identification changed the scan")
+    cleaned = decode(deidentify(content, LIMITS, b"key"), LIMITS)
+    if cleaned.voxels.dtype != scan.voxels.dtype or not np.array_equal(cleaned.voxels, scan.voxels):
+        raise AssertionError("de-identification changed the voxels")
+    if cleaned.format != "dicom" and not np.array_equal(cleaned.affine, scan.affine):  # type: ignore[arg-type]
+        raise AssertionError("de-identification changed the affine")
     return scan
 
 

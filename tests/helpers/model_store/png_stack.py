@@ -79,5 +79,11 @@ def _read_slices(files: Parts, limits: Limits) -> Scan:
 
 
 PNG_STACK = Format(
-    "png-stack", ("a zip of PNG slices",), (".zip",), _is_stack, _read, Series(_is_slice, _read_slices)
+    "png-stack",
+    ("a zip of PNG slices",),
+    (".zip",),
+    _is_stack,
+    _read,
+    lambda data, _limits, _key: data,
+    Series(_is_slice, _read_slices),
 )

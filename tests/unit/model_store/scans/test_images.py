@@ -14,6 +14,7 @@ from PIL import Image
 
 from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.scan import Limits, decode, encode_png
+from tests.helpers.model_store import dicom_files
 from tests.helpers.model_store.scan_files import png, tiff
 
 
@@ -286,7 +287,9 @@ def test_tiff_with_many_large_tags_is_read_in_bounded_memory() -> None:
         (b"", "0 bytes"),
         (bytes(1000), "not known"),
         (b"\xff\xd8\xff\xe0" + bytes(100), "JPEG"),
-        (b"PK\x03\x04" + bytes(100), "ZIP"),
+        (b"PK\x03\x04" + bytes(100), "ZIP archive without its end"),
+        (dicom_files.zipped({"a.txt": b"a"}), "ZIP archive without DICOM"),
+        (dicom_files.zipped({"a.dcm": dicom_files.image(ramp("u1"))})[:-30], "without its end"),
         (b"NRRD0004\n", "NRRD"),
         (b"II+\0" + bytes(100), "BigTIFF"),
         (bytes(128) + b"DICM" + bytes(100), "DICOM"),
