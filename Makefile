@@ -29,11 +29,14 @@ test-fast: install
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu --quiet
 
-# With a real PACS: Debian's Orthanc and its DICOMweb plugin, which the other targets skip if they are missing.
+# With a real PACS and independent readers of DICOM: Debian's Orthanc with its DICOMweb plugin, dciodvfy of dicom3tools,
+# and dcmqi. The other targets skip the tests of those that are missing.
 test-pacs: install
-	command -v Orthanc >/dev/null || apt-get install --yes --no-install-recommends orthanc orthanc-dicomweb dicom3tools
+	command -v Orthanc >/dev/null && command -v dciodvfy >/dev/null || \
+		apt-get install --yes --no-install-recommends orthanc orthanc-dicomweb dicom3tools
+	test -x $(BIN)/segimage2itkimage || $(BIN)/python -m pip install --quiet dcmqi==1.5.7
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet tests/unit/service/pacs tests/unit/service/dicom_node \
-		tests/integration/service/pacs tests/integration/service/dicom_node
+		tests/integration/service/pacs tests/integration/service/dicom_node tests/integration/service/routes/test_segment_dicom.py
 
 # The page in a real Chromium, which the other targets skip if it is missing.
 test-web: install

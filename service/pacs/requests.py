@@ -43,7 +43,8 @@ class SeriesSegmentation(SegmentOptions):
     series: str = Field(pattern=DICOM_UID, max_length=64, description="SeriesInstanceUID.")
     store: bool = Field(
         False,
-        description="Whether the SEG is stored in the PACS. Otherwise the answer is the job's result.",
+        description="Whether the SEG is stored in the PACS, with output=dicom-sr the report and the SEG that "
+        "it refers to. Otherwise the answer is the job's result.",
     )
 
     def options(self) -> SegmentOptions:
@@ -112,9 +113,10 @@ class PacsSubmission:
                 "/jobs/ID/result; the operator decides"
             )
         options = asked.options()
-        if asked.store and options.output != "dicom-seg":
+        if asked.store and options.output not in ("dicom-seg", "dicom-sr"):
             raise ParametersContradict(
-                f"`store` belongs to output=dicom-seg, found {options.output}; leave one of them out."
+                f"`store` belongs to output=dicom-seg and dicom-sr, found {options.output}; leave one of "
+                "them out."
             )
         selection = self._select(options)
         return self._submit(

@@ -31,12 +31,17 @@ UNLIKE_TASK = ScanUnlikeTask.slug
 
 @dataclass(frozen=True)
 class Answer:
-    """The body, media type and headers of a response, and the entries picked from a pool, for the drift."""
+    """The body, media type and headers of a response.
+
+    `picked` are the entries picked from a pool, for the drift; `segmentation` is the SEG that a DICOM report
+    refers to.
+    """
 
     body: bytes
     media_type: str
     headers: dict[str, str]
     picked: tuple[PoolPick, ...] | None = None
+    segmentation: bytes | None = None
 
 
 def obey_guard(options: ScanOptions, warnings: Sequence[str], task: str) -> None:

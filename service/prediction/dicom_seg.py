@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import JsonValue
 from pydicom import Dataset
+from pydicom.uid import UID
 
 from model_store.errors import UnsupportedScan
 from model_store.scan import DicomSeries
@@ -78,6 +79,7 @@ def encode_seg(
     Raises UnsupportedScan where the source lacks what every SEG must repeat.
     """
     with _supported():
+        _check_identifiers(series)
         return _written(_make_seg(series, classes, task, receipt, kind))
 
 
@@ -88,19 +90,23 @@ def encode_report(
     receipt: Receipt,
     volumes: Mapping[str, float],
     kind: SegmentationType = "binary",
-) -> bytes:
+) -> tuple[bytes, bytes]:
     """Encode a measurement report (TID 1500) with the volume of each label in mL.
 
-    It refers to the SEG that `encode_seg` makes of the same arguments, which is not part of it. Raises as
-    `encode_seg`.
+    Returns:
+        (the report, the SEG that it refers to): the SEG is that of `encode_seg` for the same arguments.
+
+    Raises as `encode_seg`.
     """
     with _supported():
-        return _written(_make_report(series, classes, task, receipt, volumes, kind))
+        _check_identifiers(series)
+        seg = _make_seg(series, classes, task, receipt, kind)
+        return _written(_make_report(series, seg, task, receipt, volumes, kind)), _written(seg)
 
 
 def _make_report(
     series: DicomSeries,
-    classes: NDArray[np.uint8],
+    seg: Any,
     task: Task,
     receipt: Receipt,
     volumes: Mapping[str, float],
@@ -110,7 +116,6 @@ def _make_report(
     from pydicom.sr.codedict import codes
     from pydicom.sr.coding import Code
 
-    seg = _make_seg(series, classes, task, receipt, kind)
     millilitre = Code("ml", "UCUM", "milliliter")
     key, network = _key(receipt, kind), receipt.network
     device = hd.sr.DeviceObserverIdentifyingAttributes(
@@ -222,6 +227,25 @@ def _make_seg(
     )
     _correct(seg, series, sources[0], key)
     return seg
+
+
+def _check_identifiers(series: DicomSeries) -> None:
+    """Raise UnsupportedScan unless a SEG can refer to every file."""
+    headers, advice = series.headers, "export the series again, or ask for output=nifti or json"
+    space = () if series.affine is None else ("FrameOfReferenceUID",)
+    for keyword in ("SOPClassUID", "SOPInstanceUID", "SeriesInstanceUID", "StudyInstanceUID", *space):
+        wrong = sum(not UID(str(header.get(keyword) or "")).is_valid for header in headers)
+        if wrong:
+            raise UnsupportedScan(
+                f"DICOM: expected a valid {keyword} in every file, to which a DICOM answer refers, found "
+                f"{wrong} of {len(headers)} without; {advice}"
+            )
+    different = len({str(header.SOPInstanceUID) for header in headers})
+    if different < len(headers):
+        raise UnsupportedScan(
+            f"DICOM: expected a SOPInstanceUID for each of {len(headers)} files, to which a DICOM answer "
+            f"refers, found {different} different ones; {advice}"
+        )
 
 
 @contextmanager

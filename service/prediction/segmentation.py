@@ -48,6 +48,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
             title = f"{selection.offered}  ·  {selection.header}"
             names = self._warning_names(found.warnings)
             media_type, filename = MEDIA_TYPES[self.output]
+            segmentation = None
             if self.output in ("dicom-seg", "dicom-sr"):
                 series, receipt = open_series(data, self.limits), self._receipt(output=self.output)
                 kind = self.options.segmentation_type or "binary"
@@ -55,7 +56,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     body = encode_seg(series, found.classes, task, receipt, kind)
                 else:
                     volumes = {label: each.volume_ml or 0.0 for label, each in measure(found, task).items()}
-                    body = encode_report(series, found.classes, task, receipt, volumes, kind)
+                    body, segmentation = encode_report(series, found.classes, task, receipt, volumes, kind)
             else:
                 body, media_type = encode(
                     self.output,
@@ -67,7 +68,7 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
                     compress=self.options.compress is not False,
                 )
         headers = self._headers(found.warnings, filename) | {"Locum-Labels": label_header(task)}
-        return Answer(body, media_type, headers, found.picked)
+        return Answer(body, media_type, headers, found.picked, segmentation)
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:
         options, task = self.options, self.selection.manifest.task

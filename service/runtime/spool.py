@@ -110,7 +110,7 @@ def pack(uploads: Sequence[Upload], spool: Path) -> Upload:
 
 
 def pack_into(write: Callable[[bytes], object], files: Iterable[bytes]) -> None:
-    """Write a zip of the files, which are sorted by digest: the scan that they are together."""
+    """Write a zip of the files, in this order. Those of a scan are sorted by digest."""
     with zipfile.ZipFile(_Stream(write), "w") as archive:
         for number, content in enumerate(files):
             archive.writestr(zipfile.ZipInfo(f"{number:05d}"), content)

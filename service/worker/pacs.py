@@ -1,7 +1,7 @@
 """Run the jobs on a PACS: segment a series, and store the SEG or keep the answer; fill a cohort.
 
-A segmentation that is to be stored is kept as the job's checkpoint before it is sent, so that a later attempt
-sends the same instance, whatever the PACS holds by then.
+What is to be stored is kept as the job's checkpoint before it is sent, so that a later attempt sends the same
+instances, whatever the PACS holds by then.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import io
 import json
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -34,7 +35,7 @@ from service.pacs.requests import PACS, STORE
 from service.prediction.answer import Answer, receipt_of
 from service.prediction.options import SegmentOptions
 from service.prediction.segmentation import SegmentationPredictor
-from service.runtime.spool import Upload
+from service.runtime.spool import Upload, pack_into
 from service.serving import key_usage
 from service.settings import scan_limits
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed
@@ -74,33 +75,49 @@ def _with_pacs(attempt: Attempt, work: Callable[[Attempt, PacsClient], AttemptOu
 
 def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
     folder, store = attempt.folder, attempt.job.options[STORE]
-    # Of an earlier attempt, which was lost before the PACS had confirmed it.
-    segmentation = attempt.read_checkpoint()
-    if segmentation is None:
+    # Of an earlier attempt, which was lost before the PACS had confirmed all of it.
+    kept = attempt.read_checkpoint()
+    if kept is None:
         data = _fetch(attempt, pacs)
         answer = _answer(attempt, data)
         if not store:
             folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
             return AttemptOutcome("succeeded")
-        segmentation = answer.body
         attempt.check_cancelled()
-        folder.write(folder.CHECKPOINT, segmentation)
+        kept = _packed(answer)
+        folder.write(folder.CHECKPOINT, kept)
     attempt.set_stage("storing")
-    stored_now = pacs.store(segmentation)
-    _note(attempt, "mask.stored", pacs, new=stored_now)
-    made = dcmread(io.BytesIO(segmentation), stop_before_pixels=True)
-    about = {
-        "pacs": pacs.name,
-        **{
-            keyword: str(made.get(keyword))
-            for keyword in ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
-        },
-    }
+    about: dict[str, Any] = {"pacs": pacs.name}
+    new = False
+    for content in _unpacked(kept):
+        stored_now = pacs.store(content)
+        new |= stored_now
+        made = dcmread(io.BytesIO(content), stop_before_pixels=True)
+        uids = {keyword: str(made.get(keyword)) for keyword in _UIDS}
+        if made.Modality == "SEG":
+            _note(attempt, "mask.stored", pacs, new=stored_now)
+            about |= uids
+        else:
+            _note(attempt, "report.stored", pacs, new=stored_now)
+            about["report"] = uids
     folder.write_result(StoredResult(json.dumps(about).encode(), "application/json", _NOT_CACHED))
-    return AttemptOutcome("succeeded", result={"stored": True, "new": stored_now})
+    return AttemptOutcome("succeeded", result={"stored": True, "new": new})
 
 
+_UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
 _NOT_CACHED = {"Cache-Control": "no-store"}
+
+
+def _packed(answer: Answer) -> bytes:
+    """The instances to be stored, the SEG before the report that refers to it."""
+    packed = io.BytesIO()
+    pack_into(packed.write, [*filter(None, [answer.segmentation]), answer.body])
+    return packed.getvalue()
+
+
+def _unpacked(kept: bytes) -> list[bytes]:
+    with zipfile.ZipFile(io.BytesIO(kept)) as archive:
+        return [archive.read(name) for name in archive.namelist()]
 
 
 def _wanted(attempt: Attempt) -> dict[str, Any]:

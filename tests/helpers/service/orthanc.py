@@ -138,12 +138,14 @@ class Gate:
     """A reverse proxy before Orthanc.
 
     `rule` may answer a request (method, path) in its place. `hold_store` is `before` or `after`: a STOW is
-    held before Orthanc has it, or when Orthanc has answered; `held` is set when that happens.
+    held before Orthanc has it, or when Orthanc has answered; `held` is set when that happens. The first
+    `let_pass` STOWs in `seen` are not held.
     """
 
     port: int
     rule: Rule = lambda method, path: None
     hold_store: str | None = None
+    let_pass: int = 0
     held: threading.Event = field(default_factory=threading.Event)
     seen: list[tuple[str, str]] = field(default_factory=list)
 
@@ -179,7 +181,8 @@ def gate_before(orthanc: Orthanc) -> Iterator[Gate]:
             gate.seen.append((self.command, self.path))
             answer = gate.rule(self.command, self.path)
             if answer is None:
-                storing = self.command == "POST"
+                stores = sum(method == "POST" for method, _ in gate.seen)
+                storing = self.command == "POST" and stores > gate.let_pass
                 if storing and gate.hold_store == "before":
                     gate.held.set()
                     released.wait(60)

@@ -34,7 +34,7 @@ from tests.helpers.waiting import wait_for
 
 @pytest.fixture(autouse=True)
 def reset(orthanc: Orthanc, gate: Gate) -> None:
-    gate.rule, gate.hold_store = (lambda method, path: None), None
+    gate.rule, gate.hold_store, gate.let_pass = (lambda method, path: None), None, 0
     gate.held.clear()
     gate.seen.clear()
     orthanc.clear()
@@ -78,6 +78,24 @@ def test_second_request_finds_the_seg_and_stores_nothing(
         assert done(place, ask(place)).result == {"stored": True, "new": new}
     assert len(orthanc.instances("SEG")) == 1
     assert sum(method == "POST" for method, _ in gate.seen) == 1
+
+
+def test_report_is_stored_after_the_seg_that_it_refers_to(place: Workplace, orthanc: Orthanc) -> None:
+    job_id = ask(place, output="dicom-sr")
+    assert done(place, job_id).result == {"stored": True, "new": True}
+    (segmentation,), (report,) = orthanc.instances("SEG"), orthanc.instances("SR")
+    (group,) = hd.sr.ComprehensiveSR.from_dataset(report).content.get_volumetric_roi_measurement_groups()
+    assert group.referenced_segment.referenced_sop_instance_uid == segmentation.SOPInstanceUID
+    assert group.get_measurements()[0].value == pytest.approx((VOLUME > 100).sum() * 0.8 * 0.7 * 2.5 / 1000)
+    answer = place.folder(job_id).read_result()
+    assert answer is not None
+    told = json.loads(answer.body)
+    assert told["SOPInstanceUID"] == segmentation.SOPInstanceUID
+    assert told["report"]["SOPInstanceUID"] == report.SOPInstanceUID
+    # The SEG is that of a request for the SEG alone, and nothing is stored twice.
+    for output in ("dicom-seg", "dicom-sr"):
+        assert done(place, ask(place, output=output)).result == {"stored": True, "new": False}
+    assert (len(orthanc.instances("SEG")), len(orthanc.instances("SR"))) == (1, 1)
 
 
 def test_answer_that_is_not_stored_is_the_result_and_equals_the_stored_one(
@@ -181,22 +199,23 @@ def report_files() -> dict[str, bytes]:
 
 
 def test_rows_of_the_trail_say_what_was_fetched_and_stored(place: Workplace) -> None:
-    job_id = ask(place)
+    job_id = ask(place, output="dicom-sr")
     done(place, job_id)
     with place.database.read() as session:
         rows = [row for row in trail.rows(session) if row["details"].get("job") == job_id]
-    assert [row["action"] for row in rows] == ["scan.fetched", "mask.stored"]
+    assert [row["action"] for row in rows] == ["scan.fetched", "mask.stored", "report.stored"]
     assert {row["hospital"] for row in rows} == {"dune"}
     assert rows[0]["scan"].startswith("sha256:")
     assert STUDY not in repr(rows)
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_one_seg_is_stored_though_the_worker_is_killed(
-    place: Workplace, orthanc: Orthanc, gate: Gate, when: str
+@pytest.mark.parametrize("stored", [0, 1], ids=["the SEG", "the report"])
+def test_each_instance_is_stored_once_though_the_worker_is_killed(
+    place: Workplace, orthanc: Orthanc, gate: Gate, stored: int, when: str
 ) -> None:
-    gate.hold_store = when
-    job_id = ask(place)
+    gate.hold_store, gate.let_pass = when, stored
+    job_id = ask(place, output="dicom-sr")
     environment = os.environ | worker_environment(place.settings)
     code = (
         "import sys; from service.settings import settings_or_exit as settings;"
@@ -209,11 +228,12 @@ def test_one_seg_is_stored_though_the_worker_is_killed(
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert len(orthanc.instances("SEG")) == (1 if when == "after" else 0)
+    found = [*orthanc.instances("SEG"), *orthanc.instances("SR")]
+    assert len(found) == stored + (1 if when == "after" else 0)
     assert place.job(job_id).state == "running"
     gate.hold_store = None
     place.expire(job_id)
     job = done(place, job_id)
     assert (job.state, job.attempt) == ("succeeded", 2), job.reason
-    assert job.result == {"stored": True, "new": when == "before"}
-    assert len(orthanc.instances("SEG")) == 1
+    assert job.result == {"stored": True, "new": (stored, when) != (1, "after")}
+    assert (len(orthanc.instances("SEG")), len(orthanc.instances("SR"))) == (1, 1)

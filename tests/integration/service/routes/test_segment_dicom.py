@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
+import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,10 +56,18 @@ def as_nifti(files: dict[str, bytes], folder: Path) -> bytes:
     return (folder / "scan.nii").read_bytes()
 
 
-@pytest.mark.parametrize(
-    "plane", [PLANES["axial"], PLANES["coronal"], PLANES["axial feet first"], turned(8)],
-    ids=["axial", "coronal", "feet first", "oblique"],
-)  # fmt: skip
+every_plane = pytest.mark.parametrize("plane", [*PLANES.values(), turned(8)], ids=[*PLANES, "oblique"])
+
+
+def dcmqi(program: str) -> str:
+    """A program of dcmqi, an independent reader and writer of SEG and SR."""
+    found = shutil.which(program) or shutil.which(program, path=str(Path(sys.executable).parent))
+    if found is None:
+        pytest.skip("dcmqi is not installed: `make test-pacs` does it")
+    return found
+
+
+@every_plane
 def test_series_gets_the_mask_of_the_same_nifti(api: Any, plane: Any, tmp_path: Path) -> None:
     files = series(np.pad(VOLUME, ((0, 7), (0, 0), (0, 0)), mode="wrap"), plane)
     masks = [
@@ -208,6 +219,28 @@ def test_request_without_what_a_seg_needs_is_refused(api: Any, fields: dict[str,
     assert message in response.json()["detail"]
 
 
+@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d, place: setattr(d, "SOPInstanceUID", "Planted^Patient"), "valid SOPInstanceUID.* 9 of 9"),
+        (lambda d, place: setattr(d, "StudyInstanceUID", ""), "valid StudyInstanceUID.* 9 of 9 without"),
+        (lambda d, place: delattr(d, "SeriesInstanceUID"), "valid SeriesInstanceUID"),
+        (lambda d, place: delattr(d, "FrameOfReferenceUID"), "valid FrameOfReferenceUID"),
+        (lambda d, place: setattr(d, "SOPInstanceUID", "1.2.3"), "each of 9 files.* 1 different"),
+    ],
+)
+def test_series_that_a_seg_cannot_refer_to_has_no_dicom_answer(
+    api: Any, change: Callable[[Any, int], None], message: str, output: str
+) -> None:
+    scan = zipped(series(VOLUME, change=change))
+    response = api.segment(scan, model="coded", output=output)
+    assert response.status_code == 415, response.text
+    assert re.search(message, response.json()["detail"])
+    assert "Planted" not in response.text
+    assert api.segment(scan, model="coded").status_code == 200
+
+
 def test_nifti_has_no_dicom_answer(api: Any, make_nifti: Callable[..., bytes]) -> None:
     response = api.segment(make_nifti(VOLUME, np.eye(4)), model="coded", output="dicom-seg")
     assert response.status_code == 422
@@ -226,13 +259,9 @@ def test_dciodvfy_finds_no_error(api: Any, pack: Callable[..., bytes], output: s
     assert [line for line in found.stderr.splitlines() if line.startswith("Error")] == []
 
 
-@pytest.mark.parametrize(
-    "plane", [PLANES["axial"], PLANES["coronal"], turned(8)], ids=["axial", "coronal", "oblique"]
-)
+@every_plane
 def test_dcmqi_reads_the_mask_in_the_same_place(api: Any, plane: Any, tmp_path: Path) -> None:
-    found = shutil.which("segimage2itkimage")
-    if found is None:
-        pytest.skip("dcmqi is not installed (pip install dcmqi)")
+    found = dcmqi("segimage2itkimage")
     content = zipped(series(VOLUME, plane))
     (tmp_path / "made.dcm").write_bytes(api.segment(content, model="coded", output="dicom-seg").content)
     command = [found, "--inputDICOM", tmp_path / "made.dcm", "--outputDirectory", tmp_path, "-t", "nifti"]
@@ -245,6 +274,22 @@ def test_dcmqi_reads_the_mask_in_the_same_place(api: Any, plane: Any, tmp_path: 
     resampled = sitk.Resample(read, expected, sitk.Transform(), sitk.sitkNearestNeighbor)
     np.testing.assert_array_equal(sitk.GetArrayFromImage(resampled) > 0, sitk.GetArrayFromImage(expected) > 0)
     assert sorted(read.GetSpacing()) == pytest.approx(sorted(expected.GetSpacing()))
+
+
+def test_dcmqi_reads_the_report(api: Any, tmp_path: Path) -> None:
+    found, content = dcmqi("tid1500reader"), zipped(series(VOLUME, turned(8)))
+    (tmp_path / "made.dcm").write_bytes(api.segment(content, model="coded", output="dicom-sr").content)
+    command = [found, "--inputDICOM", tmp_path / "made.dcm", "--outputMetadata", tmp_path / "read.json"]
+    subprocess.run(command, check=True, capture_output=True)
+    (group,) = json.loads((tmp_path / "read.json").read_text())["Measurements"]
+    seg = seg_of(api.segment(content, model="coded", output="dicom-seg"))
+    assert group["segmentationSOPInstanceUID"] == seg.SOPInstanceUID
+    assert group["ReferencedSegment"] == 1
+    assert group["Finding"]["CodeValue"] == "10200004"
+    (item,) = group["measurementItems"]
+    assert (item["quantity"]["CodeMeaning"], item["units"]["CodeValue"]) == ("Volume", "ml")
+    expected = int((VOLUME > THRESHOLD).sum()) * 0.8 * 0.7 * 2.5 / 1000
+    assert float(item["value"]) == pytest.approx(expected)
 
 
 def test_no_value_of_the_patient_in_an_error(api: Any) -> None:
