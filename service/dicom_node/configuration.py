@@ -76,13 +76,15 @@ class Route(_Strict):
     Attributes:
         model: as in `POST /segment`.
         destination: name of the AE that SEGs are sent to.
-        key_file: the hospital's API key; read for each request.
+        key_file, key_env: the hospital's API key, in a file or an environment variable; read for each
+            request.
         personalization, guard: as in `POST /segment`.
     """
 
     model: str
     destination: str
     key_file: Path | None = None
+    key_env: str | None = None
     personalization: Literal["auto", "global", "member", "hospital"] = "auto"
     guard: Literal["warn", "refuse"] = "warn"
 
@@ -102,6 +104,7 @@ class NodeConfiguration(_Strict):
     Attributes:
         service: URL of the API.
         ca: file (PEM) of the certificates that sign the API's.
+        plain_http: whether an http:// URL of the API is accepted beyond loopback.
         silence_seconds: after the last object, when a series is complete although its association is open.
         settle_seconds: after the last object, when it is complete once its associations have ended.
         max_queue_bytes: of all objects on the disk; above that, C-STORE answers A700H.
@@ -118,6 +121,7 @@ class NodeConfiguration(_Strict):
     port: int = Field(11112, ge=0, le=65535)
     service: str
     ca: Path | None = None
+    plain_http: bool = False
     senders: dict[Title, Sender] = Field(min_length=1)
     hospitals: dict[_Hospital, Route]
     destinations: dict[str, Destination]
@@ -135,9 +139,15 @@ class NodeConfiguration(_Strict):
     @model_validator(mode="after")
     def _consistent(self) -> NodeConfiguration:
         found = urlsplit(self.service)
-        private = found.scheme == "https" or (found.scheme == "http" and is_loopback(found.hostname or ""))
-        if not private or found.username is not None:
-            raise ValueError("service: expected an https:// URL without credentials (http:// on loopback)")
+        plain = found.scheme == "http" and (self.plain_http or is_loopback(found.hostname or ""))
+        if not (found.scheme == "https" or plain) or found.username is not None:
+            raise ValueError(
+                "service: expected an https:// URL without credentials (http:// on loopback, or with "
+                "plain_http)"
+            )
+        for hospital, route in self.hospitals.items():
+            if route.key_file is not None and route.key_env is not None:
+                raise ValueError(f"hospitals: expected one key of '{hospital}': key_file or key_env")
         for name in {sender.hospital for sender in self.senders.values()} - {*self.hospitals}:
             raise ValueError(f"senders: hospital '{name}' is not among hospitals")
         for name in {route.destination for route in self.hospitals.values()} - {*self.destinations}:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import os
 import ssl
 import threading
 import time
@@ -135,14 +136,8 @@ class Forwarder:
 
 def segment(node: NodeConfiguration, route: Route, entry: Entry) -> bytes:
     """The SEG of a series, by the API. Raises NotNow, Never."""
-    headers = {}
-    if route.key_file is not None:
-        try:
-            headers["Authorization"] = f"Bearer {route.key_file.read_text().strip()}"
-        except (OSError, UnicodeDecodeError) as error:
-            raise NotNow(
-                f"the API key of '{entry.hospital}' cannot be read ({type(error).__name__})"
-            ) from None
+    key = _key(route, entry.hospital)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     data = {
         "hospital": entry.hospital,
         "model": route.model,
@@ -167,6 +162,20 @@ def segment(node: NodeConfiguration, route: Route, entry: Entry) -> bytes:
     if answer.status_code in _MENDED or answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise NotNow(said)
     raise Never(said)
+
+
+def _key(route: Route, hospital: str) -> str | None:
+    """The hospital's API key; None if none is configured. Raises NotNow."""
+    if route.key_file is not None:
+        try:
+            return route.key_file.read_text().strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise NotNow(f"the API key of '{hospital}' cannot be read ({type(error).__name__})") from None
+    if route.key_env is not None:
+        if not (key := os.environ.get(route.key_env, "").strip()):
+            raise NotNow(f"the API key of '{hospital}' is missing: set {route.key_env}")
+        return key
+    return None
 
 
 def deliver(ae_title: str, name: str, destination: Destination, segmentation: bytes) -> None:

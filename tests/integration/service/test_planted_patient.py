@@ -48,7 +48,8 @@ _OPTIONS = {"preset": "statistics"}
 
 def plant(dataset: Dataset, place: int) -> None:
     for keyword in TEXTS:
-        setattr(dataset, keyword, f"Planted {place}"[:16])
+        # Those of a series' files differ, but for what identifies its patient.
+        setattr(dataset, keyword, "Planted" if keyword == "PatientID" else f"Planted {place}"[:16])
     for keyword in DATES:
         setattr(dataset, keyword, "19610203")
     dataset.add(DataElement((0x0009, 0x0010), "LO", "PLANTED CREATOR"))

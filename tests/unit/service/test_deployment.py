@@ -7,6 +7,7 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from typer.main import get_command
 
 from service.__main__ import app
+from service.dicom_node.configuration import load_node
 from service.pacs.configuration import load_servers
 from service.settings import Settings
 
@@ -31,37 +33,64 @@ def test_compose_requires_every_secret() -> None:
     required = {name for name, rest in used if rest.startswith(":?")}
     assert required == {"LOCUM_POSTGRES_PASSWORD", "LOCUM_REDIS_PASSWORD"}
     optional = {name for name, _ in used} - required
-    assert optional == {"LOCUM_ALLOWED_HOSTS", "LOCUM_PACS", "ORTHANC_PASSWORD"}
+    assert optional == {"LOCUM_ALLOWED_HOSTS", "LOCUM_PACS", "LOCUM_NODE_KEY", "ORTHANC_PASSWORD"}
 
 
 def test_compose_publishes_only_the_api_on_loopback(compose: dict[str, Any]) -> None:
     ports = {name: service.get("ports", []) for name, service in compose["services"].items()}
-    assert ports == {"api": ["127.0.0.1:8000:8000"], "worker": [], "redis": [], "postgres": [], "orthanc": []}
+    assert {name: ports[name] for name in ports if ports[name]} == {"api": ["127.0.0.1:8000:8000"]}
     assert compose["networks"]["inside"] == {"internal": True}
 
 
-@pytest.mark.parametrize("service", ["api", "worker"])
+@pytest.mark.parametrize("service", ["api", "worker", "node"])
 def test_compose_environment_has_only_known_settings(compose: dict[str, Any], service: str) -> None:
     known = {f"LOCUM_{name.upper()}" for name in Settings.model_fields}
-    # The secret that its PACS' file names.
-    assert {*compose["services"][service]["environment"]} - {"ORTHANC_PASSWORD"} <= known
+    # The secrets that the files of PACS and node name.
+    named = {"ORTHANC_PASSWORD", "LOCUM_NODE_KEY"}
+    assert {*compose["services"][service]["environment"]} - named <= known
 
 
-def test_orthanc_of_compose_needs_a_password_and_is_the_pacs_of_its_file(
-    compose: dict[str, Any], tmp_path: Path
-) -> None:
+def test_read_only_containers_of_compose_get_files(compose: dict[str, Any]) -> None:
+    # Compose copies other configs and secrets into the container, which it cannot if it is read_only.
+    for name, service in compose["services"].items():
+        given = [compose["configs"][one["source"]] for one in service.get("configs", [])]
+        assert "secrets" not in service
+        if service.get("read_only"):
+            assert [{*one} for one in given] == [{"file"}] * len(given), name
+            assert all((REPOSITORY / one["file"]).is_file() for one in given)
+
+
+def test_orthanc_of_compose_needs_a_password_and_is_the_pacs_of_its_file(compose: dict[str, Any]) -> None:
     orthanc = compose["services"]["orthanc"]
-    assert orthanc["profiles"] == ["pacs"]
+    assert orthanc["profiles"] == ["pacs", "node"]
     assert orthanc["networks"] == ["inside"]
     assert "test -n" in orthanc["command"][-1]
     said = compose["configs"]["orthanc"]["content"].replace("${ORTHANC_PASSWORD:-}", "secret")
     settings = json.loads(said)
     assert settings["AuthenticationEnabled"] is True
-    path = tmp_path / "pacs.yaml"
-    path.write_text(compose["configs"]["pacs"]["content"])
-    server = load_servers(path)["main"]
+    server = load_servers(REPOSITORY / compose["configs"]["pacs"]["file"])["main"]
     assert server.url == f"http://orthanc:{settings['HttpPort']}{settings['DicomWeb']['Root'].rstrip('/')}"
     assert settings["RegisteredUsers"] == {server.username: "secret"}
+
+
+def test_node_of_compose_is_a_peer_of_its_orthanc_and_a_client_of_its_api(compose: dict[str, Any]) -> None:
+    service, configs = compose["services"]["node"], compose["configs"]
+    node = load_node(REPOSITORY / configs["node"]["file"])
+    orthanc = json.loads(configs["orthanc"]["content"])
+    assert orthanc["DicomModalities"]["locum"] == [node.ae_title, "node", node.port]
+    assert {*node.senders} == {orthanc["DicomAet"]}
+    (destination,) = node.destinations.values()
+    assert (destination.ae_title, destination.host, destination.port) == (
+        orthanc["DicomAet"],
+        "orthanc",
+        orthanc["DicomPort"],
+    )
+    # The API answers to the name that the node calls it by.
+    hosts = compose["services"]["api"]["environment"]["LOCUM_ALLOWED_HOSTS"].split(",")
+    assert urlsplit(node.service).hostname in hosts
+    assert node.hospitals["north"].key_env in service["environment"]
+    assert service["profiles"] == ["node"]
+    assert service["networks"] == ["inside"]
 
 
 def test_image_does_not_run_as_root() -> None:

@@ -279,7 +279,7 @@ def test_endless_pdu_ends_its_connection_alone(configured: Callable[..., Path], 
         assert echoes(scp.port)
 
 
-@pytest.mark.parametrize("broken", ["service", "destinations", "key"])
+@pytest.mark.parametrize("broken", ["service", "destinations", "key", "variable"])
 def test_series_waits_for_what_does_not_answer_and_is_delivered_once(
     configured: Callable[..., Path], tmp_path: Path, orthanc: Orthanc, broken: str
 ) -> None:
@@ -290,6 +290,9 @@ def test_series_waits_for_what_does_not_answer_and_is_delivered_once(
             "destinations": {"pacs": {"ae_title": "PACS", "host": "127.0.0.1", "port": nothing}}
         },
         "key": {"hospitals": {"dune": {"model": "coded", "destination": "pacs"}}},
+        "variable": {
+            "hospitals": {"dune": {"model": "coded", "destination": "pacs", "key_env": "LOCUM_NO_SUCH_KEY"}}
+        },
     }[broken]
     with receiving(configured(settle_seconds=0, **changed), tmp_path) as (scp, spool, forwarder):
         send(scp.port, [*coded_series().values()])
@@ -307,6 +310,23 @@ def test_series_waits_for_what_does_not_answer_and_is_delivered_once(
         entry.path.mkdir()
         for name, content in again.items():
             (entry.path / name).write_bytes(content)
+        assert forwarder.look()
+        assert spool.ready() == []
+    assert len(orthanc.instances("SEG")) == 1
+
+
+def test_key_may_be_in_a_variable(
+    configured: Callable[..., Path], tmp_path: Path, orthanc: Orthanc, api: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setenv("NODE_KEY", api.key)
+    route = {"model": "coded", "destination": "pacs", "key_env": "NODE_KEY"}
+    with receiving(configured(settle_seconds=0, hospitals={"dune": route}), tmp_path) as (
+        scp,
+        spool,
+        forwarder,
+    ):
+        send(scp.port, [*coded_series().values()])
+        forwarder.complete(set())
         assert forwarder.look()
         assert spool.ready() == []
     assert len(orthanc.instances("SEG")) == 1

@@ -32,6 +32,11 @@ def test_node_listens_on_loopback_by_default(tmp_path: Path) -> None:
     assert (node.host, node.port, node.senders["CT1"].hospital) == ("127.0.0.1", 11112, "north")
 
 
+def test_http_is_for_loopback_or_on_request(tmp_path: Path) -> None:
+    node = load_node(written(tmp_path / "node.yaml", service="http://api:8000", plain_http=True))
+    assert node.service == "http://api:8000"
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -44,6 +49,11 @@ def test_node_listens_on_loopback_by_default(tmp_path: Path) -> None:
         ({"service": "http://api.example"}, "https"),
         ({"service": "https://a:hunter2@api.example"}, "without credentials"),
         ({"host": "0.0.0.0", "senders": {"CT1": {"hospital": "north"}}}, "CT1 would prove only"),
+        ({"service": "ftp://api.example", "plain_http": True}, "https"),
+        (
+            {"hospitals": {"north": {"model": "a", "destination": "pacs", "key_file": "/k", "key_env": "K"}}},
+            "expected one key of 'north'",
+        ),
         ({"tls": {"ca": "/ca"}}, "certificate"),
         ({"colour": 1}, "colour"),
     ],
