@@ -233,9 +233,10 @@ class CrossAttentionManifest(BaseManifest):
 
 
 class PersonalModelsManifest(BaseManifest):
-    """FedBN, FedPer, FedRep: one model per consenting site, by digest, and the global model if there is one.
+    """One model per consenting site, by digest, and the global model if there is one.
 
-    FedPer and FedRep have no global model, because their sites share only a part of the network.
+    FedBN, FedPer and FedRep have no global model, because their sites share only a part of the network.
+    Ditto, pFedMe and FedSoup have one.
     """
 
     kind: Literal["personal-models"] = "personal-models"

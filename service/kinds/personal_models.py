@@ -1,4 +1,4 @@
-"""Personal models (FedBN, FedPer, FedRep): one per consenting site, and a global one where there is one."""
+"""Personal models (FedBN, Ditto and others): one per consenting site, and a global one where there is one."""
 
 from __future__ import annotations
 

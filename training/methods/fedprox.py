@@ -42,13 +42,14 @@ class FedProx(FedAvg):
         return proximal_term(network, self.config.mu)
 
 
-def proximal_term(network: nn.Module, mu: float) -> Penalty:
-    """mu / 2 times the squared distance of the parameters from where they are now."""
+def proximal_term(network: nn.Module, mu: float, anchor: nn.Module | None = None) -> Penalty:
+    """mu / 2 times the squared distance of the parameters from those that `anchor`, or else the network
+    itself, has now."""
     weights = list(network.parameters())
-    anchor = [w.detach().clone() for w in weights]
+    there = [w.detach().clone() for w in (anchor or network).parameters()]
 
     def term() -> Tensor:
-        squares = (((w - w_g) ** 2).sum() for w, w_g in zip(weights, anchor, strict=True))
-        return mu / 2 * sum(squares, start=anchor[0].new_zeros(()))
+        squares = (((w - w_g) ** 2).sum() for w, w_g in zip(weights, there, strict=True))
+        return mu / 2 * sum(squares, start=there[0].new_zeros(()))
 
     return term

@@ -40,7 +40,8 @@ class Schedule:
 
     With passes there are at least `least_steps` batches. `falls` lets the rate fall by a cosine to nothing
     over these batches; otherwise it stays. `intensity` is the severity of the drawn scanners
-    (`personalization.scanner`) that slices go through; 0 for none. `momentum` is of SGD.
+    (`personalization.scanner`) that slices go through; 0 for none. `momentum` is of SGD. `weight_decay` is
+    added to the gradient, times the weights.
     """
 
     epochs: int = 1
@@ -55,6 +56,7 @@ class Schedule:
     falls: bool = False
     intensity: float = 0.0
     momentum: float = MOMENTUM
+    weight_decay: float = 0.0
 
 
 def new_network(spec: NetworkSpec, generator: torch.Generator) -> nn.Module:
@@ -114,41 +116,60 @@ def train_locally(
     Parameters that require no gradient stay as they are. `generator` alone decides order and augmentation.
     Raises ValueError when there is nothing to train on.
     """
-    if not len(data):
-        raise ValueError("there is no slice to train on")
-    device = next(network.parameters()).device
-    optimiser = _optimiser(network, schedule)
+    optimiser = new_optimiser(network, schedule)
     planned = schedule.steps or max(
         schedule.epochs * math.ceil(len(data) / schedule.batch_size), schedule.least_steps
     )
     network.train()
     total, done = 0.0, 0
-    for images, targets in _batches(data, schedule, generator):
+    for batch in scheduled_batches(data, schedule, generator):
         if schedule.falls:
             for group in optimiser.param_groups:
                 group["lr"] = schedule.learning_rate * (1 + math.cos(math.pi * done / planned)) / 2
-        optimiser.zero_grad(set_to_none=True)
-        with mixed_precision(schedule.precision, device):
-            logits = network(images.to(device))
-        loss = task_loss(to_float32(logits), targets.to(device))
-        if penalty is not None:
-            loss = loss + penalty()
-        torch.autograd.backward(loss)
-        optimiser.step()
-        total, done = total + loss.item(), done + 1
+        total += take_step(network, optimiser, batch, schedule.precision, penalty)
+        done += 1
     return total / max(done, 1)
 
 
-def _optimiser(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
+def take_step(
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    batch: tuple[Tensor, Tensor],
+    precision: Precision,
+    penalty: Penalty | None = None,
+) -> float:
+    """One step of the optimiser on a batch of images and targets; returns the loss before it, with the
+    penalty."""
+    images, targets = batch
+    device = next(network.parameters()).device
+    optimiser.zero_grad(set_to_none=True)
+    with mixed_precision(precision, device):
+        logits = network(images.to(device))
+    loss = task_loss(to_float32(logits), targets.to(device))
+    if penalty is not None:
+        loss = loss + penalty()
+    torch.autograd.backward(loss)
+    optimiser.step()
+    return loss.item()
+
+
+def new_optimiser(network: nn.Module, schedule: Schedule) -> torch.optim.Optimizer:
+    """The schedule's optimiser of all parameters, at the rate of its beginning."""
+    parameters, rate, decay = network.parameters(), schedule.learning_rate, schedule.weight_decay
     if schedule.optimiser == "sgd":
-        return torch.optim.SGD(network.parameters(), lr=schedule.learning_rate, momentum=schedule.momentum)
-    return torch.optim.Adam(network.parameters(), lr=schedule.learning_rate, amsgrad=schedule.amsgrad)
+        return torch.optim.SGD(parameters, lr=rate, momentum=schedule.momentum, weight_decay=decay)
+    return torch.optim.Adam(parameters, lr=rate, amsgrad=schedule.amsgrad, weight_decay=decay)
 
 
-def _batches(
+def scheduled_batches(
     data: TrainingExamples, schedule: Schedule, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of the schedule, in their order."""
+    """The batches of the schedule, in their order: images and targets.
+
+    Raises ValueError when there is nothing to train on.
+    """
+    if not len(data):
+        raise ValueError("there is no slice to train on")
     done = 0
     for epoch in count():
         # An epoch may have fewer batches than images would fill, so epochs are counted as epochs.

@@ -6,9 +6,8 @@ shared part travels.
 
 `PersonalFedAvg` is FedAvg with that. The model of a site after t rounds is the average of the shared parts
 after t rounds, joined to the site's part of its last local training. The site validates it on its own
-patients when the next round begins, and after the last round; it keeps the best one (the earlier of equals),
-or the last one (`selection: last`), and sends it in the phase `export` if it consents. Sites may so publish
-models of different rounds. There is no global model: no hospital has validated one part without the other.
+patients when the next round begins, and after the last round. There is no global model: no hospital has
+validated one part without the other.
 """
 
 from __future__ import annotations
@@ -18,31 +17,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from model_store.task import Task
-from personalization.state import clone
-from training.algorithm import (
-    ClientResult,
-    Memory,
-    Phase,
-    Publication,
-    RoundResult,
-    ServerStage,
-    State,
-    StepContext,
-)
-from training.errors import SiteFailed
+from training.algorithm import ClientResult, Memory, Phase, Publication, ServerStage, State, StepContext
 from training.methods.common.data_statistics import DESCRIBE, described
-from training.methods.common.export import EXPORT, PERSONAL, export_personal, keep_exported, personal_drafts
-from training.methods.common.local_training import (
-    AnySiteData,
-    ValidationScore,
-    new_network,
-    shapes_of,
-    state_of,
-)
+from training.methods.common.export import EXPORT, personal_drafts
+from training.methods.common.local_training import AnySiteData, ValidationScore, new_network, state_of
+from training.methods.common.personal_models import PersonalModels
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
+from training.methods.fedavg import SCORES, WEIGHTS, FedAvgConfig
 
-_OWN, _CHOSEN = "kept", "chosen"
+_OWN = "kept"
 
 
 def own_part(memory: Memory) -> State:
@@ -75,13 +58,12 @@ def keep_own(result: ClientResult, memory: Memory, is_own: Callable[[str], bool]
     )
 
 
-class PersonalFedAvg(FedAvg):
+class PersonalFedAvg(PersonalModels):
     """FedAvg of the tensors that are not a site's own."""
 
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         super().__init__(config, task)
-        self.published_metric = self.metric
-        self.metric = f"personal_{self.metric}"
+        self.metric = self.personal_metric
 
     @abstractmethod
     def is_own(self, name: str) -> bool:
@@ -108,45 +90,20 @@ class PersonalFedAvg(FedAvg):
         if context.phase == "describe":
             return super().client_step(context, received, memory, data)
         if context.phase == "export":
-            return self._export(memory)
+            return self.export(memory)
         own = own_part(memory)
         received = join_own(received, own or self._first(context))
         result = super().client_step(context, received, memory, data)
         uploads = dict(result.uploads)
         total, patients = uploads.pop(SCORES.name)["score"].tolist()
         if own:
-            memory = self._choose(memory, received[WEIGHTS.name], ValidationScore(total, int(patients)))
+            memory = self.choose(memory, received[WEIGHTS.name], ValidationScore(total, int(patients)))
         return keep_own(replace(result, uploads=uploads, memory=memory), memory, self.is_own)
-
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
-        """An exported model is a whole network."""
-        return {PERSONAL.name: shapes_of(self.network)} if phase.name == EXPORT.name else {}
 
     def _first(self, context: StepContext) -> State:
         """The own part of a site that has none yet, from a draw of its own."""
         drawn = state_of(new_network(self.network, context.generator("personal")))
         return {name: tensor for name, tensor in drawn.items() if self.is_own(name)}
-
-    def _choose(self, memory: Memory, model: State, score: ValidationScore) -> Memory:
-        """The site's memory with its model, if that is the one to publish so far."""
-        chosen = memory.facts.get(_CHOSEN)
-        if chosen and self.config.selection == "best" and not score.beats(ValidationScore(**chosen)):
-            return memory
-        facts = {"total": score.total, "patients": score.patients}
-        return Memory({**memory.tensors, **join({_CHOSEN: clone(model)})}, {_CHOSEN: facts})
-
-    def _export(self, memory: Memory) -> ClientResult:
-        """The chosen model. Raises SiteFailed at a site that never trained."""
-        if not memory.facts:
-            raise SiteFailed("it has no personal model: it took part in no round of training")
-        score = ValidationScore(**memory.facts[_CHOSEN])
-        return export_personal(part(memory.tensors, _CHOSEN), score, self.metric)
-
-    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Average the shared part; set the exported models beside it."""
-        if context.phase == "export":
-            return keep_exported(server, result)
-        return super().server_step(context, server, result)
 
     def publication(self, server: Memory) -> Publication:
         """The exported models, each of its site."""

@@ -1,4 +1,4 @@
-"""FedProx, server optimisers, FedBN, FedPer and FedRep through the command line to graphs that serve."""
+"""Averaging methods and methods with personal models, from the command line to graphs that serve."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ from training.phantom.shapes import write_shapes
 from training.run import Run, execute
 
 SITES = ("aster", "birch")
-PERSONAL = ("fedbn", "fedper", "fedrep")
+PARTS = ("fedbn", "fedper", "fedrep")
+# They have a global model, too.
+FULL = ("ditto", "pfedme", "fedsoup")
+PERSONAL = (*PARTS, *FULL)
 SMALL = {"width": 2, "rounds": 2, "batch_size": 8}
 
 
@@ -60,12 +63,19 @@ def test_from_the_command_line_to_graphs_that_serve(scans: Path, tmp_path: Path,
     done = CliRunner().invoke(app, [str(argument) for argument in command])
     assert done.exit_code == 0, done.output
     store = Store(tmp_path / "store")
-    assert store.names() == ["phantom", "phantom.aster"]
+    shared = ["global"] if name in FULL else []
+    assert store.names() == ["phantom", "phantom.aster", *(f"phantom.{label}" for label in shared)]
     manifest, part = store.open("phantom").manifest, store.open("phantom.aster")
-    assert (manifest.kind, manifest.global_model) == ("personal-models", None)
+    assert manifest.kind == "personal-models"
+    digest = store.open("phantom.global").digest if name in FULL else None
+    assert manifest.global_model == digest
     assert manifest.inside == {"aster": part.digest}
     assert (part.manifest.role, part.manifest.site, part.manifest.part_of) == ("inside", "aster", "phantom")
-    assert manifest.metrics == {f"aster.{metric}": value for metric, value in part.manifest.metrics.items()}
+    assert manifest.metrics == {
+        f"{label}.{metric}": value
+        for label in ("aster", *shared)
+        for metric, value in store.open(f"phantom.{label}").manifest.metrics.items()
+    }
     network = build(part.manifest.network.name, **part.manifest.network.arguments)
     network.load_state_dict(from_safetensors(part.read("weights.safetensors")))
     image = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)
@@ -78,7 +88,7 @@ def test_from_the_command_line_to_graphs_that_serve(scans: Path, tmp_path: Path,
     assert "own Dice" in (folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize("name", PERSONAL)
+@pytest.mark.parametrize("name", PARTS)
 def test_only_the_bytes_of_the_shared_part_travel(scans: Path, tmp_path: Path, name: str) -> None:
     job = run_of(scans, name)
     result = execute(job, tmp_path / "run", workers=0)
@@ -105,6 +115,29 @@ def test_it_classifies(shapes: Path, tmp_path: Path, name: str) -> None:
     assert all(0 <= draft.metrics["val_accuracy"] <= 1 for draft in result.publication.models)
     kind = result.artefacts[-1].manifest.kind
     assert kind == ("personal-models" if name in PERSONAL else "model")
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_without_consent_a_method_with_a_global_model_publishes_it_alone(
+    scans: Path, tmp_path: Path, name: str
+) -> None:
+    store = Store(tmp_path / "store")
+    result = execute(run_of(scans, name, consent=()), tmp_path / "run", workers=0, store=store)
+    assert [artefact.manifest.kind for artefact in result.artefacts] == ["model"]
+    trained = [entry for entry in result.history if entry.phase == "train"]
+    sent = {frozenset(site.sent) for entry in trained for site in entry.sites.values()}
+    assert sent == {frozenset({"weights", "scores", "metrics"})}
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_differential_privacy_covers_what_a_method_with_a_global_model_sends(
+    scans: Path, tmp_path: Path, name: str
+) -> None:
+    privacy = {"groups": {"weights": {"clip": 1.0, "noise": 2.0}}}
+    result = execute(run_of(scans, name, privacy=privacy), tmp_path / "run", workers=0)
+    for entry in result.history:
+        for site in entry.sites.values():
+            assert set(site.privacy) == ({"weights"} if entry.phase == "train" else set())
 
 
 def test_fedprox_with_mu_0_is_a_run_of_fedavg(scans: Path, tmp_path: Path) -> None:
@@ -157,7 +190,16 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("name", "kills"), [("fedbn", [4]), ("fedper", [2, 5]), ("fedyogi", [3]), ("scaffold", [4])]
+    ("name", "kills"),
+    [
+        ("fedbn", [4]),
+        ("fedper", [2, 5]),
+        ("fedyogi", [3]),
+        ("scaffold", [4]),
+        ("ditto", [3]),
+        ("pfedme", [4]),
+        ("fedsoup", [5]),
+    ],
 )
 def test_killed_and_resumed_it_publishes_the_same_bytes(
     zygote: Zygote, tmp_path: Path, name: str, kills: list[int]
@@ -170,7 +212,7 @@ def test_killed_and_resumed_it_publishes_the_same_bytes(
         assert not any(ended)
         assert zygote.run(root, 2)
         store = Store(root / "store")
-        sites = ["phantom.aster", "phantom.birch", "phantom.cedar"] if name in PERSONAL else []
-        assert store.names() == ["phantom", *sites]
+        labels = ["aster", "birch", "cedar", *(["global"] if name in FULL else [])]
+        assert store.names() == ["phantom", *(f"phantom.{label}" for label in labels if name in PERSONAL)]
         digests.append({entry: store.open(entry).digest for entry in store.names()})
     assert digests[0] == digests[1]

@@ -1,0 +1,144 @@
+"""Methods with a model per site: how a site chooses the one that it publishes, and how it leaves the site.
+
+A site validates its model in every round on its own patients. It keeps the best one (the earlier of equals),
+or the last one (`selection: last`), and sends it in the phase `export` if it consents. Sites may so publish
+models of different rounds.
+
+In `PersonalFedAvg` (`personal_parts.py`) a part of the model is averaged and the other part is the site's.
+In `FullPersonalFedAvg` a site has a whole model of its own beside the global one.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from torch import nn
+
+from model_store.task import Task
+from personalization.state import clone
+from training.algorithm import (
+    ClientResult,
+    Memory,
+    Phase,
+    Publication,
+    RoundResult,
+    ServerStage,
+    State,
+    StepContext,
+)
+from training.errors import SiteFailed
+from training.methods.common.export import EXPORT, PERSONAL, export_personal, keep_exported, personal_drafts
+from training.methods.common.local_training import (
+    AnySiteData,
+    ValidationScore,
+    evaluate,
+    network_of,
+    shapes_of,
+)
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
+
+_CHOSEN = "chosen"
+
+
+class PersonalModels(FedAvg):
+    """FedAvg with the choice and the export of a model per site."""
+
+    def __init__(self, config: FedAvgConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.published_metric = self.metric
+        self.personal_metric = f"personal_{self.metric}"
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
+        """An exported model is a whole network."""
+        if phase.name != EXPORT.name:
+            return super().expected(phase, server)
+        return {PERSONAL.name: shapes_of(self.network)}
+
+    def choose(self, memory: Memory, model: State, score: ValidationScore) -> Memory:
+        """The site's memory with its model, if that is the one to publish so far."""
+        chosen = memory.facts.get(_CHOSEN)
+        if chosen and self.config.selection == "best" and not score.beats(ValidationScore(**chosen)):
+            return memory
+        facts = {"total": score.total, "patients": score.patients}
+        return Memory({**memory.tensors, **join({_CHOSEN: clone(model)})}, {**memory.facts, _CHOSEN: facts})
+
+    def export(self, memory: Memory) -> ClientResult:
+        """The chosen model. Raises SiteFailed at a site that never trained."""
+        if _CHOSEN not in memory.facts:
+            raise SiteFailed("it has no personal model: it took part in no round of training")
+        score = ValidationScore(**memory.facts[_CHOSEN])
+        return export_personal(part(memory.tensors, _CHOSEN), score, self.personal_metric)
+
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """FedAvg's; set the exported models beside the shared one."""
+        if context.phase == EXPORT.name:
+            return keep_exported(server, result)
+        return super().server_step(context, server, result)
+
+
+@dataclass(frozen=True)
+class LocalResult:
+    """What a site has after a round: the weights that it shares, its own model, the mean loss, and the
+    tensors and facts from which it goes on. With `afresh`, its earlier models are not compared with."""
+
+    shared: State
+    personal: State
+    loss: float
+    kept: Memory = field(default_factory=Memory)
+    afresh: bool = False
+
+
+class FullPersonalFedAvg(PersonalModels):
+    """FedAvg in which every site has a whole model of its own beside the global one.
+
+    Both are validated in every round, and chosen apart: the global one by all sites, a site's by the site.
+    """
+
+    @abstractmethod
+    def train_both(
+        self, context: StepContext, network: nn.Module, memory: Memory, data: AnySiteData
+    ) -> LocalResult:
+        """Train from `network`, which holds w_g; it may be changed in place. `memory` has the tensors and
+        facts of the last `LocalResult.kept`, and is empty in a site's first round."""
+
+    def plan(self) -> tuple[Phase | ServerStage, ...]:
+        """FedAvg's, and the consented export."""
+        return (*super().plan(), EXPORT)
+
+    def client_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """FedAvg's; in training, with the site's own model."""
+        if context.phase == EXPORT.name:
+            return self.export(memory)
+        if context.phase != "train":
+            return super().client_step(context, received, memory, data)
+        network = network_of(self.network, received[WEIGHTS.name], context.device)
+        score = evaluate(network, data.val, self.classes, self.config.batch_size)
+        found = self.train_both(context, network, memory, data)
+        own = network_of(self.network, found.personal, context.device)
+        own_score = evaluate(own, data.val, self.classes, self.config.batch_size)
+        chosen = self.choose(Memory() if found.afresh else memory, found.personal, own_score)
+        kept = Memory(
+            {**join({_CHOSEN: part(chosen.tensors, _CHOSEN)}), **found.kept.tensors},
+            {_CHOSEN: chosen.facts[_CHOSEN], **found.kept.facts},
+        )
+        return ClientResult(
+            {WEIGHTS.name: found.shared, SCORES.name: score.state()},
+            float(len(data.train)) if self.config.aggregation == "sample" else 1.0,
+            kept,
+            {
+                **score.metrics(self.metric),
+                **own_score.metrics(self.personal_metric),
+                "loss": found.loss,
+            },
+        )
+
+    def publication(self, server: Memory) -> Publication:
+        """The exported models beside the global one; without consent, the global model alone."""
+        base = super().publication(server)
+        own = personal_drafts(server, self.network, self.published_metric)
+        return replace(base, kind="personal-models", models=(*base.models, *own)) if own else base

@@ -1,0 +1,59 @@
+"""Ditto: Li et al., Ditto: Fair and Robust Federated Learning Through Personalization, ICML 2021.
+
+Each site k has a personal model v_k beside the global w, which is FedAvg's. v_k is held near the w_g that the
+round began with (Eq. 1), and never feeds back into w (Alg. 1):
+
+    h_k(v_k; w_g) = L_k(v_k) + lambda / 2 ||v_k - w_g||^2
+    v_k <- v_k - eta (grad L_k(v_k) + lambda (v_k - w_g))            v_k = the first w_g at first
+
+With lambda = 0 the v_k are local-only models; a large lambda gives w_g. The sum is over all parameters; batch
+norm's statistics are v_k's own. v_k takes as many steps as w_k. The paper's sites take plain SGD steps; here
+they take FedAvg's (`optimiser`), with a fresh optimiser every round. The paper tunes lambda from 0.05 to 2.
+
+Shared:  what FedAvg shares. In the phase `export`, and only at sites that consent: v_k and its score.
+Stays:   v_k until then; what stays in FedAvg.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+from torch import nn
+
+from model_store.task import Task
+from training.algorithm import Memory, StepContext
+from training.methods.common.local_training import AnySiteData, network_of, state_of, train_locally
+from training.methods.common.personal_models import FullPersonalFedAvg, LocalResult
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import FedAvgConfig
+from training.methods.fedprox import proximal_term
+from training.methods.registry import register
+
+_V = "personal"
+
+
+class DittoConfig(FedAvgConfig):
+    """What Ditto takes beside FedAvg's."""
+
+    attraction: float = Field(
+        0.1, ge=0, description="lambda, which holds a site's model near the global one; 0 is local-only"
+    )
+
+
+@register("ditto", DittoConfig, kinds=("segmentation", "classification"))
+class Ditto(FullPersonalFedAvg):
+    """FedAvg, and at every site a model that is held near the global one."""
+
+    def __init__(self, config: DittoConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.config: DittoConfig = config
+
+    def train_both(
+        self, context: StepContext, network: nn.Module, memory: Memory, data: AnySiteData
+    ) -> LocalResult:
+        """FedAvg's training for w_k; that of v_k, with the proximal term. The loss is w_k's."""
+        own = network_of(self.network, part(memory.tensors, _V) or state_of(network), context.device)
+        nearness = proximal_term(own, self.config.attraction, anchor=network)
+        loss = self.train(context, network, data)
+        train_locally(own, data.train, self.schedule(context.round), context.generator("personal"), nearness)
+        personal = state_of(own)
+        return LocalResult(state_of(network), personal, loss, Memory(join({_V: personal})))

@@ -1,0 +1,112 @@
+"""pFedMe: Dinh et al., Personalized Federated Learning with Moreau Envelopes, NeurIPS 2020.
+
+A site k minimises the Moreau envelope of its loss in place of the loss. Its personal model is the theta at
+which the envelope takes its value (Eq. 2 and 3):
+
+    F_k(w) = min_theta L_k(theta) + lambda / 2 ||theta - w||^2               theta_k(w) is that theta
+
+grad F_k(w) is lambda (w - theta_k(w)). From w_k = theta_k = w_g a site takes for every batch (Alg. 1)
+
+    theta_k <- theta_k - eta_theta grad (L_k(theta_k) + lambda / 2 ||theta_k - w_k||^2)       K steps
+    w_k <- w_k - eta lambda (w_k - theta_k)
+
+and the server, with w_k from the sites of the round,
+
+    w_g <- (1 - beta) w_g + beta sum_k (n_k / n) w_k                     (the paper's mean is uniform)
+
+eta lambda, the share of the way that w_k goes, is one number here (`step_share`). The steps on theta are
+those of `optimiser`; the paper's, plain SGD, are `sgd`. The paper's values, for small networks on MNIST, are
+lambda 15, eta lambda 0.075 and eta_theta 0.05 to 0.1. The authors' code also decays theta, by 0.001
+(`decay`). Batch norm has theta's statistics in both models.
+
+Shared:  what FedAvg shares, with w_k for weights. In the phase `export`, and only at sites that consent:
+         theta_k and its score.
+Stays:   theta_k until then; what stays in FedAvg.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from model_store.task import Task
+from training.algorithm import Memory, RoundResult, StepContext
+from training.methods.common.local_training import (
+    AnySiteData,
+    Schedule,
+    network_of,
+    new_optimiser,
+    parameter_names,
+    scheduled_batches,
+    state_of,
+    take_step,
+)
+from training.methods.common.personal_models import FullPersonalFedAvg, LocalResult
+from training.methods.common.state_tree import join, part
+from training.methods.fedavg import FedAvgConfig
+from training.methods.fedprox import proximal_term
+from training.methods.registry import register
+
+
+class PFedMeConfig(FedAvgConfig):
+    """What pFedMe takes beside FedAvg's. `optimiser` and `learning_rate` are those of the steps on theta."""
+
+    attraction: float = Field(1.0, gt=0, description="lambda, which holds theta near the site's w")
+    personal_steps: int = Field(5, ge=1, description="K, steps on theta for every batch")
+    step_share: float = Field(
+        0.5, gt=0, le=1, description="eta lambda: share of the way to theta that w goes after every batch"
+    )
+    decay: float = Field(0.0, ge=0, description="weight decay of the steps on theta")
+    server_rate: float = Field(1.0, gt=0, description="beta: how far the server goes to the sites' mean")
+
+
+@register("pfedme", PFedMeConfig, kinds=("segmentation", "classification"))
+class PFedMe(FullPersonalFedAvg):
+    """FedAvg on the sites' Moreau envelopes."""
+
+    def __init__(self, config: PFedMeConfig, task: Task) -> None:
+        super().__init__(config, task)
+        self.config: PFedMeConfig = config
+        self._trained = parameter_names(self.network)
+
+    def train_both(
+        self,
+        context: StepContext,
+        network: nn.Module,
+        memory: Memory,  # noqa: ARG002
+        data: AnySiteData,
+    ) -> LocalResult:
+        """theta, and w in `network`. The loss is theta's, with the distance, over all its steps."""
+        config, schedule = self.config, self.schedule(context.round)
+        theta = network_of(self.network, state_of(network), context.device).train()
+        optimiser = new_optimiser(theta, schedule)
+        losses: list[float] = []
+        for batch in scheduled_batches(data.train, schedule, context.generator("train")):
+            nearness = proximal_term(theta, config.attraction, anchor=network)
+            for _ in range(config.personal_steps):
+                losses.append(take_step(theta, optimiser, batch, schedule.precision, nearness))
+            with torch.no_grad():
+                for w, own in zip(network.parameters(), theta.parameters(), strict=True):
+                    w.lerp_(own, config.step_share)
+        personal, shared = state_of(theta), state_of(network)
+        shared = {**personal, **{name: shared[name] for name in self._trained}}
+        return LocalResult(shared, personal, sum(losses) / len(losses))
+
+    def schedule(self, round_: int) -> Schedule:
+        """FedAvg's, without momentum."""
+        return replace(super().schedule(round_), momentum=0.0, weight_decay=self.config.decay)
+
+    def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
+        """FedAvg's; in training, the server's step towards the mean."""
+        after = super().server_step(context, server, result)
+        if context.phase != "train" or self.config.server_rate == 1:
+            return after
+        before, mean = part(server.tensors, "global"), part(after.tensors, "global")
+        moved = {
+            name: before[name] + self.config.server_rate * (mean[name] - before[name])
+            for name in self._trained
+        }
+        return Memory({**after.tensors, **join({"global": moved})}, after.facts)
