@@ -91,12 +91,13 @@ class InversionWeights:
 
 @dataclass(frozen=True)
 class InversionLoss:
-    """The unweighted terms of Eq. 2, and their weighted sum."""
+    """The weighted sum of Eq. 2, its unweighted terms, and the teacher's logits [B, K] for the images."""
 
     total: Tensor
     cross_entropy: Tensor
     total_variation: Tensor
     batch_norm: Tensor
+    logits: Tensor
 
 
 def inversion_loss(
@@ -113,7 +114,8 @@ def inversion_loss(
     cross_entropy = functional.cross_entropy(logits, labels_B)
     variation = total_variation(images_BCHW)
     total = cross_entropy + weights.total_variation * variation + weights.batch_norm * batch_norm
-    return InversionLoss(total, cross_entropy.detach(), variation.detach(), batch_norm.detach())
+    terms = (cross_entropy.detach(), variation.detach(), batch_norm.detach())
+    return InversionLoss(total, *terms, logits)
 
 
 def jitter(images_BCHW: Tensor, generator: torch.Generator) -> Tensor:

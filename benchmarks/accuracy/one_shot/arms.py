@@ -35,9 +35,10 @@ from training.engine.client import RunEnvironment
 from training.methods.common.classifier_training import logits_of, train_classifier
 from training.methods.common.data_statistics import describe
 from training.methods.common.local_training import network_of, state_of
+from training.methods.common.one_shot import MODEL
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross.config import LITERAL_READING, FedBiCrossConfig
-from training.methods.fedbicross.method import MODEL, FedBiCross
+from training.methods.fedbicross.method import FedBiCross
 from training.tasks import template
 
 LOCAL, LONGER = "local-only", "local-only, trained on"

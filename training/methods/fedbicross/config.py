@@ -14,9 +14,8 @@ from pydantic import Field, model_validator
 
 from personalization.fedbicross.inversion import InversionWeights
 from personalization.fedbicross.synthesis import SynthesisConfig
-from personalization.precision import Precision
-from training.config import MethodConfig
 from training.methods.common.classifier_training import SgdSchedule
+from training.methods.common.one_shot import OneShotConfig
 
 PAPER_SIZES: Mapping[str, Any] = {
     "width": 64,
@@ -38,28 +37,15 @@ LITERAL_READING: Mapping[str, Any] = {
 }
 
 
-class FedBiCrossConfig(MethodConfig):
+class FedBiCrossConfig(OneShotConfig):
     """See the module; groups of fields follow the stages."""
 
-    rounds: int = Field(1, ge=1, le=1, description="a hospital uploads once: there is one round")
     # Not part of what is written down: the values that it stands for are.
     recipe: Literal["locum", "paper"] = Field(
         "locum",
         exclude=True,
         description="where the values that are not given come from: Locum's choice, or the paper",
     )
-    width: int = Field(16, ge=1, description="channels of the ResNet-18 at full resolution")
-    precision: Precision = Field(
-        "float32", description="bfloat16 takes two thirds of the time where the processor has it"
-    )
-
-    local_epochs: int = Field(20, ge=1, description="passes over the site's images, once")
-    learning_rate: float = Field(0.01, gt=0, description="of local SGD; a tenth from 50 %, again from 75 %")
-    batch_size: int = Field(32, ge=2)
-    momentum: float = Field(0.9, ge=0, lt=1)
-    weight_decay: float = Field(5e-4, ge=0)
-    augment: bool = Field(False, description="random rotation and flip in local training")
-    common_start: bool = Field(True, description="all sites begin with the same weights, by a seed sent out")
 
     probes: int = Field(256, ge=1, description="noise images on which the models' outputs are compared")
     probe_output: Literal["softmax", "logits"] = "softmax"
@@ -108,18 +94,6 @@ class FedBiCrossConfig(MethodConfig):
         if self.outer_steps > self.steps:
             raise ValueError(f"outer_steps: expected at most steps ({self.steps}), found {self.outer_steps}")
         return self
-
-    def local(self) -> SgdSchedule:
-        """Training on private data before the upload."""
-        return SgdSchedule(
-            self.local_epochs,
-            self.batch_size,
-            self.learning_rate,
-            self.momentum,
-            self.weight_decay,
-            augment=self.augment,
-            precision=self.precision,
-        )
 
     def personal(self) -> SgdSchedule:
         """Stage 3: a constant rate, and images as they are, so that the teachers are asked once."""

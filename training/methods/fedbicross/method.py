@@ -25,11 +25,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from model_store.manifest import NetworkSpec
 from model_store.task import Task
 from personalization.fedbicross.personal import personal_loss
 from training.algorithm import (
-    Algorithm,
     ClientResult,
     Group,
     Memory,
@@ -44,33 +42,31 @@ from training.algorithm import (
 from training.data.classification import LabelledData
 from training.errors import ConfigurationError, SiteFailed
 from training.methods.common.classifier_training import ClassCounts, counts_from, logits_of, train_classifier
-from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
-from training.methods.common.local_training import network_of, new_network, shapes_of, state_of
+from training.methods.common.data_statistics import described
+from training.methods.common.local_training import network_of, shapes_of, state_of
+from training.methods.common.one_shot import COUNTS, LOCAL, SEED, OneShot, keep_uploads
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.server import chunks, cluster_models, synthesise
 from training.methods.fedbicross.timing import time_steps
 from training.methods.registry import Panel, register
 
-SEED = Group("seed", "statistics", "collect")
-MODEL = Group("model", "weights", "collect")
 CLUSTER = Group("cluster", "weights", "collect")
-COUNTS = Group("counts", "statistics", "collect", essential=False)
 PERSONAL = Group("personal", "weights", "collect")
 PERSONAL_COUNTS = Group("personal_counts", "statistics", "collect", essential=False)
 SYNTHESIS = "synthesise+bilevel"
 
 
 @register("fedbicross", FedBiCrossConfig, kinds=("classification",), panels=(Panel("clusters"),))
-class FedBiCross(Algorithm[LabelledData]):
+class FedBiCross(OneShot):
     """One upload per hospital, clusters and their models on the server, one personal model back.
 
     Raises ConfigurationError for a `synthesis_batch` in which not every class of the task has an image.
     """
 
     def __init__(self, config: FedBiCrossConfig, task: Task) -> None:
-        self.config = config
-        self.classes = len(task.classes)
+        super().__init__(config, task)
+        self.config: FedBiCrossConfig = config
         if config.synthesis_batch < self.classes:
             raise ConfigurationError(
                 f"method fedbicross does not fit the task '{task.name}'",
@@ -79,37 +75,27 @@ class FedBiCross(Algorithm[LabelledData]):
                     f"{config.synthesis_batch}: of some classes none would be dreamt up; raise it"
                 ],
             )
-        self.shape = (task.in_channels, *task.size)
-        self.network = NetworkSpec(
-            name="resnet18",
-            arguments={"in_channels": task.in_channels, "classes": self.classes, "width": config.width},
-        )
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """Train and upload; cluster; synthesise and distil; personalise; export what hospitals agree to."""
         return (
-            Phase("local", 1, (SEED,), (MODEL, STATISTICS), everyone=True),
+            LOCAL,
             ServerStage("cluster", 1),
             ServerStage(SYNTHESIS, self.config.epochs * chunks(self.config)),
             Phase("personalise", 1, (CLUSTER,), (COUNTS,), everyone=True),
             Phase("export", 1, (), (PERSONAL, PERSONAL_COUNTS), consent=True, everyone=True),
         )
 
-    def initial(self, context: StepContext) -> Memory:
-        """The seed of the weights that all sites begin with."""
-        return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})
-
-    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
         """Every model is a network of the task."""
-        names = {MODEL.name, PERSONAL.name} & {group.name for group in phase.uploads}
-        return dict.fromkeys(names, shapes_of(self.network))
+        if PERSONAL in phase.uploads:
+            return {PERSONAL.name: shapes_of(self.network)}
+        return super().expected(phase, server)
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
         """The seed; G_k of the site's cluster. A site without one is sent the first."""
-        if not phase.downloads:
-            return {}
-        if phase.name == "local":
-            return {SEED.name: {"seed": server.tensors["seed"]}}
+        if CLUSTER not in phase.downloads:
+            return super().broadcast(phase, server, site)
         return {CLUSTER.name: part(server.tensors, f"cluster/{server.facts['assignment'].get(site, '1')}")}
 
     def client_step(
@@ -117,28 +103,12 @@ class FedBiCross(Algorithm[LabelledData]):
     ) -> ClientResult:
         """One of the three things a hospital does. Raises SiteFailed without the step before."""
         if context.phase == "local":
-            return self._train(context, received[SEED.name]["seed"], data)
+            return self.train_once(context, received[SEED.name]["seed"], data)
         if not memory.tensors:
             raise SiteFailed("it has no model of its own: it dropped out of the phase 'local'")
         if context.phase == "personalise":
             return self._personalise(context, received[CLUSTER.name], memory, data)
         return self._export(memory)
-
-    def _train(self, context: StepContext, seed: Tensor, data: LabelledData) -> ClientResult:
-        start = torch.Generator().manual_seed(int(seed))
-        if not self.config.common_start:
-            start = context.generator("weights")
-        network = new_network(self.network, start).to(context.device)
-        loss = train_classifier(network, data.train, self.config.local(), context.generator("train"))
-        counts = ClassCounts.of(network, data.val, self.classes)
-        own = state_of(network)
-        weight = float(len(data.train))
-        return ClientResult(
-            {MODEL.name: own, **describe(data, weight).uploads},
-            weight,
-            Memory(join({"own": own})),
-            {"loss": loss, **counts.metrics("local_val_")},
-        )
 
     def _personalise(
         self, context: StepContext, cluster: State, memory: Memory, data: LabelledData
@@ -192,8 +162,7 @@ class FedBiCross(Algorithm[LabelledData]):
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
         """Keep what came, by site."""
         if context.phase == "local":
-            models = {f"model/{site}": dict(state) for site, state in result.collected[MODEL.name].items()}
-            return Memory(join(models), {"sites": dict(result.weights), **merge_described(result)})
+            return keep_uploads(result)
         if context.phase == "personalise":
             counts = _as_facts(result.collected.get(COUNTS.name, {}))
             return Memory(server.tensors, {**server.facts, "counts": counts})

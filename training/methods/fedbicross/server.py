@@ -18,15 +18,13 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import nn
 
 from model_store.manifest import NetworkSpec
 from personalization.fedbicross.clustering import Clustering, answers_to_noise, cluster
 from personalization.fedbicross.synthesis import Trajectory, recalibrate
-from personalization.state import StreamingMean
 from training.algorithm import Memory, State, StepContext
-from training.errors import TrainingError
-from training.methods.common.local_training import network_of, new_network, state_of
+from training.methods.common.local_training import network_of, state_of
+from training.methods.common.one_shot import check_student, first_student
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross.config import FedBiCrossConfig
 
@@ -83,16 +81,15 @@ def _student(
     context: StepContext,
     server: Memory,
 ) -> State:
+    sizes = list(server.facts["sites"].values())
     members = found.members(index)
-    if config.init == "random":
-        return state_of(new_network(network, context.generator(f"student {index}")))
-    if config.init == "largest_client":
-        sizes = list(server.facts["sites"].values())
-        return dict(states[max(members, key=lambda member: sizes[member])])
-    mean = StreamingMean()
-    for member in members:
-        mean.add(states[member], 1.0)
-    return mean.result()
+    return first_student(
+        "average" if config.init == "cluster_average" else config.init,
+        network,
+        [states[member] for member in members],
+        [sizes[member] for member in members],
+        context.generator(f"student {index}"),
+    )
 
 
 def synthesise(
@@ -129,7 +126,7 @@ def synthesise(
     steps = range(first + 1, min(first + config.checkpoint_every, config.steps) + 1)
     notes = [trajectory.step(step) for step in steps]
     for name, student in zip(clusters, trajectory.students, strict=True):
-        _check(name, student)
+        check_student(f"the model of cluster {name}", student, "inner_rate")
     entry = {
         "step": epoch * config.steps + steps[-1],
         **_means(notes),
@@ -163,12 +160,3 @@ def _means(notes: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """The mean of every loss over the steps that have it."""
     names = dict.fromkeys(name for note in notes for name in note)
     return {name: fmean(note[name] for note in notes if name in note) for name in names}
-
-
-def _check(name: str, student: nn.Module) -> None:
-    bad = [key for key, tensor in student.state_dict().items() if not bool(torch.isfinite(tensor).all())]
-    if bad:
-        raise TrainingError(
-            f"the model of cluster {name} diverged ('{bad[0]}' is not finite): lower inner_rate "
-            "and start another run"
-        )

@@ -103,14 +103,14 @@ def test_fedbicross_with_a_hospital_that_withholds_its_model_is_rejected(federat
 
 
 def test_fedbicross_leaves_out_a_hospital_that_drops_out(federation, tmp_path, monkeypatch):
-    train = FedBiCross._train
+    train = FedBiCross.train_once
 
     def fail_at_fir(method, context, seed, data):
         if context.site == "fir":
             raise SiteFailed("its line is down")
         return train(method, context, seed, data)
 
-    monkeypatch.setattr(FedBiCross, "_train", fail_at_fir)
+    monkeypatch.setattr(FedBiCross, "train_once", fail_at_fir)
     sites = [s.assigned(dict.fromkeys(s.patients, "train")) for s in federation.sites]
     result = run(replace(federation, sites=tuple(sites)), tmp_path)
     assert [set(entry.dropped) for entry in result.history if entry.dropped] == [{"fir"}] * 3
@@ -119,13 +119,13 @@ def test_fedbicross_leaves_out_a_hospital_that_drops_out(federation, tmp_path, m
 
 
 def test_fedbicross_leaves_out_a_hospital_with_another_network_by_name(federation, tmp_path, monkeypatch):
-    train = FedBiCross._train
+    train = FedBiCross.train_once
 
     def train_wider_at_fir(method, context, seed, data):
         wider = FedBiCross(CONFIG.model_copy(update={"width": 2}), federation.task)
         return train(wider if context.site == "fir" else method, context, seed, data)
 
-    monkeypatch.setattr(FedBiCross, "_train", train_wider_at_fir)
+    monkeypatch.setattr(FedBiCross, "train_once", train_wider_at_fir)
     result = run(federation, tmp_path)
     refused = r"site fir: group 'model': tensor 'conv1.weight': expected \[1, 1, 3, 3\]"
     assert re.match(refused, result.history[0].dropped["fir"])

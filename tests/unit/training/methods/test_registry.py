@@ -27,7 +27,7 @@ def test_every_method_is_found() -> None:
     assert {"fedavg", "fedbicross", "fedins", "fedoap", "iop-fl"} < {*methods()}
     assert {"fedbn", "fedper", "fedprox", "fedrep"} < {*methods()}
     assert {"fedadagrad", "fedadam", "fedavgm", "fedyogi", "scaffold"} < {*methods()}
-    assert {"ditto", "fedsoup", "pfedme"} < {*methods()}
+    assert {"dense", "ditto", "fedsoup", "pfedme"} < {*methods()}
     assert list(methods()) == sorted(methods())
 
 

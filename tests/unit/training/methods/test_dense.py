@@ -1,0 +1,189 @@
+"""DENSE on the server against a plain loop; what it keeps, drops, sends and publishes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from personalization.dense import Generator, generator_loss
+from personalization.networks import build, initialise
+from tests.helpers.training.classified_sites import CORNERS, labelled_data
+from tests.helpers.training.sites import EMPTY, context, result_of
+from training.algorithm import Memory, Phase, ServerStage, State
+from training.errors import TrainingError
+from training.methods.common.state_tree import join, part
+from training.methods.dense import Dense, DenseConfig
+
+SMALL = {
+    "width": 1,
+    "local_epochs": 1,
+    "batch_size": 4,
+    "epochs": 3,
+    "generator_steps": 2,
+    "synthesis_batch": 6,
+    "noise_size": 5,
+    "generator_width": 2,
+    "pool": 2,
+}
+SITES = {"A": labelled_data("A", 8, 4, 0), "B": labelled_data("B", 4, 2, 5)}
+
+
+def uploads(algorithm: Dense) -> Memory:
+    """The server's memory after the phase `local`."""
+    server = algorithm.initial(context("initial", 0))
+    local = algorithm.plan()[0]
+    found = {
+        site: algorithm.client_step(
+            context("local", 0, 1, site), algorithm.broadcast(local, server, site), EMPTY, data
+        )
+        for site, data in SITES.items()
+    }
+    assert all(result.memory is None for result in found.values())
+    reduced = result_of(found, mean=None, collect=("model", "statistics"))
+    return algorithm.server_step(context("local", 0, 1), server, reduced)
+
+
+def loaded(algorithm: Dense, state: State) -> nn.Module:
+    network = build("resnet18", **algorithm.network.arguments)
+    network.load_state_dict(state)
+    return network.to(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("epoch", [0, 1, 2])
+def test_an_epoch_is_a_plain_loop(epoch: int) -> None:
+    """Each of three epochs from the same memory: the pool grows to two epochs, and then moves on."""
+    algorithm = Dense(DenseConfig(**SMALL), CORNERS)
+    server = uploads(algorithm)
+    for before in range(epoch):
+        server = algorithm.server_stage(context("distil", before, 4), server)
+    here = context("distil", epoch, 4)
+    after = algorithm.server_stage(here, server)
+
+    members = [loaded(algorithm, part(server.tensors, f"model/{site}")).eval() for site in SITES]
+    models = [part(server.tensors, f"model/{site}") for site in SITES]
+    begun = part(server.tensors, "stage/student") or {
+        n: (t + models[1][n]) / 2 if t.is_floating_point() else t for n, t in models[0].items()
+    }
+    student, generator = loaded(algorithm, begun), Generator(5, 2, (1, 16, 16))
+    if epoch:
+        generator.load_state_dict(part(server.tensors, "stage/generator"))
+    else:
+        initialise(generator, here.generator("generator"))
+    draw = here.generator("noise")
+    noise = torch.randn(6, 5, generator=draw)
+    labels = torch.randint(2, (6,), generator=draw)
+    adam = torch.optim.Adam(generator.parameters(), lr=0.001)
+    for _ in range(2):
+        adam.zero_grad()
+        generator_loss(members, student, generator(noise), labels, 1.0, 0.5).total.backward()
+        adam.step()
+    student.zero_grad()
+    with torch.no_grad():
+        new = generator(noise)
+    pool = [*part(server.tensors, "stage/pool").get("images", torch.empty(0)).split(6)][-1:]
+    images = torch.cat([*(old for old in pool if len(old)), new])
+    assert len(images) == (6 if epoch == 0 else 12)
+    torch.testing.assert_close(part(after.tensors, "stage/pool")["images"], images, rtol=1e-3, atol=1e-4)
+    # From the pool that was checked, so that rounding does not grow.
+    images = part(after.tensors, "stage/pool")["images"]
+    with torch.no_grad():
+        answers = (members[0](images) + members[1](images)) / 2
+    velocity: State = {}
+    student.train()
+    for chosen in torch.randperm(len(images), generator=here.generator("order")).split(6):
+        student.zero_grad()
+        teacher = functional.softmax(answers[chosen] / 20, dim=1)
+        logs = functional.log_softmax(student(images[chosen]) / 20, dim=1)
+        (400 * (teacher * (teacher.log() - logs)).sum(dim=1).mean()).backward()
+        with torch.no_grad():
+            for name, weight in student.named_parameters():
+                velocity[name] = 0.9 * velocity.get(name, 0) + weight.grad
+                weight -= 0.01 * velocity[name]
+    for name, tensor in student.state_dict().items():
+        torch.testing.assert_close(
+            part(after.tensors, "stage/student")[name], tensor, rtol=1e-2, atol=1e-3, msg=name
+        )
+
+
+def test_after_the_last_epoch_the_server_keeps_the_student_alone() -> None:
+    algorithm = Dense(DenseConfig(**{**SMALL, "epochs": 2}), CORNERS)
+    server = uploads(algorithm)
+    prefixes = []
+    for epoch in range(2):
+        server = algorithm.server_stage(context("distil", epoch, 2), server)
+        prefixes.append({"/".join(name.split("/")[:2]) for name in server.tensors})
+    assert prefixes == [
+        {"model/A", "model/B", "stage/generator", "stage/student", "stage/pool"},
+        {"stage/student"},
+    ]
+    assert [set(entry) for entry in server.facts["log"]] == [
+        {"cross_entropy", "batch_norm", "disagreement", "distillation"}
+    ] * 2
+
+
+@pytest.mark.parametrize(("pool", "kept"), [(1, 1), (2, 2), (9, 3)])
+def test_the_student_sees_the_images_of_so_many_epochs(pool: int, kept: int) -> None:
+    algorithm = Dense(DenseConfig(**{**SMALL, "pool": pool}), CORNERS)
+    server, newest = uploads(algorithm), []
+    for epoch in range(3):
+        server = algorithm.server_stage(context("distil", epoch, 4), server)
+        newest.append(server.tensors["stage/pool/images"][-6:])
+    assert torch.equal(server.tensors["stage/pool/images"], torch.cat(newest[-kept:]))
+
+
+def test_a_site_validates_the_student_and_the_counts_add_up() -> None:
+    algorithm = Dense(DenseConfig(**SMALL), CORNERS)
+    student = part(uploads(algorithm).tensors, "model/A")
+    server = Memory(join({"stage/student": student}), {"sites": {"A": 8.0, "B": 4.0}})
+    validate = algorithm.plan()[-1]
+    assert isinstance(validate, Phase)
+    found = {
+        site: algorithm.client_step(
+            context("validate", 0, 1, site), algorithm.broadcast(validate, server, site), EMPTY, data
+        )
+        for site, data in SITES.items()
+    }
+    network = loaded(algorithm, student).eval()
+    right = 0
+    for data in SITES.values():
+        with torch.no_grad():
+            answers = network(torch.from_numpy(data.val.images)).argmax(1).numpy()
+        right += int((answers == data.val.labels).sum())
+    reduced = result_of(found, mean=None, collect=("counts",))
+    publication = algorithm.publication(algorithm.server_step(context("validate", 0, 1), server, reduced))
+    (draft,) = publication.models
+    assert (publication.kind, draft.role, draft.site) == ("model", "global", None)
+    assert draft.metrics["val_accuracy"] == pytest.approx(right / 6)
+    assert all(torch.equal(draft.weights[name], tensor) for name, tensor in student.items())
+
+
+def test_what_travels_is_declared_by_group_kind_and_reduction() -> None:
+    plan = Dense(DenseConfig(**SMALL), CORNERS).plan()
+    assert isinstance(plan[1], ServerStage)
+    described = [
+        (step.name, [(g.name, g.kind, g.reduction) for g in step.uploads])
+        for step in plan
+        if isinstance(step, Phase)
+    ]
+    assert described == [
+        ("local", [("model", "weights", "collect"), ("statistics", "statistics", "collect")]),
+        ("validate", [("counts", "statistics", "collect")]),
+    ]
+    assert not any(step.consent for step in plan if isinstance(step, Phase))
+
+
+def test_a_student_that_diverges_is_named() -> None:
+    algorithm = Dense(DenseConfig(**SMALL), CORNERS)
+    server = uploads(algorithm)
+    for site in SITES:
+        server.tensors[f"model/{site}/linear.weight"].mul_(1e38)
+    with pytest.raises(TrainingError, match=r"the student diverged .*lower student_rate"):
+        algorithm.server_stage(context("distil", 0, 3), server)
+
+
+def test_recipe_paper_has_the_papers_sizes() -> None:
+    config = DenseConfig(recipe="paper", epochs=7)
+    assert (config.epochs, config.generator_steps, config.init, config.milestones) == (7, 30, "random", ())
+    assert "recipe" not in config.model_dump()
