@@ -41,6 +41,8 @@ ARMS: Mapping[str, tuple[Arm, ...]] = {
     "comparison": (
         Arm("Single-site", "local-only"),
         Arm("FedAvg", "fedavg", {}, _published(50.91, 1.28, 9.71)),
+        Arm("FedAvgM", "fedavgm", {}, _published(43.29, 0.96, 10.66)),
+        Arm("FedAdagrad", "fedadagrad", {}, _published(4.51, 35.16, 3.63)),
         Arm("FedPer", "fedper", {}, _published(59.91, 19.15, 42.06)),
         Arm("FedRep", "fedrep", {}, _published(85.92, 75.56, 49.75)),
         Arm("FedOAP", "fedoap", {}, _published(94.39, 95.31, 87.22)),
