@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from model_store.store import Store
 from model_store.task import Task
@@ -48,6 +48,15 @@ class MethodConfig(StrictConfig):
     """Configuration that every method has: the number of rounds."""
 
     rounds: int = Field(25, ge=1, description="rounds of local training")
+
+    # What `recipe: paper` takes where nothing is given, of a method that has this field.
+    PAPER: ClassVar[Mapping[str, Any]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_paper(cls, content: Any) -> Any:
+        chosen = isinstance(content, dict) and content.get("recipe") == "paper"
+        return {**cls.PAPER, **content} if chosen else content
 
     def prepared(self, store: Store, task: Task, name: str) -> Self:  # noqa: ARG002
         """Return this configuration, ready for a run that publishes to `store` as `name`.

@@ -24,10 +24,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from model_store.task import Task
@@ -74,12 +74,6 @@ _GENERATOR, _STUDENT, _POOL = "stage/generator", "stage/student", "stage/pool"
 class DenseConfig(OneShotConfig):
     """What DENSE takes. The defaults suit a laptop; `recipe: paper` has the paper's sizes."""
 
-    # Not part of what is written down: the values that it stands for are.
-    recipe: Literal["locum", "paper"] = Field(
-        "locum",
-        exclude=True,
-        description="where the values that are not given come from: Locum's choice, or the paper",
-    )
     milestones: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
         (0.5, 0.75),
         description="shares of the local epochs after which the rate falls to a tenth; none: a constant rate",
@@ -97,7 +91,6 @@ class DenseConfig(OneShotConfig):
     student_rate: float = Field(0.01, gt=0, description="of the student's SGD, with `momentum`")
     temperature: float = Field(TEMPERATURE, gt=0, description="of the student's loss")
 
-    # What `recipe: paper` takes where nothing is given.
     PAPER: ClassVar[Mapping[str, Any]] = {
         "width": 64,
         "local_epochs": 200,
@@ -111,12 +104,6 @@ class DenseConfig(OneShotConfig):
         "pool": 200,
         "init": "random",
     }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_paper(cls, content: Any) -> Any:
-        chosen = isinstance(content, dict) and content.get("recipe") == "paper"
-        return {**cls.PAPER, **content} if chosen else content
 
     def local(self) -> SgdSchedule:
         """Training on private data before the upload."""

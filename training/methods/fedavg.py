@@ -31,7 +31,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from model_store.manifest import NetworkSpec
@@ -116,19 +116,12 @@ class FedAvgConfig(MethodConfig):
     )
     selection: Literal["best", "last"] = Field("best", description="which round's model is published")
 
-    # What `recipe: paper` takes where nothing is given.
     PAPER: ClassVar[Mapping[str, Any]] = {
         "least_steps": 0,
         "final_rate": 1.0,
         "intensity": 0.0,
         "statistics": "averaged",
     }
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_paper(cls, content: Any) -> Any:
-        chosen = isinstance(content, dict) and content.get("recipe") == "paper"
-        return {**cls.PAPER, **content} if chosen else content
 
 
 @register("fedavg", FedAvgConfig, kinds=("segmentation", "classification"))

@@ -50,6 +50,12 @@ class OneShotConfig(MethodConfig):
     """How a hospital trains before its one upload."""
 
     rounds: int = Field(1, ge=1, le=1, description="a hospital uploads once: there is one round")
+    # Not part of what is written down: the values that it stands for are.
+    recipe: Literal["locum", "paper"] = Field(
+        "locum",
+        exclude=True,
+        description="where the values that are not given come from: Locum's choice, or the paper",
+    )
     width: int = Field(16, ge=1, description="channels of the ResNet-18 at full resolution")
     precision: Precision = Field(
         "float32", description="bfloat16 takes two thirds of the time where the processor has it"

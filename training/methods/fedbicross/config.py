@@ -40,13 +40,6 @@ LITERAL_READING: Mapping[str, Any] = {
 class FedBiCrossConfig(OneShotConfig):
     """See the module; groups of fields follow the stages."""
 
-    # Not part of what is written down: the values that it stands for are.
-    recipe: Literal["locum", "paper"] = Field(
-        "locum",
-        exclude=True,
-        description="where the values that are not given come from: Locum's choice, or the paper",
-    )
-
     probes: int = Field(256, ge=1, description="noise images on which the models' outputs are compared")
     probe_output: Literal["softmax", "logits"] = "softmax"
     min_silhouette: float = Field(0.05, ge=-1, le=1, description="below it, one cluster")
@@ -80,14 +73,7 @@ class FedBiCrossConfig(OneShotConfig):
     own_weight: float = Field(0.3, ge=0)
     personal_temperature: float = Field(1.0, gt=0)
 
-    # What `recipe: paper` takes where nothing is given.
     PAPER: ClassVar[Mapping[str, Any]] = {**PAPER_SIZES, **LITERAL_READING}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _of_the_paper(cls, content: Any) -> Any:
-        chosen = isinstance(content, dict) and content.get("recipe") == "paper"
-        return {**cls.PAPER, **content} if chosen else content
 
     @model_validator(mode="after")
     def _strata(self) -> FedBiCrossConfig:
