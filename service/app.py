@@ -38,6 +38,7 @@ from service.routes import (
     api_keys,
     classify,
     cohorts,
+    display,
     health,
     hospitals,
     jobs,
@@ -112,6 +113,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     for routes in (
         segment,
         classify,
+        display,
         models,
         hospitals,
         serving,

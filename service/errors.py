@@ -69,6 +69,7 @@
     │   ├── CohortInUse          409  an unfinished job needs its scans
     │   ├── ScanNameTaken        409  other bytes are stored under this name
     │   ├── MaskTaken            409  the scan has another mask
+    │   ├── MaskStale            412  the scan has another mask than the client saw
     │   ├── CohortFull           507  too many scans or bytes
     │   └── CohortEmpty          422  the cohort has no scan
     ├── PacsError                     a PACS cannot be used
@@ -518,6 +519,12 @@ class MaskTaken(CohortError):
     """The scan has a mask of other bytes, or another scan has its name by now."""
 
     status, slug, title = 409, "mask-taken", "The scan has another mask"
+
+
+class MaskStale(CohortError):
+    """The scan's mask is not the one that the client means to replace."""
+
+    status, slug, title = 412, "mask-stale", "The mask has changed"
 
 
 class CohortFull(CohortError):

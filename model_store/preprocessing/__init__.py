@@ -10,10 +10,11 @@ Pillow only.
     restore        probabilities [S, K, H, W] -> class indices on the scan's own grid
     Restorer       the same, batch by batch; check_restorable rejects volumes that need too much memory
     display_slices the slices for display, at the scan's own resolution
+    display_image  an image for display, without a task
     to_slices      a mask on the scan's own grid -> the same slices
 """
 
-from model_store.preprocessing.display import DisplaySlices, display_slices, to_slices
+from model_store.preprocessing.display import DisplaySlices, display_image, display_slices, to_slices
 from model_store.preprocessing.forward import Prepared, prepare
 from model_store.preprocessing.geometry import Geometry, geometry_of
 from model_store.preprocessing.masks import (
@@ -37,6 +38,7 @@ __all__ = [
     "check_restorable",
     "check_values",
     "class_map",
+    "display_image",
     "display_slices",
     "geometry_of",
     "label_values",

@@ -43,15 +43,19 @@ class DisplaySlices(Sequence[NDArray[np.uint8]]):
             return [self[i] for i in range(len(self))[index]]
         plane = self._native[index]
         if not self._plain:
-            span = max(self._high - self._low, 1e-30)
-            scaled = (plane.astype(np.float32) - np.float32(self._low)) * np.float32(255 / span)
-            plane = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
+            plane = _eight_bits(plane, self._low, self._high)
         return np.broadcast_to(plane, (*plane.shape[:2], 3))
 
 
 def display_slices(scan: Scan, task: Task) -> DisplaySlices:
     """Render a scan's slices in the task's plane and window. An 8-bit image without a window is unchanged."""
     return DisplaySlices(scan, geometry_of(scan, task), task.normalisation.window)
+
+
+def display_image(scan: Scan) -> NDArray[np.uint8]:
+    """Render an image without a task, uint8 [H, W, C]: 8 bits are unchanged, others lose the extremes."""
+    unchanged: NDArray[np.uint8] = scan.voxels
+    return unchanged if unchanged.dtype == np.uint8 else _eight_bits(scan.voxels, *_usual_range(scan.voxels))
 
 
 def to_slices(labels: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8]:
@@ -61,6 +65,12 @@ def to_slices(labels: NDArray[np.uint8], geometry: Geometry) -> NDArray[np.uint8
     if not geometry.resampled:
         return stacked(labels, geometry)
     return resample_nearest(labels, np.array(geometry.to_own), geometry.slices)
+
+
+def _eight_bits(voxels: NDArray[Any], low: float, high: float) -> NDArray[np.uint8]:
+    scaled = (voxels.astype(np.float32) - np.float32(low)) * np.float32(255 / max(high - low, 1e-30))
+    rounded: NDArray[np.uint8] = np.clip(np.rint(scaled), 0, 255).astype(np.uint8)
+    return rounded
 
 
 def _usual_range(voxels: NDArray[Any]) -> tuple[float, float]:

@@ -1,4 +1,4 @@
-"""Encode masks as NIfTI, NRRD and PNG, deterministically: equal masks give equal bytes."""
+"""Encode masks and volumes as NIfTI, NRRD and PNG, deterministically: equal voxels give equal bytes."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ _NIFTI1_LONGEST = 32767
 _UNIT_CODES = {1000.0: 1, 1.0: 2, 0.001: 3}
 
 
-def encode_nifti(labels: NDArray[np.uint8], affine: NDArray[np.float64], mm_per_unit: float = 1.0) -> bytes:
-    """Encode a label map [I, J, K] as .nii.gz, with the affine in sform and, as far as possible, in qform.
+def encode_nifti(voxels: NDArray[Any], affine: NDArray[np.float64], mm_per_unit: float = 1.0) -> bytes:
+    """Encode a label map or a grey volume [I, J, K], or a colour one uint8 [I, J, K, 3], as .nii.gz.
 
-    No time and no name are written, so equal masks give equal bytes (with one version of zlib).
+    The affine is in sform and, as far as possible, in qform. No time and no name are written, so equal voxels
+    give equal bytes (with one version of zlib).
     """
-    kind: Any = nib.Nifti1Header if max(labels.shape) <= _NIFTI1_LONGEST else nib.Nifti2Header
+    kind: Any = nib.Nifti1Header if max(voxels.shape) <= _NIFTI1_LONGEST else nib.Nifti2Header
     header = kind()
-    header.set_data_dtype(np.uint8)
-    header.set_data_shape(labels.shape)
+    header.set_data_dtype("RGB" if voxels.ndim == 4 else voxels.dtype)
+    header.set_data_shape(voxels.shape[:3])
     # strip_shears: a qform cannot hold shears. The sform has the exact affine and takes precedence.
     header.set_qform(affine, code=1, strip_shears=True)
     header.set_sform(affine, code=1)
@@ -33,7 +34,9 @@ def encode_nifti(labels: NDArray[np.uint8], affine: NDArray[np.float64], mm_per_
     header["cal_max"] = 0
     header["vox_offset"] = header.sizeof_hdr + 4
     header["magic"] = header.single_magic
-    data = np.asarray(labels, np.uint8).tobytes(order="F")
+    # The samples of one voxel are adjacent; after them the first axis varies fastest.
+    samples_first = np.moveaxis(voxels, 3, 0) if voxels.ndim == 4 else voxels
+    data = samples_first.astype(voxels.dtype.newbyteorder("<"), copy=False).tobytes(order="F")
     return gzip.compress(header.binaryblock + bytes(4) + data, _COMPRESSION, mtime=0)
 
 
@@ -73,8 +76,8 @@ def _vector(values: NDArray[np.float64]) -> str:
     return f"({','.join(repr(float(value) + 0.0) for value in values)})"
 
 
-def encode_png(labels: NDArray[np.uint8]) -> bytes:
-    """Encode a label map [H, W] as an 8-bit grey PNG; pixel value = label."""
+def encode_png(pixels: NDArray[np.uint8]) -> bytes:
+    """Encode a label map or a grey image [H, W], or a colour one [H, W, 3], as an 8-bit PNG."""
     content = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(labels, np.uint8), "L").save(content, "PNG", compress_level=3)
+    Image.fromarray(np.ascontiguousarray(pixels, np.uint8)).save(content, "PNG", compress_level=3)
     return content.getvalue()

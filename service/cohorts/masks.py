@@ -5,6 +5,7 @@ Two scans may have masks of the same bytes (such as empty ones): a file is delet
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -14,7 +15,7 @@ from sqlalchemy.orm import Session
 from service.cohorts import cohorts
 from service.cohorts.files import CohortFolder
 from service.database import CohortMask, CohortScan, Database, in_turn
-from service.errors import CohortUnknown, MaskTaken
+from service.errors import CohortUnknown, MaskStale, MaskTaken
 from service.runtime.spool import Upload
 from service.settings import Settings
 
@@ -36,6 +37,13 @@ def of_cohort(session: Session, cohort_id: str) -> dict[str, CohortMask]:
         .order_by(CohortScan.name)
     )
     return {name: mask for name, mask in session.execute(query)}  # noqa: C416 - rows are no pairs to mypy
+
+
+def get(session: Session, hospital: str, cohort_id: str, name: str) -> tuple[CohortScan, CohortMask]:
+    """Return the scan of this name and its mask. Raises CohortUnknown, CohortDeleted."""
+    cohorts.usable(session, hospital, cohort_id)
+    scan = cohorts.named(session, cohort_id, name)
+    return scan, _mask_of(session, scan)
 
 
 def check_room(
@@ -61,6 +69,7 @@ def add_mask(
     scan: CohortScan,
     upload: Upload,
     decoded: DecodedMask,
+    replaces: Callable[[str], bool] | None = None,
 ) -> tuple[CohortMask, bool]:
     """Add the mask of a scan. It is durable when this returns. Blocking: call it in a thread.
 
@@ -72,12 +81,13 @@ def add_mask(
         scan: the scan that the mask was compared with; rejected if its name belongs to another scan by now.
         upload: the bytes of the mask.
         decoded: the format and values of the mask.
+        replaces: whether the mask with a digest (`sha256:…`) may be replaced; None replaces no mask.
 
     Returns:
         (row, whether it is new): a repeated upload of the same bytes changes nothing.
 
     Raises:
-        CohortUnknown, CohortDeleted, CohortInUse, MaskTaken, CohortFull, FilesUnavailable.
+        CohortUnknown, CohortDeleted, CohortInUse, MaskTaken, MaskStale, CohortFull, FilesUnavailable.
     """
     sha256 = upload.sha256.removeprefix("sha256:")
     with cohorts.staged(settings, upload) as aside, database.write() as session:
@@ -88,29 +98,38 @@ def add_mask(
                 f"another scan of cohort {cohort_id} has this name by now: look at it, and draw its mask"
             )
         known = session.get(CohortMask, row.id)
-        if known is not None:
-            if known.sha256 != sha256:
-                raise MaskTaken(
-                    f"scan '{scan.name}' has another mask (its sha256 begins with "
-                    f"{known.sha256[:12]}, this one's with {sha256[:12]}): DELETE that one first"
-                )
+        if known is not None and known.sha256 == sha256:
             return known, False
+        if replaces is not None and (known is None or not replaces(f"sha256:{known.sha256}")):
+            found = "no mask" if known is None else f"a mask with sha256 {known.sha256[:12]}…"
+            raise MaskStale(
+                f"scan '{scan.name}' has {found} by now, which is not the mask that If-Match names: look at "
+                "it, then decide again"
+            )
+        if known is not None and replaces is None:
+            raise MaskTaken(
+                f"scan '{scan.name}' has another mask (its sha256 begins with {known.sha256[:12]}, the new "
+                f"one's with {sha256[:12]}): replace it with If-Match, or DELETE it first"
+            )
         cohorts.check_idle(session, cohort_id)
         in_turn(session, cohorts.QUOTA)
-        cohorts.check_quota(session, settings, upload.size)
-        made = CohortMask(
-            scan=row.id,
-            cohort=cohort_id,
-            sha256=sha256,
-            size=upload.size,
-            format=decoded.format,
-            label_values=decoded.label_values,
-            created_at=datetime.now(UTC),
+        cohorts.check_quota(session, settings, upload.size - (0 if known is None else known.size))
+        outdated = [] if known is None else [known.sha256]
+        made = session.merge(
+            CohortMask(
+                scan=row.id,
+                cohort=cohort_id,
+                sha256=sha256,
+                size=upload.size,
+                format=decoded.format,
+                label_values=decoded.label_values,
+                created_at=datetime.now(UTC),
+            )
         )
-        session.add(made)
         session.flush()
         CohortFolder(settings.open_files(), cohort_id).keep(aside, sha256)
-        return made, True
+        cohorts.remove_unnamed(session, settings, cohort_id, outdated)
+        return made, known is None
 
 
 def remove_mask(database: Database, settings: Settings, hospital: str, cohort_id: str, name: str) -> None:
@@ -121,10 +140,15 @@ def remove_mask(database: Database, settings: Settings, hospital: str, cohort_id
     """
     with database.write() as session:
         cohorts.usable(session, hospital, cohort_id, lock=True)
-        found = session.get(CohortMask, cohorts.named(session, cohort_id, name).id)
-        if found is None:
-            raise CohortUnknown(f"this scan of cohort {cohort_id} has no mask: GET its scans says which have")
+        found = _mask_of(session, cohorts.named(session, cohort_id, name))
         cohorts.check_idle(session, cohort_id)
         session.delete(found)
         session.flush()
         cohorts.remove_unnamed(session, settings, cohort_id, [found.sha256])
+
+
+def _mask_of(session: Session, scan: CohortScan) -> CohortMask:
+    found = session.get(CohortMask, scan.id)
+    if found is None:
+        raise CohortUnknown(f"this scan of cohort {scan.cohort} has no mask: GET its scans says which have")
+    return found

@@ -41,6 +41,7 @@ _SERVING = "/hospitals/{hospital}/serving/{model}"
 ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/segment"): "scan.segmented",
     ("POST", "/classify"): "scan.classified",
+    ("POST", "/display"): "scan.displayed",
     ("POST", f"{_VIEWERS}/infer/{{model}}"): "scan.segmented",
     ("PUT", f"{_VIEWERS}/session/"): "scan.stored",
     ("DELETE", f"{_VIEWERS}/session/{{session}}"): "scan.deleted",
@@ -52,8 +53,10 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("POST", "/hospitals/{hospital}/cohorts"): "cohort.created",
     ("DELETE", _COHORT): "cohort.deleted",
     ("GET", f"{_COHORT}/scans"): "cohort.listed",
+    ("GET", _SCAN): "scan.read",
     ("PUT", _SCAN): "scan.stored",
     ("DELETE", _SCAN): "scan.deleted",
+    ("GET", f"{_SCAN}/mask"): "mask.read",
     ("PUT", f"{_SCAN}/mask"): "mask.stored",
     ("DELETE", f"{_SCAN}/mask"): "mask.deleted",
     ("POST", "/hospitals/{hospital}/adaptations"): "job.started",

@@ -8,7 +8,7 @@ who decide at once do not overwrite each other unseen.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from service.http.problems import Problem
 
@@ -55,6 +55,14 @@ def expected_sequence(current: int, if_match: str | None, if_none_match: str | N
             current=current,
         )
     return current
+
+
+def matcher(if_match: str) -> Callable[[str], bool]:
+    """Whether `If-Match` names a tag, given without its quotes. Raises Problem 400 for a malformed header."""
+    if if_match.strip() == "*":
+        return bool
+    tags = _strong_tags(if_match)
+    return lambda tag: f'"{tag}"' in tags
 
 
 def _strong_tags(header: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""`/hospitals/{hospital}/cohorts`: create cohorts, and upload, list and delete their scans."""
+"""`/hospitals/{hospital}/cohorts`: create cohorts, and upload, list, read and delete their scans."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from service.http.uploads.receive import (
     refuse_form,
 )
 from service.routes import masks
-from service.routes.masks import MaskView, mask_view
+from service.routes.display import displayed
+from service.routes.masks import STORED, MaskView, Output, mask_view
+from service.settings import scan_limits
 
 router = APIRouter(tags=["cohorts"], route_class=AuditedRoute)
 # First: a scan's name may have any part of a path in it, but does not end in /mask.
@@ -177,6 +179,40 @@ async def put_scan(
         mask = await to_thread.run_sync(_mask_of, context, row)
     response.status_code = 201 if created else 200
     return _scan_view(row, mask)
+
+
+@router.get(
+    "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}",
+    response_class=Response,
+    responses={**STORED, **problem_responses(404, 410, 422)},
+)
+async def get_scan(
+    request: Request,
+    context: AsOperator,
+    hospital: HospitalId,
+    cohort: CohortId,
+    name: ScanName,
+    output: Output = "stored",
+) -> Response:
+    """Return a scan. That of a DICOM upload is the zip of its de-identified files."""
+
+    def find() -> CohortScan:
+        with context.database.read() as session:
+            cohorts.usable(session, hospital, cohort)
+            return cohorts.named(session, cohort, name)
+
+    row = await to_thread.run_sync(find)
+    concerns(request, scan=f"sha256:{row.sha256}")
+
+    def read() -> Response:
+        content = cohorts.file_of(context.settings, row, name).read()
+        if output == "display":
+            return displayed(content, scan_limits(context.settings))
+        headers = {"Cache-Control": "no-store"}
+        return Response(content, headers=headers, media_type="application/octet-stream")
+
+    async with context.admission.turn():
+        return await to_thread.run_sync(read)
 
 
 @router.delete(

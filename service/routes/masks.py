@@ -1,9 +1,10 @@
-"""`/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask`: upload and delete the mask of a scan."""
+"""`/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask`: upload, read and delete the mask of a scan."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from anyio import to_thread
@@ -20,6 +21,7 @@ from service.cohorts.intake import deidentify_upload
 from service.context import ServiceContext
 from service.database import CohortMask, CohortScan
 from service.http.audit import AuditedRoute, concerns
+from service.http.conditions import matcher
 from service.http.dependencies import AsOperator
 from service.http.parameters import CohortId, HospitalId, ScanName
 from service.http.problems import problem_responses
@@ -30,6 +32,8 @@ from service.http.uploads.receive import (
     receive_body,
     refuse_form,
 )
+from service.prediction.display import encode_mask
+from service.routes.display import DISPLAYED
 from service.runtime.spool import Upload
 from service.settings import scan_limits
 
@@ -40,6 +44,24 @@ _BODY: dict[str, Any] = {
     "description": f"{list_formats('or')} of whole numbers, on the scan's own grid: an empty target is "
     "a mask of background, and a scan without a mask counts as not reviewed.",
     "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
+}
+
+
+Output = Annotated[
+    Literal["stored", "display"],
+    Query(
+        description="The `stored` file (the default), or what a viewer shows, for `display`: a volume as "
+        "`.nii.gz` on the scan's own grid in millimetres, an image as an 8-bit PNG."
+    ),
+]
+STORED: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The stored file as `application/octet-stream`, or what a viewer shows.",
+        "content": {
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+            **DISPLAYED[200]["content"],
+        },
+    }
 }
 
 
@@ -68,7 +90,7 @@ def mask_view(row: CohortMask) -> MaskView:
     "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}/mask",
     responses={
         201: {"model": MaskView, "description": "Added and written to disk."},
-        **problem_responses(404, 408, 409, 410, 413, 415, 422, 507),
+        **problem_responses(400, 404, 408, 409, 410, 412, 413, 415, 422, 507),
     },
     openapi_extra={"requestBody": _BODY},
 )
@@ -89,13 +111,24 @@ async def put_mask(
         ),
     ] = None,
     repr_digest: Annotated[str | None, Header(description="RFC 9530; `sha-256` is checked.")] = None,
+    if_match: Annotated[
+        str | None,
+        Header(
+            max_length=1024,
+            description='The mask to replace: `"` + its `sha256` + `"`, as `ETag` and the list of scans have '
+            "it. Without it another mask is rejected.",
+        ),
+    ] = None,
 ) -> MaskView:
-    """Add a scan's mask. Sending the same bytes again changes nothing, so a client can resume.
+    """Add a scan's mask, or replace the one of `If-Match`.
+
+    Sending the same bytes again changes nothing, so a client can resume.
 
     The service decodes it now and rejects a file that is not a mask or is on another grid than its scan.
     """
     scan: CohortScan | None = None
     task: Task | None = None
+    replaces = None if if_match is None else matcher(if_match)
 
     async def admit() -> None:
         nonlocal scan, task
@@ -125,12 +158,49 @@ async def put_mask(
 
         def add() -> tuple[CohortMask, bool]:
             return masks.add_mask(
-                context.database, context.settings, hospital, cohort, found, upload, decoded
+                context.database, context.settings, hospital, cohort, found, upload, decoded, replaces
             )
 
         row, created = await to_thread.run_sync(add)
     response.status_code = 201 if created else 200
     return mask_view(row)
+
+
+@router.get(
+    "/hospitals/{hospital}/cohorts/{cohort}/scans/{name:path}/mask",
+    response_class=Response,
+    responses={**STORED, **problem_responses(404, 410, 422)},
+)
+async def get_mask(
+    request: Request,
+    context: AsOperator,
+    hospital: HospitalId,
+    cohort: CohortId,
+    name: ScanName,
+    output: Output = "stored",
+) -> Response:
+    """Return a scan's mask. `ETag` has its digest, for the `If-Match` that replaces it."""
+
+    def find() -> tuple[CohortScan, CohortMask]:
+        with context.database.read() as session:
+            return masks.get(session, hospital, cohort, name)
+
+    scan, mask = await to_thread.run_sync(find)
+    concerns(request, mask=f"sha256:{mask.sha256}")
+
+    def read() -> Response:
+        content = cohorts.file_of(context.settings, mask, name).read()
+        media_type = "application/octet-stream"
+        if output == "display":
+            limits = scan_limits(context.settings)
+            below = decode(cohorts.file_of(context.settings, scan, name).read(), limits)
+            drawn = _in_units_of(below, decode_mask(content, limits))
+            content, media_type = encode_mask(align(drawn, below.grid, below.affine), below)
+        headers = {"ETag": f'"sha256:{mask.sha256}"', "Cache-Control": "no-store"}
+        return Response(content, headers=headers, media_type=media_type)
+
+    async with context.admission.turn():
+        return await to_thread.run_sync(read)
 
 
 @router.delete(
@@ -156,13 +226,21 @@ def _decoded(
     drawn = decode_mask(upload.read(), limits)
     values = label_values(drawn)
     below = decode(cohorts.file_of(context.settings, scan, scan.name).read(), limits)
-    aligned = align(drawn, below.grid, below.affine)
+    aligned = align(_in_units_of(below, drawn), below.grid, below.affine)
     if task is not None:
         check_values(values, task)
     if aligned is not drawn or drawn.format.startswith("dicom"):
         return masks.DecodedMask(_rewritten(aligned, values, upload), values)
     deidentify_upload(upload, context.settings)
     return masks.DecodedMask(drawn.format, values)
+
+
+def _in_units_of(scan: Scan, mask: Scan) -> Scan:
+    """The mask with its affine in the units of the scan's file: a viewer writes millimetres."""
+    if mask.affine is None or scan.mm_per_unit == mask.mm_per_unit:
+        return mask
+    scale = np.diag([mask.mm_per_unit / scan.mm_per_unit] * 3 + [1.0])
+    return replace(mask, affine=scale @ mask.affine, mm_per_unit=scan.mm_per_unit)
 
 
 def _rewritten(mask: Scan, values: list[int], upload: Upload) -> str:

@@ -48,7 +48,7 @@ def detail(answer: httpx.Response, status: int) -> str:
         ("DELETE", "/hospitals/north", "GET, PUT"),
         ("POST", "/hospitals/north/serving/bright", "GET, PUT"),
         ("PUT", f"/hospitals/north/cohorts/{COHORT}", "DELETE, GET"),
-        ("GET", f"/hospitals/north/cohorts/{COHORT}/scans/a/mask", "DELETE, PUT"),
+        ("POST", f"/hospitals/north/cohorts/{COHORT}/scans/a/mask", "DELETE, GET, PUT"),
         ("GET", "/segment", "POST"),
     ],
 )
