@@ -3,7 +3,7 @@ import { defineConfig } from "vite";
 
 const NO_CODEC = fileURLToPath(new URL("src/viewer/no-codec.ts", import.meta.url));
 // NiiVue and what it is made of.
-const NIIVUE = /node_modules[\\/](@niivue|@lukeed|@zarrita|array-equal|fflate|gl-matrix|nifti-reader-js|numcodecs|reference-spec-reader|unzipit|uzip-module|zarrita)[\\/]/;
+const NIIVUE = /node_modules[\\/](@niivue|@lukeed|@zarrita|array-equal|gl-matrix|nifti-reader-js|numcodecs|reference-spec-reader|unzipit|uzip-module|zarrita)[\\/]/;
 
 // File names without hashes, so that a build replaces files and Git's history stays small: the service sends
 // an entity tag of each file's content.
@@ -31,6 +31,8 @@ export default defineConfig({
         codeSplitting: {
           groups: [
             { name: "loading", test: /vite.preload-helper/, priority: 2 },
+            // Also without NiiVue: it packs DICOM files.
+            { name: "fflate", test: /node_modules[\\/]fflate[\\/]/, priority: 2 },
             { name: "niivue", test: NIIVUE, priority: 1 },
           ],
         },
@@ -40,7 +42,7 @@ export default defineConfig({
   server: {
     // `npm run dev` beside a service on its default port.
     proxy: Object.fromEntries(
-      ["/segment", "/classify", "/session", "/sign-in", "/models", "/hospitals", "/jobs", "/keys", "/health"].map((path) => [
+      ["/segment", "/classify", "/display", "/session", "/sign-in", "/models", "/hospitals", "/jobs", "/keys", "/health"].map((path) => [
         path,
         "http://127.0.0.1:8000",
       ]),

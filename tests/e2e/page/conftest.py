@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,10 @@ import httpx
 import pytest
 
 from demo.service_process import free_port, running_service
+from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
+from model_store.store import Store
+from model_store.task import Normalisation, Task
+from tests.helpers.service.joining_federation import publish_cross_attention
 from tests.helpers.service.routing_federation import outside_scans, publish_routing_space
 
 # Debian's, or that of `make test-web`.
@@ -23,10 +27,20 @@ LAPTOP = {"width": 1280, "height": 800}
 
 @dataclass(frozen=True)
 class Service:
-    """A running service with the routing space `organ`, an outside hospital `dune` and a member `aster`."""
+    """A running service with an outside hospital `dune`, a member `aster`, and three models.
+
+    `organ` is a routing space, `tumour` a cross-attention, and `retina` has labels that overlap.
+    """
 
     client: httpx.Client
     scans: dict[str, Path]
+
+    def cohort(self, **scans: bytes) -> str:
+        """The path of a new cohort of `dune` with these scans."""
+        made = self.client.post("/hospitals/dune/cohorts").raise_for_status().headers["location"]
+        for name, content in scans.items():
+            self.client.put(f"{made}/scans/{name}", content=content).raise_for_status()
+        return str(made)
 
     @property
     def address(self) -> str:
@@ -34,9 +48,13 @@ class Service:
 
 
 @pytest.fixture(scope="session")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def service(
+    tmp_path_factory: pytest.TempPathFactory, threshold_graph: Callable[..., bytes]
+) -> Iterator[Service]:
     root = tmp_path_factory.mktemp("page")
     publish_routing_space(root / "store")
+    publish_cross_attention(root / "store")
+    publish_retina(Store(root / "store"), threshold_graph(at=100, slope=0.5))
     scans = {}
     for name, content in outside_scans(4).items():
         scans[name] = root / name
@@ -46,6 +64,20 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
             body = {"name": hospital.capitalize()} | ({"site": site} if site else {})
             client.put(f"/hospitals/{hospital}", json=body).raise_for_status()
         yield Service(client, scans)
+
+
+def publish_retina(store: Store, graph: bytes) -> None:
+    task = Task(
+        name="retina",
+        labels={"disc": (1, 2), "cup": (2,)},
+        normalisation=Normalisation(method="none"),
+        size=(32, 32),
+        colour="luminance",
+    )
+    lineage = Lineage(method="by-hand", run="test", sites=(), rounds=0, seed=0)
+    network = NetworkSpec(name="threshold", arguments={"at": 100})
+    manifest = ModelManifest(name="retina", task=task, network=network, lineage=lineage)
+    store.publish(manifest, {WEIGHTS: b"none", GRAPH: graph})
 
 
 # Of a module, not of the session: while Playwright runs, no other test of the process can run an event loop.
@@ -68,7 +100,7 @@ def page(browser: Any, service: Service) -> Iterator[Any]:
     context = browser.new_context(viewport=LAPTOP)
     opened = context.new_page()
     complaints: list[str] = []
-    opened.on("console", lambda line: complaints.append(line.text) if line.type == "error" else None)
+    opened.on("console", lambda line: complaints.append(line.text) if _is_fault(line) else None)
     opened.on("pageerror", lambda error: complaints.append(str(error)))
     opened.on(
         "request", lambda sent: _is_own(sent.url, service.address) or complaints.append(f"loads {sent.url}")
@@ -77,6 +109,11 @@ def page(browser: Any, service: Service) -> Iterator[Any]:
     yield opened
     context.close()
     assert complaints == []
+
+
+def _is_fault(line: Any) -> bool:
+    """Chromium notes a conflict as an error, which the page shows to the person."""
+    return line.type == "error" and not any(f"status of {status}" in line.text for status in (409, 412))
 
 
 def _is_own(address: str, service: str) -> bool:

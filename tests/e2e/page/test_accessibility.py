@@ -11,11 +11,15 @@ from tests.e2e.page.conftest import Service
 RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa", "best-practice"]}
 
 
-@pytest.mark.parametrize("view", ["look", "adapt", "oversee"])
+@pytest.mark.parametrize("view", ["look", "adapt", "draw", "oversee"])
 def test_view_has_no_serious_violation(page: Any, service: Service, view: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-playwright-python")
     page.goto(f"{service.address}/#/{view}")
     page.get_by_role("heading", level=1).wait_for()
+    if view == "draw":
+        cohort = service.cohort(a=service.scans["patient-500.nii.gz"].read_bytes())
+        page.goto(f"{service.address}/#/draw?hospital=dune&model=tumour&cohort={cohort[-32:]}&scan=a")
+        page.get_by_role("toolbar").wait_for()
     page.locator("select, table").first.wait_for()
     for theme in ("Light", "Dark"):
         page.get_by_role("button", name=theme, exact=True).click()

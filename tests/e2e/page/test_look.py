@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from tests.e2e.page.conftest import Service
+from tests.helpers.model_store.dicom_files import series, turned
+from tests.helpers.service.joining_federation import drawn_scans
 
 SCAN = "patient-500.nii.gz"
 # The viewer's ground, as in web/src/viewer/viewer.ts, and the colour of the first label.
@@ -63,22 +65,93 @@ def picture(voxels: NDArray[Any], level: int) -> NDArray[Any]:
     return np.flip(voxels[:, :, level].T)
 
 
-def drawn_slice(page: Any, shape: tuple[int, ...], sign: int = 1) -> NDArray[np.bool_]:
+def drawn_slice(
+    page: Any, shape: tuple[int, ...], sign: int = 1, channels: tuple[int, int] = (0, 2)
+) -> NDArray[np.bool_]:
     """Which voxels of the one slice on the canvas have the label's colour, by a pixel beside each centre.
 
-    The cross-hair goes through centres.
+    The first of its `channels` is brighter than the second, and in grey they are equal. The cross-hair
+    goes through centres.
     """
+    picture, rows, columns = shown_slice(page, shape)
+    found = picture[np.ix_(rows.astype(int), columns.astype(int))]
+    return np.asarray(sign * (found[..., channels[0]] - found[..., channels[1]]) > 40)
+
+
+def shown_slice(
+    page: Any, shape: tuple[int, ...]
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
+    """The pixels of the canvas, and where in them each row and column of voxels is, beside its middle."""
     canvas = page.locator("canvas")
     canvas.hover(position={"x": 2, "y": 2})
     page.wait_for_timeout(400)
-    picture = np.asarray(Image.open(io.BytesIO(canvas.screenshot())).convert("RGB")).astype(int)
+    pixels = np.asarray(Image.open(io.BytesIO(canvas.screenshot())).convert("RGB")).astype(np.int64)
     # The slice fills most of its rows and columns; the letters of the sides are beside it.
-    inside = (picture != GROUND).any(axis=2)
+    inside = (pixels != GROUND).any(axis=2)
     (top, bottom), (left, right) = (np.flatnonzero(inside.mean(axis=axis) > 0.5)[[0, -1]] for axis in (1, 0))
-    rows = (top + (np.arange(shape[0]) + 0.3) * (bottom + 1 - top) / shape[0]).astype(int)
-    columns = (left + (np.arange(shape[1]) + 0.3) * (right + 1 - left) / shape[1]).astype(int)
-    red, _, blue = np.moveaxis(picture[np.ix_(rows, columns)], 2, 0)
-    return np.asarray(sign * (red - blue) > 40)
+    rows = top + (np.arange(shape[0]) + 0.3) * (bottom + 1 - top) / shape[0]
+    columns = left + (np.arange(shape[1]) + 0.3) * (right + 1 - left) / shape[1]
+    return pixels, rows, columns
+
+
+def test_scan_of_which_viewers_read_another_form_is_shown_below_its_mask(page: Any, service: Service) -> None:
+    """Of both forms the viewer alone would take the qform, which is mirrored here."""
+    scan = nib.Nifti1Image.from_bytes(gzip.decompress(service.scans[SCAN].read_bytes()))
+    scan.set_sform(scan.affine, 1)
+    scan.set_qform(np.diag([-1.0, 1.0, 1.0, 1.0]) @ scan.affine, 2)
+    show_and_compare(page, service, [("scan.nii", scan.to_bytes())])
+
+
+def test_dicom_series_is_shown_below_its_mask(page: Any, service: Service) -> None:
+    scan = canonical(nib.Nifti1Image.from_bytes(gzip.decompress(service.scans[SCAN].read_bytes())))
+    # DICOM's rows go to posterior, its columns to the patient's left; this plane is oblique.
+    slices = np.rint(np.flip(scan, (0, 1))).astype(np.int16).transpose(2, 1, 0)
+    show_and_compare(page, service, list(series(slices, turned(8)).items()))
+
+
+def show_and_compare(page: Any, service: Service, files: list[tuple[str, bytes]]) -> None:
+    """Show a scan and its answer, and compare the drawn mask with that of a plain request."""
+    sent = [{"name": name, "mimeType": "", "buffer": content} for name, content in files]
+    page.set_input_files("input[type=file]", sent)
+    page.get_by_role("button", name="Segment").click()
+    page.get_by_role("heading", name="Answer").wait_for(timeout=30_000)
+    answer = service.client.post(
+        "/segment",
+        files=[("scan", (name, content)) for name, content in files],
+        data={"model": "organ", "output": "nifti"},
+    ).raise_for_status()
+    mask = canonical(nib.Nifti1Image.from_bytes(gzip.decompress(answer.content))) == 1
+    page.get_by_role("button", name="Axial").click()
+    page.get_by_role("button", name="Show organ").click()
+    expected = picture(mask, middle(mask))
+    drawn = drawn_slice(page, expected.shape)
+    assert expected.sum() > 20
+    assert 2 * (drawn & expected).sum() / (drawn.sum() + expected.sum()) > 0.98
+    assert not (drawn & ~expected).any()
+
+
+def test_scan_of_a_cohort_is_shown_with_its_drawn_mask(page: Any, service: Service) -> None:
+    (scan, mask), *_ = drawn_scans(1).values()
+    cohort = service.cohort(a=scan)
+    service.client.put(f"{cohort}/scans/a/mask", content=mask).raise_for_status()
+    page.get_by_text("A scan of a cohort").click()
+    page.get_by_label("Hospital of the cohort").select_option("dune")
+    page.get_by_label("Cohort", exact=True).select_option(cohort[-32:])
+    page.get_by_label("Scan", exact=True).select_option("a")
+    page.get_by_label("Drawn mask").wait_for()
+    page.get_by_role("button", name="Axial").click()
+    truth = canonical(nib.Nifti1Image.from_bytes(gzip.decompress(mask))) == 1
+    expected = picture(truth, truth.shape[2] // 2)
+    drawn = drawn_slice(page, expected.shape, channels=(1, 0))
+    assert expected.sum() > 20
+    assert 2 * (drawn & expected).sum() / (drawn.sum() + expected.sum()) > 0.98
+    page.get_by_label("Drawn mask").uncheck()
+    assert not drawn_slice(page, expected.shape, channels=(1, 0)).any()
+    # What is segmented is the stored file.
+    page.get_by_role("button", name="Segment").click()
+    page.get_by_role("button", name="Receipt").click()
+    stored = service.client.get(f"{cohort}/scans").json()["scans"][0]["sha256"]
+    assert stored in page.get_by_role("dialog").inner_text()
 
 
 def test_receipt_is_one_click_away(page: Any, service: Service) -> None:

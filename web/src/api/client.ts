@@ -73,7 +73,8 @@ export async function call<P extends keyof paths, M extends Method & keyof paths
   };
   const body = json === undefined ? sending.body : new Blob([JSON.stringify(json)], { type: "application/json" });
   const answer = await send(method, fill(path, values, query), { ...sending, ...(body ? { body } : {}) });
-  const isJson = answer.headers.get("content-type")?.startsWith("application/json");
+  // An answer without content may have a type.
+  const isJson = answer.status !== 204 && answer.headers.get("content-type")?.startsWith("application/json");
   const data = (isJson ? await answer.json() : undefined) as Data<Operation<P, M>>;
   return { data, status: answer.status, headers: answer.headers };
 }

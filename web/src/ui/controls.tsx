@@ -6,6 +6,8 @@ export interface Option<V extends string> {
   value: V;
   label: string;
   disabled?: boolean;
+  /** A colour that is shown before the label. */
+  swatch?: string;
 }
 
 /** A labelled drop-down. `hint` explains the choice in a sentence. */
@@ -60,6 +62,7 @@ export function Segmented<V extends string>(given: {
           aria-pressed={option.value === given.value}
           onClick={() => given.onChange(option.value)}
         >
+          {option.swatch && <span class="swatch" style={{ background: option.swatch }} />}
           {option.label}
         </button>
       ))}
@@ -67,16 +70,23 @@ export function Segmented<V extends string>(given: {
   );
 }
 
-export function Range(given: { label: string; value: number; max?: number; step?: number; onInput: (value: number) => void }) {
+export function Range(given: {
+  label: string;
+  value: number;
+  min?: number;
+  max?: number;
+  step?: number;
+  onInput: (value: number) => void;
+}) {
   const id = useId();
-  const { max = 1, step = 0.05 } = given;
+  const { min = 0, max = 1, step = 0.05 } = given;
   return (
     <div class="field">
       <label for={id}>{given.label}</label>
       <input
         id={id}
         type="range"
-        min={0}
+        min={min}
         max={max}
         step={step}
         value={given.value}

@@ -1,4 +1,4 @@
-/** NIfTI-1 in memory, for pictures that have no position of their own. */
+/** NIfTI-1 for pictures that have no position of their own, and what the first bytes of a file say. */
 
 const UINT8 = 2;
 const RGB24 = 128;
@@ -26,14 +26,14 @@ export function pictureVolume(pixels: Uint8Array, width: number, height: number,
   return buffer;
 }
 
+/** The voxels of `pictureVolume`. */
+export const voxelsOf = (volume: Uint8Array): Uint8Array => volume.subarray(HEADER);
+
 /** What the first bytes of a file say it is; its name decides nothing. */
 export type FileKind = "nifti" | "png" | "tiff" | "dicom" | "zip" | "unknown";
 
 export async function kindOf(file: Blob): Promise<FileKind> {
-  let head = new Uint8Array(await file.slice(0, 512).arrayBuffer());
-  if (head[0] === 0x1f && head[1] === 0x8b) {
-    head = await inflatedHead(file);
-  }
+  const head = await headOf(file);
   const text = (from: number, to: number) => String.fromCharCode(...head.subarray(from, to));
   if (text(1, 4) === "PNG") return "png";
   if (text(0, 2) === "PK") return "zip";
@@ -43,7 +43,29 @@ export async function kindOf(file: Blob): Promise<FileKind> {
   return "unknown";
 }
 
-async function inflatedHead(file: Blob): Promise<Uint8Array<ArrayBuffer>> {
+/**
+ * Whether the viewer takes a NIfTI's position from the same fields as the service, and in millimetres.
+ *
+ * The service prefers the sform, the viewer the form with the larger code. Without either they differ too.
+ */
+export async function isReadAlike(file: Blob): Promise<boolean> {
+  const head = await headOf(file);
+  if (head.length < 348) return false;
+  const view = new DataView(head.buffer, head.byteOffset, head.length);
+  const isLittle = view.getInt32(0, true) === 348;
+  if (!isLittle && view.getInt32(0, false) !== 348) return false;
+  const [qform, sform] = [view.getInt16(252, isLittle), view.getInt16(254, isLittle)];
+  const units = view.getUint8(123) & 7;
+  return (sform > 0 ? sform >= qform : qform > 0) && (units === 0 || units === 2);
+}
+
+/** The first bytes of a file, or of what was compressed to it. */
+async function headOf(file: Blob): Promise<Uint8Array> {
+  const head = new Uint8Array(await file.slice(0, 512).arrayBuffer());
+  return head[0] === 0x1f && head[1] === 0x8b ? await inflatedHead(file) : head;
+}
+
+async function inflatedHead(file: Blob): Promise<Uint8Array> {
   const reader = file.stream().pipeThrough(new DecompressionStream("gzip")).getReader();
   try {
     const { value } = await reader.read();

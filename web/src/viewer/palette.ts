@@ -28,21 +28,35 @@ export interface ColourTable {
   labels: string[];
 }
 
+/** The colour of a drawn mask's value, other than that of an answer's first labels. */
+export const drawnColour = (value: number): Colour => labelColour(value + 2);
+
+/** A look-up table for a drawn mask with these values. */
+export function drawnColours(values: readonly number[]): ColourTable {
+  const largest = Math.max(0, ...values);
+  const table: ColourTable = { R: [0], G: [0], B: [0], A: [0], I: [0], labels: [""] };
+  for (let value = 1; value <= largest; value++) addColour(table, value, drawnColour(value), values.includes(value), "");
+  return table;
+}
+
 /** A look-up table for a mask with these names: the background and hidden values are transparent. */
 export function maskColours(names: Readonly<Record<string, number>>, hidden: ReadonlySet<number> = new Set()) {
   const byValue = new Map(Object.entries(names).map(([name, value]) => [value, name]));
   const largest = Math.max(0, ...byValue.keys());
   const table: ColourTable = { R: [0], G: [0], B: [0], A: [0], I: [0], labels: [""] };
   for (let value = 1; value <= largest; value++) {
-    const [red, green, blue] = labelColour(value);
-    table.R.push(red);
-    table.G.push(green);
-    table.B.push(blue);
-    table.A.push(hidden.has(value) ? 0 : 255);
-    table.I.push(value);
-    table.labels.push(byValue.get(value) ?? "");
+    addColour(table, value, labelColour(value), !hidden.has(value), byValue.get(value) ?? "");
   }
   return table;
+}
+
+function addColour(table: ColourTable, value: number, [red, green, blue]: Colour, shown: boolean, label: string): void {
+  table.R.push(red);
+  table.G.push(green);
+  table.B.push(blue);
+  table.A.push(shown ? 255 : 0);
+  table.I.push(value);
+  table.labels.push(label);
 }
 
 /** A difference of two masks: 1 only in the first, 2 only in the second, 3 another label in each. */

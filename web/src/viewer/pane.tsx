@@ -5,6 +5,9 @@ import type { Viewer } from "./viewer";
 
 export function Pane(given: {
   label: string;
+  /** What the canvas is for a screen reader: `application` where keys draw. */
+  role?: "img" | "application";
+  describedBy?: string;
   onOpen: (viewer: Viewer) => void;
   onClose?: () => void;
   children?: ComponentChildren;
@@ -36,7 +39,7 @@ export function Pane(given: {
   return (
     <figure class="pane">
       <div class="pane-canvas">
-        <canvas ref={canvas} tabIndex={0} aria-label={given.label} role="img" />
+        <canvas ref={canvas} tabIndex={0} aria-label={given.label} role={given.role ?? "img"} aria-describedby={given.describedBy} />
         {failed && <p class="pane-text">This browser cannot draw volumes: it needs WebGL 2.</p>}
         {given.children}
       </div>

@@ -5,10 +5,10 @@
  * picture without a position has no sides, and so no marks.
  */
 import { Niivue, NVImage, SHOW_RENDER, SLICE_TYPE } from "@niivue/niivue";
+import type { Layout } from "./layouts";
 import { type ColourTable, DIFFERENCE } from "./palette";
 
-export type Layout = "planes" | "axial" | "coronal" | "sagittal" | "render";
-export type OverlayName = "mask" | "uncertainty" | "difference";
+export type OverlayName = "drawn" | "mask" | "uncertainty" | "difference";
 
 const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
   planes: SLICE_TYPE.MULTIPLANAR,
@@ -21,7 +21,7 @@ const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
 const CROSSHAIR = 0.25;
 
 /** Overlays in the order in which they are drawn. */
-const ORDER: readonly OverlayName[] = ["mask", "uncertainty", "difference"];
+const ORDER: readonly OverlayName[] = ["drawn", "mask", "uncertainty", "difference"];
 
 export class Viewer {
   private scan: NVImage | null = null;
@@ -29,7 +29,7 @@ export class Viewer {
   private readonly overlays = new Map<OverlayName, NVImage>();
 
   private constructor(
-    /** For what this class has no words for; drawing tools, for example. */
+    /** For what this class has no words for: `Drawing`. */
     readonly niivue: Niivue,
     private readonly canvas: HTMLCanvasElement,
   ) {}
@@ -51,8 +51,15 @@ export class Viewer {
       isNearestInterpolation: true,
       multiplanarShowRender: SHOW_RENDER.ALWAYS,
       tileMargin: 6,
+      // Letters that would change what the page's own controls show.
+      viewModeHotKey: "",
+      clipPlaneHotKey: "",
+      cycleClipPlaneHotKey: "",
+      maxDrawUndoBitmaps: 32,
       logLevel: "error",
     });
+    // A stroke that leaves the canvas goes on, and ends where the pointer is released.
+    canvas.addEventListener("pointerdown", (event) => canvas.setPointerCapture(event.pointerId));
     await niivue.attachToCanvas(canvas, false);
     if (describe) {
       niivue.onLocationChange = (location) => describe((location as { string?: string }).string ?? "");
@@ -73,6 +80,11 @@ export class Viewer {
   }
 
   clear(): void {
+    if (this.niivue.drawBitmap) {
+      this.niivue.onDrawingChanged = () => undefined;
+      this.niivue.setDrawingEnabled(false);
+      this.niivue.closeDrawing();
+    }
     for (const volume of [...this.niivue.volumes].reverse()) this.niivue.removeVolume(volume);
     this.overlays.clear();
     this.scan = null;
@@ -133,6 +145,11 @@ export class Viewer {
     });
   }
 
+  /** Read a file, by the end of its name, without showing it. */
+  async read(found: Blob | ArrayBuffer, file: string): Promise<NVImage> {
+    return await volume(found, file);
+  }
+
   removeOverlay(name: OverlayName): void {
     const found = this.overlays.get(name);
     if (found === undefined) return;
@@ -159,9 +176,10 @@ export class Viewer {
     const affine = this.scan?.hdr?.affine;
     if (affine === undefined) return;
     const { niivue } = this;
-    // By way of millimetres: NiiVue's own voxels are in canonical order, not in the file's.
+    // By way of millimetres: NiiVue's own voxels are in canonical order, not in the file's. `true`: not those of
+    // the straightened volume, which differ where the scan is oblique.
     const [x, y, z] = affine.map((row) => row[0]! * i + row[1]! * j + row[2]! * k + row[3]!);
-    niivue.scene.crosshairPos = niivue.mm2frac([x!, y!, z!]);
+    niivue.scene.crosshairPos = niivue.mm2frac([x!, y!, z!], 0, true);
     niivue.createOnLocationChange();
     niivue.drawScene();
   }

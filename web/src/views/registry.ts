@@ -13,5 +13,6 @@ export interface View {
 export const VIEWS: readonly View[] = [
   { name: "look", title: "Look", role: "reader", load: () => import("./look/look") },
   { name: "adapt", title: "Adapt", role: "reader", load: () => import("./adapt/adapt") },
+  { name: "draw", title: "Draw", role: "operator", load: () => import("./draw/draw") },
   { name: "oversee", title: "Oversee", role: "reader", load: () => import("./oversee/oversee") },
 ];

@@ -2,18 +2,18 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
 import { catalogueError, hospitals, KINDS, loadCatalogue, models } from "../../app/catalogue";
-import { keepInAddress, place } from "../../app/router";
+import { useCohorts } from "../../app/cohorts";
+import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
-import { DropZone, Select } from "../../ui/controls";
-import { bytes, many, moment } from "../../ui/format";
+import { Select } from "../../ui/controls";
+import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import "./adapt.css";
 import type { Job } from "./following";
 import { JobPanel, STATES } from "./job";
+import { CohortScans, StartJob } from "./scans";
 import { ServingPanel } from "./serving";
-import { add, retry, uploads } from "./uploads";
 
-type Cohort = Schema<"CohortView">;
 type JobSummary = Schema<"JobSummary">;
 
 const ADAPTABLE = ["routing-space", "cross-attention", "clusters"];
@@ -36,6 +36,7 @@ export default function Adapt() {
       </div>
     );
   }
+  const joins = model.kind === "cross-attention";
   return (
     <div class="adapt">
       <div class="stack">
@@ -44,7 +45,7 @@ export default function Adapt() {
           label="Hospital"
           value={hospital.id}
           options={hospitals.value.map((each) => ({ value: each.id, label: each.name }))}
-          onChange={(value) => keepInAddress({ hospital: value, job: null })}
+          onChange={(value) => keepInAddress({ hospital: value, job: null, cohort: null })}
         />
         <Select
           label="Model"
@@ -54,7 +55,7 @@ export default function Adapt() {
           onChange={(value) => keepInAddress({ model: value, job: null })}
         />
         {has("operator") ? (
-          <Scans key={hospital.id} hospital={hospital.id} model={model.name} needsMasks={model.kind === "cross-attention"} />
+          <Scans key={hospital.id} hospital={hospital.id} model={model.name} joins={joins} />
         ) : (
           <p class="hint">An operator uploads scans and starts a job.</p>
         )}
@@ -64,7 +65,11 @@ export default function Adapt() {
         {job ? (
           <JobPanel key={job} id={job} onFinished={setFinished} />
         ) : (
-          <Notice title="No job is open">Drop scans of {hospital.name}, then start a job. It learns from them without masks.</Notice>
+          <Notice title="No job is open">
+            {joins
+              ? `Drop scans of ${hospital.name}, draw masks of some, then start a job. It learns from the masks.`
+              : `Drop scans of ${hospital.name}, then start a job. It learns from them without masks.`}
+          </Notice>
         )}
         <ServingPanel
           key={`${hospital.id} ${model.name}`}
@@ -80,94 +85,33 @@ export default function Adapt() {
 /** The first hospital that took no part in training: it has the most to gain. */
 const outside = () => hospitals.value.find((each) => each.site === null) ?? hospitals.value[0];
 
-function Scans({ hospital, model, needsMasks }: { hospital: string; model: string; needsMasks: boolean }) {
-  const [cohorts, setCohorts] = useState<Cohort[]>([]);
-  const [chosen, setChosen] = useState("");
+function Scans({ hospital, model, joins }: { hospital: string; model: string; joins: boolean }) {
+  const [version, setVersion] = useState(0);
   const [error, setError] = useState<unknown>(null);
-  const [busy, setBusy] = useState(false);
-  const load = async () => {
-    const { data } = await call("get", "/hospitals/{hospital}/cohorts", { path: { hospital } });
-    setCohorts(data.cohorts);
-    return data.cohorts;
-  };
-  useEffect(() => {
-    load().then((found) => setChosen(found[0]?.id ?? ""), setError);
-  }, []);
-  const take = async (files: readonly File[]) => {
-    setError(null);
-    try {
-      let id = chosen;
-      if (id === "") {
-        id = (await call("post", "/hospitals/{hospital}/cohorts", { path: { hospital }, json: {} })).data.id;
-        setChosen(id);
-      }
-      add(hospital, id, files, () => void load().catch(setError));
-    } catch (found) {
-      setError(found);
-    }
-  };
-  const start = async () => {
-    setBusy(true);
-    setError(null);
-    try {
-      const json = { cohort: chosen, model };
-      const headers = { "Idempotency-Key": crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}` };
-      const { data } = await call("post", "/hospitals/{hospital}/adaptations", { path: { hospital }, json, headers });
-      keepInAddress({ hospital, model, job: (data as JobSummary).id });
-    } catch (found) {
-      setError(found);
-    } finally {
-      setBusy(false);
-    }
-  };
-  const mine = uploads.value.filter((each) => each.cohort === chosen);
-  const sending = mine.some((each) => each.state === "waiting" || each.state === "sending");
+  const found = useCohorts(hospital, version, setError);
+  const cohorts = found ?? [];
+  const wanted = place.value.parameters.get("cohort");
+  // A cohort that was just made is not listed yet; `new` asks for another one.
+  const chosen = wanted === "new" ? "" : (wanted ?? cohorts[0]?.id ?? "");
   const cohort = cohorts.find((each) => each.id === chosen);
   return (
     <section class="card stack" aria-label="Scans">
       <h2>Scans</h2>
-      <Select
-        label="Cohort"
-        value={chosen}
-        options={[
-          ...cohorts.map((each) => ({ value: each.id, label: `${moment(each.created_at)}, ${many(each.scans, "scan")}` })),
-          { value: "", label: "A new cohort" },
-        ]}
-        hint={cohort ? `${bytes(cohort.bytes)}; the scans expire on ${moment(cohort.expires_at)}.` : "It is made with the first scan."}
-        onChange={setChosen}
+      <CohortScans
+        hospital={hospital}
+        cohorts={cohorts}
+        cohort={chosen}
+        onCohort={(id) => keepInAddress({ cohort: id || "new" })}
+        onChange={() => setVersion((last) => last + 1)}
       />
-      <DropZone label="Drop scans here, or choose files" multiple onFiles={(files) => void take(files)}>
-        <span class="hint">Sent again, the same file changes nothing.</span>
-      </DropZone>
-      {mine.length > 0 && (
-        <ul class="files" aria-label="Uploads">
-          {mine.map((each) => (
-            <li key={each.key}>
-              <div class="row">
-                <span class="mono grow">{each.file.name}</span>
-                <span class={`chip ${each.state === "done" ? "good" : each.state === "failed" ? "bad" : ""}`}>{each.state}</span>
-              </div>
-              {each.state === "sending" && <progress max={1} value={each.share} aria-label={`Sending ${each.file.name}`} />}
-              {each.state === "failed" && <Rejection error={each.error} />}
-            </li>
-          ))}
-        </ul>
-      )}
-      {mine.some((each) => each.state === "failed") && (
-        <button type="button" class="button small" onClick={() => retry(hospital, () => void load().catch(setError))}>
-          Send the failed ones again
-        </button>
-      )}
-      {needsMasks && <p class="hint">This model joins a hospital with masks of its scans.</p>}
       <Rejection error={error} />
-      <button
-        type="button"
-        class="button primary"
-        disabled={busy || sending || (cohort?.scans ?? 0) === 0}
-        onClick={() => void start()}
-      >
-        Start the adaptation
-      </button>
+      {joins && (
+        <p class="hint">
+          This model joins a hospital with masks of some of its scans.{" "}
+          <a href={address("draw", { hospital, model, cohort: chosen })}>Draw them</a>, or send them with a script.
+        </p>
+      )}
+      <StartJob hospital={hospital} cohort={chosen} model={model} joins={joins} disabled={(cohort?.scans ?? 0) === 0} />
     </section>
   );
 }
@@ -185,7 +129,7 @@ function Jobs({ hospital, current }: { hospital: string; current: string | null 
   return (
     <section class="card stack tight" aria-label="Jobs">
       <h2>Jobs of this hospital</h2>
-      <ul class="jobs">
+      <ul class="picks">
         {jobs.map((each) => (
           <li key={each.id}>
             <button

@@ -2,7 +2,7 @@
 import { useEffect, useState } from "preact/hooks";
 import { call } from "../../api/client";
 import { has } from "../../app/session";
-import { duration, moment } from "../../ui/format";
+import { duration, many, moment, percent } from "../../ui/format";
 import { Notice, Rejection, type Tone } from "../../ui/notice";
 import { FINISHED, follow, type Job } from "./following";
 
@@ -26,6 +26,8 @@ export const STATES: Record<string, { words: string; tone: Tone | "accent" }> = 
 };
 
 const STAGES: Record<string, string> = {
+  preparing: "reading scans and masks",
+  joining: "learning from the masks",
   choosing: "choosing the recipe",
   adapting: "adapting",
   judging: "judging the candidate",
@@ -44,6 +46,16 @@ const FAILED: Record<string, string> = {
   source_warnings: "Too many scans do not look like those of training.",
   predicted_gain: "No gain is expected from what the member hospitals saw.",
   gain_bound: "From what the member hospitals saw, a loss is too likely.",
+};
+
+/** The same for a joining, which is judged by the hospital's own masks. */
+const FAILED_JOINING: Record<string, string> = {
+  validation_dice: "Its masks are too far from those that were drawn.",
+  dice_gain: "It is not better than the shared model on the patients that it did not learn from.",
+  false_positives: "It finds a target in too many slices that were drawn without one.",
+  giant: "Some of its masks are far larger than the largest that was drawn.",
+  emptied: "It finds nothing in too many of the scans without a mask.",
+  fragments: "Its masks fall apart into more pieces than the drawn ones.",
 };
 
 export function JobPanel({ id, onFinished }: { id: string; onFinished: (job: Job) => void }) {
@@ -102,6 +114,7 @@ export function JobPanel({ id, onFinished }: { id: string; onFinished: (job: Job
       <Curves epochs={job.epochs} />
       {job.coefficients && <HeatMap found={job.coefficients as unknown as Coefficients} />}
       <Playbook result={job.result} />
+      <Attention result={job.result} />
     </section>
   );
 }
@@ -131,6 +144,9 @@ function Verdict({ job }: { job: Job }) {
   const gain = gate.checks.find((check) => check.name === "predicted_gain")?.value;
   const bound = gate.checks.find((check) => check.name === "gain_bound")?.value;
   const failed = gate.checks.filter((check) => !check.passed);
+  const dice = gate.checks.find((check) => check.name === "validation_dice")?.value;
+  const risen = gate.checks.find((check) => check.name === "dice_gain")?.value;
+  const words = dice == null ? FAILED : FAILED_JOINING;
   const title = gate.passed ? "The candidate passed its gate" : "The gate rejects the candidate";
   return (
     <div class="stack tight">
@@ -141,11 +157,17 @@ function Verdict({ job }: { job: Job }) {
             {bound != null && `, and at worst ${bound < 0 ? `a loss of ${points(bound)}` : `a gain of ${points(bound)}`} points`}.
           </p>
         )}
-        {gain == null && gate.passed && <p>No check found harm. No gain is predicted: there is nothing to predict it from.</p>}
+        {dice != null && risen != null && (
+          <p>
+            {`On ${many(validated(job), "patient")} that it did not learn from, Dice is ${dice.toFixed(2)}: ${points(risen)} points ` +
+              `${risen >= 0 ? "more" : "less"} than the shared model. These patients chose the pass, so the figure is optimistic.`}
+          </p>
+        )}
+        {gain == null && dice == null && gate.passed && <p>No check found harm. No gain is predicted: there is nothing to predict it from.</p>}
         {failed.length > 0 && (
           <ul class="reasons">
             {failed.map((check) => (
-              <li key={check.name}>{FAILED[check.name] ?? `Not passed: ${named(check.name)} (${check.meaning}).`}</li>
+              <li key={check.name}>{words[check.name] ?? `Not passed: ${named(check.name)} (${check.meaning}).`}</li>
             ))}
           </ul>
         )}
@@ -191,6 +213,9 @@ function Outcome({ check }: { check: Check }) {
   if (!check.passed) return <span class="chip bad">failed</span>;
   return check.value === null ? <span class="chip">not measured</span> : <span class="chip good">passed</span>;
 }
+
+/** How many patients a joining was validated on. */
+const validated = (job: Job) => Number((job.result as { validation_patients?: number } | null)?.validation_patients ?? 0);
 
 const points = (change: number) => (100 * Math.abs(change)).toFixed(1);
 const named = (name: string) => name.replaceAll("_", " ");
@@ -294,6 +319,39 @@ function Playbook({ result }: { result: Job["result"] }) {
               </td>
               <td class="number">{each.predicted.toFixed(3)}</td>
               <td class="number">{each.bound.toFixed(3)}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </details>
+  );
+}
+
+/** How much of its attention a joined model pays to the scan itself, and to what each member shared. */
+function Attention({ result }: { result: Job["result"] }) {
+  const found = result?.attention as Record<string, number> | null | undefined;
+  if (!found) return null;
+  return (
+    <details>
+      <summary>What the model pays attention to</summary>
+      <p class="hint">Nearly all on the scan itself means that what the members shared is ignored.</p>
+      <table class="heat">
+        <thead>
+          <tr>
+            <th scope="col">Source</th>
+            <th scope="col" class="number">
+              Share
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {Object.entries(found).map(([source, share]) => (
+            <tr key={source}>
+              <th scope="row">{source === "own" ? "the scan itself" : source}</th>
+              <td class="number">
+                <span class="heat-bar" style={{ width: percent(share).replace(" ", "") }} />
+                <span class="heat-text">{percent(share)}</span>
+              </td>
             </tr>
           ))}
         </tbody>

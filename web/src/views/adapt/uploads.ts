@@ -1,6 +1,7 @@
 /** Send files to a cohort, one after the other; a file that failed can be sent again. */
 import { signal } from "@preact/signals";
 import { call } from "../../api/client";
+import { kindOf } from "../../viewer/nifti";
 
 export interface Sending {
   key: string;
@@ -18,8 +19,9 @@ const change = (key: string, next: Partial<Sending>) => {
   uploads.value = uploads.value.map((each) => (each.key === key ? { ...each, ...next } : each));
 };
 
-export function add(hospital: string, cohort: string, files: readonly File[], done: () => void): void {
-  const added = files.map((file) => ({
+/** The DICOM files among `files` are sent together, as the series that they are. */
+export async function add(hospital: string, cohort: string, files: readonly File[], done: () => void): Promise<void> {
+  const added = (await scansIn(files)).map((file) => ({
     key: `${cohort}/${file.name}`,
     cohort,
     file,
@@ -31,6 +33,23 @@ export function add(hospital: string, cohort: string, files: readonly File[], do
   uploads.value = [...uploads.value.filter((each) => !keys.has(each.key)), ...added];
   void work(hospital, done);
 }
+
+async function scansIn(files: readonly File[]): Promise<File[]> {
+  const kinds = await Promise.all(files.map(kindOf));
+  const parts = files.filter((_, i) => kinds[i] === "dicom");
+  if (parts.length < 2) return [...files];
+  const { zipSync } = await import("fflate");
+  const contents = await Promise.all(parts.map(async (part) => new Uint8Array(await part.arrayBuffer())));
+  // In the order of the names, and without a time: the same files are the same scan.
+  const order = parts.map((part, i) => ({ name: part.webkitRelativePath || part.name, i }));
+  order.sort((one, other) => (one.name < other.name ? -1 : 1));
+  const entries = order.map(({ i }, number) => [`${String(number).padStart(5, "0")}`, contents[i]!]);
+  const zip = zipSync(Object.fromEntries(entries) as Record<string, Uint8Array>, { level: 0, mtime: "1980-01-01" });
+  const series = new File([zip as Uint8Array<ArrayBuffer>], `${stemOf(parts[0]!.name)}.zip`);
+  return [...files.filter((_, i) => kinds[i] !== "dicom"), series];
+}
+
+const stemOf = (name: string) => name.replace(/\.dcm$/i, "");
 
 /** Send again what failed. The service changes nothing for bytes that it has. */
 export function retry(hospital: string, done: () => void): void {

@@ -38,10 +38,15 @@ export function fields(question: Question): Record<string, string> {
   return Object.fromEntries(Object.entries(found).filter(([, value]) => value !== ""));
 }
 
+/** What of a scan is sent: one file, or those of a DICOM series. */
+interface Sent {
+  files: readonly Blob[];
+  flat: boolean;
+}
+
 /** Segment a scan. Throws Problem, and AbortError when `signal` ended it. */
 export async function ask(
-  scan: Blob,
-  flat: boolean,
+  scan: Sent,
   question: Question,
   signal: AbortSignal,
   onProgress: (progress: Progress) => void,
@@ -49,6 +54,7 @@ export async function ask(
   onProgress({ words: "Sending the scan", share: 0 });
   const sent = (share: number) =>
     onProgress(share < 1 ? { words: "Sending the scan", share } : { words: "The model is working", share: null });
+  const { flat } = scan;
   const request = async (output: string) => await posted(scan, { ...fields(question), output }, signal, sent, onProgress);
   if (!flat) {
     const answer = await request("multipart");
@@ -65,7 +71,7 @@ export async function ask(
 const maps = new WeakMap<Answer, Promise<Blob>>();
 
 /** The uncertainty of each voxel of an answer, in percent; asked once, when it is first shown. */
-export function uncertaintyOf(scan: Blob, answer: Answer): Promise<Blob> {
+export function uncertaintyOf(scan: Sent, answer: Answer): Promise<Blob> {
   let found = maps.get(answer);
   if (found === undefined) {
     const values = { ...fields(answer.question), voxels: "uncertainty", output: answer.mask.flat ? "png" : "nifti" };
@@ -83,7 +89,7 @@ function build(question: Question, answer: Response, report: Report, mask: Answe
 }
 
 async function posted(
-  scan: Blob,
+  scan: Sent,
   values: Record<string, string>,
   signal: AbortSignal,
   onSent: (share: number) => void,
@@ -92,7 +98,7 @@ async function posted(
   const body = new FormData();
   // Text first: the service checks it before the scan arrives.
   for (const [name, value] of Object.entries(values)) body.set(name, value);
-  body.set("scan", scan, "scan");
+  for (const file of scan.files) body.append("scan", file, "scan");
   const answer = await send("post", "segment", { body, signal, onSent, headers: { Prefer: `wait=${WAIT_SECONDS}` } });
   if (answer.status !== 202) return answer;
   const job = ((await answer.json()) as Schema<"JobView">).id;

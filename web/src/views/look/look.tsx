@@ -3,25 +3,21 @@ import { computed, effect, type ReadonlySignal, signal } from "@preact/signals";
 import { useEffect, useState } from "preact/hooks";
 import { catalogueError, catalogueLoaded, hospitals, loadCatalogue, referenceOf } from "../../app/catalogue";
 import { keepInAddress, place } from "../../app/router";
+import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
 import { Notice, Rejection } from "../../ui/notice";
-import { css, DIFFERENCE, maskColours } from "../../viewer/palette";
+import { css, DIFFERENCE, drawnColour, drawnColours, maskColours } from "../../viewer/palette";
 import { Pane } from "../../viewer/pane";
 import { maskOfPicture } from "../../viewer/picture";
-import type { Layout, Viewer } from "../../viewer/viewer";
+import { type Layout, LAYOUTS } from "../../viewer/layouts";
+import type { Viewer } from "../../viewer/viewer";
+import "../../viewer/stage.css";
 import { Choices, segmenters } from "./choices";
 import "./look.css";
 import { Result, servedBy } from "./result";
 import { type Answer, type Personalization, uncertaintyOf } from "./asking";
+import { StoredScans } from "./stored";
 import { answer, cancel, failure, kept, type OpenScan, openFiles, progress, question, scan, segment } from "./state";
-
-const LAYOUTS: readonly { value: Layout; label: string }[] = [
-  { value: "planes", label: "All planes" },
-  { value: "axial", label: "Axial" },
-  { value: "coronal", label: "Coronal" },
-  { value: "sagittal", label: "Sagittal" },
-  { value: "render", label: "3-D" },
-];
 
 type Comparison = "new" | "kept" | "side" | "wipe" | "difference";
 const COMPARISONS: readonly { value: Comparison; label: string }[] = [
@@ -36,6 +32,7 @@ const layout = signal<Layout>("planes");
 const opacity = signal(0.55);
 const hidden = signal<ReadonlySet<number>>(new Set());
 const uncertain = signal(false);
+const drawnShown = signal(true);
 const chosen = signal<Comparison>("new");
 const wipe = signal(0.5);
 
@@ -57,12 +54,16 @@ export default function Look() {
   }, [viewer, beside]);
   const open = scan.value;
   return (
-    <div class="look">
-      <div class="look-side stack">
+    <div class="workbench">
+      <div class="workbench-side stack">
         <h1>Look at a scan</h1>
-        <DropZone label="Drop a scan here, or choose a file" onFiles={(files) => void openFiles(files)}>
-          <span class="hint">NIfTI volume or PNG picture. It is deleted after its answer.</span>
+        <DropZone label="Drop a scan here, or choose files" multiple onFiles={(files) => {
+            keepInAddress({ cohort: null, scan: null });
+            void openFiles(files);
+          }}>
+          <span class="hint">NIfTI, PNG, TIFF, or the DICOM files of a series. It is deleted after its answer.</span>
         </DropZone>
+        {has("operator") && <StoredScans />}
         <Rejection error={catalogueError.value} />
         {catalogueLoaded.value && segmenters().length === 0 ? (
           <Notice tone="warn" title="No model segments scans here">
@@ -83,14 +84,29 @@ export default function Look() {
         )}
         {answer.value && <Kept />}
       </div>
-      <section class="look-stage" aria-label="Viewer">
-        <div class="look-tools">
+      <section class="stage" aria-label="Viewer">
+        <div class="stage-tools">
           <strong class="name">{open?.name ?? "No scan"}</strong>
           {open && !open.flat && (
             <Segmented label="Planes" value={layout.value} options={LAYOUTS} onChange={(value) => (layout.value = value)} />
           )}
-          {answer.value && (
+          {(answer.value || open?.drawn) && (
             <Range label="Mask" value={opacity.value} onInput={(value) => (opacity.value = value)} />
+          )}
+          {open?.drawn && (
+            <label class="check">
+              <input
+                type="checkbox"
+                checked={drawnShown.value}
+                onChange={(event) => (drawnShown.value = event.currentTarget.checked)}
+              />
+              Drawn mask
+              {open.drawn.values.map((value) =>
+                value === 0 ? null : (
+                  <span key={value} class="swatch" style={{ background: css(drawnColour(value)) }} title={`Value ${value}`} />
+                ),
+              )}
+            </label>
           )}
           {answer.value && (
             <label class="check">
@@ -133,7 +149,7 @@ export default function Look() {
             )}
           </div>
         ) : (
-          <p class="look-empty">Drop a scan on the left to see it here.</p>
+          <p class="stage-empty">Drop a scan on the left to see it here.</p>
         )}
       </section>
     </div>
@@ -241,12 +257,17 @@ function follow(viewer: Viewer, shown: ReadonlySignal<Answer | null>): () => voi
       next(() => (isDifference ? drawDifference(viewer) : drawMask(viewer, found)));
     }),
     effect(() => {
+      const [open, isShown] = [scan.value, drawnShown.value];
+      next(() => drawDrawn(viewer, isShown ? open : null));
+    }),
+    effect(() => {
       const [open, found] = [scan.value, uncertain.value ? shown.value : null];
       next(() => drawUncertainty(viewer, open, found));
     }),
     effect(() => viewer.layout(scan.value?.flat ? "axial" : layout.value)),
     effect(() => {
       viewer.opacity("mask", opacity.value);
+      viewer.opacity("drawn", opacity.value);
       viewer.opacity("difference", opacity.value);
     }),
     effect(() => {
@@ -268,6 +289,18 @@ async function drawMask(viewer: Viewer, found: Answer | null): Promise<void> {
   viewer.opacity("mask", opacity.peek());
 }
 
+/** The mask that a person drew, below the answer. */
+async function drawDrawn(viewer: Viewer, open: OpenScan | null): Promise<void> {
+  if (!open?.drawn || !viewer.hasScan) {
+    viewer.removeOverlay("drawn");
+    return;
+  }
+  const { file, values } = open.drawn;
+  await viewer.overlay("drawn", open.flat ? await maskOfPicture(file) : file, open.flat ? "mask.nii" : "mask.nii.gz");
+  viewer.colours("drawn", drawnColours(values));
+  viewer.opacity("drawn", opacity.peek());
+}
+
 async function drawDifference(viewer: Viewer): Promise<void> {
   const [one, other] = [kept.peek(), answer.peek()];
   if (one === null || other === null || !viewer.hasScan) return;
@@ -282,7 +315,7 @@ async function drawUncertainty(viewer: Viewer, open: OpenScan | null, found: Ans
     viewer.removeOverlay("uncertainty");
     return;
   }
-  const file = await uncertaintyOf(open.file, found);
+  const file = await uncertaintyOf(open, found);
   await viewer.overlay("uncertainty", open.flat ? await maskOfPicture(file) : file, open.flat ? "map.nii" : "map.nii.gz");
   viewer.opacity("uncertainty", 0.6);
 }

@@ -1,16 +1,21 @@
 /** What the Look view shows. It outlives the view, so that a visit to another loses nothing. */
 import { batch, signal } from "@preact/signals";
-import { kindOf } from "../../viewer/nifti";
+import { send } from "../../api/client";
+import { isPicture, readMask, readScan, type CohortScan, type ScanPlace } from "../../app/cohorts";
+import { isReadAlike, kindOf } from "../../viewer/nifti";
 import { scanOfPicture } from "../../viewer/picture";
 import { type Answer, ask, type Progress, type Question } from "./asking";
 
 export interface OpenScan {
   name: string;
-  file: Blob;
+  /** One file, or those of a DICOM series. */
+  files: readonly Blob[];
   /** A picture: no sides of a patient, no volume. */
   flat: boolean;
   /** What the viewer draws. */
   shown: Blob | ArrayBuffer;
+  /** The mask that a person drew on a scan of a cohort. */
+  drawn: { file: Blob; values: readonly number[] } | null;
 }
 
 export const scan = signal<OpenScan | null>(null);
@@ -23,37 +28,84 @@ export const failure = signal<unknown>(null);
 
 let running: AbortController | null = null;
 
-/** Take a scan that a person chose. */
+/** Take a scan that a person chose: one file, or the files of a DICOM series. */
 export async function openFiles(files: readonly File[]): Promise<void> {
-  const file = files[0];
-  if (file === undefined) return;
+  const first = files[0];
+  if (first === undefined) return;
+  const name = files.length === 1 ? first.name : `${first.name} and ${files.length - 1} more`;
+  await opening(async (signal) => await opened(name, files, signal));
+}
+
+/** Take a scan of a cohort, with its mask. */
+export async function openStored(place: ScanPlace, mask: CohortScan["mask"]): Promise<void> {
+  await opening(async (signal) => {
+    progress.value = { words: "Fetching the scan", share: null };
+    const { file } = await readScan(place, "stored");
+    const found = await opened(place.name, [file], signal);
+    return { ...found, drawn: mask ? { file: (await readMask(place)).file, values: mask.values } : null };
+  });
+}
+
+/** One scan after the other: what is opened later wins. */
+async function opening(open: (signal: AbortSignal) => Promise<OpenScan>): Promise<void> {
   cancel();
   batch(() => {
     failure.value = null;
     answer.value = null;
     kept.value = null;
   });
-  try {
-    const kind = await kindOf(file);
-    if (kind === "nifti") scan.value = { name: file.name, file, flat: false, shown: file };
-    else if (kind === "png") scan.value = { name: file.name, file, flat: true, shown: await scanOfPicture(file) };
-    else throw new Error(`${file.name}: expected a NIfTI volume or a PNG picture, found another file.`);
-  } catch (error) {
-    failure.value = error;
+  await working(async (signal) => {
+    const found = await open(signal);
+    signal.throwIfAborted();
+    scan.value = found;
+  });
+}
+
+/** A volume or picture that the viewer reads as the service does is shown at once; the service reads others. */
+async function opened(name: string, files: readonly Blob[], signal: AbortSignal): Promise<OpenScan> {
+  const kinds = new Set(await Promise.all(files.map(kindOf)));
+  const kind = kinds.has("dicom") ? "dicom" : [...kinds][0]!;
+  if (kind === "unknown" || (files.length > 1 && kind !== "dicom")) {
+    throw new Error(
+      `${name}: expected a NIfTI volume, a PNG or TIFF picture, or DICOM (a file, a .zip of a series, or its files), ` +
+        "found another file.",
+    );
   }
+  const file = files[0]!;
+  const common = { name, files, drawn: null };
+  if (kind === "nifti" && (await isReadAlike(file))) return { ...common, flat: false, shown: file };
+  if (kind === "png") return { ...common, flat: true, shown: await scanOfPicture(file) };
+  const body = new FormData();
+  for (const each of files) body.append("scan", each, "scan");
+  const onSent = (share: number) => {
+    progress.value = share < 1 ? { words: "Sending the scan", share } : { words: "Reading the scan", share: null };
+  };
+  const read = await send("post", "display", { body, signal, onSent });
+  const shown = await read.blob();
+  return isPicture(read)
+    ? { ...common, flat: true, shown: await scanOfPicture(shown) }
+    : { ...common, flat: false, shown };
 }
 
 export async function segment(): Promise<void> {
   const open = scan.value;
   if (open === null) return;
   cancel();
+  failure.value = null;
+  await working(async (signal) => {
+    const found = await ask(open, question.value, signal, (step) => {
+      if (!signal.aborted) progress.value = step;
+    });
+    signal.throwIfAborted();
+    answer.value = found;
+  });
+}
+
+async function working(work: (signal: AbortSignal) => Promise<void>): Promise<void> {
   const mine = new AbortController();
   running = mine;
-  failure.value = null;
   try {
-    answer.value = await ask(open.file, open.flat, question.value, mine.signal, (found) => {
-      if (running === mine) progress.value = found;
-    });
+    await work(mine.signal);
   } catch (error) {
     if (!mine.signal.aborted) failure.value = error;
   } finally {

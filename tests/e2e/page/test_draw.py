@@ -1,0 +1,265 @@
+"""Draw: a mask that is drawn on the picture is stored at the same place of the scan's own grid."""
+
+from __future__ import annotations
+
+import gzip
+import io
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+from scipy import ndimage
+
+from tests.e2e.page.conftest import Service
+from tests.helpers.model_store.dicom_files import series, turned
+from tests.helpers.model_store.scan_files import tiff
+
+# In canonical order, from left to right, posterior to anterior, inferior to superior: off every middle.
+SHAPE = (24, 20, 7)
+BLOCK = (slice(4, 9), slice(11, 17), slice(1, 6))
+LEVEL = SHAPE[2] // 2
+
+
+def canonical_volume() -> NDArray[np.int16]:
+    voxels = np.random.default_rng(2).integers(0, 60, SHAPE).astype(np.int16)
+    voxels[BLOCK] = 900
+    return voxels
+
+
+def on_grid(voxels: NDArray[Any], codes: str) -> NDArray[Any]:
+    """Turn canonical voxels over to a file's axes, such as `LPS`."""
+    turn = nib.orientations.axcodes2ornt(tuple(codes))
+    back = nib.orientations.ornt_transform(nib.orientations.axcodes2ornt("RAS"), turn)
+    return np.asarray(nib.orientations.apply_orientation(voxels, back))
+
+
+def tilted(codes: str, degrees: float) -> NDArray[np.float64]:
+    """An affine of a file with these axes, oblique by some degrees."""
+    columns = []
+    for code in codes:
+        axis, sign = next(
+            (i, 1 if code == "RAS"[i] else -1) for i in range(3) if code in ("RAS"[i], "LPI"[i])
+        )
+        columns.append(sign * np.eye(3)[axis] * (1.5, 1.5, 4.0)[axis])
+    affine = np.eye(4)
+    affine[:3, :3] = nib.eulerangles.euler2mat(*np.radians([degrees, -degrees, degrees / 2])) @ np.stack(
+        columns, 1
+    )
+    affine[:3, 3] = (12, -30, 45)
+    return affine
+
+
+def open_scan(page: Any, service: Service, cohort: str, name: str, model: str = "tumour") -> None:
+    page.goto(f"{service.address}/#/draw?hospital=dune&model={model}&cohort={cohort[-32:]}&scan={name}")
+    page.get_by_role("toolbar").wait_for()
+
+
+def bright(page: Any) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of the brightest thing on the canvas, in pixels of the page."""
+    canvas = page.locator("canvas")
+    pixels = np.asarray(Image.open(io.BytesIO(canvas.screenshot())).convert("RGB"))
+    pieces, count = ndimage.label((pixels > 180).all(axis=2))
+    # The letters of the sides are smaller, and the cross-hair is no grey.
+    largest = 1 + int(np.argmax(ndimage.sum_labels(np.ones_like(pieces), pieces, range(1, count + 1))))
+    rows, columns = np.nonzero(pieces == largest)
+    box = canvas.bounding_box()
+    left, right = box["x"] + float(columns.min()), box["x"] + float(columns.max()) + 1
+    return left, box["y"] + float(rows.min()), right, box["y"] + float(rows.max()) + 1
+
+
+def drag_over(page: Any, box: tuple[float, float, float, float]) -> None:
+    """Drag from just inside one corner to just inside the opposite one."""
+    left, top, right, bottom = box
+    page.mouse.move(left + 4, top + 4)
+    page.mouse.down()
+    page.mouse.move((left + right) / 2, (top + bottom) / 2)
+    page.mouse.move(right - 4, bottom - 4)
+    page.mouse.up()
+
+
+def saving(page: Any) -> Any:
+    """Waits for the request that saves the mask."""
+    return page.expect_response(
+        lambda answer: answer.request.method == "PUT" and "/mask?" in answer.url, timeout=60_000
+    )
+
+
+def stored(service: Service, cohort: str, name: str) -> NDArray[Any]:
+    """The stored mask, read without the service's own readers."""
+    content = service.client.get(f"{cohort}/scans/{name}/mask").raise_for_status().content
+    if content[:4] == b"\x89PNG":
+        return np.asarray(Image.open(io.BytesIO(content)))
+    return np.asanyarray(nib.Nifti1Image.from_bytes(gzip.decompress(content)).dataobj)
+
+
+@pytest.mark.parametrize(("codes", "degrees"), [("RAS", 0), ("LPS", 0), ("LAI", 12), ("SRP", 14), ("AIL", 9)])
+def test_drawn_rectangle_is_stored_where_the_scan_shows_it(
+    page: Any, service: Service, codes: str, degrees: float
+) -> None:
+    affine = tilted(codes, degrees)
+    assert "".join(nib.aff2axcodes(affine)) == codes
+    scan = nib.Nifti1Image(on_grid(canonical_volume(), codes), affine)
+    cohort = service.cohort(a=gzip.compress(scan.to_bytes(), 1))
+    open_scan(page, service, cohort, "a")
+    page.get_by_role("button", name="Rectangle").click()
+    with saving(page) as sent:
+        drag_over(page, bright(page))
+    assert sent.value.status == 201
+    page.locator("[data-save=saved]").wait_for()
+    expected = np.zeros(SHAPE, np.uint8)
+    expected[BLOCK[0], BLOCK[1], LEVEL] = 1
+    np.testing.assert_array_equal(stored(service, cohort, "a"), on_grid(expected, codes))
+    mask = nib.Nifti1Image.from_bytes(gzip.decompress(service.client.get(f"{cohort}/scans/a/mask").content))
+    np.testing.assert_allclose(mask.affine, affine, atol=1e-4)
+
+    # Opened again, it is at the same place, and one more voxel leaves the others as they are.
+    page.reload()
+    page.get_by_role("toolbar").wait_for()
+    page.locator("canvas").focus()
+    page.keyboard.press("[")
+    with saving(page) as sent:
+        page.keyboard.press("Space")
+    assert sent.value.status == 200
+    expected[SHAPE[0] // 2, SHAPE[1] // 2, LEVEL] = 1
+    np.testing.assert_array_equal(stored(service, cohort, "a"), on_grid(expected, codes))
+
+
+def picture_scan(dtype: type[np.generic], top: int) -> NDArray[Any]:
+    pixels = np.random.default_rng(4).integers(0, top // 10, (41, 49)).astype(dtype)
+    pixels[8:17, 30:42] = top
+    return pixels
+
+
+def png(pixels: NDArray[Any]) -> bytes:
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("content", [png(picture_scan(np.uint8, 250)), tiff(picture_scan(np.uint16, 50_000))])
+def test_mask_of_a_picture_has_the_picture_s_own_pixels(page: Any, service: Service, content: bytes) -> None:
+    cohort = service.cohort(a=content)
+    open_scan(page, service, cohort, "a", model="retina")
+    page.get_by_role("button", name="cup + disc").click()
+    page.get_by_role("button", name="Rectangle").click()
+    with saving(page):
+        drag_over(page, bright(page))
+    expected = np.zeros((41, 49), np.uint8)
+    expected[8:17, 30:42] = 2
+    np.testing.assert_array_equal(stored(service, cohort, "a"), expected)
+    (listed,) = service.client.get(f"{cohort}/scans").json()["scans"]
+    assert listed["mask"]["values"] == [0, 2]
+
+
+def test_mask_is_drawn_and_undone_by_keys(page: Any, service: Service) -> None:
+    cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
+    open_scan(page, service, cohort, "a", model="retina")
+    page.locator("canvas").focus()
+    expected = np.zeros((41, 49), np.uint8)
+
+    def press(*keys: str) -> None:
+        with saving(page):
+            for key in keys:
+                page.keyboard.press(key)
+        page.locator("[data-save=saved]").wait_for()
+        np.testing.assert_array_equal(stored(service, cohort, "a"), expected)
+
+    row, column = 20, 24
+    expected[row - 1 : row + 2, column - 1 : column + 2] = 1
+    press("Space")
+    row, column = row - 4, column + 3
+    expected[row, column : column + 3] = 2
+    press("2", "[", *["ArrowUp"] * 4, *["ArrowRight"] * 3, "Space", *["Shift+ArrowRight"] * 2)
+    expected[row, column] = 0
+    press("e", *["ArrowLeft"] * 2, "Space")
+    expected[row, column] = 2
+    press("Control+z")
+    for _ in range(4):
+        page.get_by_role("button", name="Undo").click()
+    assert page.get_by_role("button", name="Undo").is_disabled()
+    expected[:] = 0
+    page.locator("canvas").focus()
+    press("Control+z")
+
+
+def test_scan_without_a_target_counts_as_reviewed_until_its_mask_is_removed(
+    page: Any, service: Service
+) -> None:
+    cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
+    open_scan(page, service, cohort, "a", model="retina")
+    scan = page.get_by_role("list", name="Scans of the cohort").get_by_role("listitem")
+    scan.get_by_text("no mask").wait_for()
+    page.get_by_role("button", name="No target here").click()
+    scan.get_by_text("no target").wait_for()
+    assert not stored(service, cohort, "a").any()
+    page.get_by_role("button", name="Remove the mask").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove the mask").click()
+    scan.get_by_text("no mask").wait_for()
+    (listed,) = service.client.get(f"{cohort}/scans").json()["scans"]
+    assert listed["mask"] is None
+
+
+def test_strokes_are_saved_before_another_scan_or_view_is_opened(page: Any, service: Service) -> None:
+    content = png(picture_scan(np.uint8, 250))
+    cohort = service.cohort(a=content, b=content)
+    open_scan(page, service, cohort, "a", model="retina")
+    page.locator("canvas").focus()
+    with saving(page):
+        page.keyboard.press("Space")
+        page.get_by_role("button", name="b no mask").click()
+    page.get_by_text("Drawing on b").or_(page.get_by_label("Drawing on b")).first.wait_for()
+    page.get_by_role("toolbar").wait_for()
+    page.locator("canvas").focus()
+    with saving(page):
+        page.keyboard.press("Space")
+        page.get_by_role("link", name="Oversee").click()
+    assert stored(service, cohort, "a").sum() == stored(service, cohort, "b").sum() == 9
+
+
+def test_mask_of_another_person_is_not_overwritten(page: Any, service: Service) -> None:
+    cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
+    open_scan(page, service, cohort, "a", model="retina")
+    other = np.zeros((41, 49), np.uint8)
+    other[2, 3] = 2
+    service.client.put(f"{cohort}/scans/a/mask", content=png(other)).raise_for_status()
+    page.locator("canvas").focus()
+    with saving(page) as sent:
+        page.keyboard.press("Space")
+    assert sent.value.status == 409
+    assert "another mask" in page.get_by_role("alert").inner_text()
+    np.testing.assert_array_equal(stored(service, cohort, "a"), other)
+    page.get_by_role("button", name="Open the stored mask").click()
+    page.locator("[data-save=saved]").wait_for()
+    page.locator("canvas").focus()
+    with saving(page) as sent:
+        page.keyboard.press("Space")
+    assert sent.value.status == 200
+    other[19:22, 23:26] = 1
+    np.testing.assert_array_equal(stored(service, cohort, "a"), other)
+
+
+def test_dicom_series_of_several_files_is_one_scan_and_drawn_on_its_grid(page: Any, service: Service) -> None:
+    # Slices, rows, columns; an oblique plane.
+    voxels = np.random.default_rng(6).integers(0, 60, (7, 24, 24)).astype(np.int16)
+    voxels[1:6, 5:11, 12:19] = 900
+    files = series(voxels, turned(8))
+    cohort = service.cohort()
+    page.goto(f"{service.address}/#/draw?hospital=dune&model=tumour&cohort={cohort[-32:]}")
+    page.get_by_label("Drop scans here").set_input_files(
+        [{"name": name, "mimeType": "", "buffer": content} for name, content in files.items()]
+    )
+    page.get_by_role("list", name="Uploads").get_by_text("done").wait_for()
+    (listed,) = service.client.get(f"{cohort}/scans").json()["scans"]
+    assert listed["format"] == "dicom"
+    page.get_by_role("button", name=f"{listed['name']} no mask").click()
+    page.get_by_role("toolbar").wait_for()
+    page.get_by_role("button", name="Rectangle").click()
+    with saving(page):
+        drag_over(page, bright(page))
+    # A mask is columns, rows, slices.
+    expected = np.zeros((24, 24, 7), np.uint8)
+    expected[12:19, 5:11, 3] = 1
+    np.testing.assert_array_equal(stored(service, cohort, listed["name"]), expected)

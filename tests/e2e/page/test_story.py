@@ -1,0 +1,143 @@
+"""The whole story: look at a scan, adapt a model, assign it, take it back, draw masks, join with them."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Any
+
+import nibabel as nib
+import numpy as np
+
+from tests.e2e.page import test_look
+from tests.e2e.page.conftest import Service
+from tests.e2e.page.test_draw import saving
+from tests.e2e.page.test_look import canonical, picture, shown_slice
+from tests.helpers.service.joining_federation import drawn_scans
+
+FINISHED = "[data-state=succeeded], [data-state=fell_back], [data-state=failed]"
+
+
+def test_from_a_scan_to_an_adapted_and_a_joined_model(page: Any, service: Service) -> None:
+    test_look.test_mask_is_drawn_where_the_service_found_it(page, service)
+    page.get_by_role("link", name="Adapt").click()
+    adapted = adapt(page, service)
+    decide(page, service, adapted)
+    roll_back(page, service)
+    page.get_by_label("Model").select_option("tumour")
+    page.get_by_role("link", name="Draw them").click()
+    draw(page, service)
+    joined = join(page, service)
+    decide(page, service, joined)
+
+
+def adapt(page: Any, service: Service) -> dict[str, Any]:
+    """Add scans, start a job and follow it to the gate's verdict. Returns the job."""
+    page.get_by_label("Hospital").select_option("dune")
+    page.get_by_label("Model").select_option("organ")
+    page.get_by_label("Cohort").select_option("")
+    page.get_by_label("Drop scans here").set_input_files(list(service.scans.values()))
+    page.get_by_role("list", name="Uploads").get_by_text("done").nth(3).wait_for()
+    cohort = service.client.get("/hospitals/dune/cohorts").json()["cohorts"][0]
+    assert cohort["scans"] == 4
+    page.get_by_role("button", name="Start the adaptation").click()
+    return follow(page, service)
+
+
+def follow(page: Any, service: Service) -> dict[str, Any]:
+    """Wait for the job of the page, and compare what it shows with the job. Returns the job."""
+    page.locator(FINISHED).wait_for(timeout=180_000)
+    latest = service.client.get("/jobs", params={"hospital": "dune"}).json()["jobs"][0]
+    job: dict[str, Any] = service.client.get(f"/jobs/{latest['id']}").json()
+    assert page.locator("[data-state]").get_attribute("data-state") == job["state"]
+    assert job["state"] in ("succeeded", "fell_back"), job["reason"]
+    checks = job["gate"]["checks"]
+    verdict = "The candidate passed its gate" if job["gate"]["passed"] else "The gate rejects the candidate"
+    assert page.get_by_text(verdict).is_visible()
+    page.get_by_text(f"All {len(checks)} checks").click()
+    failed = sum(not check["passed"] for check in checks)
+    table = page.get_by_role("table").filter(has_text="Verdict")
+    assert table.get_by_text("failed", exact=True).count() == failed
+    assert page.locator(".reasons li").count() == failed
+    return job
+
+
+def decide(page: Any, service: Service, job: dict[str, Any]) -> None:
+    """Assign the job's candidate. An override has to be confirmed a second time, by the hospital's name."""
+    candidate, passed = job["candidate"]["reference"], job["gate"]["passed"]
+    page.get_by_role("button", name="Assign the candidate" if passed else "Assign against the gate").click()
+    dialog = page.get_by_role("dialog")
+    assert candidate in dialog.inner_text()
+    submit = dialog.get_by_role("button", name="Assign")
+    dialog.get_by_label("Your name").fill("Ada")
+    dialog.get_by_label("Reason").fill("better outlines on both scans")
+    if not passed:
+        assert submit.is_disabled()
+        dialog.get_by_label("Type dune to confirm").fill("dune")
+    submit.click()
+    dialog.wait_for(state="detached")
+    page.get_by_text("serves now").wait_for()
+    serving = service.client.get(f"/hospitals/dune/serving/{job['model']}").json()
+    assert serving["artefact"] == candidate
+    assert page.get_by_role("list", name="History").get_by_text("better outlines").is_visible()
+
+
+def roll_back(page: Any, service: Service) -> None:
+    """Assign the version that served before any decision, then take that back on the page."""
+    path = "/hospitals/dune/serving/organ"
+    before = service.client.get(path)
+    service.client.put(
+        path,
+        json={"version": "organ@1", "actor": "Ida", "reason": "to compare"},
+        headers={"If-Match": before.headers["ETag"]},
+    ).raise_for_status()
+    page.reload()
+    page.get_by_role("button", name="Roll back").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Your name").fill("Ada")
+    dialog.get_by_label("Reason").fill("the comparison is over")
+    dialog.get_by_role("button", name="Roll back").click()
+    dialog.wait_for(state="detached")
+    page.get_by_role("list", name="History").get_by_text("the comparison is over").wait_for()
+    assert service.client.get(path).json()["artefact"] == before.json()["artefact"]
+    entries = service.client.get(f"{path}/history").json()["entries"]
+    assert [each["actor"] for each in entries] == ["Ada", "Ida", "Ada"]
+
+
+def draw(page: Any, service: Service) -> None:
+    """Draw the target's box in the middle slice of three scans."""
+    (cohort,) = [
+        each for each in service.client.get("/hospitals/dune/cohorts").json()["cohorts"] if each["scans"] == 4
+    ]
+    where = f"/hospitals/dune/cohorts/{cohort['id']}"
+    start = page.get_by_role("button", name="Start the joining")
+    assert start.is_disabled()
+    drawn = drawn_scans(4)
+    for name in list(drawn)[:3]:
+        page.get_by_role("button", name=f"{name} no mask").click()
+        page.get_by_label(f"Drawing on {name}").wait_for()
+        page.get_by_role("toolbar").wait_for()
+        page.get_by_role("button", name="Rectangle").click()
+        truth = canonical(nib.Nifti1Image.from_bytes(gzip.decompress(drawn[name][1])))
+        level = truth.shape[2] // 2
+        inside = np.argwhere(picture(truth, level))
+        (first, last), (left, right) = zip(inside.min(axis=0), inside.max(axis=0), strict=True)
+        _, rows, columns = shown_slice(page, picture(truth, level).shape)
+        box = page.locator("canvas").bounding_box()
+        page.mouse.move(box["x"] + columns[left], box["y"] + rows[first])
+        page.mouse.down()
+        page.mouse.move(box["x"] + columns[right], box["y"] + rows[last])
+        with saving(page):
+            page.mouse.up()
+        page.locator("[data-save=saved]").wait_for()
+        mask = service.client.get(f"{where}/scans/{name}/mask").content
+        expected = np.zeros_like(picture(truth, level))
+        expected[first : last + 1, left : right + 1] = 1
+        found = canonical(nib.Nifti1Image.from_bytes(gzip.decompress(mask)))
+        np.testing.assert_array_equal(picture(found, level), expected)
+        assert found.sum() == expected.sum()
+    assert page.get_by_text("3 masks of 4 scans, 3 with a target").is_visible()
+
+
+def join(page: Any, service: Service) -> dict[str, Any]:
+    page.get_by_role("button", name="Start the joining").click()
+    return follow(page, service)

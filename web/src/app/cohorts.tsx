@@ -1,0 +1,90 @@
+/** Cohorts and their scans: what several views choose from. Needs an operator. */
+import { useEffect, useState } from "preact/hooks";
+import { call, fill, type Schema, send } from "../api/client";
+import { Select } from "../ui/controls";
+import { bytes, many, moment } from "../ui/format";
+
+export type Cohort = Schema<"CohortView">;
+export type CohortScan = Schema<"ScanView">;
+
+/** Where a scan of a cohort is. */
+export interface ScanPlace {
+  hospital: string;
+  cohort: string;
+  name: string;
+}
+
+export async function cohortsOf(hospital: string): Promise<Cohort[]> {
+  return (await call("get", "/hospitals/{hospital}/cohorts", { path: { hospital } })).data.cohorts;
+}
+
+export async function scansOf(hospital: string, cohort: string): Promise<CohortScan[]> {
+  return (await call("get", "/hospitals/{hospital}/cohorts/{cohort}/scans", { path: { hospital, cohort } })).data.scans;
+}
+
+/** The scan as stored, or as a viewer shows it. */
+export async function readScan(place: ScanPlace, output: "stored" | "display"): Promise<Read> {
+  return await read("/hospitals/{hospital}/cohorts/{cohort}/scans/{name}", place, output);
+}
+
+/** The mask of a scan as a viewer shows it. */
+export async function readMask(place: ScanPlace): Promise<Read> {
+  return await read("/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask", place, "display");
+}
+
+/** A file; whether it is a picture, which has no sides of a patient; and its entity tag. */
+interface Read {
+  file: Blob;
+  flat: boolean;
+  tag: string | null;
+}
+
+async function read(path: string, place: ScanPlace, output: string): Promise<Read> {
+  const answer = await send("get", fill(path, { ...place }, { output }));
+  return { file: await answer.blob(), flat: isPicture(answer), tag: answer.headers.get("ETag") };
+}
+
+export const isPicture = (answer: Response): boolean => answer.headers.get("content-type") === "image/png";
+
+/** The cohorts of a hospital, read again when `version` changes. */
+export function useCohorts(hospital: string, version: unknown, onError: (error: unknown) => void): Cohort[] | null {
+  const [cohorts, setCohorts] = useState<Cohort[] | null>(null);
+  useEffect(() => {
+    let over = false;
+    if (hospital === "") setCohorts([]);
+    else cohortsOf(hospital).then((found) => !over && setCohorts(found), onError);
+    return () => (over = true);
+  }, [hospital, version]);
+  return cohorts;
+}
+
+export function CohortSelect(given: {
+  cohorts: readonly Cohort[];
+  value: string;
+  /** What no cohort is called, and what it means. */
+  none: { label: string; hint?: string };
+  onChange: (id: string) => void;
+}) {
+  const cohort = given.cohorts.find((each) => each.id === given.value);
+  const hint = cohort ? `${bytes(cohort.bytes)}; the scans expire on ${moment(cohort.expires_at)}.` : given.none.hint;
+  return (
+    <Select
+      label="Cohort"
+      value={given.value}
+      options={[
+        ...given.cohorts.map((each) => ({ value: each.id, label: `${moment(each.created_at)}, ${many(each.scans, "scan")}` })),
+        { value: "", label: given.none.label },
+      ]}
+      {...(hint ? { hint } : {})}
+      onChange={given.onChange}
+    />
+  );
+}
+
+/** What a scan's mask says of it. */
+export function maskWords(scan: CohortScan): { words: string; tone: string } {
+  if (!scan.mask) return { words: "no mask", tone: "" };
+  return scan.mask.values.some((value) => value !== 0)
+    ? { words: "mask", tone: "good" }
+    : { words: "no target", tone: "accent" };
+}

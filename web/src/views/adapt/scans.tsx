@@ -1,0 +1,111 @@
+/** The scans of a cohort that a job learns from: choose or make the cohort, add scans, start the job. */
+import { useState } from "preact/hooks";
+import { call, type Schema } from "../../api/client";
+import { type Cohort, CohortSelect } from "../../app/cohorts";
+import { address } from "../../app/router";
+import { DropZone } from "../../ui/controls";
+import { Rejection } from "../../ui/notice";
+import { add, retry, uploads } from "./uploads";
+
+/** `onChange` is called with the cohort after each scan that arrived. */
+export function CohortScans(given: {
+  hospital: string;
+  cohorts: readonly Cohort[];
+  cohort: string;
+  onCohort: (id: string) => void;
+  onChange: () => void;
+}) {
+  const { hospital, cohorts, cohort } = given;
+  const [error, setError] = useState<unknown>(null);
+  const take = async (files: readonly File[]) => {
+    setError(null);
+    try {
+      let id = cohort;
+      if (id === "") {
+        id = (await call("post", "/hospitals/{hospital}/cohorts", { path: { hospital }, json: {} })).data.id;
+        given.onCohort(id);
+      }
+      await add(hospital, id, files, given.onChange);
+    } catch (found) {
+      setError(found);
+    }
+  };
+  const mine = uploads.value.filter((each) => each.cohort === cohort);
+  return (
+    <>
+      <CohortSelect
+        cohorts={cohorts}
+        value={cohort}
+        none={{ label: "A new cohort", hint: "It is made with the first scan." }}
+        onChange={given.onCohort}
+      />
+      <DropZone label="Drop scans here, or choose files" multiple onFiles={(files) => void take(files)}>
+        <span class="hint">DICOM files that are dropped together are one series. Sent again, a file changes nothing.</span>
+      </DropZone>
+      {mine.length > 0 && (
+        <ul class="files" aria-label="Uploads">
+          {mine.map((each) => (
+            <li key={each.key}>
+              <div class="row">
+                <span class="mono grow">{each.file.name}</span>
+                <span class={`chip ${each.state === "done" ? "good" : each.state === "failed" ? "bad" : ""}`}>{each.state}</span>
+              </div>
+              {each.state === "sending" && <progress max={1} value={each.share} aria-label={`Sending ${each.file.name}`} />}
+              {each.state === "failed" && <Rejection error={each.error} />}
+            </li>
+          ))}
+        </ul>
+      )}
+      {mine.some((each) => each.state === "failed") && (
+        <button type="button" class="button small" onClick={() => retry(hospital, given.onChange)}>
+          Send the failed ones again
+        </button>
+      )}
+      <Rejection error={error} />
+    </>
+  );
+}
+
+/** Start an adaptation, or a joining where the model learns from masks, and go to the job. */
+export function StartJob(given: {
+  hospital: string;
+  cohort: string;
+  model: string;
+  joins: boolean;
+  disabled?: boolean;
+  /** Awaited first; the job is not started where it answers false. */
+  before?: () => Promise<boolean>;
+}) {
+  const { hospital, cohort, model } = given;
+  const [error, setError] = useState<unknown>(null);
+  const [busy, setBusy] = useState(false);
+  const sending = uploads.value.some((each) => each.cohort === cohort && (each.state === "waiting" || each.state === "sending"));
+  const start = async () => {
+    setBusy(true);
+    setError(null);
+    try {
+      if (given.before && !(await given.before())) return;
+      const headers = { "Idempotency-Key": crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}` };
+      const json = { cohort, model };
+      const { data } = await call("post", "/hospitals/{hospital}/adaptations", { path: { hospital }, json, headers });
+      location.hash = address("adapt", { hospital, model, cohort, job: (data as Schema<"JobSummary">).id });
+    } catch (found) {
+      setError(found);
+    } finally {
+      setBusy(false);
+    }
+  };
+  return (
+    <>
+      <Rejection error={error} />
+      <button
+        type="button"
+        class="button primary"
+        disabled={busy || sending || cohort === "" || given.disabled}
+        onClick={() => void start()}
+      >
+        {given.joins ? "Start the joining" : "Start the adaptation"}
+      </button>
+    </>
+  );
+}

@@ -1,0 +1,184 @@
+/** Draw: masks on the scans of a cohort, and a joining that learns from them. */
+import { useEffect, useRef, useState } from "preact/hooks";
+import { catalogueError, hospitals, KINDS, loadCatalogue, type Model, models } from "../../app/catalogue";
+import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
+import { keepInAddress, place } from "../../app/router";
+import { Select } from "../../ui/controls";
+import { Dialog } from "../../ui/dialog";
+import { many } from "../../ui/format";
+import { Notice, Rejection } from "../../ui/notice";
+import "../../viewer/stage.css";
+import { CohortScans, StartJob } from "../adapt/scans";
+import { type Label, labelsOf } from "./labels";
+import type { Saving } from "./saving";
+import { Stage } from "./stage";
+
+/** Joining learns from masks of this many patients at least. */
+const FEWEST = 2;
+
+/** Models that learn from masks come first. */
+const drawable = () => {
+  const all = models.value.filter((each) => each.answers === "/segment" && each.hospital === null && each.latest !== null);
+  return [...all].sort((one, other) => Number(joins(other)) - Number(joins(one)));
+};
+const joins = (model: Model) => model.kind === "cross-attention";
+
+export default function Draw() {
+  useEffect(() => void loadCatalogue(), []);
+  const parameters = place.value.parameters;
+  const all = drawable();
+  const hospital =
+    hospitals.value.find((each) => each.id === parameters.get("hospital")) ??
+    hospitals.value.find((each) => each.site === null) ??
+    hospitals.value[0];
+  const model = all.find((each) => each.name === parameters.get("model")) ?? all[0];
+  if (catalogueError.value) return <div class="center"><Rejection error={catalogueError.value} /></div>;
+  if (hospital === undefined || model === undefined) {
+    return (
+      <div class="center">
+        <Notice title="There is nothing to draw yet">
+          An admin registers a hospital, and the operator publishes a model: its task names the labels of a mask.
+        </Notice>
+      </div>
+    );
+  }
+  return <Masks key={hospital.id} hospital={hospital.id} isMember={hospital.site != null} model={model} all={all} />;
+}
+
+function Masks(given: { hospital: string; isMember: boolean; model: Model; all: readonly Model[] }) {
+  const { hospital, isMember, model, all } = given;
+  const [version, setVersion] = useState(0);
+  const [scans, setScans] = useState<readonly CohortScan[]>([]);
+  const [labels, setLabels] = useState<readonly Label[]>([]);
+  const [error, setError] = useState<unknown>(null);
+  const [blocked, setBlocked] = useState<Record<string, string | null> | null>(null);
+  const saving = useRef<Saving | null>(null);
+  const found = useCohorts(hospital, version, setError);
+  const cohorts = found ?? [];
+  const wanted = place.value.parameters.get("cohort");
+  const cohort = wanted === "new" ? "" : (wanted ?? cohorts[0]?.id ?? "");
+  const named = place.value.parameters.get("scan");
+  const scan = scans.find((each) => each.name === named);
+
+  useEffect(() => {
+    let over = false;
+    if (cohort === "") setScans([]);
+    else scansOf(hospital, cohort).then((list) => !over && setScans(list), setError);
+    return () => (over = true);
+  }, [cohort, version]);
+  useEffect(() => {
+    let over = false;
+    labelsOf(model).then((list) => !over && setLabels(list), setError);
+    return () => (over = true);
+  }, [model.name, model.latest?.version]);
+
+  /** Whether all strokes are saved. */
+  const saved = async () => {
+    await saving.current?.now();
+    return saving.current?.isSafe.peek() ?? true;
+  };
+  const go = async (next: Record<string, string | null>) => {
+    if (await saved()) keepInAddress(next);
+    else setBlocked(next);
+  };
+  const drawn = scans.filter((each) => each.mask);
+  const targets = drawn.filter((each) => each.mask!.values.some((value) => value !== 0));
+  return (
+    <div class="workbench">
+      <div class="workbench-side stack">
+        <h1>Draw masks</h1>
+        <Select
+          label="Hospital"
+          value={hospital}
+          options={hospitals.value.map((each) => ({ value: each.id, label: each.name }))}
+          onChange={(value) => void go({ hospital: value, cohort: null, scan: null })}
+        />
+        <Select
+          label="Model"
+          value={model.name}
+          options={all.map((each) => ({ value: each.name, label: each.name }))}
+          hint={`Its task names ${labels.map((each) => each.name).join(", ")}: ${KINDS[model.kind] ?? model.kind}.`}
+          onChange={(value) => void go({ model: value })}
+        />
+        <section class="card stack" aria-label="Scans">
+          <CohortScans
+            hospital={hospital}
+            cohorts={cohorts}
+            cohort={cohort}
+            onCohort={(id) => void go({ cohort: id || "new", scan: null })}
+            onChange={() => setVersion((last) => last + 1)}
+          />
+          <ul class="picks" aria-label="Scans of the cohort">
+            {scans.map((each) => (
+              <li key={each.name}>
+                <button
+                  type="button"
+                  class="button quiet"
+                  aria-pressed={each.name === named}
+                  onClick={() => void go({ cohort, scan: each.name })}
+                >
+                  <span class="clip">{each.name}</span>
+                  <span class={`chip ${maskWords(each).tone}`}>{maskWords(each).words}</span>
+                </button>
+              </li>
+            ))}
+          </ul>
+        </section>
+        <Rejection error={error} />
+        {joins(model) && (
+          <section class="card stack" aria-label="Joining">
+            <h2>Join {model.name}</h2>
+            <p>
+              {many(drawn.length, "mask")} of {many(scans.length, "scan")}, {targets.length} with a target.
+            </p>
+            <p class="hint">
+              {isMember
+                ? "A member of the federation has a model of its own, and does not join."
+                : `A joining learns from masks of at least ${FEWEST} patients with a target. Scans without a mask are not learned from.`}
+            </p>
+            <StartJob
+              hospital={hospital}
+              cohort={cohort}
+              model={model.name}
+              joins
+              disabled={isMember || targets.length < FEWEST}
+              before={saved}
+            />
+          </section>
+        )}
+      </div>
+      <Stage
+        hospital={hospital}
+        cohort={cohort}
+        scan={scan ?? null}
+        model={model}
+        labels={labels}
+        onSaving={(now) => (saving.current = now)}
+        onMask={(name, mask) =>
+          setScans((list) => list.map((each) => (each.name === name ? { ...each, mask } : each)))
+        }
+      />
+      {blocked && (
+        <Dialog title="The mask is not saved" onClose={() => setBlocked(null)}>
+          <div class="stack">
+            <Rejection error={saving.current?.error.peek()} />
+            <p>Go back and try again, or drop the strokes that are not saved.</p>
+            <div class="row">
+              <button
+                type="button"
+                class="button danger"
+                onClick={() => {
+                  saving.current?.drop();
+                  keepInAddress(blocked);
+                  setBlocked(null);
+                }}
+              >
+                Drop the strokes
+              </button>
+            </div>
+          </div>
+        </Dialog>
+      )}
+    </div>
+  );
+}

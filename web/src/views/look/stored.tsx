@@ -1,0 +1,65 @@
+/** A scan of a cohort, in place of one from this computer. */
+import { useEffect, useState } from "preact/hooks";
+import { hospitals } from "../../app/catalogue";
+import { CohortSelect, type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
+import { keepInAddress, place } from "../../app/router";
+import { Select } from "../../ui/controls";
+import { Rejection } from "../../ui/notice";
+import { openStored, question, scan } from "./state";
+
+export function StoredScans() {
+  const wanted = place.peek().parameters;
+  const [hospital, setHospital] = useState(wanted.get("hospital") ?? "");
+  const [cohort, setCohort] = useState(wanted.get("cohort") ?? "");
+  const [scans, setScans] = useState<CohortScan[]>([]);
+  const [error, setError] = useState<unknown>(null);
+  const cohorts = useCohorts(hospital, null, setError) ?? [];
+  const name = place.value.parameters.get("scan") ?? "";
+  const open = (found: CohortScan | undefined) => {
+    if (found === undefined) return;
+    keepInAddress({ hospital, cohort, scan: found.name });
+    question.value = { ...question.peek(), hospital };
+    void openStored({ hospital, cohort, name: found.name }, found.mask ?? null);
+  };
+  useEffect(() => {
+    setScans([]);
+    if (cohort === "") return;
+    scansOf(hospital, cohort).then((found) => {
+      setScans(found);
+      // An address that names a scan opens it, unless it is open.
+      if (name !== "" && scan.peek()?.name !== name) open(found.find((each) => each.name === name));
+    }, setError);
+  }, [hospital, cohort]);
+  return (
+    <details class="card" open={cohort !== ""}>
+      <summary>A scan of a cohort</summary>
+      <div class="stack">
+        <Select
+          label="Hospital of the cohort"
+          value={hospital}
+          options={[
+            { value: "", label: "Choose a hospital" },
+            ...hospitals.value.map((each) => ({ value: each.id, label: each.name })),
+          ]}
+          onChange={(id) => {
+            setHospital(id);
+            setCohort("");
+          }}
+        />
+        <CohortSelect cohorts={cohorts} value={cohort} none={{ label: "Choose a cohort" }} onChange={setCohort} />
+        {cohort !== "" && (
+          <Select
+            label="Scan"
+            value={name}
+            options={[
+              { value: "", label: "Choose a scan" },
+              ...scans.map((each) => ({ value: each.name, label: `${each.name} (${maskWords(each).words})` })),
+            ]}
+            onChange={(chosen) => open(scans.find((each) => each.name === chosen))}
+          />
+        )}
+        <Rejection error={error} />
+      </div>
+    </details>
+  );
+}
