@@ -219,6 +219,32 @@ def test_strokes_are_saved_before_another_scan_or_view_is_opened(page: Any, serv
     assert stored(service, cohort, "a").sum() == stored(service, cohort, "b").sum() == 9
 
 
+def test_stroke_during_a_save_is_saved_after_it(page: Any, service: Service) -> None:
+    cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
+    open_scan(page, service, cohort, "a", model="retina")
+    held: list[Any] = []
+    page.route(lambda address: "/mask?" in address, lambda request: held.append(request))
+    page.locator("canvas").focus()
+
+    def wait_for(count: int) -> None:
+        while len(held) < count:
+            page.wait_for_timeout(50)
+
+    page.keyboard.press("Space")
+    wait_for(1)
+    for key in (*["ArrowRight"] * 3, "Space"):
+        page.keyboard.press(key)
+    # Longer than the pause before a save.
+    page.wait_for_timeout(2500)
+    assert len(held) == 1
+    held[0].continue_()
+    wait_for(2)
+    assert page.locator("[data-save=saved]").count() == 0
+    held[1].continue_()
+    page.locator("[data-save=saved]").wait_for()
+    assert stored(service, cohort, "a").sum() == 18
+
+
 def test_mask_of_another_person_is_not_overwritten(page: Any, service: Service) -> None:
     cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
     open_scan(page, service, cohort, "a", model="retina")

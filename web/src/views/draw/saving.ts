@@ -10,10 +10,11 @@ export class Saving {
   readonly error = signal<unknown>(null);
   readonly isSafe = computed(() => this.state.value === "saved");
   private timer: ReturnType<typeof setTimeout> | undefined;
-  private running: Promise<void> = Promise.resolve();
+  private queue: Promise<void> = Promise.resolve();
+  private latest = 0;
 
-  /** `write` takes the drawing's state before it first waits. */
-  constructor(private readonly write: () => Promise<void>) {}
+  /** `take` copies the drawing at once, and returns how the copy is sent. */
+  constructor(private readonly take: () => () => Promise<void>) {}
 
   /** Note a change: it is saved after a pause without further ones. */
   changed(): void {
@@ -25,6 +26,7 @@ export class Saving {
   /** Give up what is not saved. */
   drop(): void {
     clearTimeout(this.timer);
+    this.latest += 1;
     this.error.value = null;
     this.state.value = "saved";
   }
@@ -32,21 +34,22 @@ export class Saving {
   /** Save at once what is not saved. It never throws: `state` and `error` say what happened. */
   async now(): Promise<void> {
     clearTimeout(this.timer);
-    if (this.state.peek() === "saving") await this.running;
-    if (this.state.peek() === "saved" || this.state.peek() === "saving") return;
-    this.state.value = "saving";
-    this.running = this.write().then(
-      () => {
-        this.error.value = null;
-        // A stroke in between has its own save.
-        if (this.state.peek() === "saving") this.state.value = "saved";
-      },
-      (error: unknown) => {
-        clearTimeout(this.timer);
-        this.error.value = error;
-        this.state.value = "failed";
-      },
-    );
-    await this.running;
+    if (["changed", "failed"].includes(this.state.peek())) {
+      const [send, number] = [this.take(), (this.latest += 1)];
+      this.state.value = "saving";
+      this.queue = this.queue.then(send).then(
+        () => this.ended(number, "saved", null),
+        (error: unknown) => this.ended(number, "failed", error),
+      );
+    }
+    await this.queue;
+  }
+
+  private ended(number: number, state: SaveState, error: unknown): void {
+    // A later save says how it ended itself, and a stroke since has its own save.
+    if (number !== this.latest) return;
+    this.error.value = error;
+    if (this.state.peek() === "saving" || state === "failed") this.state.value = state;
+    if (state === "failed") clearTimeout(this.timer);
   }
 }

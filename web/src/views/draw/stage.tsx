@@ -238,17 +238,21 @@ async function begin(
   const drawing = await Drawing.begin(viewer, before, () => saving.changed());
   let tag = mask?.tag ?? null;
   now().onMask(place.name, listed?.mask ?? null);
-  const saving = new Saving(async () => {
-    const body = flat ? await maskAtOwnSize(file, mask?.file ?? null, drawing.rows()) : await drawing.nifti();
-    const { data } = await call("put", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask", {
-      path: { ...place },
-      query: { model: referenceOf(now().model) },
-      body: new Blob([body], { type: "application/octet-stream" }),
-      // Another person's mask is not overwritten.
-      headers: tag === null ? {} : { "If-Match": tag },
-    });
-    tag = `"${data.sha256}"`;
-    now().onMask(place.name, data);
+  const saving = new Saving(() => {
+    // Both copy the drawing now: the viewer may close before they are done.
+    const content = flat ? maskAtOwnSize(file, mask?.file ?? null, drawing.rows()) : drawing.nifti();
+    content.catch(() => undefined); // it is awaited, and reported, when its turn comes
+    return async () => {
+      const { data } = await call("put", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}/mask", {
+        path: { ...place },
+        query: { model: referenceOf(now().model) },
+        body: new Blob([await content], { type: "application/octet-stream" }),
+        // Another person's mask is not overwritten.
+        headers: tag === null ? {} : { "If-Match": tag },
+      });
+      tag = `"${data.sha256}"`;
+      now().onMask(place.name, data);
+    };
   });
   return { place, flat, drawing, saving };
 }
