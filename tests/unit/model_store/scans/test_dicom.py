@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
+from base64 import b85decode
 from pathlib import Path
 from typing import Any
 
+import gdcm
 import numpy as np
 import pydicom
 import pytest
@@ -15,8 +17,18 @@ import SimpleITK as sitk
 from numpy.typing import NDArray
 from pydicom import Dataset
 from pydicom.data import get_testdata_file
+from pydicom.encaps import encapsulate
 from pydicom.pixels import compress
-from pydicom.uid import MPEG2MPML, JPEG2000Lossless, JPEGLSLossless, RLELossless, SecondaryCaptureImageStorage
+from pydicom.uid import (
+    HTJ2K,
+    MPEG2MPML,
+    HTJ2KLossless,
+    HTJ2KLosslessRPCL,
+    JPEG2000Lossless,
+    JPEGLSLossless,
+    RLELossless,
+    SecondaryCaptureImageStorage,
+)
 
 from model_store.errors import DamagedScan, MaskMismatch, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.preprocessing import align, prepare
@@ -37,6 +49,15 @@ from tests.helpers.model_store.dicom_files import (
 
 RNG = np.random.default_rng(7)
 VOLUME = RNG.integers(-900, 1900, (6, 12, 10)).astype(np.int16)
+
+
+# (7 row² + 13 column) mod 4096 of 16 x 12 pixels, reversibly, by OpenJPH: no decoder here can write HTJ2K.
+CODED_BY_OPENJPH = (
+    "|4;u>04YEK0000C0000G00000000000000C0000G0000000000009pH0sl|{2mk^A000XAQUDA90ssL31q1{@0sm"
+    "Y86Cj9?kdTm&kdTm&kdTmwh=~7W02crOPjF>!N>E53R%LP^FfKASE;BCwkN^q*00000o&W*=lfVEbpZx^~bN~Rr0"
+    "206e69C)+2Xp`i{Q`${0KfneKmZj$?JIKt-|+Mep8f$wv;e>W6%YUgrZ~p<m*5L^0QbJ{y*GT`@Oi`M003tkkomX"
+    "(zyK=X02fw>h=_>Zr>CdFcL42f+qP}H+qP}n?zU~)Hc&QDHc&QDHc&QD{sI9AKn6cwtiNBZx*IXD0sq+"
+)
 
 
 def by_simpleitk(files: dict[str, bytes], folder: Path) -> tuple[NDArray[Any], NDArray[np.float64]]:
@@ -194,6 +215,37 @@ class TestPixels:
         np.testing.assert_array_equal(
             decode(series(volume, change=packed)).voxels, decode(series(volume)).voxels
         )
+
+    @pytest.mark.parametrize("syntax", ["JPEGLosslessProcess14", "JPEGLosslessProcess14_1"])
+    def test_lossless_jpeg_of_gdcm_changes_nothing(self, syntax: str, tmp_path: Path) -> None:
+        pixels = RNG.integers(0, 4000, (40, 52)).astype(np.uint16)
+        plain = image(pixels, BitsStored=12)
+        (tmp_path / "plain.dcm").write_bytes(plain)
+        reader, change, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
+        reader.SetFileName(str(tmp_path / "plain.dcm"))
+        assert reader.Read()
+        change.SetTransferSyntax(gdcm.TransferSyntax(getattr(gdcm.TransferSyntax, syntax)))
+        change.SetInput(reader.GetImage())
+        assert change.Change()
+        writer.SetFile(reader.GetFile())
+        writer.SetImage(change.GetOutput())
+        writer.SetFileName(str(tmp_path / "packed.dcm"))
+        assert writer.Write()
+        packed = (tmp_path / "packed.dcm").read_bytes()
+        assert pydicom.dcmread(io.BytesIO(packed)).file_meta.TransferSyntaxUID.is_compressed
+        np.testing.assert_array_equal(decode(packed).voxels[..., 0], pixels)
+
+    @pytest.mark.parametrize("syntax", [HTJ2K, HTJ2KLossless, HTJ2KLosslessRPCL])
+    def test_htj2k_of_openjph_is_decoded(self, syntax: str) -> None:
+        def packed(dataset: Dataset, _place: int) -> None:
+            dataset.file_meta.TransferSyntaxUID = syntax
+            dataset.PixelData = encapsulate([b85decode(CODED_BY_OPENJPH)])
+            dataset["PixelData"].is_undefined_length = True
+
+        row, column = np.mgrid[:16, :12]
+        volume = np.stack([(7 * row**2 + 13 * column) % 4096] * 3).astype(np.uint16)
+        scan = decode(series(volume, change=packed))
+        np.testing.assert_array_equal(scan.voxels[..., 0], volume.transpose(2, 1, 0))
 
     def test_signed_12_bit_with_an_overlay_in_the_upper_bits(self) -> None:
         stored = (VOLUME[:, :, :] & 0x0FFF).astype(np.uint16) | 0xA000
