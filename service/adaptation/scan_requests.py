@@ -22,15 +22,16 @@ from model_store.artefact import Artefact
 from model_store.guard import check, summarise
 from model_store.manifest import ModelManifest
 from model_store.preprocessing import check_restorable, prepare
-from model_store.scan import decode
+from model_store.scan import decode, deidentify
 from personalization.options.presets import SCAN_DEFAULT
 from service.catalog.network import Selection
 from service.catalog.version import resolve_parent
+from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job, in_turn
 from service.errors import DiskFull, NotAdaptableToScan, ParametersContradict, ScanQuotaExceeded
 from service.jobs import records
-from service.jobs.files import JobFolder
+from service.jobs.files import JobFolder, StoredScan
 from service.jobs.states import TERMINAL
 from service.jobs.submission import send
 from service.kinds import SCAN_BY_JOB, kind_of
@@ -80,9 +81,10 @@ class ScanRequest:
         parent, adaptation = await to_thread.run_sync(self._parent)
         async with self.context.admission.turn():
             at_once = await to_thread.run_sync(self._check, parent, adaptation)
-        if at_once is not None:
-            return at_once
-        return await to_thread.run_sync(self._keep, parent)
+            if at_once is not None:
+                return at_once
+            content = await to_thread.run_sync(self._content)
+        return await to_thread.run_sync(self._keep, parent, content)
 
     def _parent(self) -> tuple[Artefact, ScanAdaptation[Any]]:
         options = self.options
@@ -125,14 +127,21 @@ class ScanRequest:
             ),
         )
 
-    def _keep(self, parent: Artefact) -> str:
+    def _content(self) -> bytes:
+        """What is kept of the scan: without the patient, unless the answer repeats the patient."""
+        data, settings = self.upload.read(), self.context.settings
+        if self.options.output in ("dicom-seg", "dicom-sr"):
+            return data
+        return deidentify(data, scan_limits(settings), uid_key(settings))
+
+    def _keep(self, parent: Artefact, content: bytes) -> str:
         context, job_id = self.context, records.new_id()
         folder = JobFolder(context.settings.open_files(), job_id)
         try:
             # The file comes before the row, because a job without its scan cannot run.
-            folder.write(folder.INPUT, self.upload.read())
+            folder.write_input(StoredScan(content, self.upload.sha256, self.upload.size))
             with context.database.write() as session:
-                _check_room(session, context.settings, self.upload.size)
+                _check_room(session, context.settings, len(content))
                 records.create(
                     session,
                     context.settings,
@@ -143,7 +152,7 @@ class ScanRequest:
                     cohort=None,
                     options=self.options.model_dump(mode="json"),
                     job_id=job_id,
-                    input_bytes=self.upload.size,
+                    input_bytes=len(content),
                     request_id=self.request_id,
                 )
         except OSError as error:

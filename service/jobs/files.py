@@ -2,7 +2,7 @@
 
 jobs/<job id>/checkpoint       where a later attempt goes on
 jobs/<job id>/request          of a job on a PACS: UIDs, which no row of the database has
-jobs/<job id>/input            the scan of a job of kind `scan`
+jobs/<job id>/input            the scan of a job of kind `scan`, and beside it input.json: what was received
 jobs/<job id>/result           the answer, and beside it result.json: media type and headers
 jobs/<job id>/pictures/        before and after, for the candidate's card
 """
@@ -30,6 +30,15 @@ class StoredResult:
     headers: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class StoredScan:
+    """A scan that waits for its job: what is kept of it, and digest and size of what was received."""
+
+    content: bytes
+    received_sha256: str
+    received_bytes: int
+
+
 class JobFolder:
     """The folder of one job. The first write creates it. Its files are named by their paths in it."""
 
@@ -39,6 +48,8 @@ class JobFolder:
     """What a job on a PACS looks for."""
     INPUT: Final = "input"
     """The scan of a job of kind `scan`."""
+    RECEIVED: Final = "input.json"
+    """What was received as this scan."""
 
     def __init__(self, files: Files, job_id: str) -> None:
         if not re.fullmatch(JOB_ID, job_id):
@@ -58,6 +69,21 @@ class JobFolder:
     def read(self, name: str) -> bytes | None:
         """Return the content of one of the job's files; None if it does not exist. Raises FileDamaged."""
         return self._files.read(f"{self._folder}/{name}")
+
+    def write_input(self, scan: StoredScan) -> None:
+        """Write the scan of a job of kind `scan`."""
+        self.write(self.INPUT, scan.content)
+        # Written last: without it there is no scan.
+        received = {"sha256": scan.received_sha256, "bytes": scan.received_bytes}
+        self.write(self.RECEIVED, json.dumps(received).encode())
+
+    def read_input(self) -> StoredScan | None:
+        """Return the scan; None before it is stored and after it was deleted."""
+        received, content = self.read(self.RECEIVED), self.read(self.INPUT)
+        if received is None or content is None:
+            return None
+        said = json.loads(received)
+        return StoredScan(content, said["sha256"], said["bytes"])
 
     def write_picture(self, scan: str, when: str, content: bytes) -> None:
         """Write the PNG of a scan `before`, `after`, or as it was `drawn`."""
@@ -93,7 +119,8 @@ class JobFolder:
         unfinished = [
             name
             for name in self.names
-            if name in (self.CHECKPOINT, self.REQUEST, self.INPUT) or name.rpartition("/")[2].startswith(".")
+            if name in (self.CHECKPOINT, self.REQUEST, self.INPUT, self.RECEIVED)
+            or name.rpartition("/")[2].startswith(".")
         ]
         self._files.remove(*(f"{self._folder}/{name}" for name in unfinished))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from model_store.artefact import Artefact
@@ -67,8 +67,8 @@ def check_routing(options: ScanOptions, offered: Artefact) -> None:
 class Predictor(ABC, Generic[Options]):
     """One received scan, with its network chosen and loaded.
 
-    `network` is what answers inside `selection`, for the receipt; `input_sha256` the digest of the bytes;
-    `whole` whether the graph takes all slices of a scan at once.
+    `network` is what answers inside `selection`, for the receipt; `input_sha256` and `input_bytes` the digest
+    and size of the bytes that were received; `whole` whether the graph takes all slices of a scan at once.
     """
 
     request_id: str
@@ -77,27 +77,23 @@ class Predictor(ABC, Generic[Options]):
     session: GraphSession
     network: ModelReceipt
     input_sha256: str
+    input_bytes: int
     limits: Limits
     watch: Stopwatch
     whole: bool = False
-    _size: int = field(default=0, init=False)
 
     # Those of the task that the network was trained for.
     KIND: ClassVar[TaskKind]
 
+    @abstractmethod
     def make(self, data: bytes) -> Answer:
         """Run the network on the scan in `data`. Raises ScanError, StoreError, ServiceError."""
-        self._size = len(data)
-        return self._answer(data)
 
     @property
     def routing(self) -> PickUnit:
         """How a volume picks from a pool. Raises ParametersContradict for a model without a pool."""
         check_routing(self.options, self.selection.offered)
         return self.options.routing or "scan"
-
-    @abstractmethod
-    def _answer(self, data: bytes) -> Answer: ...
 
     def _before_running(self, scan: Scan, warnings: tuple[str, ...]) -> None:  # noqa: ARG002 - for subclasses
         obey_guard(self.options, warnings, self.selection.manifest.task.name)
@@ -125,7 +121,7 @@ class Predictor(ABC, Generic[Options]):
         return Receipt(
             request=self.request_id,
             input_sha256=self.input_sha256,
-            input_bytes=self._size,
+            input_bytes=self.input_bytes,
             model=receipt_of(selection.offered),
             network=self.network,
             graph=self.session.digest,

@@ -52,7 +52,8 @@ class ClassificationPredictor(Predictor[ClassifyOptions]):
 
     KIND = "classification"
 
-    def _answer(self, data: bytes) -> Answer:
+    def make(self, data: bytes) -> Answer:
+        """Classify the scan in `data`. Raises as the base class."""
         found = classify(
             data,
             self.selection.manifest,

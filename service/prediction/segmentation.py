@@ -31,7 +31,8 @@ class SegmentationPredictor(Predictor[SegmentOptions]):
 
     KIND = "segmentation"
 
-    def _answer(self, data: bytes) -> Answer:
+    def make(self, data: bytes) -> Answer:
+        """Segment the scan in `data` and encode the output. Raises as the base class."""
         selection, task = self.selection, self.selection.manifest.task
         found = segment(
             data,

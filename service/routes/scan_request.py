@@ -114,6 +114,7 @@ def answer_upload(
         session=session,
         network=receipt_of(artefact),
         input_sha256=upload.sha256,
+        input_bytes=upload.size,
         limits=scan_limits(context.settings),
         watch=watch,
         whole=scan_graph is not None,

@@ -158,6 +158,7 @@ def _answer(attempt: Attempt, data: bytes) -> Answer:
         session=load(selection.model.read(GRAPH), settings),
         network=receipt_of(selection.model),
         input_sha256=sha256(data),
+        input_bytes=len(data),
         limits=scan_limits(settings),
         watch=Stopwatch(),
     ).make(data)

@@ -31,14 +31,14 @@ from service.worker.routing_adapt import LoadedSpace, load_space
 
 def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
     """Adapt and answer. The runner reports any error as the job's reason."""
-    data = attempt.folder.read(attempt.folder.INPUT)
-    if data is None:
+    scan = attempt.folder.read_input()
+    if scan is None:
         raise AdaptationRejected("the scan is not there any more; send it again")
     options = SegmentOptions.model_validate(attempt.job.options)
     watch = Stopwatch()
     with watch.stage("prepare"):
         loaded = load_space(attempt.settings.open_store(), attempt.job.parent)
-        slices, _ = prepare_scan(data, loaded.task, scan_limits(attempt.settings))
+        slices, _ = prepare_scan(scan.content, loaded.task, scan_limits(attempt.settings))
     with watch.stage("adapt"):
         adaptation, graph = _adapted_graph(attempt, options, loaded, slices)
     attempt.set_stage("segmenting")
@@ -54,10 +54,11 @@ def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
         ),
         session=load(graph, attempt.settings),
         network=ModelReceipt(name=f"{loaded.offered} adapted to this scan", digest=sha256(graph)),
-        input_sha256=sha256(data),
+        input_sha256=scan.received_sha256,
+        input_bytes=scan.received_bytes,
         limits=scan_limits(attempt.settings),
         watch=watch,
-    ).make(data)
+    ).make(scan.content)
     attempt.check_cancelled()
     attempt.folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
     result = {"epochs": adaptation.history[-1].epoch, "best_epoch": adaptation.best_epoch}

@@ -10,12 +10,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from model_store.digest import sha256
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.store import Store
 from service.cohorts import cohorts
 from service.database import Database, Hospital, Job, JobEvent, upgrade
 from service.jobs import records
-from service.jobs.files import JobFolder
+from service.jobs.files import JobFolder, StoredScan
 from service.runtime.spool import Upload
 from service.settings import Settings
 from service.worker.candidate import CandidateDraft
@@ -68,8 +69,7 @@ class Workplace:
 
     def scan_job(self, scan: bytes, **options: Any) -> str:
         job_id = records.new_id()
-        folder = self.folder(job_id)
-        folder.write(folder.INPUT, scan)
+        self.folder(job_id).write_input(StoredScan(scan, sha256(scan), len(scan)))
         return self.adaptation(None, kind="scan", hospital=None, options=options, job_id=job_id)
 
     def folder(self, job_id: str) -> JobFolder:

@@ -5,16 +5,23 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from model_store.artefact import Artefact
+from model_store.digest import sha256
+from model_store.scan import decode
 from service.jobs import leases, records
 from service.jobs.files import JobFolder, StoredResult
 from service.jobs.states import JobEnd
+from tests.helpers.model_store.dicom_files import zipped
 from tests.helpers.service.adapted_store import publish_adapted, publish_space
+from tests.helpers.service.coded import CODED, SERIES, STUDY, coded_series
 
 Publish = Callable[..., Artefact]
 RESULT = StoredResult(b"a mask", "image/png", {"Locum-Model": "bright@1", "Locum-Personalization": "scan"})
@@ -110,6 +117,25 @@ def test_scan_personalization_is_accepted_as_a_job_with_scan_and_options(api: An
     card = api.client.get(f"/jobs/{job['id']}/card").text
     assert "Nothing is kept" in card
     assert 'http-equiv="refresh"' in card
+
+
+@pytest.mark.parametrize("output", ["json", "nifti", "dicom-seg", "dicom-sr"])
+def test_waiting_scan_has_its_patient_only_where_the_answer_repeats_it(
+    start: Callable[..., Any], tmp_path: Path, publish_bright: Publish, output: str
+) -> None:
+    publish_space(tmp_path / "store", partial(publish_bright, task=CODED))
+    api, scan = start(tmp_path / "store"), zipped(coded_series())
+    answer = ask(api, scan, output=output)
+    assert answer.status_code == 202, answer.text
+    kept = JobFolder(api.settings.open_files(), answer.json()["id"]).read_input()
+    assert kept is not None
+    assert (kept.received_sha256, kept.received_bytes) == (sha256(scan), len(scan))
+    if output.startswith("dicom"):
+        assert kept.content == scan
+    else:
+        np.testing.assert_array_equal(decode(kept.content).voxels, decode(scan).voxels)
+        for planted in (b"Planted", b"PLANTED", STUDY.encode(), SERIES.encode(), b"19610203"):
+            assert planted not in kept.content
 
 
 def test_prefer_wait_returns_the_mask_and_deletes_its_files(api: Any, scan: bytes) -> None:
