@@ -39,16 +39,14 @@ Content = Callable[[], bytes]
 
 
 @contextmanager
-def reported(what: str) -> Iterator[None]:
+def reported(what: str, advice: str = "export it again, or check the transfer") -> Iterator[None]:
     """Turn every error of a parser or decoder into DamagedScan, without its text: it may quote the header."""
     try:
         yield
     except (ScanError, MemoryError):
         raise
     except Exception as error:
-        raise DamagedScan(
-            f"DICOM: {what} cannot be read ({type(error).__name__}); export it again, or check the transfer"
-        ) from None
+        raise DamagedScan(f"DICOM: {what} cannot be read ({type(error).__name__}); {advice}") from None
 
 
 def sniff(data: bytes) -> bool:

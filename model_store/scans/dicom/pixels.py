@@ -7,6 +7,7 @@ before the frame is decoded, because decoders allocate what the frame says.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -141,7 +142,7 @@ def decode_frames(dataset: Dataset, layout: Layout, where: str) -> Iterator[NDAr
         raise UnsupportedScan(f"DICOM: {where} has no pixel data ({_kind(dataset)}); send the images")
     plugin = DECODERS[layout.syntax]
     _check_amount(dataset, layout, where)
-    with reported(f"the pixels of {where}"):
+    with _decoding(layout, where):
         decoder = get_decoder(UID(layout.syntax))
         decoded = 0
         for frame, description in decoder.iter_array(dataset, decoding_plugin=plugin):
@@ -149,6 +150,17 @@ def decode_frames(dataset: Dataset, layout: Layout, where: str) -> Iterator[NDAr
             yield _values(frame, dataset, layout, str(description["photometric_interpretation"]))
     if decoded != layout.frames:
         raise DamagedScan(f"DICOM: {where} announces {layout.frames} frames and has {decoded}; send it again")
+
+
+def _decoding(layout: Layout, where: str) -> AbstractContextManager[None]:
+    """Report what a decoder raises, with the transfer syntax, which some files use in a rare variant."""
+    if layout.syntax in NATIVE:
+        return reported(f"the pixels of {where}")
+    name = UID(layout.syntax).name
+    return reported(
+        f"the pixels of {where}, {layout.stored} bits in transfer syntax {name!r},",
+        "convert it to Explicit VR Little Endian, for example with dcmdjpeg of DCMTK, or export it again",
+    )
 
 
 def _check_amount(dataset: Dataset, layout: Layout, where: str) -> None:

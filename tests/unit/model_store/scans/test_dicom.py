@@ -200,6 +200,11 @@ class TestRefusals:
         with pytest.raises(UnsupportedScan, match=r"transfer syntax.*gdcmconv --raw"):
             decode(content)
 
+    def test_transfer_syntax_of_pixels_that_no_decoder_reads_is_named(self) -> None:
+        content = Path(str(get_testdata_file("JPGExtended.dcm"))).read_bytes()
+        with pytest.raises(DamagedScan, match=r"12 bits in transfer syntax 'JPEG Extended.*dcmdjpeg"):
+            decode(content)
+
     def test_report_is_no_image(self) -> None:
         with pytest.raises(UnsupportedScan, match=r"no image .Basic Text SR"):
             decode(Path(str(get_testdata_file("reportsi.dcm"))).read_bytes())
