@@ -114,6 +114,11 @@ class StorageScp:
     def _closed(self, event: Event) -> None:
         with self._lock:
             self._peers.pop(event.assoc, None)
+        association = event.assoc
+        if association.requestor.primitive is None and association.dul.to_user_queue.empty():
+            # pynetdicom waits the whole timeout for the request of a peer that is gone, as port scanners and
+            # probes of load balancers are, and counts it among the associations. None ends the wait.
+            association.dul.to_user_queue.put(None)  # type: ignore[arg-type]
 
     def _echo(self, event: Event) -> int:
         return SUCCESS if self._sender(event) is not None else NOT_AUTHORIZED

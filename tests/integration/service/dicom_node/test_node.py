@@ -279,6 +279,17 @@ def test_endless_pdu_ends_its_connection_alone(configured: Callable[..., Path], 
         assert echoes(scp.port)
 
 
+@pytest.mark.parametrize("sent", [b"", b"\x01", bytes(range(200))], ids=["nothing", "a byte", "garbage"])
+def test_peers_that_leave_do_not_count_as_associations(
+    configured: Callable[..., Path], tmp_path: Path, sent: bytes
+) -> None:
+    with receiving(configured(idle_seconds=3600, max_associations=2), tmp_path) as (scp, _, _):
+        for _ in range(60):
+            with socket.create_connection(("127.0.0.1", scp.port), timeout=30) as connection:
+                connection.sendall(sent)
+        wait_for(lambda: echoes(scp.port))
+
+
 @pytest.mark.parametrize("broken", ["service", "destinations", "key", "variable"])
 def test_series_waits_for_what_does_not_answer_and_is_delivered_once(
     configured: Callable[..., Path], tmp_path: Path, orthanc: Orthanc, broken: str
