@@ -67,8 +67,9 @@ def outer_step(
     """Compute the new w [J] float64.
 
     `normalised` subtracts the mean of the gradient, which the projection ignores anyway, and scales the rest
-    to a largest entry of 1: the gradient has the small factor eta_G, with which w would stay near 1/J.
-    `plain` is the paper as printed.
+    to a largest entry of 1: an outer step then moves w by at most eta_w, whatever the sizes of the losses and
+    of eta_G, of which the gradient is a multiple. `plain` is the paper as printed, with steps that these
+    decide.
     """
     direction = gradient_J
     if scaling == "normalised":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 ProbeOutput = Literal["softmax", "logits"]
+Mixing = Literal["uniform", "similarity", "intra"]
 _SEEDS = 2**32
 
 
@@ -82,6 +83,27 @@ def cluster(
     else:
         chosen = [0] * models
     return Clustering(_in_order(chosen), silhouettes)
+
+
+def mixing_of(answers_ND: Tensor, found: Clustering, kind: Mixing) -> Tensor:
+    """The weights of the clusters in each other's distillation before any is learned, [K, K] float64.
+
+        uniform       w_kj = 1/K
+        similarity    w_kj = s_kj / sum_j s_kj,   s_kj = max(0, cos(c_k, c_j)),   c the clusters' mean answers
+        intra         w_kj = 1 where k = j, else 0
+
+    The paper compares with a similarity-weighted scheme and does not define it: this one is ours, from what
+    Stage 1 has. A row sums to 1.
+    """
+    count = found.count
+    if kind == "uniform":
+        return torch.full((count, count), 1 / count, dtype=torch.float64)
+    if kind == "intra":
+        return torch.eye(count, dtype=torch.float64)
+    centroids = torch.stack([answers_ND[list(found.members(k))].mean(dim=0) for k in range(count)])
+    directions = torch.nn.functional.normalize(centroids.double(), dim=1)
+    similarity = (directions @ directions.T).clamp(min=0)
+    return similarity / similarity.sum(dim=1, keepdim=True)
 
 
 def _kmeans(answers: Tensor, count: int, seed: int) -> list[int]:

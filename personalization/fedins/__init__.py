@@ -8,6 +8,7 @@ from personalization.fedins.merge import merge_single
 from personalization.fedins.network import Answer, InstanceAdaptive
 from personalization.fedins.points import Point, adapted, points_of
 from personalization.fedins.pool import Delta, SsfPool
+from personalization.fedins.prompts import PromptAdaptive, PromptPool, prompted
 from personalization.fedins.usage import key_entropy, unused, usage_of
 
 __all__ = [
@@ -16,6 +17,8 @@ __all__ = [
     "InstanceAdaptive",
     "Point",
     "PoolLookup",
+    "PromptAdaptive",
+    "PromptPool",
     "SsfPool",
     "adapted",
     "fedins_loss",
@@ -24,6 +27,7 @@ __all__ = [
     "look_up",
     "merge_single",
     "points_of",
+    "prompted",
     "random_entries",
     "unused",
     "usage_of",

@@ -6,14 +6,16 @@ F width of the features.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from personalization.fedins.lookup import PoolLookup, look_up
 from personalization.fedins.points import adapted, points_of
-from personalization.fedins.pool import Delta, SsfPool, head_of
+from personalization.fedins.pool import Delta, HeadPool, SsfPool, head_of
 from personalization.networks import Backbone
 
 ENTRIES, SIMILARITIES, QUERY = "entries", "similarities", "query"
@@ -37,15 +39,17 @@ class InstanceAdaptive(nn.Module):
 
     extra_outputs = (ENTRIES, SIMILARITIES, QUERY)
 
-    def __init__(self, backbone: Backbone, classes: int, entries: int, top: int) -> None:
-        """Create the pool as `SsfPool` does. `top` is C, clamped to the number of entries."""
+    def __init__(
+        self, backbone: Backbone, classes: int, entries: int, top: int, pool: HeadPool | None = None
+    ) -> None:
+        """Create the pool as `SsfPool` does, unless one is given. `top` is C, clamped to the entries."""
         super().__init__()
         self.backbone = backbone.eval().requires_grad_(False)
         self.points = points_of(backbone)
         self.top = min(top, entries)
         feature_width = head_of(backbone.get_submodule(backbone.head_path))[0].shape[1]
         channels = sum(point.channels for point in self.points)
-        self.pool = SsfPool(entries, channels, backbone.query_width, classes, feature_width)
+        self.pool = pool or SsfPool(entries, channels, backbone.query_width, classes, feature_width)
 
     def train(self, mode: bool = True) -> InstanceAdaptive:
         """Set this module's mode alone: the pool has no modes, and the backbone stays in evaluation mode."""
@@ -61,14 +65,20 @@ class InstanceAdaptive(nn.Module):
         """Select entries for the queries that `query` gives, after subtracting the federation's centre."""
         return look_up(query_BQ - self.pool.centre, self.pool.keys, self.top, penalty_M)
 
-    def apply_delta(self, image_BCHW: Tensor, delta: Delta) -> Tensor:
+    def adapted(self, delta: Any) -> AbstractContextManager[Backbone]:
+        """Within the context, the backbone is adapted by what the pool's `delta` gives."""
+        assert isinstance(delta, Delta)
+        return adapted(self.backbone, self.points, delta.scale_BD, delta.shift_BD)
+
+    def apply_delta(self, image_BCHW: Tensor, delta: Any) -> Tensor:
         """Compute the logits of the backbone adapted by `delta`."""
-        with adapted(self.backbone, self.points, delta.scale_BD, delta.shift_BD):
+        with self.adapted(delta):
             features = self.backbone.features(image_BCHW)
+        weight: Tensor = delta.head_weight_BKF
+        bias: Tensor = delta.head_bias_BK
         if features.ndim == 2:
-            weight, bias = delta.head_weight_BKF, delta.head_bias_BK
             return (weight @ features[:, :, None])[:, :, 0] + bias
-        flat_BKN = delta.head_weight_BKF @ features.flatten(2) + delta.head_bias_BK[:, :, None]
+        flat_BKN = weight @ features.flatten(2) + bias[:, :, None]
         return flat_BKN.reshape(*flat_BKN.shape[:2], *features.shape[2:])
 
     def answer(

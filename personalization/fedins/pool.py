@@ -7,7 +7,10 @@ K classes, F width of the features.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -29,26 +32,57 @@ class Delta:
     head_bias_BK: Tensor
 
 
-class SsfPool(nn.Module):
-    """The parameters that a federation trains and exchanges, and `centre`, its mean query (a buffer).
-
-    A new pool is all zeros: call `draw`, or load a state.
-    """
+class HeadPool(nn.Module):
+    """What the entries of every pool have: a key and a head; and `centre`, the mean query (a buffer)."""
 
     centre: Tensor
 
-    def __init__(
-        self, entries: int, channels: int, query_width: int, classes: int, feature_width: int
-    ) -> None:
+    def __init__(self, entries: int, query_width: int, classes: int, feature_width: int) -> None:
         super().__init__()
         if entries < 1:
             raise NetworkError(f"a pool needs at least one entry, found {entries}")
-        self.scale = nn.Parameter(torch.zeros(entries, channels))
-        self.shift = nn.Parameter(torch.zeros(entries, channels))
         self.keys = nn.Parameter(torch.zeros(entries, query_width))
         self.head_weight = nn.Parameter(torch.zeros(entries, classes, feature_width))
         self.head_bias = nn.Parameter(torch.zeros(entries, classes))
         self.register_buffer("centre", torch.zeros(query_width))
+
+    @torch.no_grad()
+    def draw_keys_and_heads(self, generator: torch.Generator, head: nn.Module | None) -> None:
+        """Draw keys from a truncated normal (0.02), and heads unless they start from `head`."""
+        nn.init.trunc_normal_(self.keys, std=_KEY_STD, generator=generator)
+        if head is None:
+            self.head_weight.normal_(0.0, math.sqrt(2 / self.head_weight.shape[2]), generator=generator)
+            self.head_bias.zero_()
+        else:
+            weight, bias = head_of(head)
+            self.head_weight.copy_(weight.expand_as(self.head_weight))
+            self.head_bias.copy_(bias.expand_as(self.head_bias))
+
+    @abstractmethod
+    def draw(self, generator: torch.Generator, head: nn.Module | None = None) -> HeadPool:
+        """Draw every entry separately, in place."""
+
+    @abstractmethod
+    def delta(self, picked: PoolLookup) -> Any:
+        """Average the selected entries of each image (Eq. 9): a dataclass of tensors, images first."""
+
+    def averaged(self, picked: PoolLookup, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """(1/C) sum_c of the selected entries of each parameter [M, ...]: [B, ...]."""
+        return [parameter[picked.entries].mean(dim=1) for parameter in parameters]
+
+
+class SsfPool(HeadPool):
+    """The parameters that a federation trains and exchanges.
+
+    A new pool is all zeros: call `draw`, or load a state.
+    """
+
+    def __init__(
+        self, entries: int, channels: int, query_width: int, classes: int, feature_width: int
+    ) -> None:
+        super().__init__(entries, query_width, classes, feature_width)
+        self.scale = nn.Parameter(torch.zeros(entries, channels))
+        self.shift = nn.Parameter(torch.zeros(entries, channels))
 
     @torch.no_grad()
     def draw(self, generator: torch.Generator, head: nn.Module | None = None) -> SsfPool:
@@ -60,14 +94,7 @@ class SsfPool(nn.Module):
         """
         self.scale.normal_(1.0, _SSF_STD, generator=generator)
         self.shift.normal_(0.0, _SSF_STD, generator=generator)
-        nn.init.trunc_normal_(self.keys, std=_KEY_STD, generator=generator)
-        if head is None:
-            self.head_weight.normal_(0.0, math.sqrt(2 / self.head_weight.shape[2]), generator=generator)
-            self.head_bias.zero_()
-        else:
-            weight, bias = head_of(head)
-            self.head_weight.copy_(weight.expand_as(self.head_weight))
-            self.head_bias.copy_(bias.expand_as(self.head_bias))
+        self.draw_keys_and_heads(generator, head)
         return self
 
     def delta(self, picked: PoolLookup) -> Delta:
@@ -75,12 +102,7 @@ class SsfPool(nn.Module):
 
         delta(x) = (1/C) sum_c SSF_c   (Eq. 9)
         """
-        return Delta(
-            *(
-                parameter[picked.entries].mean(dim=1)
-                for parameter in (self.scale, self.shift, self.head_weight, self.head_bias)
-            )
-        )
+        return Delta(*self.averaged(picked, (self.scale, self.shift, self.head_weight, self.head_bias)))
 
 
 def head_of(head: nn.Module) -> tuple[Tensor, Tensor]:

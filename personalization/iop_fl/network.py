@@ -19,7 +19,7 @@ from personalization.errors import RoutingError
 from personalization.iop_fl.layers import RoutedConv2d, RoutedConvTranspose2d, use_batch_statistics
 from personalization.iop_fl.routers import DirectCoefficients, FixedCoefficients, Init, PooledRouter
 from personalization.iop_fl.space import RoutingSpace
-from personalization.options.adaptation import Router
+from personalization.options.presets import Router
 
 RoutedLayer = RoutedConv2d | RoutedConvTranspose2d
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from personalization.networks import initialise
-from personalization.options.adaptation import Router
+from personalization.options.presets import Router
 
 Init = Literal["uniform", "official"]
 

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationInfo, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from personalization.options.presets import AUTO, FOR_COHORTS, PRESETS, CohortPreset, describe
+from personalization.options.presets import AUTO, FOR_COHORTS, PRESETS, CohortPreset, Router, describe
 
-Router = Literal["direct", "pooled"]
 Dose = Annotated[FiniteFloat, Field(ge=0, le=1)]
 
 
@@ -25,10 +32,12 @@ class RoutingOptions(BaseModel):
     router: Router = Field(
         "direct",
         description="Where coefficients come from: `direct` one per layer and model, for few scans; `pooled` "
-        "a small network on each layer's features.",
+        "a small network on each layer's features. `as-published` has pooled ones only.",
     )
     epochs: int = Field(10, ge=1, le=200, description="Passes over the cohort; the best safe epoch is kept.")
-    batch_size: int = Field(16, ge=1, le=128, description="Slices per step.")
+    batch_size: int = Field(
+        16, ge=1, le=128, description="Slices per step; 5 with `as-published` where none is given."
+    )
     routing_rate: FiniteFloat | None = Field(
         None, gt=0, le=10, description="Learning rate of the routing; null: 0.1 for direct, 0.001 for pooled."
     )
@@ -52,6 +61,21 @@ class RoutingOptions(BaseModel):
         "norm, in the first, the middle and the last third of its layers; null: the default.",
     )
     seed: int = Field(0, ge=0, le=2**31 - 1, description="The seed of everything random.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_the_presets_defaults(cls, content: Any) -> Any:
+        named = content.get("preset") if isinstance(content, dict) else None
+        preset = PRESETS.get(named) if isinstance(named, str) else None
+        return content if preset is None else {**preset.defaults, **content}
+
+    @field_validator("router")
+    @classmethod
+    def _is_the_presets(cls, value: Router, info: ValidationInfo) -> Router:
+        preset = PRESETS.get(info.data.get("preset", ""))
+        if preset is not None and preset.router not in (None, value):
+            raise ValueError(f"expected '{preset.router}': preset '{preset.name}' has no other")
+        return value
 
     @field_validator("train_bn_affine")
     @classmethod

@@ -1,6 +1,7 @@
 """The presets of test-time adaptation: what each starts from and what it learns.
 
-The loss and the step of a preset are in `personalization.test_time.presets`, in a module of its name.
+The loss and the step of a preset are in `personalization.test_time.presets`, in a module of its name (with _
+for -).
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 Learned = Literal["routing", "bn", "prompt", "weights"]
+Router = Literal["direct", "pooled"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,8 @@ class Preset:
             only batch norm's statistics are measured.
         draws: whether the result depends on the seed.
         unit: what it adapts to: a hospital's `cohort` of scans, one `scan`, or either.
+        router: where its coefficients come from, where it has no choice; None: either.
+        batch_size: slices per step where the client gives none; None: the default of all presets.
     """
 
     name: str
@@ -34,6 +38,14 @@ class Preset:
     learns: frozenset[Learned] = frozenset({"routing", "bn"})
     draws: bool = True
     unit: Literal["cohort", "scan", "either"] = "either"
+    router: Router | None = None
+    batch_size: int | None = None
+
+    @property
+    def defaults(self) -> Mapping[str, Any]:
+        """Options of an adaptation that take other defaults with this preset."""
+        own = {"router": self.router, "batch_size": self.batch_size}
+        return {name: value for name, value in own.items() if value is not None}
 
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
@@ -82,7 +94,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
                 learns=frozenset({"routing"}),
             ),
             Preset("paper", "consistency + 0.01 (shape + entropy), noise only"),
-            Preset("official", "as the published code of IOP-FL"),
+            Preset("official", "the loss of IOP-FL's published code alone, with the router of the request"),
+            Preset(
+                "as-published",
+                "IOP-FL as its authors run it: that loss; pooled routers with a random start and dropout, "
+                "those of the bottleneck not learned; batches of 5 neighbouring slices",
+                router="pooled",
+                batch_size=5,
+            ),
             Preset(
                 "statistics",
                 "learns nothing: the global model alone, with batch norm's statistics of these scans",

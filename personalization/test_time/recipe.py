@@ -198,5 +198,6 @@ def space_for(config: AdaptationConfig, space: RoutingSpace) -> RoutingSpace:
 
 def recipe_of(preset: str) -> Recipe:
     """The recipe of a preset in `PRESETS`: `RECIPE` of its module in `personalization.test_time.presets`."""
-    recipe: Recipe = import_module(f"personalization.test_time.presets.{preset}").RECIPE
+    module = import_module(f"personalization.test_time.presets.{preset.replace('-', '_')}")
+    recipe: Recipe = module.RECIPE
     return recipe

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from statistics import fmean
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
@@ -47,7 +47,7 @@ from training.algorithm import (
     StepContext,
 )
 from training.data.classification import LabelledData
-from training.methods.common.classifier_training import ClassCounts, SgdSchedule, counts_from
+from training.methods.common.classifier_training import ClassCounts, counts_from
 from training.methods.common.data_statistics import described
 from training.methods.common.local_training import network_of, state_of
 from training.methods.common.one_shot import (
@@ -74,10 +74,6 @@ _GENERATOR, _STUDENT, _POOL = "stage/generator", "stage/student", "stage/pool"
 class DenseConfig(OneShotConfig):
     """What DENSE takes. The defaults suit a laptop; `recipe: paper` has the paper's sizes."""
 
-    milestones: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
-        (0.5, 0.75),
-        description="shares of the local epochs after which the rate falls to a tenth; none: a constant rate",
-    )
     epochs: int = Field(30, ge=1, description="of the generator and the student in turn")
     generator_steps: int = Field(10, ge=1, description="T_G, steps of the generator in an epoch")
     synthesis_batch: int = Field(64, ge=2, description="images that the generator makes in an epoch")
@@ -104,10 +100,6 @@ class DenseConfig(OneShotConfig):
         "pool": 200,
         "init": "random",
     }
-
-    def local(self) -> SgdSchedule:
-        """Training on private data before the upload."""
-        return replace(super().local(), milestones=self.milestones)
 
 
 @register("dense", DenseConfig, kinds=("classification",))

@@ -31,6 +31,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import torch
 from pydantic import Field
 from torch import nn
 
@@ -131,11 +132,21 @@ class FedAvg(Algorithm[AnySiteData]):
     def __init__(self, config: FedAvgConfig, task: Task) -> None:
         self.config = config
         self.classes = len(task.classes)
-        self.network = NetworkSpec(
-            name=_NETWORKS[task.kind],
-            arguments={"in_channels": task.in_channels, "classes": self.classes, "width": config.width},
-        )
+        self.network = self.architecture(task)
         self.metric = _METRICS[task.kind]
+
+    def architecture(self, task: Task) -> NetworkSpec:
+        """The network that the sites train."""
+        arguments = {
+            "in_channels": task.in_channels,
+            "classes": len(task.classes),
+            "width": self.config.width,
+        }
+        return NetworkSpec(name=_NETWORKS[task.kind], arguments=arguments)
+
+    def first_weights(self, generator: torch.Generator) -> State:
+        """The weights before any training: PyTorch's default, from `generator`."""
+        return state_of(new_network(self.network, generator))
 
     def plan(self) -> tuple[Phase | ServerStage, ...]:
         """Describe the data once, train, validate the last global model, which no round has; estimate the
@@ -148,8 +159,8 @@ class FedAvg(Algorithm[AnySiteData]):
         )
 
     def initial(self, context: StepContext) -> Memory:
-        """w_g of round 0: PyTorch's default weights, from the run's seed."""
-        return Memory(join({"global": state_of(new_network(self.network, context.generator("weights")))}))
+        """w_g of round 0, from the run's seed."""
+        return Memory(join({"global": self.first_weights(context.generator("weights"))}))
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
         """w_g, to every site the same; once it is selected, that one."""

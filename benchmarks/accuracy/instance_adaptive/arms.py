@@ -258,9 +258,7 @@ class Study:
         algorithm = FedIns(config, self.task)
         name = arm.replace(",", "").replace(" ", "-")
         state = _trained(algorithm, self.data, self._around, self.work / name, self._identity(arm))
-        network = InstanceAdaptive(
-            config.frozen.load(torch.device(self.device)), len(self.task.classes), config.entries, config.top
-        )
+        network = config.network(config.frozen.load(torch.device(self.device)), len(self.task.classes))
         network.pool.load_state_dict(state)
         answers: Answers = {}
         picks: dict[str, Tensor] = {}
@@ -316,7 +314,7 @@ def answered(
     network: InstanceAdaptive, images: SliceSet | ImageSet, routing: PoolPicking, draw: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Classes of all images, uint8, and the entries that their queries pick, [N, C]."""
-    device = network.pool.scale.device
+    device = network.pool.keys.device
     queries = queries_of(network, images, TEST_BATCH)
     found, picked = [], []
     for part, query in zip(

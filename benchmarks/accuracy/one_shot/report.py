@@ -190,15 +190,15 @@ def weights(rows: Sequence[Row]) -> list[str]:
                 f"{1 / count:.3f}",
             ]
         )
-    printed = max(_moved(_matrix(row["result"]["clusters as printed"])) for row in rows)
+    printed = [_moved(_matrix(row["result"]["clusters as printed"])) for row in rows]
     header = ["setting", "seed", "K", "sizes", "silhouette", "max abs(w − 1/K)", "own weight", "1/K"]
     return [
         "## What became of w?",
         "With normalised outer steps w leaves 1/K by construction: the entry with the steepest slope moves "
         "by the outer rate in every outer step. What the data decide is where it goes. *Own weight* is what "
         "a cluster's model learns from its own cluster, and it is its own images that w is validated on. "
-        f"By the letter of the paper (`{LITERAL}`) w moved by {printed:.1g} at most. One cluster has no w. "
-        "The silhouette is the best that was found.",
+        f"By the letter of the paper (`{LITERAL}`), with plain steps, w left 1/K by {min(printed):.2f} to "
+        f"{max(printed):.2f}. One cluster has no w. The silhouette is the best that was found.",
         table(header, body),
     ]
 

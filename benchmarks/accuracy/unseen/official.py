@@ -1,4 +1,4 @@
-"""The official protocol, a diagnostic: preset `official`, scored as IOP-FL's published code scores itself.
+"""The official protocol, a diagnostic: the published loss, scored as IOP-FL's published code scores itself.
 
 Labels choose what is scored and when, so its figures are no evidence for what Locum serves:
 
@@ -9,14 +9,16 @@ Labels choose what is scored and when, so its figures are no evidence for what L
 - Dice per slice, mean over the classes with the background, averaged over slices;
 - ten epochs, of which the one with the highest such Dice is reported.
 
-The routers are the published ones too: pooled, with PyTorch's initial weights, at a rate of 0.001.
+The routers are the published ones too: pooled, with PyTorch's initial weights, at a rate of 0.001. The
+published code leaves those of the bottleneck as they are, which preset `as-published` does too; with preset
+`official` they are learned.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -30,11 +32,12 @@ from personalization.iop_fl.network import route
 from personalization.iop_fl.space import RoutingSpace
 from personalization.metrics import dice
 from personalization.state import State
+from personalization.test_time.adapt import learn, routing
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch, LossWeights, WeightedSum
 from personalization.test_time.presets.official import Official
-from personalization.test_time.recipe import adapt, objective_of, recipe_of
+from personalization.test_time.recipe import objective_of, recipe_of
 from training.data.cases import Case
 from training.data.scan_files import read_mask
 
@@ -102,7 +105,12 @@ class OfficialResult:
         )
 
 
-def by_official_protocol(space: RoutingSpace, slices: TargetSlices, seed: int) -> OfficialResult:
+def by_official_protocol(
+    space: RoutingSpace,
+    slices: TargetSlices,
+    seed: int,
+    preset: Literal["official", "as-published"] = "official",
+) -> OfficialResult:
     """Adapt and score. A score is `[Dice with background, foreground Dice]`; the row's keys are
 
     - `slices`: their number;
@@ -113,12 +121,18 @@ def by_official_protocol(space: RoutingSpace, slices: TargetSlices, seed: int) -
     - `best`: number of the epoch with the highest Dice with background, from 1;
     - `by_loss`: number of the epoch that Locum's loop chooses without labels, 0 for before any step.
     """
-    config = AdaptationConfig(preset="official", router="pooled", epochs=EPOCHS, batch_size=BATCH, seed=seed)
-    network = route(space, "pooled", "official", DROPOUT, torch.Generator().manual_seed(seed))
-    start = score_of(network.train(), slices)
+    config = AdaptationConfig(preset=preset, router="pooled", epochs=EPOCHS, batch_size=BATCH, seed=seed)
     published = objective_of(config.preset)
     assert isinstance(published, WeightedSum)
     objective = _ScoredAfterStep(published.weights(config), slices)
+    if preset == "official":
+        network = route(space, "pooled", "official", DROPOUT, torch.Generator().manual_seed(seed))
+        learning = routing(network, config, objective)
+    else:
+        found = recipe_of(preset).learning(space, slices.images, config, never_cancelled)
+        assert found is not None
+        learning, network = replace(found, objective=objective), found.network
+    start = score_of(network.train(), slices)
     epochs: list[Score] = []
     states: list[State] = []
 
@@ -127,7 +141,7 @@ def by_official_protocol(space: RoutingSpace, slices: TargetSlices, seed: int) -
             epochs.append(objective.taken())
             states.append(checkpoint.state)
 
-    found = adapt(network, slices.images, config, after_epoch=note, limits=NO_LIMITS, objective=objective)
+    adaptation = learn(learning, slices.images, config, after_epoch=note, limits=NO_LIMITS)
     best = max(range(len(epochs)), key=lambda index: epochs[index].with_background)
     network.load_state_dict(states[best])
     plain = space.plain()
@@ -139,7 +153,7 @@ def by_official_protocol(space: RoutingSpace, slices: TargetSlices, seed: int) -
         "start": start.rounded(),
         "epochs": [score.rounded() for score in epochs],
         "best": best + 1,
-        "by_loss": found.best_epoch,
+        "by_loss": adaptation.best_epoch,
     }
     return OfficialResult(row, network.eval(), config)
 

@@ -10,7 +10,7 @@ The server keeps the uploads as `model/SITE/...`, and the sizes of the sites in 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -61,7 +61,11 @@ class OneShotConfig(MethodConfig):
         "float32", description="bfloat16 takes two thirds of the time where the processor has it"
     )
     local_epochs: int = Field(20, ge=1, description="passes over the site's images, once")
-    learning_rate: float = Field(0.01, gt=0, description="of local SGD; a tenth from 50 %, again from 75 %")
+    learning_rate: float = Field(0.01, gt=0, description="of local SGD")
+    milestones: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
+        (0.5, 0.75),
+        description="shares of the local epochs after which the rate falls to a tenth; none: a constant rate",
+    )
     batch_size: int = Field(32, ge=2)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(5e-4, ge=0)
@@ -76,6 +80,7 @@ class OneShotConfig(MethodConfig):
             self.learning_rate,
             self.momentum,
             self.weight_decay,
+            milestones=self.milestones,
             augment=self.augment,
             precision=self.precision,
         )

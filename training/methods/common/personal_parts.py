@@ -20,7 +20,7 @@ from model_store.task import Task
 from training.algorithm import ClientResult, Memory, Phase, Publication, ServerStage, State, StepContext
 from training.methods.common.data_statistics import DESCRIBE, described
 from training.methods.common.export import EXPORT, personal_drafts
-from training.methods.common.local_training import AnySiteData, ValidationScore, new_network, state_of
+from training.methods.common.local_training import AnySiteData, ValidationScore
 from training.methods.common.personal_models import PersonalModels
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvgConfig
@@ -102,7 +102,7 @@ class PersonalFedAvg(PersonalModels):
 
     def _first(self, context: StepContext) -> State:
         """The own part of a site that has none yet, from a draw of its own."""
-        drawn = state_of(new_network(self.network, context.generator("personal")))
+        drawn = self.first_weights(context.generator("personal"))
         return {name: tensor for name, tensor in drawn.items() if self.is_own(name)}
 
     def publication(self, server: Memory) -> Publication:

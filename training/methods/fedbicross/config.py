@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from personalization.fedbicross.clustering import Mixing
 from personalization.fedbicross.inversion import InversionWeights
 from personalization.fedbicross.synthesis import SynthesisConfig
 from training.methods.common.classifier_training import SgdSchedule
@@ -21,6 +22,7 @@ PAPER_SIZES: Mapping[str, Any] = {
     "width": 64,
     "local_epochs": 100,
     "learning_rate": 0.001,
+    "milestones": (),
     "batch_size": 128,
     "steps": 500,
     "synthesis_batch": 256,
@@ -61,7 +63,12 @@ class FedBiCrossConfig(OneShotConfig):
     every_step: bool = Field(True, description="the student learns at every step, not at outer ones only")
     inner_steps: int = Field(1, ge=1)
     inner_rate: float = Field(0.01, gt=0, description="eta_G, of plain SGD on the student")
-    bilevel: bool = Field(True, description="learn w; else it stays 1/K")
+    bilevel: bool = Field(True, description="learn w; else it stays as it starts")
+    mixing: Mixing = Field(
+        "uniform",
+        description="where w starts: 1/K each; by the similarity of the clusters' answers to noise; or "
+        "intra, each cluster with its own images alone",
+    )
     outer_steps: int = Field(6, ge=1, description="S, steps of a trajectory in which w is learned")
     outer_rate: float = Field(0.1, gt=0, description="eta_w")
     outer_scaling: Literal["normalised", "plain"] = "normalised"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from model_store.manifest import NetworkSpec
-from personalization.fedbicross.clustering import Clustering, answers_to_noise, cluster
+from personalization.fedbicross.clustering import Clustering, answers_to_noise, cluster, mixing_of
 from personalization.fedbicross.synthesis import Trajectory, recalibrate
 from training.algorithm import Memory, State, StepContext
 from training.methods.common.local_training import network_of, state_of
@@ -60,7 +60,7 @@ def cluster_models(
     tensors = {
         **server.tensors,
         **join(students),
-        "stage/mixing": torch.full((found.count, found.count), 1 / found.count, dtype=torch.float64),
+        "stage/mixing": mixing_of(answers, found, config.mixing),
         "seeds": torch.randint(2**62, (config.epochs,), generator=context.generator("trajectories")),
     }
     facts = {

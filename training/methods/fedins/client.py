@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from personalization.augmentation import Augmentation, transform, transform_images
-from personalization.fedins import Answer, Delta, InstanceAdaptive, fedins_loss, random_entries, usage_of
+from personalization.fedins import Answer, InstanceAdaptive, fedins_loss, random_entries, usage_of
 from personalization.metrics import foreground_dice
 from personalization.precision import Precision, mixed_precision, to_float32
 from training.algorithm import Noise, State
@@ -42,7 +42,7 @@ class PoolTraining:
 
 def queries_of(network: InstanceAdaptive, data: TrainingExamples, batch_size: int) -> Tensor:
     """[N, Q], on the CPU. They depend on the frozen backbone alone: made once, they are good for the run."""
-    device = network.pool.scale.device
+    device = network.pool.keys.device
     parts = [
         network.query(part.clone().to(device)).cpu()
         for part in torch.split(torch.from_numpy(data.images), batch_size)
@@ -81,7 +81,7 @@ def routed(
         return Answer(network.apply_delta(images, network.pool.delta(picked)), picked)
     picked = network.pick(queries, penalty_M)
     delta = network.pool.delta(picked)
-    mean = Delta(*(tensor.mean(dim=0, keepdim=True) for tensor in vars(delta).values()))
+    mean = type(delta)(*(tensor.mean(dim=0, keepdim=True) for tensor in vars(delta).values()))
     return Answer(network.apply_delta(images, mean), picked)
 
 
@@ -98,7 +98,7 @@ def train_pool(
     """
     if not len(data):
         raise ValueError("there is no image to train on")
-    device = network.pool.scale.device
+    device = network.pool.keys.device
     optimisers = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}
     optimiser = optimisers[training.optimiser](network.pool.parameters(), lr=training.learning_rate)
     network.train()
@@ -132,7 +132,7 @@ def score_pool(
     """Foreground Dice by patient, or accuracy, with every image's own entries."""
     if not len(data):
         return ValidationScore()
-    device = network.pool.scale.device
+    device = network.pool.keys.device
     found = [
         routed(network, images.clone().to(device), queries.to(device), routing, generator)
         .logits.argmax(dim=1)
@@ -156,7 +156,7 @@ def score_pool(
 @torch.no_grad()
 def usage_by(network: InstanceAdaptive, queries_NQ: Tensor) -> Tensor:
     """How often images with these queries pick each entry, int64 [M]."""
-    picked = network.pick(queries_NQ.to(network.pool.scale.device))
+    picked = network.pick(queries_NQ.to(network.pool.keys.device))
     return usage_of(picked.entries, network.pool.keys.shape[0])
 
 

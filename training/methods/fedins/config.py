@@ -9,6 +9,8 @@ from pydantic import Field
 
 from model_store.store import Store
 from model_store.task import Task
+from personalization.fedins import InstanceAdaptive, PromptAdaptive
+from personalization.networks import Backbone
 from personalization.precision import Precision
 from training.backbones import FrozenBackbone, find_backbone
 from training.config import MethodConfig
@@ -28,6 +30,12 @@ class FedInsConfig(MethodConfig):
     store: Path | None = Field(
         None, exclude=True, description="where the backbone is; --out on a command line"
     )
+    adapter: Literal["ssf", "prompt"] = Field(
+        "ssf",
+        description="what an entry adapts a ViT by: scales and shifts, or prompt tokens before every block, "
+        "which are the paper's ablation and not published",
+    )
+    prompts: int = Field(10, ge=1, description="tokens per block of an entry, with adapter prompt")
     entries: int = Field(25, ge=1, description="M, the size of the pool")
     top: int = Field(3, ge=1, description="C, how many an image picks; all of them where M is smaller")
     key_weight: float = Field(0.1, ge=0, le=1, description="w of the key-matching term; 0 freezes the keys")
@@ -65,9 +73,14 @@ class FedInsConfig(MethodConfig):
 
     def prepared(self, store: Store, task: Task, name: str) -> FedInsConfig:
         """`pinned`, for a pool that is published. Raises ConfigurationError, for a control too."""
-        if self.routing != "instance":
-            found = f"routing: '{self.routing}' is a control for benchmarks, expected 'instance'"
-            raise ConfigurationError("what is trained here is published, and a control is not", [found])
+        controls = [("routing", self.routing, "instance"), ("adapter", self.adapter, "ssf")]
+        found = [
+            f"{field}: '{value}' is a control for benchmarks, expected '{expected}'"
+            for field, value, expected in controls
+            if value != expected
+        ]
+        if found:
+            raise ConfigurationError("what is trained here is published, and a control is not", found)
         return self.pinned(store, task, name)
 
     def pinned(self, store: Store, task: Task, name: str) -> FedInsConfig:
@@ -80,6 +93,12 @@ class FedInsConfig(MethodConfig):
                 [f"head: it has {known} classes, the task {len(task.classes)}; expected 'auto' or 'drawn'"],
             )
         return self.model_copy(update={"backbone": found.reference, "store": found.root})
+
+    def network(self, backbone: Backbone, classes: int) -> InstanceAdaptive:
+        """A pool of zeros on the backbone. Raises NetworkError for prompts on another network than a ViT."""
+        if self.adapter == "prompt":
+            return PromptAdaptive(backbone, classes, self.entries, self.top, self.prompts)
+        return InstanceAdaptive(backbone, classes, self.entries, self.top)
 
     @property
     def frozen(self) -> FrozenBackbone:

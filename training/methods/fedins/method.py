@@ -80,7 +80,7 @@ def pool_network(
 ) -> InstanceAdaptive:
     """A pool on its backbone, on the CPU."""
     backbone = config.frozen.load(torch.device("cpu"))
-    network = InstanceAdaptive(backbone, len(task.classes), config.entries, config.top)
+    network = config.network(backbone, len(task.classes))
     network.pool.load_state_dict(state)
     return network
 
@@ -209,7 +209,7 @@ class FedIns(Algorithm[AnySiteData]):
     def _on(self, device: torch.device) -> InstanceAdaptive:
         """The backbone with an empty pool."""
         config = self.config
-        network = InstanceAdaptive(config.frozen.load(device), self.classes, config.entries, config.top)
+        network = config.network(config.frozen.load(device), self.classes)
         network.pool.to(device)
         return network
 

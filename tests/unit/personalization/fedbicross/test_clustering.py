@@ -8,7 +8,7 @@ from sklearn.metrics import silhouette_score
 from torch import nn
 
 from personalization.fedbicross import clustering
-from personalization.fedbicross.clustering import answers_to_noise, cluster
+from personalization.fedbicross.clustering import Clustering, answers_to_noise, cluster, mixing_of
 
 
 def draw(seed: int = 0) -> torch.Generator:
@@ -109,3 +109,16 @@ def test_answers_to_noise_use_evaluation_mode_and_softmax_by_default() -> None:
     torch.testing.assert_close(found, expected.double(), rtol=1e-5, atol=1e-6)
     logits = answers_to_noise([network], probes, "logits")
     torch.testing.assert_close(logits, network(probes).detach().flatten()[None].double())
+
+
+def test_mixing_starts_uniform_or_intra_or_by_cosine_of_the_clusters_mean_answers() -> None:
+    answers = torch.tensor([[1.0, 0.0], [3.0, 0.0], [1.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    found = Clustering((0, 0, 1, 2), {})
+    assert mixing_of(answers, found, "uniform").tolist() == [[1 / 3] * 3] * 3
+    assert mixing_of(answers, found, "intra").tolist() == torch.eye(3).tolist()
+    # Means (2, 0), (1, 1), (-1, 0): cosines 1, 0.7071, -1; 1, -0.7071. Below 0 counts as 0.
+    half = 0.5**0.5
+    expected = [[1 / (1 + half), half / (1 + half), 0], [half / (1 + half), 1 / (1 + half), 0], [0, 0, 1]]
+    torch.testing.assert_close(
+        mixing_of(answers, found, "similarity"), torch.tensor(expected, dtype=torch.float64)
+    )

@@ -46,6 +46,16 @@ def test_a_preset_must_learn_what_it_is_for() -> None:
     assert AdaptationConfig(preset="paper", train_bn_affine=False).learns == {"routing"}
 
 
+def test_as_published_brings_its_router_and_batches_and_rejects_another_router() -> None:
+    for options in (RoutingOptions, AdaptationConfig):
+        found = options(preset="as-published")
+        assert (found.router, found.batch_size) == ("pooled", 5)
+        assert options(preset="as-published", batch_size=8).batch_size == 8
+        assert options(preset="official").router == "direct"
+    with pytest.raises(AdaptationError, match=r"router: expected 'pooled': preset 'as-published'.*'direct'"):
+        AdaptationConfig(preset="as-published", router="direct")
+
+
 def test_a_configuration_has_the_fields_and_defaults_of_the_options() -> None:
     assert AdaptationConfig().facts() == RoutingOptions(preset="paper").model_dump() | {"routing_rate": 0.1}
     assert RoutingOptions().preset == "auto"
@@ -61,7 +71,7 @@ def weights(**options: Any) -> LossWeights:
 
 def test_presets_are_the_losses_they_are_named_for() -> None:
     assert weights(preset="paper") == weights(preset="statistics") == LossWeights(1, 0.01, 0.01)
-    assert weights(preset="official") == LossWeights(0.1, 1, 10)
+    assert weights(preset="official") == weights(preset="as-published") == LossWeights(0.1, 1, 10)
     assert weights(preset="tent") == LossWeights(0, 0, 1)
     assert weights(shape_weight=0.5) == LossWeights(1, 0.5, 0.01)
     assert weights(preset="official", shape_weight=0.0) == LossWeights(0.1, 0, 10)

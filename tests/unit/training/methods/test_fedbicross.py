@@ -175,6 +175,13 @@ def test_every_option_of_stage_2_arrives() -> None:
     assert all(getattr(found, field.name) != getattr(default, field.name) for field in fields(found))
 
 
+def test_the_rate_of_local_training_can_be_constant_and_is_in_the_papers_recipe() -> None:
+    assert FedBiCrossConfig().local().milestones == (0.5, 0.75)
+    assert FedBiCrossConfig(milestones=()).local().milestones == ()
+    paper = FedBiCrossConfig(recipe="paper").local()
+    assert (paper.epochs, paper.batch_size, paper.learning_rate, paper.milestones) == (100, 128, 0.001, ())
+
+
 def test_every_class_needs_an_image_to_be_dreamt_up() -> None:
     config = FedBiCrossConfig(synthesis_batch=5)
     FedBiCross(config, task(5))

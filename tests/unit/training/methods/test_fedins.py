@@ -108,6 +108,22 @@ def test_a_run_of_both_kinds_learns_and_publishes_what_was_best(store):
         assert pool < publication.details["exchanged"]["full_fine_tuning"]
 
 
+def test_a_pool_of_prompts_learns_and_is_a_control_that_is_not_published(store):
+    data = {"a": labelled("a", [0, 1, 2, 0, 1]), "b": labelled("b", [1, 1, 2])}
+    method = method_of(store, PICTURES, adapter="prompt", prompts=2, learning_rate=0.02, local_epochs=2)
+    server, memories = started(method, data)
+    before = part(server.tensors, "global")
+    assert before["prompts"].shape == (ENTRIES, 2, 2, 16)
+    losses = []
+    for round_ in range(2):
+        server, results = step(method, server, data, memories, "train", round_)
+        losses.append(sum(result.metrics["loss"] for result in results.values()))
+    assert losses[1] < losses[0]
+    assert not torch.equal(part(server.tensors, "global")["prompts"], before["prompts"])
+    with pytest.raises(ConfigurationError, match="adapter: 'prompt' is a control for benchmarks"):
+        FedInsConfig(adapter="prompt").prepared(store, PICTURES, "pool")
+
+
 def test_bfloat16_is_for_the_products_only_and_not_for_the_choice_of_entries(store):
     data = {"a": sites.site_data("a", 6, 2, 0)}
     found = {}
