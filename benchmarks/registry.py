@@ -19,6 +19,8 @@ EXPERIMENTS: Mapping[str, str] = {
     "picking": "benchmarks.accuracy.picking.experiment:Picking",
     "paper-iop-fl": "benchmarks.accuracy.papers.iop_fl:PaperIopFl",
     "paper-fedoap": "benchmarks.accuracy.papers.fedoap:PaperFedOap",
+    "paper-fedbicross": "benchmarks.accuracy.papers.fedbicross:PaperFedBiCross",
+    "paper-fedins": "benchmarks.accuracy.papers.fedins:PaperFedIns",
     "round_cost": "benchmarks.cost.round:RoundCost",
     "adaptation_cost": "benchmarks.cost.adaptation:AdaptationCost",
     "recipe_cost": "benchmarks.cost.recipes:RecipeCost",

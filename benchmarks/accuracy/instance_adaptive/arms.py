@@ -146,7 +146,7 @@ def _classification(path: Path, device: str, cell: Cell, work: Path) -> dict[str
         | cell["vit"],
     )
     held_out = LabelledData.load(aside, task)
-    start = _pretrained(spec, held_out.train, cell, device)
+    start = pretrained(spec, held_out.train, cell, device)
     study = Study(cell, task, dict(data), spec, start, device, work)
     answers = {LOCAL: study.alone(), **study.full_tuning()}
     return {
@@ -156,7 +156,7 @@ def _classification(path: Path, device: str, cell: Cell, work: Path) -> dict[str
     }
 
 
-def _pretrained(spec: NetworkSpec, images: ImageSet, cell: Cell, device: str) -> State:
+def pretrained(spec: NetworkSpec, images: ImageSet, cell: Cell, device: str) -> State:
     """A network pre-trained in all styles on the images that no client holds."""
     draw = generator(cell["seed"], "pretraining", 0, "", "weights")
     network = new_network(spec, draw).to(device)

@@ -1,0 +1,112 @@
+"""What the tables of a classification share: clients of an .npz, their runs, and both accuracies."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.harness.experiment import Options
+from benchmarks.harness.federate import federate, in_memory
+from model_store.task import Task
+from training.algorithm import Algorithm, Publication
+from training.data.classification import ImageSet, LabelledData, Partition, load_npz
+from training.engine.client import RunEnvironment
+from training.engine.history import RoundEntry
+from training.tasks import template
+
+METRIC, PAPERS_METRIC = "Accuracy at home", "Accuracy on all test images"
+METRICS = """\
+*Accuracy at home*: of the model that a client is served, on the client's own test images, which have its
+classes. *Accuracy on all test images*: of the same model, on the test images of all clients together. Both in
+percent, means of clients; ± is the standard deviation over seeds, each of which deals the images again.
+Intervals are 95 %, paired bootstrap over images within clients."""
+
+# Images -> a class for each, [N].
+Answer = Callable[[ImageSet], Tensor]
+
+
+@dataclass(frozen=True)
+class Clients:
+    """An .npz divided among clients, and one part more, which no client holds.
+
+    `place` is what decides the division: set, number of clients, alpha and seed.
+    """
+
+    folder: Path
+    set: str
+    count: int
+    alpha: float
+    seed: int
+
+    @cached_property
+    def task(self) -> Task:
+        """The set's task."""
+        return template(self.set)
+
+    @cached_property
+    def _parts(self) -> list[LabelledData]:
+        partition = Partition(self.count + 1, self.alpha, self.seed)
+        sites = load_npz(self.folder / f"{self.set}.npz", self.task, partition).sites
+        return [LabelledData.load(site, self.task) for site in sites]
+
+    @property
+    def data(self) -> dict[str, LabelledData]:
+        """The clients' data by name."""
+        return {part.site: part for part in self._parts[:-1]}
+
+    @property
+    def aside(self) -> LabelledData:
+        """The part that no client holds."""
+        return self._parts[-1]
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """What a run's identity says about its data."""
+        return {"set": self.set, "clients": self.count, "alpha": self.alpha, "seed": self.seed}
+
+    def judge(self, models: Mapping[str, Answer]) -> dict[str, dict[str, Any]]:
+        """Scores of what each client is served, in the form of the rows.
+
+        `ours` has 1 for every own test image that is answered rightly, else 0; `paper` the accuracy on all.
+        """
+        right = {
+            id(answer): {
+                site: (answer(own.test).numpy() == own.test.labels).astype(int)
+                for site, own in self.data.items()
+            }
+            for answer in models.values()
+        }
+        return {
+            site: {
+                "ours": dict(zip(self.data[site].test.cases, right[id(answer)][site].tolist(), strict=True)),
+                "paper": round(float(np.concatenate([*right[id(answer)].values()]).mean()), 5),
+            }
+            for site, answer in models.items()
+        }
+
+
+class Runs:
+    """Runs each algorithm once on given clients, in a folder named by its identity."""
+
+    def __init__(self, options: Options, device: str) -> None:
+        self.device = torch.device(device)
+        self.folder = options.state_dir / "papers"
+
+    def run(
+        self, algorithm: Algorithm[Any], clients: Clients, identity: Mapping[str, Any]
+    ) -> tuple[Publication, tuple[RoundEntry, ...]]:
+        """What it publishes, and its history; `identity` says what `clients` does not."""
+        whole = {**clients.place, **identity}
+        name = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:16]
+        around = RunEnvironment(clients.seed, self.device.type)
+        outcome = federate(algorithm, in_memory(clients.data), around, self.folder / name, whole)
+        return algorithm.publication(outcome.server), outcome.history

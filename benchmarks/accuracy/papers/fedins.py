@@ -1,0 +1,283 @@
+"""FedIns's tables: Feng et al., Instance-adaptive Inference for Federated Learning, ICCV 2023: 1 and 2.
+
+All arms start from one small ViT, which is trained before on images that no client holds, as the paper's
+start from ViT-B/16. The rivals tune all of its weights; FedIns and its ablations tune a pool on the frozen
+network: prompts or scales and shifts (SSF), one or a pool that every image picks from.
+
+A cell is one arm of one seed, on one set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from benchmarks.accuracy.instance_adaptive.arms import answered, pretrained
+from benchmarks.accuracy.papers.arms import Arm, cost
+from benchmarks.accuracy.papers.classification import METRIC, METRICS, PAPERS_METRIC, Answer, Clients, Runs
+from benchmarks.accuracy.papers.report import PaperTables, Part, lines_of
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Options, Table
+from model_store.manifest import NetworkSpec
+from model_store.store import Store
+from model_store.task import Task
+from personalization.state import State
+from training.algorithm import Algorithm
+from training.backbones import FrozenBackbone, publish_backbone
+from training.engine.seeds import generator
+from training.methods.common.local_training import network_of, predict
+from training.methods.fedavg import FedAvg, FedAvgConfig
+from training.methods.fedins.config import FedInsConfig
+from training.methods.fedins.method import FedIns, pool_network
+from training.methods.registry import method
+
+SETS = ("wbc5_28_shift", "pneumoniamnist")
+PUBLISHED = ("DomainNet", "CIFAR-100", "Tiny-ImageNet")
+
+
+def _published(domain_net: float, cifar: float, tiny: float) -> dict[str, float]:
+    return dict(zip(PUBLISHED, (domain_net, cifar, tiny), strict=True))
+
+
+_FEDINS = _published(83.12, 84.83, 86.79)
+# What the whole of FedIns does not have: one entry for all images, and so no keys.
+_SINGLE: Mapping[str, Any] = {"entries": 1, "top": 1, "key_weight": 0.0}
+ARMS: Mapping[str, tuple[Arm, ...]] = {
+    "comparison": (
+        Arm("SOLO", "local-only", {}, _published(62.18, 33.81, 17.17)),
+        Arm("FedAvg", "fedavg", {}, _published(80.02, 81.22, 79.02)),
+        Arm("FedProx", "fedprox", {"mu": 0.001}, _published(78.73, 81.56, 79.57)),
+        Arm("SCAFFOLD", "scaffold", {"learning_rate": 0.01}, _published(80.31, 78.02, 76.76)),
+        Arm("FedBN", "fedbn", {}, _published(80.07, 81.24, 79.82)),
+        Arm("Centralised", "centralised"),
+        Arm("FedIns", "fedins", {}, _FEDINS),
+    ),
+    "ablation": (
+        Arm("Prompt", "fedins", {"adapter": "prompt", **_SINGLE}, _published(79.03, 80.25, 81.02)),
+        Arm("Prompt pool", "fedins", {"adapter": "prompt"}, _published(80.17, 81.39, 81.98)),
+        Arm("SSF", "fedins", _SINGLE, _published(80.75, 83.81, 84.32)),
+        Arm("SSF pool", "fedins", {}, _FEDINS),
+        Arm("SSF pool of 5", "fedins", {"entries": 5}),
+        Arm("SSF pool, 1 picked", "fedins", {"top": 1}),
+        Arm("SSF pool, 12 picked", "fedins", {"top": 12}),
+    ),
+}
+BASELINES = {"comparison": "FedAvg", "ablation": "SSF pool"}
+NOTES = {
+    "comparison": "Table 1. FedBN's norms are the ViT's layer norms.",
+    "ablation": "Table 2, and three arms after Fig. 6, which prints no figures.",
+}
+_DIFFERS = f"""\
+**What differs from the paper.** The paper has photographs of up to 200 classes, and ViT-B/16 trained on
+ImageNet-21k. Here are white blood cells (wbc5_28_shift) and chest X-rays (pneumoniamnist) of 28 x 28 pixels,
+divided among 5 clients by a Dirichlet distribution, and a small ViT that is trained before on a sixth part of
+the set: some thirty images of the first. So its figures stand beside these for the order of the arms, not for
+the level. It has 300 rounds of 10 local epochs by SGD; profile `cpu` has 30 rounds (5 of pneumoniamnist) of 2
+epochs by Adam, but SCAFFOLD's, which is plain SGD at 0.01. The paper reports the best round on test images;
+here the last round is tested. MOON and FedDC are missing: Locum has neither. Clients with images of several
+styles (Fig. 5b) are in [instance_adaptive](instance_adaptive.cpu.md).
+
+{METRICS} The paper tests on all test images. Bytes are sent and received together, of all rounds."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """How large, how long, how often.
+
+    `tuning` has fields of FedAvg and its like, `pool` of FedIns, `by_set` of both.
+    """
+
+    seeds: int
+    vit: Mapping[str, Any]
+    pretraining_steps: int
+    tuning: Mapping[str, Any]
+    pool: Mapping[str, Any]
+    by_set: Mapping[str, Mapping[str, Any]]
+    sets: tuple[str, ...] = SETS
+    clients: int = 5
+    alpha: float = 0.3
+    device: str = "cpu"
+
+
+_COMMON: Mapping[str, Any] = {"batch_size": 32, "selection": "last", "augment": False, "local_epochs": 2}
+_TUNING: Mapping[str, Any] = {**_COMMON, "recipe": "paper", "learning_rate": 1e-3}
+_POOL: Mapping[str, Any] = {**_COMMON, "learning_rate": 3e-3, "head": "backbone"}
+PROFILES = {
+    "smoke": Profile(
+        1,
+        {"patch": 14, "width": 8, "depth": 1, "heads": 1},
+        1,
+        {**_TUNING, "local_epochs": 1},
+        {**_POOL, "entries": 3, "prompts": 2, "local_epochs": 1},
+        {"wbc5_28_shift": {"rounds": 1}},
+        ("wbc5_28_shift",),
+    ),
+    "cpu": Profile(
+        3,
+        {"patch": 7, "width": 64, "depth": 4, "heads": 4},
+        600,
+        _TUNING,
+        _POOL,
+        # The second has seventeen times the images of the first.
+        {"wbc5_28_shift": {"rounds": 30}, "pneumoniamnist": {"rounds": 5}},
+    ),
+    "gpu": Profile(
+        3,
+        {"patch": 4, "width": 192, "depth": 8, "heads": 3},
+        5000,
+        {**_TUNING, "local_epochs": 5},
+        {**_POOL, "local_epochs": 5},
+        {name: {"rounds": 100} for name in SETS},
+        device="cuda",
+    ),
+}
+
+
+class PaperFedIns(PaperTables[Profile]):
+    """FedIns, what it is compared with, and its parts."""
+
+    name = "paper-fedins"
+    title = "FedIns's tables"
+    question = "What do the arms of FedIns's tables reach on other sets?"
+    profiles = PROFILES
+    tables = (Table("paper-fedins.cpu", data="../shared/data"),)
+    differs = _DIFFERS
+    data_help = f"the folder with medmnist_npz, and {' and '.join(f'{name}.npz' for name in SETS)} in it"
+
+    def cells(self) -> list[Cell]:
+        """Seed by seed, set by set."""
+        name, settings = self.options.profile, self.profile
+        common = {
+            **{"profile": name, "clients": settings.clients, "alpha": settings.alpha},
+            **{"vit": dict(settings.vit), "pretraining_steps": settings.pretraining_steps},
+        }
+        return [
+            {
+                **{"part": part, "arm": arm.name, "set": set_, "seed": seed, **common},
+                "method": self._config(arm, set_).model_dump(mode="json", exclude={"backbone"}),
+            }
+            for seed in range(settings.seeds)
+            for set_ in settings.sets
+            for part, arms in ARMS.items()
+            for arm in arms
+        ]
+
+    def _config(self, arm: Arm, set_: str) -> Any:
+        own = self.profile.pool if arm.method == "fedins" else self.profile.tuning
+        return arm.config({**own, **self.profile.by_set[set_]})
+
+    @cached_property
+    def _federations(self) -> Tuned:
+        return Tuned(self.data / "medmnist_npz", self.options, self.profile.device)
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
+        """Train and test one arm."""
+        arm = next(arm for arm in ARMS[cell["part"]] if arm.name == cell["arm"])
+        return self._federations.compute(cell, arm.method)
+
+    def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
+        """The comparison and the ablation of every set."""
+        found = {}
+        for set_ in self.profile.sets:
+            for part, arms in ARMS.items():
+                own = [row for row in rows if (row["cell"]["part"], row["cell"]["set"]) == (part, set_)]
+                if own:
+                    found[f"{part}.{set_}"] = Part(
+                        f"{part.capitalize()}: {set_}",
+                        NOTES[part],
+                        lines_of(own, {arm.name: arm.published for arm in arms}),
+                        BASELINES[part],
+                        PUBLISHED,
+                        METRIC,
+                        PAPERS_METRIC,
+                    )
+        return found
+
+
+@dataclass(frozen=True)
+class Start:
+    """The network that every arm of a place starts from."""
+
+    network: NetworkSpec
+    weights: State = field(repr=False)
+
+
+class Tuned(Runs):
+    """The federations that tune one network, with the last division and its network cached."""
+
+    def __init__(self, folder: Path, options: Options, device: str) -> None:
+        super().__init__(options, device)
+        self._folder = folder
+        self._place = lru_cache(maxsize=1)(self._new_place)
+
+    def _new_place(self, set_: str, count: int, alpha: float, seed: int, steps: int, vit: Any) -> Any:
+        clients = Clients(self._folder, set_, count, alpha, seed)
+        shape = {"in_channels": clients.task.in_channels, "classes": len(clients.task.classes)}
+        spec = NetworkSpec(name="vit", arguments={**shape, "size": list(clients.task.size), **dict(vit)})
+        cell = {"seed": seed, "pretraining_steps": steps}
+        return clients, Start(spec, pretrained(spec, clients.aside.train, cell, self.device.type))
+
+    def compute(self, cell: Cell, name: str) -> dict[str, Any]:
+        """The result of a cell of a registered method."""
+        clients, start = self._place(
+            *(cell[field_] for field_ in ("set", "clients", "alpha", "seed", "pretraining_steps")),
+            tuple(cell["vit"].items()),
+        )
+        algorithm: Algorithm[Any]
+        if name == "fedins":
+            algorithm = FedIns(self._on_backbone(cell["method"], clients.task, start), clients.task)
+        else:
+            config = method(name).config(**cell["method"])
+            algorithm = starting_at(method(name).build)(config, clients.task, start)
+        identity = {"method": name, **{n: cell[n] for n in ("vit", "pretraining_steps")}}
+        publication, history = self.run(algorithm, clients, {**identity, "config": cell["method"]})
+        drafts = {draft.site: draft for draft in publication.models}
+        models = {
+            draft.site: self._answer(algorithm, draft.network, dict(draft.weights), clients)
+            for draft in drafts.values()
+        }
+        served = {site: models.get(site) or models[None] for site in clients.data}
+        return {"sites": clients.judge(served), "cost": cost(history)}
+
+    def _on_backbone(self, fields: Mapping[str, Any], task: Task, start: Start) -> FedInsConfig:
+        store = Store((self.folder / "backbones").resolve())
+        artefact = publish_backbone(store, "paper-fedins", task, start.network, start.weights)
+        reference = f"{artefact.name}@{artefact.digest}"
+        frozen = FrozenBackbone(store.root, reference)
+        return FedInsConfig(**fields, backbone=frozen.reference, store=frozen.root)
+
+    def _answer(
+        self, algorithm: Algorithm[Any], spec: NetworkSpec, weights: State, clients: Clients
+    ) -> Answer:
+        if isinstance(algorithm, FedIns):
+            config = algorithm.config
+            pool = pool_network(config, clients.task, spec, weights).to(self.device)
+            draw = generator(clients.seed, "test", 0, "", "entries")
+            return lambda images: answered(pool, images, config.routing, draw)[0]
+        network: nn.Module = network_of(spec, weights, self.device)
+        return lambda images: predict(network, images, 64)
+
+
+def starting_at(build: Any) -> Any:
+    """FedAvg or a method that extends it, of a given network from given weights: `(config, task, start)`."""
+
+    class Started(build):  # type: ignore[misc]
+        def __init__(self, config: FedAvgConfig, task: Task, start: Start) -> None:
+            self._start = start
+            super().__init__(config, task)
+
+        def architecture(self, task: Task) -> NetworkSpec:  # noqa: ARG002
+            return self._start.network
+
+        def first_weights(self, generator: torch.Generator) -> State:  # noqa: ARG002
+            return {name: tensor.clone() for name, tensor in self._start.weights.items()}
+
+    if not issubclass(build, FedAvg):
+        raise TypeError(f"expected a method that extends FedAvg, found {build.__name__}")
+    return Started
