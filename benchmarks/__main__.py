@@ -3,9 +3,10 @@
     python -m benchmarks list
     python -m benchmarks run NAME --profile cpu --data DIR
     python -m benchmarks report NAME
+    python -m benchmarks summary
 
 `run` computes the cells that have no row yet and writes the page after each. `report` writes the pages again
-from the recorded rows.
+from the recorded rows; `summary` writes the page that draws the tables of accuracy together.
 """
 
 from __future__ import annotations
@@ -102,6 +103,16 @@ def report_command(
         for each in opened:
             report_experiment(each)
             print(each.rows_path.with_suffix(".md"))
+
+
+@app.command("summary")
+def summary_command() -> None:
+    """Write docs/results/summary.md, what to choose, from the rows of every benchmark of accuracy."""
+    # Imports every benchmark of accuracy, which no other command needs.
+    from benchmarks.accuracy.summary.page import PATH, write
+
+    write()
+    print(PATH)
 
 
 @contextmanager

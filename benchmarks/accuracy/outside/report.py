@@ -36,7 +36,7 @@ def sections(rows: Sequence[Row], usual_of: Callable[[Cell], Mapping[str, Any]])
     tries: dict[str, dict[str, list[Row]]] = {}
     for row in rows:
         cell = row["cell"]
-        changes = ", ".join(_changes(usual_of(cell), cell))
+        changes = ", ".join(changed_settings(usual_of(cell), cell))
         if changes:
             tries.setdefault(_base(cell), {}).setdefault(changes, []).append(row)
         else:
@@ -128,8 +128,8 @@ def _base(cell: Cell) -> str:
     return json.dumps([cell[name] for name in ("set", "profile", "size", "images", "method")])
 
 
-def _changes(usual: Mapping[str, Any], cell: Cell) -> list[str]:
-    """The settings of the adaptation that differ; the loss only when nothing else does."""
+def changed_settings(usual: Mapping[str, Any], cell: Cell) -> list[str]:
+    """The settings of the adaptation that differ from the profile's; the loss only when nothing else does."""
     found = cell["adaptation"]
     changed = [f"{name} = {value}" for name, value in found.items() if usual.get(name) != value]
     return [change for change in changed if not change.startswith("loss") or len(changed) == 1]

@@ -18,6 +18,9 @@ from benchmarks.harness.tables import Interval, mean_and_spread, table
 from training.report.charts import Change, forest_chart
 
 MEGABYTE = 1e6
+_SECONDS = (
+    "Seconds are wall-clock, of one thread on a machine with other work: they tell the order of magnitude."
+)
 
 
 @dataclass
@@ -147,7 +150,7 @@ class PaperTables(Experiment[P]):
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
         """What differs from the paper, then every part."""
-        found = [self.differs]
+        found = [self.differs, _SECONDS]
         for name, part in self.parts(rows).items():
             found += part.sections(self._file(name))
         return found

@@ -1,0 +1,342 @@
+"""Write docs/results/summary.md from the recorded rows of every benchmark of accuracy.
+
+    python -m benchmarks summary
+
+A question is a situation of somebody who must choose. It has a table with a line for every arm that was run,
+and a column for every setting: what the arm changes against the question's baseline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import chain
+from statistics import fmean
+
+import numpy as np
+
+from benchmarks.accuracy.picking.report import CHANCE, regrets
+from benchmarks.accuracy.summary.arms import ALIASES, ARMS
+from benchmarks.accuracy.summary.settings import (
+    Change,
+    Cost,
+    Setting,
+    Shift,
+    of_cross_organ,
+    of_inside,
+    of_instance_adaptive,
+    of_one_shot,
+    of_outside,
+    of_papers,
+    of_unseen,
+    recorded,
+)
+from benchmarks.harness.experiment import RESULTS
+from benchmarks.harness.tables import table, write_text
+from personalization.options.picking import CRITERIA
+
+PATH = RESULTS / "summary.md"
+_LEGEND = """\
+Every arm of every benchmark of accuracy is on this page, which is written from the recorded rows and from
+nothing else. A figure is the mean over patients or images, in points (hundredths) of Dice or of accuracy,
+less that of the baseline on the same; the baseline's level is in bold. ▲ *helps*, ▼ *harms*: the 95 %
+interval (paired bootstrap over patients within sites, seeds averaged first) leaves zero out, and each of
+three seeds or more agrees. Without a sign no difference is shown. In brackets: too few seeds or patients to
+say. Nothing is corrected for the number of comparisons. Intervals, sites and settings are on the linked
+pages, which compare in the same way; cross_organ and one_shot weigh sites alike. Megabytes, sent and
+received together, and minutes of computing are those of the `paper-` tables."""
+_SIGNS = {"helps": " ▲", "harms": " ▼", "no difference shown": ""}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A situation: what it is, what it needs, and the settings that say something about it.
+
+    `than` names the baseline that all its settings have.
+    """
+
+    title: str
+    needs: str
+    than: str
+    settings: Callable[[], Iterable[Setting]]
+
+    @cached_property
+    def found(self) -> tuple[Setting, ...]:
+        """The settings, read once."""
+        return tuple(self.settings())
+
+    @property
+    def arms(self) -> list[str]:
+        """Every arm of every setting by its common name, in the order of the tables."""
+        return list(dict.fromkeys(_common(arm) for setting in self.found for arm in setting.scores))
+
+    def words(self, arm: str) -> list[str]:
+        """What each setting that has the arm says of it."""
+        changes = (_change(setting, arm) for setting in self.found)
+        return [change.word for change in changes if change is not None]
+
+    def sections(self) -> list[str]:
+        """The question's part of the page."""
+        header = ["arm", *(_column(s) for s in self.found), "MB, minutes per site", "leaves the hospital"]
+        body = [
+            [arm, *(_shown(setting, arm) for setting in self.found), _cost(self.found, arm), ARMS[arm]]
+            for arm in self.arms
+        ]
+        return [
+            f"## {self.title}",
+            f"Needs: {self.needs}. Points less {self.than}.",
+            table(header, body),
+            "Tested: " + "; ".join(map(_tested, self.found)) + ".",
+            *_unscored(self.found),
+        ]
+
+
+QUESTIONS = (
+    Question(
+        "A member of a federation with one task",
+        "masks for some training scans at every site, and a connection for tens of rounds",
+        "FedAvg's global model at the same site",
+        lambda: chain(of_inside(), of_papers("paper-iop-fl", "inside", "FedAvg")),
+    ),
+    Question(
+        "A hospital from outside, without labels: the scans that were learned from",
+        "a cohort of unlabeled scans, and the federation's models",
+        "the global model unchanged",
+        lambda: chain(of_outside("transductive"), of_papers("paper-iop-fl", "outside", "FedAvg")),
+    ),
+    Question(
+        "A hospital from outside, without labels: later scans",
+        "a cohort of unlabeled scans, and the federation's models",
+        "the global model unchanged",
+        lambda: of_outside("inductive"),
+    ),
+    Question(
+        "A federation over different organs",
+        "masks for some training images at every site; organs and modalities may differ",
+        "FedAvg",
+        lambda: chain(of_cross_organ("inside"), of_papers("paper-fedoap", "comparison", "FedAvg")),
+    ),
+    Question(
+        "The parts of FedOAP",
+        "as above",
+        "FedAvg on FedOAP's network",
+        lambda: of_papers("paper-fedoap", "ablation", "none: FedAvg on its network"),
+    ),
+    Question(
+        "A hospital of another organ, from outside, without labels",
+        "a federation's model",
+        "FedAvg's model",
+        lambda: of_cross_organ("outside", "0"),
+    ),
+    *(
+        Question(
+            f"A hospital of another organ, from outside, with {budget} labelled images",
+            "a federation's model, and masks of so many images, of which a fifth choose the epoch",
+            "FedAvg's model, trained further on the same images",
+            partial(of_cross_organ, "outside", budget),
+        )
+        for budget in ("5", "10", "20")
+    ),
+    Question(
+        "Classification from a network that was trained before",
+        "classes for some images at every site, and a backbone that every site has",
+        "FedAvg of all weights",
+        lambda: chain(
+            of_instance_adaptive("classification", "FedAvg"),
+            of_papers("paper-fedins", "comparison", "FedAvg"),
+        ),
+    ),
+    Question(
+        "The parts of FedIns",
+        "as above",
+        "the pool of scales and shifts",
+        lambda: of_papers("paper-fedins", "ablation", "SSF pool"),
+    ),
+    Question(
+        "Segmentation by a pool on a frozen network",
+        "masks for some training scans at every site, and a trained network that every site has",
+        "the frozen network",
+        lambda: of_instance_adaptive("segmentation", "frozen"),
+    ),
+    Question(
+        "Hospitals that can exchange models once",
+        "classes for some images at every site, and one exchange",
+        "the model that the hospital trained alone",
+        lambda: chain(of_one_shot("local-only"), of_papers("paper-fedbicross", "comparison", "Local-only")),
+    ),
+    Question(
+        "The parts of FedBiCross",
+        "as above",
+        "the whole method",
+        lambda: of_papers("paper-fedbicross", "ablation", "FedBiCross"),
+    ),
+)
+
+
+def _common(arm: str) -> str:
+    return ALIASES.get(arm, arm)
+
+
+def _own(setting: Setting, arm: str) -> str | None:
+    """The setting's own name of an arm, None where it has not got it."""
+    return next((own for own in setting.scores if _common(own) == arm), None)
+
+
+def _change(setting: Setting, arm: str) -> Change | None:
+    own = _own(setting, arm)
+    return None if own is None else setting.change(own)
+
+
+def _shown(setting: Setting, arm: str) -> str:
+    own = _own(setting, arm)
+    if own is None:
+        return ""
+    if own == setting.baseline:
+        return f"**{100 * setting.level(own):.1f}**"
+    found = setting.change(own)
+    if found is None:
+        return "–"
+    text = f"{100 * found.mean:+.1f}"
+    return f"{text}{_SIGNS[found.word]}" if found.word in _SIGNS else f"({text})"
+
+
+def _column(setting: Setting) -> str:
+    return f"[{setting.name}]({setting.table}.md)"
+
+
+def _tested(setting: Setting) -> str:
+    return (
+        f"{setting.name} of {setting.table}, {len(setting.sites)} sites, {setting.units} patients or images, "
+        f"{setting.seeds} seed{'s' if setting.seeds > 1 else ''}"
+    )
+
+
+def _unscored(settings: Sequence[Setting]) -> list[str]:
+    """Arms that are on the linked pages alone."""
+    found = dict.fromkeys(f"{arm} ({s.table})" for s in settings for arm in s.unscored)
+    return [f"With the paper's metric alone, on the linked page: {', '.join(found)}."] if found else []
+
+
+def _cost(settings: Sequence[Setting], arm: str) -> str:
+    found: list[Cost] = [
+        setting.costs[own] for setting in settings if (own := _own(setting, arm)) and own in setting.costs
+    ]
+    if not found:
+        return ""
+    return f"{fmean(c.megabytes for c in found):.1f}, {fmean(c.minutes for c in found):.1f}"
+
+
+# ---------------------------------------------------------------------- the page
+
+
+def sections() -> list[str]:
+    """The whole page, from the recorded rows alone."""
+    shifts = of_unseen()
+    return [
+        "# What to choose",
+        "```bash\npython -m benchmarks summary\n```",
+        _LEGEND,
+        "## In short",
+        "\n".join([_auto(shifts), *_in_short()]),
+        *_unseen(shifts),
+        *chain.from_iterable(question.sections() for question in QUESTIONS if question.found),
+        *_picking(),
+    ]
+
+
+def write() -> None:
+    """Write the page."""
+    write_text(PATH, "\n\n".join(sections()) + "\n")
+
+
+def _auto(shifts: Sequence[Shift]) -> str:
+    """What the default does, by severity."""
+    said = []
+    for severity in sorted({shift.severity for shift in shifts}):
+        found = [shift.changes["auto"] for shift in shifts if shift.severity == severity]
+        means = [100 * fmean(changes.values()) for changes in found]
+        worst = 100 * min(min(changes.values()) for changes in found)
+        range_ = f"{min(means):+.1f} to {max(means):+.1f}"
+        said.append(f"severity {severity}: {range_} in the mean of a set, {worst:+.1f} at the worst hospital")
+    return (
+        f"- **A hospital from outside, by how far its scanner is**: the default, `auto`. {'; '.join(said)}."
+    )
+
+
+def _in_short() -> list[str]:
+    """Every arm of every question once, by what the settings say."""
+    lines = []
+    for question in QUESTIONS:
+        if question.found:
+            kinds: dict[str, list[str]] = {}
+            for arm in question.arms:
+                words = set(question.words(arm))
+                if words:
+                    kinds.setdefault(_kind(words), []).append(arm)
+            said = " ".join(f"*{kind}*: {'; '.join(kinds[kind])}." for kind in _KINDS if kind in kinds)
+            lines.append(f"- **{question.title}**, less {question.than}. {said}")
+    return lines
+
+
+_KINDS = (
+    "Helps somewhere, harms nowhere",
+    "Helps somewhere and harms somewhere",
+    "Harms somewhere, helps nowhere",
+    "No difference shown",
+    "Too few seeds or patients to say",
+)
+
+
+def _kind(words: set[str]) -> str:
+    helps, harms = "helps" in words, "harms" in words
+    if helps or harms:
+        return _KINDS[1 if helps and harms else 0 if helps else 2]
+    return _KINDS[3 if "no difference shown" in words else 4]
+
+
+def _unseen(shifts: Sequence[Shift]) -> list[str]:
+    """What is served by default to an unseen hospital, by the shift of its scanner."""
+    arms = dict.fromkeys(arm for shift in shifts for arm in shift.changes)
+    header = ["recipe", *(f"{shift.set}, {shift.severity}" for shift in shifts)]
+    body: list[list[str]] = [["global model", *(f"**{100 * shift.level:.1f}**" for shift in shifts)]]
+    body += [[arm, *(_of_hospitals(shift.changes.get(arm, {})) for shift in shifts)] for arm in arms]
+    return [
+        "## A hospital from outside, by how far its scanner is",
+        "Needs: a cohort of unlabeled scans, and the federation's models. Points less the global model "
+        "unchanged, mean over hospitals, then the worst hospital, with their number where there are fewer"
+        " than three. The number in a column's name is the severity of a drawn scanner before the scans; "
+        "0 is none. `auto` is what is served by default: where it refuses every candidate, the change is "
+        "0. From [unseen.cpu](unseen.cpu.md), one or two seeds. Only members' models and scans are "
+        "needed: nothing leaves the hospital.",
+        table(header, body),
+    ]
+
+
+def _of_hospitals(changes: Mapping[str, float]) -> str:
+    if not changes:
+        return ""
+    values = [100 * value for value in changes.values()]
+    few = f" of {len(values)}" if len(values) < 3 else ""
+    return f"{fmean(values):+.1f}, {min(values):+.1f}{few}"
+
+
+def _picking() -> list[str]:
+    """What each criterion loses to the best cluster."""
+    rows = [row for row in recorded("picking") if len(set(row["result"]["assignment"].values())) > 1]
+    lost = list(chain.from_iterable(map(regrets, rows)))
+    body = [
+        [
+            name,
+            f"{100 * float(np.mean([np.mean(each[name]) for each in lost])):.1f}",
+            f"{100 * max(max(each[name]) for each in lost):.1f}",
+        ]
+        for name in (*CRITERIA, CHANCE)
+    ]
+    return [
+        "## Picking a cluster without labels",
+        "Needs: unlabeled images, and a federation's cluster models. Points of accuracy lost to the best "
+        f"cluster, on the phantom, over {len(lost)} choices ([picking](picking.md)). Nothing leaves the "
+        "hospital.",
+        table(["criterion", "lost", "lost at most"], body),
+    ]

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks.__main__ import app
+from benchmarks.accuracy.papers import fedbicross, fedins
+from benchmarks.accuracy.papers.classification import Clients
+from benchmarks.harness.cells import Row, Rows
+
+SET = "wbc5_28_shift"
+CLASSES = 5
+CLIENTS = [f"client-{number}" for number in range(1, 6)]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An .npz of five classes, brighter from one to the next, under the name of a set with a template."""
+    root, draw = tmp_path_factory.mktemp("data"), np.random.default_rng(0)
+    (root / "medmnist_npz").mkdir()
+    arrays: dict[str, Any] = {}
+    for split, count in (("train", 240), ("val", 48), ("test", 96)):
+        labels = draw.integers(CLASSES, size=(count, 1))
+        noise = draw.integers(0, 60, size=(count, 28, 28, 3))
+        arrays[f"{split}_labels"] = labels
+        arrays[f"{split}_images"] = (noise + 40 * labels[..., None, None]).astype(np.uint8)
+    np.savez(root / "medmnist_npz" / f"{SET}.npz", **arrays)
+    return root
+
+
+def run(name: str, data: Path, folder: Path, *only: str) -> tuple[list[Row], str]:
+    """The rows and the page after a run of the smoke profile in `folder`."""
+    rows = folder / "table.jsonl"
+    command = ["run", name, "--profile", "smoke", "--data", str(data), "--rows", str(rows)]
+    options = [text for each in only for text in ("--only", each)]
+    answer = CliRunner().invoke(app, [*command, "--state-dir", str(folder / "state"), *options])
+    assert answer.exit_code == 0, answer.output
+    return Rows(rows).read(), rows.with_suffix(".md").read_text()
+
+
+def costs(rows: list[Row]) -> dict[str, dict[str, float]]:
+    return {row["cell"]["arm"]: row["result"]["cost"] for row in rows}
+
+
+def check_scores(rows: list[Row]) -> None:
+    """Every arm is scored on the same own test images, and on all."""
+    tested = [{site: set(found["ours"]) for site, found in row["result"]["sites"].items()} for row in rows]
+    assert all(each == tested[0] for each in tested)
+    assert sorted(tested[0]) == CLIENTS
+    for row in rows:
+        for found in row["result"]["sites"].values():
+            assert set(found["ours"].values()) <= {0, 1}
+            assert 0 <= found["paper"] <= 1
+
+
+def test_fedins_every_arm_tunes_the_same_network(data: Path, tmp_path: Path) -> None:
+    rows, page = run("paper-fedins", data, tmp_path)
+    arms = [arm for arms in fedins.ARMS.values() for arm in arms]
+    assert [row["cell"]["arm"] for row in rows] == [arm.name for arm in arms]
+    check_scores(rows)
+    found = costs(rows)
+    # A pool is sent in place of the weights, and one entry in place of a pool; nothing is sent alone.
+    assert found["SSF"]["sent"] < found["SSF pool"]["sent"]
+    assert found["SSF pool"] == {**found["FedIns"], "seconds": found["SSF pool"]["seconds"]}
+    assert found["SCAFFOLD"]["sent"] > 1.8 * found["FedAvg"]["sent"]
+    assert found["SOLO"]["sent"] < 0.2 * found["FedAvg"]["sent"]
+    for part in ("comparison", "ablation"):
+        assert f"](table.{part}.{SET}.svg)" in page
+        assert (tmp_path / f"table.{part}.{SET}.svg").read_text().startswith("<svg")
+
+
+def test_fedins_rivals_start_from_the_trained_network(data: Path, tmp_path: Path) -> None:
+    """With a rate of nothing, every rival answers as the network that it starts from."""
+    settings = ["--set", "tuning.learning_rate=1e-12"]
+    rows = tmp_path / "table.jsonl"
+    command = ["run", "paper-fedins", "--profile", "smoke", "--data", str(data), "--rows", str(rows)]
+    options = [*settings, "--state-dir", str(tmp_path / "state"), "--only", "part=comparison"]
+    answer = CliRunner().invoke(app, [*command, *options])
+    assert answer.exit_code == 0, answer.output
+    found = {row["cell"]["arm"]: row["result"]["sites"] for row in Rows(rows).read()}
+    for arm in ("SOLO", "FedProx", "FedBN", "Centralised"):
+        assert found[arm] == found["FedAvg"], arm
+
+
+def test_fedbicross_every_arm_makes_something_of_the_same_uploads(data: Path, tmp_path: Path) -> None:
+    rows, page = run("paper-fedbicross", data, tmp_path)
+    arms = [arm for arms in fedbicross.ARMS.values() for arm in arms]
+    assert [row["cell"]["arm"] for row in rows] == [arm.name for arm in arms]
+    check_scores(rows)
+    found = costs(rows)
+    assert found[fedbicross.ALONE]["sent"] == found[fedbicross.ALONE]["received"] == 0
+    # One model up, and one down; of the ensemble, all models.
+    average, ensemble = found[fedbicross.AVERAGE], found[fedbicross.ENSEMBLE]
+    assert ensemble["received"] - average["received"] == pytest.approx(4 * average["received"], rel=0.01)
+    assert found[fedbicross.WHOLE]["sent"] == pytest.approx(average["sent"], rel=0.01)
+    # One run of uploads; of the whole method, one for three lines; one for each other line.
+    whole = [arm for arm in arms if arm.name in (fedbicross.WHOLE, fedbicross.NO_STAGE_3)]
+    others = [arm for arm in arms if arm.fields]
+    assert len(whole) == 3
+    assert len([*(tmp_path / "state/papers").iterdir()]) == 1 + 1 + len(others)
+    assert f"](table.ablation.{SET}.0.3.svg)" in page
+
+
+def test_judging_counts_right_answers_at_home_and_on_all_test_images(data: Path) -> None:
+    clients = Clients(data / "medmnist_npz", SET, 5, 0.3, 0)
+    first = CLIENTS[0]
+    models = {site: (lambda images: torch.zeros(len(images))) for site in CLIENTS}
+    models[first] = lambda images: torch.from_numpy(images.labels)
+    found = clients.judge(models)
+    labels = {site: own.test.labels for site, own in clients.data.items()}
+    every = np.concatenate([*labels.values()])
+    assert found[first]["paper"] == 1
+    assert set(found[first]["ours"].values()) == {1}
+    for site in CLIENTS[1:]:
+        assert found[site]["paper"] == pytest.approx((every == 0).mean(), abs=1e-5)
+        assert [*found[site]["ours"].values()] == (labels[site] == 0).astype(int).tolist()

@@ -1,0 +1,118 @@
+"""The summary follows from the recorded rows, has every arm that was run, and compares as the tables do."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+
+from benchmarks.accuracy.summary import page
+from benchmarks.accuracy.summary.arms import ALIASES, ARMS
+from benchmarks.accuracy.summary.settings import by_patients, of_papers
+from benchmarks.harness.scores import Scores
+from benchmarks.registry import EXPERIMENTS, find
+
+RESULTS = Path(__file__).parents[4] / "docs/results"
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    """The page, written again."""
+    return "\n\n".join(page.sections()) + "\n"
+
+
+def rows_of(table: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / f"{table}.jsonl").read_text().splitlines()]
+
+
+def arms_in(row: dict[str, Any]) -> set[str]:
+    """The arms that a row has, read from its shape and not by the benchmarks' own readers."""
+    cell, result = row["cell"], row["result"]
+    if "arm" in cell:
+        return {cell["arm"]}
+    if "own" in result:
+        return set(result["own"])
+    if "answers" in result:
+        return set(result["answers"])
+    if "inside" in result:
+        return set(result["inside"]) | set(result["outside"])
+    if "hospitals" in result:
+        return {criterion for each in result["hospitals"].values() for criterion in each["costs"]}
+    if cell.get("part") in ("served", "learned"):
+        by_severity = (
+            [at["arms"] for at in result["at"].values()] if cell["part"] == "served" else result.values()
+        )
+        names = {name for arms in by_severity for name in arms} - {"global", "patients"}
+        return {name for name in names if not name.startswith("shuffled ")}
+    dice = result.get("dice", {})
+    if "arms" in cell:
+        return {arm for mode in dice.values() for arm in mode if not arm.startswith("single ")}
+    return set(dice)
+
+
+def test_the_page_follows_from_the_rows(text: str) -> None:
+    assert (RESULTS / "summary.md").read_text() == text
+
+
+def test_every_arm_that_was_run_is_on_the_page(text: str) -> None:
+    accuracy = [name for name, place in EXPERIMENTS.items() if place.startswith("benchmarks.accuracy.")]
+    assert {"inside", "unseen", "one_shot", "picking", "paper-iop-fl"} <= set(accuracy)
+    found = 0
+    for table in (table for name in accuracy for table in find(name).tables):
+        for arm in set().union(*map(arms_in, rows_of(table.name))):
+            found += 1
+            shown = ALIASES.get(arm, arm)
+            assert f"| {shown} " in text or f"{arm} ({table.name})" in text, (table.name, arm)
+            assert f"]({table.name}.md)" in text, table.name
+    assert found > 100
+
+
+def test_every_arm_says_what_leaves_the_hospital() -> None:
+    assert {arm for question in page.QUESTIONS for arm in question.arms} <= set(ARMS)
+
+
+def test_a_change_is_the_mean_over_patients_of_their_means_over_seeds() -> None:
+    """Against a loop over the rows of IOP-FL's table inside."""
+    [setting] = [s for s in of_papers("paper-iop-fl", "inside", "FedAvg") if s.name.startswith("brain")]
+    dice: dict[str, dict[tuple[int, str, str], float]] = defaultdict(dict)
+    for row in rows_of("paper-iop-fl.cpu"):
+        cell = row["cell"]
+        if (cell["part"], cell["set"]) == ("inside", "brain_lgg_flair"):
+            for site, found in row["result"]["sites"].items():
+                for patient, value in found["ours"].items():
+                    if value is not None:
+                        dice[cell["arm"]][cell["seed"], site, patient] = value
+    pairs = defaultdict(list)
+    for unit, value in dice["FedProx"].items():
+        if unit in dice["FedAvg"]:
+            pairs[unit[1:]].append(value - dice["FedAvg"][unit])
+    change = setting.change("FedProx")
+    assert change is not None
+    assert change.mean == pytest.approx(fmean(map(fmean, pairs.values())))
+
+
+@pytest.mark.parametrize(
+    ("gains", "word"),
+    [
+        ((0.10, 0.12, 0.11), "helps"),
+        ((-0.10, -0.12, -0.11), "harms"),
+        ((0.30, 0.30, -0.01), "no difference shown"),  # one seed does not agree
+        ((0.10, 0.12), "too few seeds"),
+    ],
+)
+def test_a_word_needs_an_interval_off_zero_and_three_seeds_that_agree(
+    gains: tuple[float, ...], word: str
+) -> None:
+    patients = [("a", str(number)) for number in range(20)]
+    scores: Scores = {
+        "base": {seed: dict.fromkeys(patients, 0.5) for seed in range(len(gains))},
+        "arm": {seed: dict.fromkeys(patients, 0.5 + gain) for seed, gain in enumerate(gains)},
+    }
+    found = by_patients(scores)("arm", "base")
+    assert found is not None
+    assert found.word == word
+    assert found.mean == pytest.approx(fmean(gains))
