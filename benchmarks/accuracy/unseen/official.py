@@ -143,7 +143,8 @@ def by_official_protocol(
 
     adaptation = learn(learning, slices.images, config, after_epoch=note, limits=NO_LIMITS)
     best = max(range(len(epochs)), key=lambda index: epochs[index].with_background)
-    network.load_state_dict(states[best])
+    # A checkpoint has what was learned: routers that were left out are as they were drawn.
+    network.load_state_dict({**network.state_dict(), **states[best]})
     plain = space.plain()
     row = {
         "slices": len(slices.images),
