@@ -132,7 +132,7 @@ PROFILES = {
     "cpu": Profile(
         3,
         {
-            **{"width": 16, "local_epochs": 40, "personal_epochs": 10, "precision": "bfloat16"},
+            **{"width": 16, "local_epochs": 40, "personal_epochs": 10},
             **{"epochs": 1, "steps": 50, "synthesis_batch": 64},
         },
         # It has fifteen times the images of the other set.

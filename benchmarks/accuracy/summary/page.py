@@ -101,7 +101,8 @@ QUESTIONS = (
     ),
     Question(
         "A hospital from outside, without labels: the scans that were learned from",
-        "a cohort of unlabeled scans, and the federation's models",
+        "a cohort of unlabeled scans, and the federation's models; [recipe_cost](recipe_cost.md) has the "
+        "cost of each recipe over a plain pass",
         "the global model unchanged",
         lambda: chain(of_outside("transductive"), of_papers("paper-iop-fl", "outside", "FedAvg")),
     ),

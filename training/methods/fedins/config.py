@@ -30,12 +30,6 @@ class FedInsConfig(MethodConfig):
     store: Path | None = Field(
         None, exclude=True, description="where the backbone is; --out on a command line"
     )
-    adapter: Literal["ssf", "prompt"] = Field(
-        "ssf",
-        description="what an entry adapts a ViT by: scales and shifts, or prompt tokens before every block, "
-        "which are the paper's ablation and not published",
-    )
-    prompts: int = Field(10, ge=1, description="tokens per block of an entry, with adapter prompt")
     entries: int = Field(25, ge=1, description="M, the size of the pool")
     top: int = Field(3, ge=1, description="C, how many an image picks; all of them where M is smaller")
     key_weight: float = Field(0.1, ge=0, le=1, description="w of the key-matching term; 0 freezes the keys")
@@ -70,6 +64,12 @@ class FedInsConfig(MethodConfig):
         "instance",
         description="batch (one mean for a whole batch) and random are controls, and not published",
     )
+    adapter: Literal["ssf", "prompt"] = Field(
+        "ssf",
+        description="what an entry adapts a ViT by: scales and shifts, or prompt tokens before every block, "
+        "which are the paper's ablation and not published",
+    )
+    prompts: int = Field(10, ge=1, description="tokens per block of an entry, with adapter prompt")
 
     def prepared(self, store: Store, task: Task, name: str) -> FedInsConfig:
         """`pinned`, for a pool that is published. Raises ConfigurationError, for a control too."""
