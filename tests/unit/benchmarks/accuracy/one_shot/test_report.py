@@ -156,7 +156,7 @@ def test_chance_is_as_good_as_the_best_as_often_as_it_meets_it() -> None:
 
 
 def test_how_far_w_moved_and_what_it_leaves_to_the_own_cluster() -> None:
-    def row(*mixing: list[float]) -> dict[str, Any]:
+    def row(*mixing: list[float], printed: float = 0.6) -> dict[str, Any]:
         names = [str(n) for n in range(1, len(mixing) + 1)]
         rows_of_w = {n: dict(zip(names, own, strict=True)) for n, own in zip(names, mixing, strict=True)}
         found = {
@@ -164,11 +164,11 @@ def test_how_far_w_moved_and_what_it_leaves_to_the_own_cluster() -> None:
             "assignment": {f"site {n}": n for n in names},
             "silhouettes": {"2": 0.25},
         }
-        as_printed = {"mixing": {"1": {"1": 0.502, "2": 0.498}, "2": {"1": 0.5, "2": 0.5}}}
+        as_printed = {"mixing": {"1": {"1": printed, "2": 1 - printed}, "2": {"1": 0.5, "2": 0.5}}}
         return _row(**{"clusters": found, "clusters as printed": as_printed})
 
-    text = weights([row([0.5, 0.5], [0.5, 0.5]), row([0.9, 0.1], [0.4, 0.6]), row([1.0])])
-    assert "w moved by 0.002 at most" in text[1]
+    text = weights([row([0.5, 0.5], [0.5, 0.5]), row([0.9, 0.1], [0.4, 0.6], printed=0.75), row([1.0])])
+    assert "w left 1/K by 0.10 to 0.25" in text[1]
     lines = [[cell.strip() for cell in line.split("|")[2:-1]] for line in text[2].splitlines()[2:]]
     assert [line[3:5] for line in lines] == [["0.250", "0.000"], ["0.250", "0.400"], ["0.250", "–"]]
     assert [line[5] for line in lines] == ["0.500", "0.750", "–"]
