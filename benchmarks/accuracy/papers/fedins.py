@@ -75,13 +75,14 @@ NOTES = {
 }
 _DIFFERS = f"""\
 **What differs from the paper.** The paper has photographs of up to 200 classes, and ViT-B/16 trained on
-ImageNet-21k. Here are white blood cells (wbc5_28_shift) and chest X-rays (pneumoniamnist) of 28 x 28 pixels,
-divided among 5 clients by a Dirichlet distribution, and a small ViT that is trained before on a sixth part of
-the set: some thirty images of the first. So its figures stand beside these for the order of the arms, not for
-the level. It has 300 rounds of 10 local epochs by SGD; profile `cpu` has 30 rounds (5 of pneumoniamnist) of 2
-epochs by Adam, but SCAFFOLD's, which is plain SGD at 0.01. The paper reports the best round on test images;
-here the last round is tested. MOON and FedDC are missing: Locum has neither. Clients with images of several
-styles (Fig. 5b) are in [instance_adaptive](instance_adaptive.cpu.md).
+ImageNet-21k. Here are white blood cells (wbc5_28_shift) and chest X-rays (pneumoniamnist) of 28 x 28
+pixels, divided among 5 clients by a Dirichlet distribution, and a small ViT that is trained before on a
+sixth part of the set: some thirty images of the first, of which the test images are of another camera. So
+its figures stand beside these for the order of the arms, not for the level. It has 300 rounds of 10 local
+epochs by SGD; profile `cpu` has 30 rounds (5 of pneumoniamnist) of 2 epochs by Adam, but SCAFFOLD's,
+which is plain SGD at 0.01. The paper reports the best round on test images; here the last round is
+tested. MOON and FedDC are missing: Locum has neither. Clients with images of several styles (Fig. 5b) are
+in [instance_adaptive](instance_adaptive.cpu.md).
 
 {METRICS} The paper tests on all test images. Bytes are sent and received together, of all rounds."""
 

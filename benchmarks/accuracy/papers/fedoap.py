@@ -21,7 +21,7 @@ from benchmarks.accuracy.cross_organ.patients import read, regrouped
 from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, networks
 from benchmarks.accuracy.papers.report import PaperTables, Part, lines_of
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Options
+from benchmarks.harness.experiment import Options, Table
 from training.data.cases import SPLITS, Federation, Site
 from training.data.federation import load_federation
 from training.tasks import template
@@ -121,7 +121,7 @@ class PaperFedOap(PaperTables[Profile]):
     title = "FedOAP's tables"
     question = "What do the arms of FedOAP's tables reach on other organs?"
     profiles = PROFILES
-    tables = ()
+    tables = (Table("paper-fedoap.cpu", data="../shared/data"),)
     differs = _DIFFERS
     data_help = "the folder with tumour_organs, brain_lgg_flair and breast_ultrasound"
 
