@@ -102,7 +102,7 @@ PROFILES = {
         96,
         3,
         {"train": 300, "val": 40, "test": 200},
-        {"width": 16, "rounds": 8, "local_steps": 30, "batch_size": 4},
+        {"width": 16, "rounds": 8, "local_steps": 20, "batch_size": 4},
     ),
     "gpu": Profile(
         128,
