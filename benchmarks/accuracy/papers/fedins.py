@@ -70,7 +70,8 @@ ARMS: Mapping[str, tuple[Arm, ...]] = {
 }
 BASELINES = {"comparison": "FedAvg", "ablation": "SSF pool"}
 NOTES = {
-    "comparison": "Table 1. FedBN's norms are the ViT's layer norms.",
+    "comparison": "Table 1, without its line `FedIns (w. SSF Pool)`: the paper does not say what that "
+    "leaves out. FedBN's norms are the ViT's layer norms.",
     "ablation": "Table 2, and three arms after Fig. 6, which prints no figures.",
 }
 _DIFFERS = f"""\
