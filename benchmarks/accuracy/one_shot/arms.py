@@ -35,7 +35,7 @@ from training.engine.client import RunEnvironment
 from training.methods.common.classifier_training import logits_of, train_classifier
 from training.methods.common.data_statistics import describe
 from training.methods.common.local_training import network_of, state_of
-from training.methods.common.one_shot import MODEL
+from training.methods.common.one_shot import MODEL, OneShot
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross.config import LITERAL_READING, FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
@@ -70,24 +70,24 @@ class Uploads(FedBiCross):
         return Publication("uploads", tuple(drafts))
 
 
-class FromUploads(FedBiCross):
-    """FedBiCross from given uploads, so that arms differ only in what they make of them."""
+class GivenUploads(OneShot):
+    """A method of one upload from given uploads, so that arms differ only in what they make of them."""
 
-    def __init__(self, config: FedBiCrossConfig, task: Task, uploads: Mapping[str, State]) -> None:
+    def __init__(self, config: Any, task: Task, uploads: Mapping[str, State]) -> None:
         super().__init__(config, task)
         self._uploads = uploads
 
-    def client_step(
-        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: LabelledData
-    ) -> ClientResult:
+    def train_once(self, context: StepContext, seed: Tensor, data: LabelledData) -> ClientResult:  # noqa: ARG002
         """Return the given upload instead of training."""
-        if context.phase != "local":
-            return super().client_step(context, received, memory, data)
         assert context.site is not None
         own, weight = self._uploads[context.site], float(len(data.train))
         return ClientResult(
             {MODEL.name: own, **describe(data, weight).uploads}, weight, Memory(join({"own": own}))
         )
+
+
+class FromUploads(GivenUploads, FedBiCross):
+    """FedBiCross from given uploads."""
 
 
 def compute(folder: Path, device: str, cell: Cell, work: Path) -> dict[str, Any]:

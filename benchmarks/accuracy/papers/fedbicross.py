@@ -1,6 +1,6 @@
 """FedBiCross's tables: Xia et al., personalized one-shot federation (arXiv 2601.01901), 1 and 2, N = 5.
 
-All arms begin with the same uploads, trained once at every client. Of Table 1 there are FedAvg-1 and
+All arms begin with the same uploads, trained once at every client. Of Table 1 there are FedAvg-1, DENSE and
 FedBiCross, with the number of clusters that the silhouette chooses and with 2, 3 and 4; and what the paper
 leaves out: the uploads themselves, their output ensemble, and FedAvg-1 trained further at home. Table 2 takes
 parts away: `w/o PKD` is the cluster's model of the whole method's run.
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from benchmarks.accuracy.one_shot.arms import (
     FromUploads,
+    GivenUploads,
     Uploads,
     averaged,
     cluster_models,
@@ -37,6 +38,8 @@ from training.data.classification import ImageSet
 from training.engine.history import RoundEntry
 from training.methods.common.classifier_training import logits_of, train_classifier
 from training.methods.common.local_training import network_of, predict, state_of
+from training.methods.common.one_shot import OneShotConfig
+from training.methods.dense import Dense, DenseConfig
 from training.methods.fedbicross.config import LITERAL_READING, PAPER_SIZES, FedBiCrossConfig
 
 SETS = ("pneumoniamnist", "wbc5_28_shift")
@@ -64,14 +67,19 @@ class Arm:
     published: Mapping[str, float] = field(default_factory=dict)
 
 
+class DenseFromUploads(GivenUploads, Dense):
+    """DENSE from given uploads."""
+
+
 ALONE, AVERAGE, TUNED, ENSEMBLE = "Local-only", "FedAvg-1", "FedAvg-1 + fine-tuning", "Output ensemble"
-WHOLE, NO_STAGE_3 = "FedBiCross", "w/o PKD"
+DENSE, WHOLE, NO_STAGE_3 = "DENSE", "FedBiCross", "w/o PKD"
 ARMS: Mapping[str, tuple[Arm, ...]] = {
     "comparison": (
         Arm(ALONE),
         Arm(AVERAGE, {}, _published(17.35, 17.24, 31.10, 33.76)),
         Arm(TUNED),
         Arm(ENSEMBLE),
+        Arm(DENSE, {}, _published(50.45, 18.45, 54.32, 31.71)),
         Arm(WHOLE),
         Arm("FedBiCross, K = 2", {"clusters": 2}, _published(87.15, 68.12, 66.62, 63.71)),
         Arm("FedBiCross, K = 3", {"clusters": 3}, _published(87.67, 71.45, 68.01, 64.81)),
@@ -101,20 +109,25 @@ figures, of 5 clients and alpha 0.3, stand beside these for the order of the arm
 has 500 steps of synthesis at width 64 and 100 local epochs; profile `cpu` has 50 steps at width 16 and 12
 or 40 epochs. Students start from their cluster's average and learn at every step; `read literally` starts
 at random and learns in six steps, as printed. The rate of local training falls twice; `recipe: paper` has
-it constant at 0.001. The test images of wbc5_28_shift are of another camera than all others. DAFL,
-FedISCA and Co-Boosting are missing: Locum has none of them. The similarity of `Sim-weighted` is ours,
-since the paper does not define it. The paper averages accuracy over clients and does not say of which
-test images.
+it constant at 0.001. The test images of wbc5_28_shift are of another camera than all others. DENSE has
+100 steps of its generator. DAFL, FedISCA and Co-Boosting are missing: Locum has none of them. The
+similarity of `Sim-weighted` is ours, since the paper does not define it. The paper averages accuracy over
+clients and does not say of which test images.
 
 {METRICS} Bytes are sent and received together. Seconds are a client's training and the server's synthesis."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """How large and how often. `method` has fields of FedBiCrossConfig, `by_set` what differs for a set."""
+    """How large and how often.
+
+    `method` has fields of FedBiCrossConfig, of which DENSE takes those of the upload, `dense` its others;
+    `by_set` has what differs for a set.
+    """
 
     seeds: int
     method: Mapping[str, Any]
+    dense: Mapping[str, Any]
     by_set: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     sets: tuple[str, ...] = SETS
     alphas: tuple[float, ...] = (0.3,)
@@ -129,6 +142,7 @@ PROFILES = {
             **{"width": 4, "local_epochs": 1, "personal_epochs": 1, "probes": 32},
             **{"epochs": 1, "steps": 4, "synthesis_batch": 8, "outer_steps": 2},
         },
+        {"epochs": 1, "generator_steps": 1, "synthesis_batch": 8, "noise_size": 8, "generator_width": 4},
         sets=("wbc5_28_shift",),
     ),
     "cpu": Profile(
@@ -137,12 +151,14 @@ PROFILES = {
             **{"width": 16, "local_epochs": 40, "personal_epochs": 10},
             **{"epochs": 1, "steps": 50, "synthesis_batch": 64},
         },
+        {"epochs": 20, "generator_steps": 5},
         # It has fifteen times the images of the other set.
         by_set={"pneumoniamnist": {"local_epochs": 12, "personal_epochs": 4}},
     ),
     "gpu": Profile(
         3,
         {**PAPER_SIZES, "personal_epochs": 10, "epochs": 20, "checkpoint_every": 100},
+        {name: value for name, value in DenseConfig.PAPER.items() if name not in LOCAL},
         alphas=(0.1, 0.2, 0.3, 0.5),
         device="cuda",
     ),
@@ -167,9 +183,7 @@ class PaperFedBiCross(PaperTables[Profile]):
             {
                 **{"part": part, "arm": arm.name, "set": set_, "alpha": alpha, "seed": seed},
                 **{"profile": name, "clients": settings.clients},
-                "method": FedBiCrossConfig(
-                    **{**settings.method, **settings.by_set.get(set_, {}), **arm.fields}
-                ).model_dump(mode="json"),
+                "method": self._config(arm, set_).model_dump(mode="json"),
             }
             for seed in range(settings.seeds)
             for set_ in settings.sets
@@ -177,6 +191,13 @@ class PaperFedBiCross(PaperTables[Profile]):
             for part, arms in ARMS.items()
             for arm in arms
         ]
+
+    def _config(self, arm: Arm, set_: str) -> OneShotConfig:
+        fields = {**self.profile.method, **self.profile.by_set.get(set_, {})}
+        if arm.name == DENSE:
+            local = {name: value for name, value in fields.items() if name in LOCAL}
+            return DenseConfig(**{**local, **self.profile.dense})
+        return FedBiCrossConfig(**{**fields, **arm.fields})
 
     @cached_property
     def _federations(self) -> OneShots:
@@ -221,9 +242,9 @@ class OneShots(Runs):
     def compute(self, cell: Cell) -> dict[str, Any]:
         """The result of a cell."""
         clients = self.clients(cell["set"], cell["clients"], cell["alpha"], cell["seed"])
-        config, arm = FedBiCrossConfig(**cell["method"]), cell["arm"]
+        arm, local = cell["arm"], {name: cell["method"][name] for name in LOCAL}
+        config = FedBiCrossConfig(**(local if arm == DENSE else cell["method"]))
         uploading = Uploads(config, clients.task)
-        local = {name: cell["method"][name] for name in LOCAL}
         published, first = self.run(uploading, clients, {"run": "uploads", "method": local})
         uploads = {draft.site: dict(draft.weights) for draft in published.models if draft.site}
         spent, server = cost(first), 0.0
@@ -250,12 +271,18 @@ class OneShots(Runs):
                 models = {site: of(self._tuned(clients, config, average, site)) for site in uploads}
                 spent["seconds"] += round((time.perf_counter() - started) / len(uploads), 1)
         else:
-            algorithm = FromUploads(config, clients.task, uploads)
-            identity = {"run": "fedbicross", "method": config.model_dump(mode="json")}
+            algorithm: GivenUploads
+            if arm == DENSE:
+                algorithm = DenseFromUploads(DenseConfig(**cell["method"]), clients.task, uploads)
+            else:
+                algorithm = FromUploads(config, clients.task, uploads)
+            identity = {"run": "dense" if arm == DENSE else "fedbicross", "method": cell["method"]}
             publication, history = self.run(algorithm, clients, identity)
             own = cost(history)
             spent, server = {**own, "seconds": own["seconds"] + spent["seconds"]}, _server_seconds(history)
-            if arm == NO_STAGE_3:
+            if arm == DENSE:
+                models = dict.fromkeys(uploads, of(dict(publication.models[0].weights)))
+            elif arm == NO_STAGE_3:
                 of_cluster = {name: of(state) for name, state in cluster_models(publication).items()}
                 models = {site: of_cluster[k] for site, k in publication.composite["assignment"].items()}
             else:
