@@ -17,7 +17,10 @@ and the server, with w_k from the sites of the round,
 eta lambda, the share of the way that w_k goes, is one number here (`step_share`). The steps on theta are
 those of `optimiser`; the paper's, plain SGD, are `sgd`. The paper's values, for small networks on MNIST, are
 lambda 15, eta lambda 0.075 and eta_theta 0.05 to 0.1. The authors' code also decays theta, by 0.001
-(`decay`). Batch norm has theta's statistics in both models.
+(`decay`).
+
+Batch norm's statistics of w_k are estimated on the site's training slices, because the steps are theta's.
+With `statistics: averaged` w_k has theta's.
 
 Shared:  what FedAvg shares, with w_k for weights. In the phase `export`, and only at sites that consent:
          theta_k and its score.
@@ -37,6 +40,7 @@ from training.algorithm import Memory, RoundResult, StepContext
 from training.methods.common.local_training import (
     AnySiteData,
     Schedule,
+    estimate_statistics,
     network_of,
     new_optimiser,
     parameter_names,
@@ -54,7 +58,7 @@ from training.methods.registry import register
 class PFedMeConfig(FedAvgConfig):
     """What pFedMe takes beside FedAvg's. `optimiser` and `learning_rate` are those of the steps on theta."""
 
-    attraction: float = Field(1.0, gt=0, description="lambda, which holds theta near the site's w")
+    attraction: float = Field(0.1, gt=0, description="lambda, which holds theta near the site's w")
     personal_steps: int = Field(5, ge=1, description="K, steps on theta for every batch")
     step_share: float = Field(
         0.5, gt=0, le=1, description="eta lambda: share of the way to theta that w goes after every batch"
@@ -91,8 +95,13 @@ class PFedMe(FullPersonalFedAvg):
             with torch.no_grad():
                 for w, own in zip(network.parameters(), theta.parameters(), strict=True):
                     w.lerp_(own, config.step_share)
-        personal, shared = state_of(theta), state_of(network)
-        shared = {**personal, **{name: shared[name] for name in self._trained}}
+        personal = state_of(theta)
+        if config.statistics == "estimated":
+            estimate_statistics(network, data.train, config.batch_size)
+            shared = state_of(network)
+        else:
+            after = state_of(network)
+            shared = {**personal, **{name: after[name] for name in self._trained}}
         return LocalResult(shared, personal, sum(losses) / len(losses))
 
     def schedule(self, round_: int) -> Schedule:
