@@ -28,6 +28,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "bilevel_cost": "benchmarks.cost.bilevel:BilevelCost",
     "ssf_cost": "benchmarks.cost.ssf:SsfCost",
     "serving_cost": "benchmarks.cost.serving:ServingCost",
+    "throughput": "benchmarks.cost.throughput:Throughput",
     "dicom_cost": "benchmarks.cost.dicom:DicomCost",
     "security_cost": "benchmarks.cost.security:SecurityCost",
     "health_under_load": "benchmarks.cost.health:HealthUnderLoad",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Callable
 from difflib import get_close_matches
@@ -61,6 +62,12 @@ def _listed(value: str | tuple[str, ...]) -> tuple[str, ...]:
 
 def _rates(value: str) -> str:
     parse_many(value)
+    return value
+
+
+def _device(value: str) -> str:
+    if re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,2})?", value) is None:
+        raise ValueError("expected auto, cpu, cuda, or cuda:N for the GPU number N")
     return value
 
 
@@ -178,8 +185,9 @@ class Settings(BaseSettings):
         4, gt=0, description="networks kept loaded; the least recently used is dropped first"
     )
     threads: int = Field(0, ge=0, description="cores per inference; 0 leaves it to onnxruntime")
-    device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="device of inference; `cuda` never falls back to the CPU"
+    device: Annotated[str, AfterValidator(_device)] = Field(
+        "auto",
+        description="of inference and jobs: `auto`, `cpu`, `cuda` or `cuda:N`; the last two never fall back",
     )
 
     # the worker

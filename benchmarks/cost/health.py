@@ -9,6 +9,7 @@ are over, and the processor time that API and workers use in the five seconds af
 from __future__ import annotations
 
 import http.client
+import json
 import os
 import subprocess
 import time
@@ -127,12 +128,12 @@ def ask(port: int, seconds: float) -> list[float]:
     return taken
 
 
-def start_job(client: httpx.Client) -> str:
-    """Start an adaptation of many epochs. Returns the job's id."""
+def start_job(client: httpx.Client, epochs: int = 200) -> str:
+    """Start an adaptation, of many epochs by default. Returns the job's id."""
     answer = client.post(
         f"/hospitals/{HOSPITAL}/adaptations",
         files=[("scans", (f"{number}.png", scan_bytes("png"))) for number in range(SCANS)],
-        data={"options": '{"epochs": 200, "batch_size": 8}'},
+        data={"options": json.dumps({"epochs": epochs, "batch_size": 8})},
     )
     answer.raise_for_status()
     return str(answer.json()["id"])

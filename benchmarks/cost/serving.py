@@ -46,8 +46,7 @@ from model_store.task import Normalisation, Task
 from personalization.export import to_onnx
 from personalization.networks import build
 from personalization.state import to_safetensors
-from service.inference.pipeline import BATCH
-from service.inference.sessions import GraphSession
+from service.inference.sessions import BATCH, GraphSession
 
 SIZE = 256
 SLICES = 128
@@ -108,20 +107,20 @@ class ServingCost(Experiment[Profile]):
         return sections(rows, self.profile)
 
 
-def scan_bytes(kind: str) -> bytes:
+def scan_bytes(kind: str, size: int = SIZE, slices: int = SLICES) -> bytes:
     """A synthetic scan that compresses like a real one."""
     if kind == "png":
         stream = io.BytesIO()
-        Image.fromarray((_smooth((SIZE, SIZE)) * 255).astype(np.uint8)).save(stream, "PNG")
+        Image.fromarray((_smooth((size, size)) * 255).astype(np.uint8)).save(stream, "PNG")
         return stream.getvalue()
-    image = nib.Nifti1Image(volume(SLICES).transpose(2, 1, 0), np.diag((1.0, 1.0, 1.5, 1.0)))
+    image = nib.Nifti1Image(volume(slices, size).transpose(2, 1, 0), np.diag((1.0, 1.0, 1.5, 1.0)))
     content: bytes = image.to_bytes()
     return gzip.compress(content, 6, mtime=0) if kind == "nii.gz" else content
 
 
-def volume(slices: int) -> NDArray[np.int16]:
+def volume(slices: int, size: int = SIZE) -> NDArray[np.int16]:
     """A synthetic volume [slices, rows, columns]."""
-    return (_smooth((slices, SIZE, SIZE)) * 1000).astype(np.int16)
+    return (_smooth((slices, size, size)) * 1000).astype(np.int16)
 
 
 def _smooth(shape: tuple[int, ...]) -> NDArray[np.float64]:
@@ -131,7 +130,8 @@ def _smooth(shape: tuple[int, ...]) -> NDArray[np.float64]:
     smooth = ndimage.zoom(
         coarse, [side / cell for side, cell in zip(shape, coarse.shape, strict=True)], order=1
     )
-    radius = np.hypot(*np.mgrid[-1 : 1 : SIZE * 1j, -1 : 1 : SIZE * 1j])
+    rows, columns = shape[-2:]
+    radius = np.hypot(*np.mgrid[-1 : 1 : rows * 1j, -1 : 1 : columns * 1j])
     seen: NDArray[np.float64] = (smooth + generator.normal(0, 0.05, shape)).clip(0, 1) * (radius < 0.9)
     return seen
 
@@ -158,6 +158,11 @@ class ServerProcess:
 
     connection: http.client.HTTPConnection
     pid: int
+
+    @property
+    def port(self) -> int:
+        """Its TCP port on loopback."""
+        return self.connection.port
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         "plain": lambda: plain.run(images),
         "pool": lambda: pool.run(images),
         "query": lambda: pool.queries(images),
-        "given": lambda: pool.run(images, query),
+        "given": lambda: pool.run_alone(images, query),
     }
     kept = alternated(steps, cell["repeats"], WARM_UP)
     asked, passed = multiply_adds(network.backbone, size)

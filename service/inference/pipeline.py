@@ -20,13 +20,10 @@ from model_store.manifest import NetworkManifest
 from model_store.preprocessing import Geometry, PercentRestorer, Prepared, Restorer, check_restorable, prepare
 from model_store.scan import Limits, Scan, decode
 from service.inference.pool import Picks, PickUnit, PoolPick
-from service.inference.sessions import GraphSession, Outputs
+from service.inference.sessions import BATCH, GraphSession, Outputs
 from service.inference.uncertainty import Attention, Uncertainty, entropy_map
 
 Taken = TypeVar("Taken", contravariant=True)
-
-# Slices per run: bounds the memory of activations and probabilities, whatever the volume's length.
-BATCH = 8
 
 
 @dataclass
@@ -123,7 +120,8 @@ def run(
             query = queries.mean(axis=0, keepdims=True, dtype=np.float64).astype(np.float32)
     for part in parts:
         with watch.stage("inference"):
-            outputs = session.run(part, query)
+            # What runs as a whole, or picks as a whole, has a run of its own.
+            outputs = session.run(part) if query is None and not whole else session.run_alone(part, query)
         yield outputs
 
 

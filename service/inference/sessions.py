@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -28,7 +29,10 @@ from onnxruntime import OrtValue
 
 from model_store.errors import ArtefactDamaged
 from service.errors import GpuUnavailable
+from service.inference.joined import JoinedRuns
 
+# Slices per run: bounds the memory of activations and probabilities, whatever the volume's length.
+BATCH = 8
 IMAGE = "image"
 QUERY = "query"
 # Smaller ones, shapes and axes among them, stay within the graph, where they are read while it is optimised.
@@ -75,7 +79,6 @@ def _moved_out(model: ModelProto) -> Iterator[tuple[str, OrtValue]]:
             tensor.external_data.add(key="location", value="memory")
 
 
-Device = Literal["auto", "cpu", "cuda"]
 CPU = "CPUExecutionProvider"
 CUDA = "CUDAExecutionProvider"
 
@@ -96,15 +99,16 @@ def cuda_is_possible() -> bool:
     return True
 
 
-def wanted_providers(device: Device) -> list[Any]:
-    """The providers to ask a session for, in order.
+def wanted_providers(device: str) -> list[Any]:
+    """The providers to ask a session for, in order; `device` as LOCUM_DEVICE.
 
     On CUDA, cuDNN's algorithm search and TF32 are off: both would let equal scans get unequal masks.
     """
     if device == "cpu" or (device == "auto" and not cuda_is_possible()):
         return [CPU]
     cuda_is_possible()
-    return [(CUDA, {"cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}), CPU]
+    index = device.partition(":")[2] or "0"
+    return [(CUDA, {"device_id": index, "cudnn_conv_algo_search": "HEURISTIC", "use_tf32": "0"}), CPU]
 
 
 OUTPUT = "probabilities"
@@ -126,7 +130,7 @@ class Outputs(NamedTuple):
 class GraphSession:
     """One loaded graph. Safe to run from several threads at once."""
 
-    def __init__(self, digest: str, graph: bytes, *, threads: int = 0, device: Device = "auto") -> None:
+    def __init__(self, digest: str, graph: bytes, *, threads: int = 0, device: str = "auto") -> None:
         """Load `graph` (the bytes of an onnx file). Raises ArtefactDamaged, GpuUnavailable."""
         try:
             sessions = [_load(part, threads, device) for part in split_at_query(graph)]
@@ -149,23 +153,41 @@ class GraphSession:
         self._outputs = [name for name in (OUTPUT, ATTENTION, ENTRIES, SIMILARITIES) if name in outputs]
         # Asked of the session itself: what was wanted is not what one gets.
         self.provider: str = self._session.get_providers()[0]
-        if device == "cuda" and self.provider != CUDA:
+        if device.startswith("cuda") and self.provider != CUDA:
             raise GpuUnavailable(
-                "LOCUM_DEVICE=cuda, but onnxruntime cannot use CUDA here; see the service's log, or set "
+                f"LOCUM_DEVICE={device}, but onnxruntime cannot use it here; see the service's log, or set "
                 "LOCUM_DEVICE=auto."
             )
+        # Several runs at once only where they have cores of their own.
+        at_once = max(1, (os.cpu_count() or 1) // threads) if threads and self.provider == CPU else 1
+        self._joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=BATCH)
 
-    def run(self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None) -> Outputs:
-        """What the graph gives for slices [S, C, H, W], all in one run.
+    def run(self, slices: NDArray[np.float32]) -> Outputs:
+        """What the graph gives for slices [S, C, H, W], each for itself.
+
+        Other threads' slices may be joined to the same run, which changes no bit.
+        """
+        return self._named(self._joined(slices))
+
+    def run_alone(self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None) -> Outputs:
+        """The same in a run of these slices alone, for a graph that takes a scan as a whole.
 
         With `query` [1, Q], for a graph with a pool: all slices pick by it, instead of each by its own.
         """
+        return self._named(self._arrays(slices, query))
+
+    def _named(self, arrays: Sequence[NDArray[Any]]) -> Outputs:
+        return Outputs(**dict(zip(self._outputs, arrays, strict=True)))
+
+    def _arrays(
+        self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None
+    ) -> list[NDArray[Any]]:
         inputs = {IMAGE: np.ascontiguousarray(slices)}
         if self.has_pool:
             # As many queries as slices: the graph's inputs share their B, which onnxruntime plans memory by.
             inputs[QUERY] = self.queries(slices) if query is None else query.repeat(len(slices), axis=0)
-        found = self._session.run(self._outputs, inputs)
-        return Outputs(**dict(zip(self._outputs, found, strict=True)))
+        found: list[NDArray[Any]] = self._session.run(self._outputs, inputs)
+        return found
 
     def queries(self, slices: NDArray[np.float32]) -> NDArray[np.float32]:
         """[S, Q]: what slices are looked up by in the graph's pool; nothing else of it is run."""
@@ -174,7 +196,7 @@ class GraphSession:
         return found
 
 
-def _load(part: GraphPart, threads: int, device: Device) -> onnxruntime.InferenceSession:
+def _load(part: GraphPart, threads: int, device: str) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -189,7 +211,7 @@ def _load(part: GraphPart, threads: int, device: Device) -> onnxruntime.Inferenc
 class SessionCache:
     """At most `capacity` sessions, by graph digest. Safe from any thread."""
 
-    def __init__(self, capacity: int, *, threads: int = 0, device: Device = "auto") -> None:
+    def __init__(self, capacity: int, *, threads: int = 0, device: str = "auto") -> None:
         self.capacity = capacity
         self._threads = threads
         self._device = device

@@ -17,18 +17,18 @@ def prepare_torch(settings: Settings) -> None:
 
 
 def device_of(settings: Settings) -> torch.device:
-    """Choose a GPU if there is one and the settings allow it, else the CPU.
+    """Choose the GPU that the settings name; for `auto` the first one, or the CPU where there is none.
 
     Raises:
-        AdaptationRejected: the settings require a GPU and there is none.
+        AdaptationRejected: the settings require a GPU that is not there.
     """
-    if settings.device == "cpu":
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if settings.device == "cpu" or (settings.device == "auto" and not gpus):
         return torch.device("cpu")
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    if settings.device == "cuda":
+    device = torch.device("cuda" if settings.device == "auto" else settings.device)
+    if (device.index or 0) >= gpus:
         raise AdaptationRejected(
-            "LOCUM_DEVICE=cuda, but the worker's torch finds no GPU: run the worker where there is one, or "
-            "set LOCUM_DEVICE=auto"
+            f"LOCUM_DEVICE={settings.device}, but the worker's torch finds {gpus or 'no'} GPU: run the "
+            "worker where it is, or set LOCUM_DEVICE=auto"
         )
-    return torch.device("cpu")
+    return device
