@@ -1,4 +1,4 @@
-.PHONY: install demo demo-network test test-fast test-gpu test-pacs test-web check openapi web lock sbom clean
+.PHONY: install demo demo-network test test-fast test-gpu test-pacs test-web check check-deploy openapi web lock sbom clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -49,6 +49,10 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/hadolint Dockerfile
+
+# compose.yaml and the Helm chart, by validators that uv installs apart from Locum's packages (380 MB).
+check-deploy: install
+	$(BIN)/uv run --quiet --script tools/check-deploy
 
 openapi: install
 	$(BIN)/python -m service.openapi > openapi.yaml

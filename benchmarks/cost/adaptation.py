@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.gpu import CPU, awaited, device_of, on_device
 from benchmarks.harness.measuring import high_water, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.manifest import NetworkSpec
@@ -38,6 +39,7 @@ from personalization.state import State
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.objective import Batch
 from personalization.test_time.recipe import adapt, objective_of
+from service.inference.sessions import wanted_providers
 from training.methods.common.local_training import network_of, new_network, state_of
 
 BATCH = 16
@@ -53,9 +55,14 @@ class Profile:
     size: int = 96
     repeats: int = 30
     inside: tuple[int, ...] = (1, 2, 4, 8, 16)
+    device: str = "cpu"
 
 
-PROFILES = {"smoke": Profile(2, 32, 2, (1, 2)), "cpu": Profile()}
+PROFILES = {
+    "smoke": Profile(2, 32, 2, (1, 2)),
+    "cpu": Profile(),
+    "gpu": Profile(32, 256, 100, device="cuda"),
+}
 
 
 class AdaptationCost(Experiment[Profile]):
@@ -72,7 +79,7 @@ class AdaptationCost(Experiment[Profile]):
         repeats = self.profile.repeats
         common = {"size": self.profile.size, "width": self.profile.width}
         routed = [("paper", "direct"), ("official", "direct"), ("paper", "pooled")]
-        return [
+        cells = [
             *(
                 {"what": "step", "preset": preset, "router": router, "K": 3, **common, "repeats": repeats}
                 for preset, router in routed
@@ -80,6 +87,7 @@ class AdaptationCost(Experiment[Profile]):
             {"what": "graph", "K": 3, **common, "repeats": 2 * repeats},
             *({"what": "memory", "K": inside, **common} for inside in self.profile.inside),
         ]
+        return on_device(cells, self.profile.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure one cell."""
@@ -117,10 +125,11 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
 
 def _step(cell: Cell) -> dict[str, Any]:
     """Time a step of `adapt` and two steps of training."""
-    spec, images = _spec(cell), images_of(cell)
+    device = device_of(cell)
+    spec, images = _spec(cell), images_of(cell).to(device)
     config = AdaptationConfig(preset=cell["preset"], router=cell["router"])
     objective = objective_of(config.preset)
-    routed = route(space_of(spec, cell["K"]), config.router).train()
+    routed = route(space_of(spec, cell["K"]), config.router).to(device).train()
     groups = parameter_groups(routed)
     optimiser = torch.optim.Adam(
         [
@@ -128,13 +137,15 @@ def _step(cell: Cell) -> dict[str, Any]:
             {"params": groups["bn"], "lr": config.bn_rate},
         ]
     )
-    plain = network_of(spec, states_of(spec, 1)[0], torch.device("cpu")).train()
+    plain = network_of(spec, states_of(spec, 1)[0], torch.device(device)).train()
     plain_optimiser = torch.optim.Adam(plain.parameters(), lr=1e-3)
     targets = (images[:, 0] > 1).to(torch.uint8)
     counter = iter(range(sys.maxsize))
 
     def adaptation() -> None:
-        objective.step(routed, Batch(images, torch.arange(len(images))), config, optimiser, next(counter))
+        objective.step(
+            routed, Batch(images, torch.arange(len(images), device=device)), config, optimiser, next(counter)
+        )
 
     def training() -> None:
         for _ in range(2):
@@ -144,7 +155,7 @@ def _step(cell: Cell) -> dict[str, Any]:
             plain_optimiser.step()
             loss.item()
 
-    return _alternated(adaptation, training, cell["repeats"])
+    return _alternated(awaited(adaptation, device), awaited(training, device), cell["repeats"])
 
 
 def _graph(cell: Cell) -> dict[str, Any]:
@@ -156,7 +167,7 @@ def _graph(cell: Cell) -> dict[str, Any]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     sessions = [
-        onnxruntime.InferenceSession(to_onnx(network, 1, size), options, ["CPUExecutionProvider"])
+        onnxruntime.InferenceSession(to_onnx(network, 1, size), options, wanted_providers(device_of(cell)))
         for network in (merged, space.plain())
     ]
     feed = {INPUT: np.ascontiguousarray(images.numpy())}
@@ -167,7 +178,7 @@ def _graph(cell: Cell) -> dict[str, Any]:
     return _alternated(asked(sessions[0]), asked(sessions[1]), cell["repeats"])
 
 
-def _alternated(ours: Callable[[], None], floor: Callable[[], None], repeats: int) -> dict[str, Any]:
+def _alternated(ours: Callable[[], object], floor: Callable[[], object], repeats: int) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {"ours": [], "floor": []}
     for repeat in range(WARM_UP + repeats):
         # Which side goes first alternates too, so that the state it leaves favours neither.
@@ -194,13 +205,17 @@ def _memory(cell: Cell) -> dict[str, Any]:
 
 
 def peak_bytes(cell: Cell) -> int:
-    """Load K + 1 models, adapt for one epoch, merge. Returns this process's peak of resident memory."""
+    """Load K + 1 models, adapt for one epoch, merge. Returns the peak of this process's resident memory, or
+    of its tensors on the GPU."""
     torch.set_num_threads(1)
+    device = device_of(cell)
     space = space_of(_spec(cell), cell["K"])
-    network: nn.Module = route(space)
-    images = images_of(cell)
+    network: nn.Module = route(space).to(device)
+    images = images_of(cell).to(device)
     adapt(network, images, AdaptationConfig(epochs=1, batch_size=BATCH))
     merge(space, network, images)
+    if device != CPU:
+        return torch.cuda.max_memory_allocated()
     if sys.platform == "linux":
         # Not ru_maxrss: on Linux it starts at the parent's size at the fork.
         return high_water()

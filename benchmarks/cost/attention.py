@@ -21,12 +21,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.gpu import awaited, device_of, on_device
 from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from personalization.export import to_onnx
 from personalization.fedoap.losses import binary_loss
 from personalization.fedoap.parts import bank_state
 from personalization.networks import FedOapUNet, build, initialise
+from service.inference.sessions import wanted_providers
 
 SITES = (1, 3, 5, 9)
 # What the method's specification allows, as a multiple of the floor.
@@ -42,9 +44,14 @@ class Profile:
     width: int = 16
     size: int = 128
     repeats: int = 15
+    device: str = "cpu"
 
 
-PROFILES = {"smoke": Profile(2, 32, 2), "cpu": Profile()}
+PROFILES = {
+    "smoke": Profile(2, 32, 2),
+    "cpu": Profile(),
+    "gpu": Profile(64, 256, 50, "cuda"),
+}
 
 
 class AttentionCost(Experiment[Profile]):
@@ -58,7 +65,7 @@ class AttentionCost(Experiment[Profile]):
 
     def cells(self) -> list[Cell]:
         """Training, then inference, by the number of sites; with the adapter, for three sites."""
-        return [
+        cells = [
             {
                 "mode": mode,
                 "width": self.profile.width,
@@ -71,6 +78,7 @@ class AttentionCost(Experiment[Profile]):
             for mode, batch, scale in (("training", 8, 1), ("inference", 1, 4))
             for sites, adapter in (*((sites, False) for sites in SITES), (3, True))
         ]
+        return on_device(cells, self.profile.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure one cell."""
@@ -129,10 +137,11 @@ def multiply_adds(net: FedOapUNet, size: int) -> int:
     return int(counter.get_total_flops()) // 2
 
 
-def training(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
+def training(net: FedOapUNet, size: int, batch: int, device: str) -> Callable[[], object]:
     """A function that takes one step of training."""
+    net.to(device)
     generator = torch.Generator().manual_seed(1)
-    images = torch.randn(batch, 1, size, size, generator=generator)
+    images = torch.randn(batch, 1, size, size, generator=generator).to(device)
     targets = (images[:, 0] > 1).to(torch.uint8)
     optimiser = torch.optim.AdamW(net.parameters(), lr=1e-4)
 
@@ -141,15 +150,15 @@ def training(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
         torch.autograd.backward(binary_loss(net.segment(images)[0], targets))
         optimiser.step()
 
-    return step
+    return awaited(step, device)
 
 
-def inference(net: FedOapUNet, size: int, batch: int) -> Callable[[], None]:
+def inference(net: FedOapUNet, size: int, batch: int, device: str) -> Callable[[], object]:
     """A function that runs the exported graph once."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     graph = to_onnx(net, 1, (size, size))
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(graph, options, providers=wanted_providers(device))
     image = np.random.default_rng(0).normal(size=(batch, 1, size, size)).astype(np.float32)
     return lambda: session.run(None, {"image": image})
 
@@ -162,8 +171,8 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
         "with": network(cell["width"], size, cell["sites"], attention=True, adapter=cell["adapter"]),
     }
     prepare = {"training": training, "inference": inference}[cell["mode"]]
-    steps = {name: prepare(net, size, batch) for name, net in sides.items()}
     counted = {name: multiply_adds(net, size) for name, net in sides.items()}
+    steps = {name: prepare(net, size, batch, device_of(cell)) for name, net in sides.items()}
     kept = alternated(steps, cell["repeats"], WARM_UP)
     ratio, floor = median(kept["with"]) / median(kept["plain"]), counted["with"] / counted["plain"]
     return {

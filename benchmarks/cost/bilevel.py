@@ -15,6 +15,7 @@ import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,6 +26,7 @@ from torch.func import functional_call
 
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.gpu import CPU, awaited, device_of, on_device
 from benchmarks.harness.measuring import high_water, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from personalization.fedbicross.bilevel import Gradient, gradient_of, inner_step, outer_gradient
@@ -48,9 +50,14 @@ class Profile:
     repeats: int = 9
     trajectory: int = 12
     sources: tuple[int, ...] = (2, 4, 8)
+    device: str = "cpu"
 
 
-PROFILES = {"smoke": Profile(1, 10, 2, 7, (2,)), "cpu": Profile()}
+PROFILES = {
+    "smoke": Profile(1, 10, 2, 7, (2,)),
+    "cpu": Profile(),
+    "gpu": Profile(64, 256, 30, 60, device="cuda"),
+}
 
 
 class BilevelCost(Experiment[Profile]):
@@ -67,11 +74,12 @@ class BilevelCost(Experiment[Profile]):
         settings = self.profile
         shared = {"width": settings.width, "batch": settings.batch}
         steps = settings.trajectory
-        return [
+        cells = [
             *({"what": "step", "J": j, "repeats": settings.repeats, **shared} for j in settings.sources),
             *({"what": "memory", "J": j, **shared} for j in settings.sources),
             *({"what": "trajectory", "J": 2, "T": steps, "S": s, **shared} for s in (0, 6, steps)),
         ]
+        return on_device(cells, settings.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure one cell."""
@@ -85,13 +93,15 @@ class BilevelCost(Experiment[Profile]):
 class Step:
     """A student, the images and answers of J sources, and its validation images; all drawn from one seed."""
 
-    def __init__(self, width: int, sources: int, batch: int) -> None:
+    def __init__(self, width: int, sources: int, batch: int, device: str = CPU) -> None:
         draw = torch.Generator().manual_seed(0)
         network = build("resnet18", in_channels=1, classes=CLASSES, width=width)
-        self.student = initialise(network, draw).train()
+        self.student = initialise(network, draw).to(device).train()
         counts = [round(TRAIN_SHARE * batch)] * sources + [batch - round(TRAIN_SHARE * batch)]
-        self.images = [torch.randn(count, 1, SIDE, SIDE, generator=draw) for count in counts]
-        self.answers = [torch.randn(2, count, CLASSES, generator=draw) * 5 for count in counts]
+        images = [torch.randn(count, 1, SIDE, SIDE, generator=draw) for count in counts]
+        answers = [torch.randn(2, count, CLASSES, generator=draw) * 5 for count in counts]
+        self.images = [image.to(device) for image in images]
+        self.answers = [answer.to(device) for answer in answers]
         self.mixing = torch.full((sources,), 1 / sources, dtype=torch.float64)
 
     def loss(self, network: Callable[[Tensor], Tensor], index: int) -> Tensor:
@@ -110,7 +120,7 @@ class Step:
 
     def second_order(self) -> Tensor:
         """The same by automatic differentiation through the inner step."""
-        mixing = self.mixing.float().requires_grad_()
+        mixing = self.mixing.float().to(self.images[0].device).requires_grad_()
         parameters = dict(self.student.named_parameters())
         losses = torch.stack([self.loss(self.student, source) for source in range(len(mixing))])
         slopes = torch.autograd.grad(mixing @ losses, [*parameters.values()], create_graph=True)
@@ -123,7 +133,7 @@ class Step:
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(moved[name])
-        return found.double()
+        return found.double().cpu()
 
 
 SIDES: Mapping[str, Callable[[Step], Tensor]] = {"exact": Step.exact, "second order": Step.second_order}
@@ -133,14 +143,15 @@ def compute_step(cell: Cell) -> dict[str, Any]:
     """Seconds of both ways, and how far apart their slopes are."""
     seconds: dict[str, list[float]] = {name: [] for name in SIDES}
     apart = 0.0
-    first = Step(cell["width"], cell["J"], cell["batch"])
+    device = device_of(cell)
+    first = Step(cell["width"], cell["J"], cell["batch"], device)
     for number in range(WARM_UP + cell["repeats"]):
         slopes = {}
         for name, slope in SIDES.items():
             step = copy.copy(first)
             step.student = copy.deepcopy(first.student)
             began = time.perf_counter()
-            slopes[name] = slope(step)
+            slopes[name] = slope(step).cpu()
             if number >= WARM_UP:
                 seconds[name].append(time.perf_counter() - began)
         scale = float(slopes["exact"].abs().max())
@@ -159,11 +170,20 @@ def compute_memory(cell: Cell) -> dict[str, Any]:
 
 
 def peak_bytes(cell: Cell, side: str) -> int:
-    """This process's peak of memory during one step, above its size before the step; Linux only."""
+    """This process's peak of memory during one step, above its size before the step; Linux only.
+
+    On a GPU, that of its tensors there.
+    """
     torch.set_num_threads(1)
+    device = device_of(cell)
     # A small step first: the libraries allocate memory on first use, which is not the step's.
-    SIDES[side](Step(1, 2, 8))
-    step = Step(cell["width"], cell["J"], cell["batch"])
+    SIDES[side](Step(1, 2, 8, device))
+    step = Step(cell["width"], cell["J"], cell["batch"], device)
+    if device != CPU:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        SIDES[side](step)
+        return torch.cuda.max_memory_allocated() - before
     # Resets the peak to the current size.
     Path("/proc/self/clear_refs").write_text("5")
     before = high_water()
@@ -176,7 +196,8 @@ def compute_trajectory(cell: Cell) -> dict[str, Any]:
     draw = torch.Generator().manual_seed(0)
 
     def network() -> nn.Module:
-        return initialise(build("resnet18", in_channels=1, classes=CLASSES, width=cell["width"]), draw)
+        made = build("resnet18", in_channels=1, classes=CLASSES, width=cell["width"])
+        return initialise(made, draw).to(device_of(cell))
 
     clusters = cell["J"]
     config = SynthesisConfig(
@@ -196,7 +217,7 @@ def compute_trajectory(cell: Cell) -> dict[str, Any]:
     )
     began = time.perf_counter()
     for step in range(1, cell["T"] + 1):
-        trajectory.step(step)
+        awaited(partial(trajectory.step, step), device_of(cell))()
     return {"seconds": round(time.perf_counter() - began, 3), "mixing": trajectory.mixing.tolist()}
 
 

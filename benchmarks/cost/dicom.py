@@ -41,6 +41,7 @@ from pydicom.uid import (
 from benchmarks.cost.serving import SIZE, TASK, WARM_UP, form, post, publish, server, volume, wake
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.gpu import device_of, on_device
 from benchmarks.harness.measuring import alternated, high_water, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.scan import Limits, decode, open_series
@@ -73,9 +74,14 @@ class Profile:
     mutations: int = 5000
     width: int = 16
     threads: int = 2
+    device: str = "cpu"
 
 
-PROFILES = {"smoke": Profile((3,), 2, 3, 40, 2, 1), "cpu": Profile()}
+PROFILES = {
+    "smoke": Profile((3,), 2, 3, 40, 2, 1),
+    "cpu": Profile(),
+    "gpu": Profile(width=32, threads=1, device="cuda"),
+}
 
 
 class DicomCost(Experiment[Profile]):
@@ -91,7 +97,7 @@ class DicomCost(Experiment[Profile]):
         """One cell per series, one for the SEG, one for the mutations."""
         profile = self.profile
         served = {"width": profile.width, "threads": profile.threads}
-        return [
+        cells: list[Cell] = [
             *(
                 {"measured": "series", "slices": slices, "repeats": profile.repeats, **served}
                 for slices in profile.slices
@@ -99,6 +105,7 @@ class DicomCost(Experiment[Profile]):
             {"measured": "seg", "slices": profile.encoded, "segments": 5, "repeats": profile.repeats},
             {"measured": "mutations", "number": profile.mutations, **served},
         ]
+        return on_device(cells, profile.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure one cell."""
@@ -164,12 +171,13 @@ def _series(cell: Cell, work: Path) -> dict[str, Any]:
     rest: dict[str, list[float]] = {kind: [] for kind in scans}
     with ExitStack() as stack:
         servers = {}
+        settings = {"LOCUM_DEVICE": device_of(cell)}
         for kind, data in scans.items():
             folder = work / f"{kind}-{cell['slices']}"
             folder.mkdir(exist_ok=True)
             if not (folder / "store").exists():
                 publish(folder / "store", cell["width"], decode(data))
-            servers[kind] = stack.enter_context(server(folder, cell["threads"]))
+            servers[kind] = stack.enter_context(server(folder, cell["threads"], settings))
         for repeat in range(WARM_UP + cell["repeats"]):
             masks = {}
             for kind, data in scans.items():
@@ -286,7 +294,7 @@ def _mutations(cell: Cell, work: Path) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     if not (folder / "store").exists():
         publish(folder / "store", cell["width"], decode(zipped(ct_series(voxels))), CODED)
-    with server(folder, cell["threads"]) as running:
+    with server(folder, cell["threads"], {"LOCUM_DEVICE": device_of(cell)}) as running:
         connection = running.connection
         for data in _seeds(voxels):
             post(connection, form(data, output="dicom-seg"))

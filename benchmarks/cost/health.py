@@ -27,6 +27,7 @@ from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import SIZE, TASK, scan_bytes
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.gpu import device_of, on_device
 from benchmarks.harness.tables import table
 from demo.service_process import running_service
 from model_store.store import Store
@@ -48,9 +49,10 @@ class Profile:
     seconds: float = 30.0
     width: int = 16
     port: int = 8799
+    device: str = "cpu"
 
 
-PROFILES = {"smoke": Profile(2.0, 2), "cpu": Profile()}
+PROFILES = {"smoke": Profile(2.0, 2), "cpu": Profile(), "gpu": Profile(width=32, device="cuda")}
 
 
 class HealthUnderLoad(Experiment[Profile]):
@@ -65,7 +67,8 @@ class HealthUnderLoad(Experiment[Profile]):
     def cells(self) -> list[Cell]:
         """One cell."""
         settings = self.profile
-        return [{"jobs": 2, "seconds": settings.seconds, "width": settings.width, "port": settings.port}]
+        cell = {"jobs": 2, "seconds": settings.seconds, "width": settings.width, "port": settings.port}
+        return on_device([cell], settings.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure the cell."""
@@ -154,7 +157,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     """Latencies at rest and under load, and the work after cancelling."""
     store, state = work / f"store-{os.getpid()}", work / f"state-{os.getpid()}"
     publish_random_space(Store(store), NAME, TASK, cell["width"], run="health")
-    os.environ["LOCUM_THREADS"] = "1"
+    os.environ |= {"LOCUM_THREADS": "1", "LOCUM_DEVICE": device_of(cell)}
     with ExitStack() as stack:
         client = stack.enter_context(running_service(store, state, cell["port"]))
         stack.enter_context(second_worker(store, state))

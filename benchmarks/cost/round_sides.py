@@ -60,16 +60,19 @@ def site_data(site: str, slices: int, size: int) -> SiteData:
     return SiteData(site, drawn(slices), drawn(slices // 4), drawn(0), None)
 
 
-def plain_rounds(pipe: Connection, width: int, slices: int, size: int, rounds: int, personal: bool) -> None:
+def plain_rounds(
+    pipe: Connection, width: int, slices: int, size: int, rounds: int, personal: bool, device: str
+) -> None:
     """The plain loop: one round per message, answered by its wall and processor seconds; then weights."""
     # As in the engine's workers; otherwise the ratio would compare two allocators.
     keep_freed_memory()
     torch.set_num_threads(1)
-    surroundings = RunEnvironment(SEED)
+    surroundings = RunEnvironment(SEED, device)
+    surroundings.apply()
     sites = {site: site_data(site, slices, size) for site in SITES}
     network = build("unet", in_channels=1, classes=2, width=width)
     initialise(network, surroundings.context("initial", 0, 1).generator("weights"))
-    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from torch's stubs
+    network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from torch's stubs
     shared = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     followers = {site: {name: tensor.clone() for name, tensor in shared.items()} for site in SITES}
     for round_ in range(rounds):
@@ -84,7 +87,7 @@ def plain_rounds(pipe: Connection, width: int, slices: int, size: int, rounds: i
             generator = surroundings.context("train", round_, rounds, site).generator("train")
             for images, targets in batches(data.train, BATCH, generator, augment=True):
                 optimiser.zero_grad(set_to_none=True)
-                loss = soft_dice_loss(network(images), targets)
+                loss = soft_dice_loss(network(images.to(device)), targets.to(device))
                 torch.autograd.backward(loss)
                 optimiser.step()
                 loss.item()

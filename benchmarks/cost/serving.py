@@ -36,6 +36,7 @@ from scipy import ndimage
 
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.gpu import device_of, on_device
 from benchmarks.harness.tables import table
 from model_store.guard import ReferenceStatistics, summarise
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
@@ -71,9 +72,14 @@ class Profile:
     threads: int = 2
     width: int = 16
     scans: tuple[str, ...] = ("png", "nii", "nii.gz")
+    device: str = "cpu"
 
 
-PROFILES = {"smoke": Profile(1, 1, 2, ("png",)), "cpu": Profile()}
+PROFILES = {
+    "smoke": Profile(1, 1, 2, ("png",)),
+    "cpu": Profile(),
+    "gpu": Profile(15, 1, 32, device="cuda"),
+}
 
 
 class ServingCost(Experiment[Profile]):
@@ -88,7 +94,7 @@ class ServingCost(Experiment[Profile]):
     def cells(self) -> list[Cell]:
         """One cell per kind of scan."""
         settings = self.profile
-        return [
+        cells = [
             {
                 "scan": kind,
                 "repeats": (20 if kind == "png" else 1) * settings.repeats,
@@ -97,6 +103,7 @@ class ServingCost(Experiment[Profile]):
             }
             for kind in settings.scans
         ]
+        return on_device(cells, settings.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure one cell."""
@@ -231,7 +238,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         publish(work / "store", cell["width"], scan)
     artefact = Store(work / "store").open("cost")
     digest = artefact.manifest.files[GRAPH].sha256
-    session = GraphSession(digest, artefact.read(GRAPH), threads=cell["threads"], device="cpu")
+    session = GraphSession(digest, artefact.read(GRAPH), threads=cell["threads"], device=device_of(cell))
     batches = [prepared.slices[i : i + BATCH] for i in range(0, len(prepared.slices), BATCH)]
     restorer = Restorer(prepared.geometry)
     for batch in batches:
@@ -251,7 +258,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     floors: list[float] = []
     within: list[float] = []
     stages: dict[str, list[float]] = {}
-    with server(work, cell["threads"]) as running:
+    with server(work, cell["threads"], {"LOCUM_DEVICE": device_of(cell)}) as running:
         connection = running.connection
         for repeat in range(WARM_UP + cell["repeats"]):
             wake(connection)

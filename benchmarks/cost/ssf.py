@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmarks.cost.peak_memory import peak_mb
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.gpu import device_of, on_device
 from benchmarks.harness.measuring import alternated, milliseconds, quartiles
 from benchmarks.harness.tables import table
 from personalization.export import to_onnx
@@ -43,6 +44,7 @@ class Profile:
     backbones: Mapping[str, Mapping[str, Any]]
     repeats: int
     batches: tuple[int, ...] = (1, 8)
+    device: str = "cpu"
 
 
 def _unet(width: int, size: int) -> dict[str, Any]:
@@ -67,6 +69,7 @@ PROFILES = {
     ),
 }
 PROFILES["full"] = Profile(PROFILES["cpu"].backbones, 50)
+PROFILES["gpu"] = Profile(PROFILES["cpu"].backbones, 50, (1, 8, 32), "cuda")
 
 
 class SsfCost(Experiment[Profile]):
@@ -80,7 +83,7 @@ class SsfCost(Experiment[Profile]):
 
     def cells(self) -> list[Cell]:
         """Every backbone at every batch."""
-        return cells_of(self.profile)
+        return on_device(cells_of(self.profile), self.profile.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure one cell."""
@@ -122,7 +125,9 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         for name, served in (("plain", network.backbone), ("pool", network))
     }
     images = np.random.default_rng(0).normal(size=(cell["batch"], channels, size, size)).astype(np.float32)
-    plain, pool = (GraphSession(name, graph, threads=1, device="cpu") for name, graph in graphs.items())
+    plain, pool = (
+        GraphSession(name, graph, threads=1, device=device_of(cell)) for name, graph in graphs.items()
+    )
     query = pool.queries(images).mean(0, keepdims=True)
     steps: dict[str, Callable[[], Any]] = {
         "plain": lambda: plain.run(images),

@@ -37,6 +37,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 
 from benchmarks.harness.cells import STATE_DIR, Cell, Row, Rows, in_order, run
+from benchmarks.harness.gpu import CPU, missing
 from benchmarks.harness.tables import write_page, write_text
 from personalization.errors import PersonalizationError
 
@@ -181,6 +182,9 @@ def run_experiment(experiment: Experiment[Any]) -> None:
             raise
         raise OptionError(f"--set: {_readable(error)}") from error
     cells = chosen(cells, options.only, options.seeds)
+    lacking = missing(getattr(experiment.profile, "device", CPU))
+    if lacking is not None:
+        raise OptionError(f"--profile {options.profile}: {lacking}")
     torch.set_num_threads(1)
     run(
         f"{experiment.name}.{options.profile}",

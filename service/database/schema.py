@@ -12,9 +12,8 @@ from pathlib import Path
 
 from alembic import command
 from alembic.config import Config
-from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, select, text
+from sqlalchemy import Connection, column, select, table, text
 from sqlalchemy.exc import DatabaseError
 
 from service.database.engine import BUSY_SECONDS, DAMAGED, Database, database_failure, failure_of
@@ -23,6 +22,8 @@ from service.errors import DatabaseDamaged, DatabaseNotMigrated
 
 MIGRATIONS = Path(__file__).parent / "migrations"
 
+# Alembic's.
+_VERSIONS = table("alembic_version", column("version_num"))
 # An arbitrary number that nothing else in the same PostgreSQL database uses.
 _ADVISORY_LOCK = 0x4C6F63756D
 
@@ -45,8 +46,12 @@ def head() -> str:
 
 def current(database: Database) -> str | None:
     """Return the revision of the database; None for an empty one."""
+    # Alembic's own context would keep a few objects for each call, of which readiness makes one every second.
     with database.engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        if not connection.dialect.has_table(connection, _VERSIONS.name):
+            return None
+        revision: str | None = connection.execute(select(_VERSIONS.c.version_num)).scalar()
+        return revision
 
 
 def is_current(database: Database) -> bool:
@@ -59,8 +64,8 @@ def check(database: Database) -> None:
     if not is_current(database):
         raise DatabaseNotMigrated("the database was migrated by another version of Locum: restart this one")
     with database.read() as session:
-        for table in Base.metadata.sorted_tables:
-            session.execute(select(table).limit(1)).all()
+        for each in Base.metadata.sorted_tables:
+            session.execute(select(each).limit(1)).all()
 
 
 def upgrade(database: Database) -> None:
@@ -85,8 +90,7 @@ def _upgrade(database: Database) -> None:
         if database.is_sqlite:
             _check_pages(database)
         config = configuration()
-        with database.engine.connect() as connection:
-            found = MigrationContext.configure(connection).get_current_revision()
+        found = current(database)
         known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
         if found is not None and found not in known:
             raise DatabaseNotMigrated(

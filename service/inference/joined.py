@@ -44,7 +44,11 @@ class _Batch(list[_Call]):
 
 
 class JoinedRuns:
-    """Runs of one graph. Safe to call from several threads at once."""
+    """Runs of one graph. Safe to call from several threads at once.
+
+    `run` is a run of the graph alone. `compositions` are the runs that may be joined, each by its calls'
+    numbers of slices.
+    """
 
     def __init__(self, name: str, run: Run, *, at_once: int, most: int) -> None:
         """Join calls of `run`.
@@ -56,13 +60,13 @@ class JoinedRuns:
             most: slices of a joined run.
         """
         self._name = name
-        self._run = run
+        self.run = run
         self._at_once = at_once
         self._most = most
         self._lock = threading.Lock()
         self._line: deque[_Call] = deque()
         self._running = 0
-        self._compositions: set[tuple[int, ...]] = set()
+        self.compositions: set[tuple[int, ...]] = set()
         self._joins = True
 
     @property
@@ -84,7 +88,7 @@ class JoinedRuns:
             return turn
         try:
             if len(turn) == 1:
-                return self._run(slices)
+                return self.run(slices)
             return self._lead(turn)
         finally:
             self._pass_on()
@@ -120,7 +124,7 @@ class JoinedRuns:
 
     def _outcomes(self, parts: list[NDArray[np.float32]]) -> list[_Outcome]:
         composition = tuple(map(len, parts))
-        known = composition in self._compositions
+        known = composition in self.compositions
         alone = [] if known else [self._outcome(part) for part in parts]
         joined = self._outcome(np.concatenate(parts))
         if isinstance(joined, Exception):
@@ -133,7 +137,7 @@ class JoinedRuns:
         if known:
             return [*cut]
         if all(_same(*pair) for pair in zip(cut, alone, strict=True)):
-            self._compositions.add(composition)
+            self.compositions.add(composition)
         else:
             self._joins = False
             _log.info("graph %s: a joined run gave other bits, so its runs are not joined", self._name)
@@ -141,7 +145,7 @@ class JoinedRuns:
 
     def _outcome(self, slices: NDArray[np.float32]) -> _Outcome:
         try:
-            return self._run(slices)
+            return self.run(slices)
         except Exception as error:  # passed on to the call it belongs to
             return error
 

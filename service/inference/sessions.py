@@ -160,14 +160,14 @@ class GraphSession:
             )
         # Several runs at once only where they have cores of their own.
         at_once = max(1, (os.cpu_count() or 1) // threads) if threads and self.provider == CPU else 1
-        self._joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=BATCH)
+        self.joined = JoinedRuns(digest, self._arrays, at_once=at_once, most=BATCH)
 
     def run(self, slices: NDArray[np.float32]) -> Outputs:
         """What the graph gives for slices [S, C, H, W], each for itself.
 
         Other threads' slices may be joined to the same run, which changes no bit.
         """
-        return self._named(self._joined(slices))
+        return self._named(self.joined(slices))
 
     def run_alone(self, slices: NDArray[np.float32], query: NDArray[np.float32] | None = None) -> Outputs:
         """The same in a run of these slices alone, for a graph that takes a scan as a whole.

@@ -1,4 +1,4 @@
-"""What can be said of Dockerfile and compose.yaml without an engine to run them."""
+"""What can be said of Dockerfile, compose.yaml and the Helm chart without an engine to run them."""
 
 from __future__ import annotations
 
@@ -91,6 +91,19 @@ def test_node_of_compose_is_a_peer_of_its_orthanc_and_a_client_of_its_api(compos
     assert node.hospitals["north"].key_env in service["environment"]
     assert service["profiles"] == ["node"]
     assert service["networks"] == ["inside"]
+
+
+def test_chart_has_only_known_settings_and_runs_as_the_user_of_the_image() -> None:
+    chart = REPOSITORY / "deploy" / "helm" / "locum"
+    text = "".join(path.read_text() for path in sorted(chart.rglob("*")) if path.is_file())
+    known = {f"LOCUM_{name.upper()}" for name in Settings.model_fields} | {"LOCUM_NAME"}
+    assert set(re.findall(r"\bLOCUM_[A-Z_]+\b", text)) <= known
+    users = re.findall(r"(?:runAsUser|fsGroup): (\d+)", text)
+    assert set(users) == set(
+        re.findall(r"^USER (\d+)$", (REPOSITORY / "Dockerfile").read_text(), re.MULTILINE)
+    )
+    paths = re.findall(r"path: (/health/\w+)", text)
+    assert set(paths) == {"/health/live", "/health/ready"}
 
 
 def test_image_does_not_run_as_root() -> None:

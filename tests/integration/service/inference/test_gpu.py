@@ -19,7 +19,7 @@ pytestmark = [
 def test_gpu_probabilities_are_close_to_the_cpu() -> None:
     graph = to_onnx(build("unet", in_channels=1, classes=3, width=8), 1, (64, 64))
     slices = np.random.default_rng(0).normal(size=(4, 1, 64, 64)).astype(np.float32)
-    on_gpu = GraphSession("g", graph, device="cuda")
+    on_gpu = GraphSession("g", graph, device="cuda:0")
     assert on_gpu.provider == sessions.CUDA
     expected = GraphSession("c", graph, device="cpu").run(slices).probabilities
     # Convolutions may run in TF32 on the GPU: ten bits of mantissa.

@@ -117,6 +117,37 @@ def test_concurrent_requests_all_succeed_and_load_the_network_once(
     assert (api.context.admission.running, api.context.admission.waiting) == (0, 0)
 
 
+def test_answers_of_joined_runs_are_those_of_requests_one_by_one(
+    start: Any, store: Path, make_png: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = np.random.default_rng(7)
+    scans = [make_png(draw.integers(0, 200, (32, 32), np.uint8)) for _ in range(24)]
+    api = start(store, inference_slots=8, inference_queue=40, threads=1)
+
+    def answer(scan: bytes) -> dict[str, Any]:
+        report: dict[str, Any] = api.segment(scan, output="json").json()
+        del report["timing_ms"], report["receipt"]["request"]
+        return report | {"mask": api.segment(scan, output="png").content}
+
+    expected = [answer(scan) for scan in scans]
+    session = api.context.sessions.get(expected[0]["receipt"]["graph"], bytes)
+    compositions, run = session.joined.compositions, session.joined.run
+
+    def run_slowly(slices: NDArray[np.float32]) -> Any:
+        # So that others arrive while it runs.
+        time.sleep(0.02)
+        return run(slices)
+
+    monkeypatch.setattr(session.joined, "run", run_slowly)
+    with ThreadPoolExecutor(8) as pool:
+        # Until runs were joined, and joined without being compared again.
+        for _ in range(20):
+            assert list(pool.map(answer, scans)) == expected
+            if compositions:
+                break
+    assert compositions
+
+
 def test_publishing_versions_drops_no_request(
     start: Any, tmp_path: Path, publish_bright: Any, make_png: Callable[..., bytes]
 ) -> None:

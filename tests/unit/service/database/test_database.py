@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
@@ -15,7 +16,17 @@ from alembic.migration import MigrationContext
 from sqlalchemy import inspect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
-from service.database import Assignment, Base, CohortScan, Database, Hospital, in_turn, is_current, upgrade
+from service.database import (
+    Assignment,
+    Base,
+    CohortScan,
+    Database,
+    Hospital,
+    check,
+    in_turn,
+    is_current,
+    upgrade,
+)
 from service.database.schema import configuration
 from service.errors import DatabaseNotMigrated
 from tests.helpers.service.cohort_bench import Bench
@@ -40,6 +51,18 @@ def test_database_is_not_current_before_migration(database_url: str) -> None:
     upgrade(database)
     assert is_current(database)
     database.dispose()
+
+
+def test_check_of_the_database_keeps_no_tables(database: Database) -> None:
+    def kept() -> int:
+        gc.collect()
+        return sum(type(each).__name__ in ("Table", "DDLEventsDispatch") for each in gc.get_objects())
+
+    check(database)
+    before = kept()
+    for _ in range(10):
+        check(database)
+    assert kept() == before
 
 
 def test_downgrade_to_base_drops_every_table(database: Database) -> None:
