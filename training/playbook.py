@@ -1,6 +1,6 @@
 """The federation practises: members take turns as the hospital from outside, and what that teaches is kept.
 
-    each member: the share of its pixels that are a target
+    each member: how large its targets are, and in how many pieces
     for each member k:
         federate the others                       a run of its own, which k has no part in
         at k: adapt to its scans without labels, score the change with them, send home aggregates
@@ -16,7 +16,6 @@ Stays:   images, masks, and the Dice of every patient.
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +25,7 @@ from typing import Any
 import torch
 
 from model_store.task import Task
+from personalization.gate import Targets
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.playbook import (
     FILE,
@@ -36,7 +36,8 @@ from personalization.playbook import (
     Trial,
     fit,
     practise,
-    target_share,
+    targets_of,
+    typical_targets,
 )
 from personalization.test_time.config import AdaptationConfig
 from training.algorithm import (
@@ -62,10 +63,10 @@ from training.progress import Progress
 from training.run import Run, execute
 
 SPACE = Group("space", "weights", "collect")
-SHARE = Group("share", "statistics", "collect")
+TARGETS = Group("targets", "statistics", "collect")
 EPISODES = Group("episodes", "statistics", "collect")
-MEASURE = Phase("measure", 1, (), (SHARE,), consent=True, everyone=True)
-PRACTISE = Phase("practise", 1, (SPACE, SHARE), (EPISODES,), consent=True, everyone=True)
+MEASURE = Phase("measure", 1, (), (TARGETS,), consent=True, everyone=True)
+PRACTISE = Phase("practise", 1, (SPACE, TARGETS), (EPISODES,), consent=True, everyone=True)
 
 
 LADDER = {
@@ -156,7 +157,7 @@ def make_playbook(
     try:
         options = {trial.name: trial.config.facts() for trial in practice.trials}
         after = {trial.name: trial.after for trial in practice.trials}
-        playbook = fit(episodes, options, typical_share(outcome.server.facts["shares"]), after)
+        playbook = fit(episodes, options, _typical(outcome.server.facts["targets"]), after)
     except ValueError as error:
         raise FederationError("the federation's practice came to no playbook", [str(error)]) from error
     sent.update(_sent(outcome.history))
@@ -217,10 +218,10 @@ class Rotations(Algorithm[SiteData]):
         """To practise: the models of the rotation without the site, and what the others' targets are like."""
         if phase.name == "measure":
             return {}
-        others = {name: share for name, share in server.facts["shares"].items() if name != site}
+        others = {name: own for name, own in server.facts["targets"].items() if name != site}
         return {
             SPACE.name: join({draft.site or GLOBAL: draft.weights for draft in self._spaces[site]}),
-            SHARE.name: {"share": torch.tensor(typical_share(others), dtype=torch.float64)},
+            TARGETS.name: _packed(_typical(others)),
         }
 
     def client_step(
@@ -234,9 +235,10 @@ class Rotations(Algorithm[SiteData]):
         assert context.site is not None
         sets = [data.train] if data.val is data.train else [data.train, data.val]
         targets = torch.cat([torch.from_numpy(each.targets) for each in sets])
+        patients = [patient for each in sets for patient in each.patients]
         if context.phase == "measure":
-            share = torch.tensor(target_share(targets), dtype=torch.float64)
-            return ClientResult({SHARE.name: {"share": share}}, weight=1.0)
+            own = targets_of(targets, patients, self._classes)
+            return ClientResult({TARGETS.name: _packed(own)}, weight=1.0)
         drafts = self._spaces[context.site]
         states = {draft.site or GLOBAL: part(received[SPACE.name], draft.site or GLOBAL) for draft in drafts}
         global_model = states.pop(GLOBAL)
@@ -246,9 +248,9 @@ class Rotations(Algorithm[SiteData]):
             space,
             torch.cat([torch.from_numpy(each.images) for each in sets]),
             targets,
-            [patient for each in sets for patient in each.patients],
+            patients,
             self._practice,
-            float(received[SHARE.name]["share"]),
+            _unpacked(received[TARGETS.name]).share,
             int(torch.randint(2**31, (1,), generator=context.generator("practise"))),
             context.device,
         )
@@ -257,10 +259,10 @@ class Rotations(Algorithm[SiteData]):
         return ClientResult({EPISODES.name: packed}, weight=1.0)
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep every member's share, then its episodes."""
+        """Keep what every member's targets look like, then its episodes."""
         if context.phase == "measure":
-            shares = {site: float(state["share"]) for site, state in result.collected[SHARE.name].items()}
-            return Memory(server.tensors, {"shares": shares})
+            found = {site: asdict(_unpacked(own)) for site, own in result.collected[TARGETS.name].items()}
+            return Memory(server.tensors, {"targets": found})
         found = {
             site: json.loads(bytes(state["json"].tolist()))
             for site, state in result.collected[EPISODES.name].items()
@@ -272,11 +274,17 @@ class Rotations(Algorithm[SiteData]):
         return Publication("none", (), server.facts)
 
 
-def typical_share(shares: Mapping[str, float]) -> float:
-    """The geometric mean of the members' shares; 0 where there are none, or one has no target."""
-    if not shares or not all(shares.values()):
-        return 0.0
-    return math.exp(math.fsum(math.log(share) for share in shares.values()) / len(shares))
+def _typical(targets: Mapping[str, Mapping[str, float]]) -> Targets:
+    return typical_targets([Targets(**own) for own in targets.values()])
+
+
+def _packed(targets: Targets) -> State:
+    values = (targets.share, targets.largest, targets.pieces)
+    return {"targets": torch.tensor(values, dtype=torch.float64)}
+
+
+def _unpacked(state: State) -> Targets:
+    return Targets(*state["targets"].tolist())
 
 
 def episodes_of(server: Memory) -> dict[str, tuple[Episode, ...]]:

@@ -37,12 +37,13 @@ from personalization.playbook import (
     choose,
     fit,
     practise,
-    target_share,
+    targets_of,
+    typical_targets,
     verdict_by_practice,
 )
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, recipe_of
-from training.playbook import DEFAULT, typical_share
+from training.playbook import DEFAULT
 
 BATCH = 16
 # The first runs allocate memory and warm caches, on both sides.
@@ -199,17 +200,17 @@ def _images(count: int, size: int, seed: int = 0) -> Tensor:
 def _playbook() -> Playbook:
     """The default recipes, practised by three members on a little noise: which one wins costs the same."""
     space, practice = _space(2, 1), Practice(DEFAULT.trials, (0.0, 1.0))
-    episodes, shares = {}, {}
+    episodes, found = {}, []
     for seed in range(3):
         images = _images(8, 32, seed)
         targets = (images[:, 0] > 1).long()
         patients = [str(index // 2) for index in range(len(images))]
-        site, share = f"site{seed}", target_share(targets)
-        shares[site] = share
-        episodes[site] = tuple(practise(space, images, targets, patients, practice, share, seed))
+        found.append(targets_of(targets, patients, 2))
+        share = found[-1].share
+        episodes[f"site{seed}"] = tuple(practise(space, images, targets, patients, practice, share, seed))
     options = {trial.name: trial.config.facts() for trial in practice.trials}
     after = {trial.name: trial.after for trial in practice.trials}
-    return fit(episodes, options, typical_share(shares), after)
+    return fit(episodes, options, typical_targets(found), after)
 
 
 def sections(rows: Sequence[Row], settings: Profile) -> list[str]:

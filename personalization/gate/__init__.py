@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from personalization.gate.check import Check, CheckResult, GateVerdict, judge, limits
 from personalization.gate.consensus import consensus
-from personalization.gate.routing import PRACTISED, ROUTING, Observed, Prediction
+from personalization.gate.routing import PRACTISED, ROUTING, Observed, Prediction, Targets
 from personalization.gate.statistics import shift_of_statistics, statistics_distance
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "GateVerdict",
     "Observed",
     "Prediction",
+    "Targets",
     "consensus",
     "judge",
     "limits",

@@ -36,6 +36,24 @@ EPS = 1e-4
 
 
 @dataclass(frozen=True)
+class Targets:
+    """What the targets of the federation's members look like, at the network's resolution; 0 is unknown.
+
+    Attributes:
+        share: of all pixels that are a target.
+        largest: share of a patient's pixels that are a target, where it is large.
+        pieces: connected pieces per slice and foreground class, over those that are there.
+    """
+
+    share: float = 0.0
+    largest: float = 0.0
+    pieces: float = 0.0
+
+
+UNKNOWN_TARGETS = Targets()
+
+
+@dataclass(frozen=True)
 class Prediction:
     """What the federation's playbook expects of a candidate at this hospital.
 
@@ -83,6 +101,7 @@ class Observed:
         statistics_distance: float,
         references: Sequence[ArrayLike] = (),
         prediction: Prediction | None = None,
+        targets: Targets = UNKNOWN_TARGETS,
     ) -> None:
         """Check the class maps [N, H, W], and compare the candidate's with the parent's.
 
@@ -97,6 +116,7 @@ class Observed:
             statistics_distance: as the function of that name returns it.
             references: what the federation's models say together (`consensus`); none: not measured.
             prediction: what the federation's playbook expects; None: there is no playbook.
+            targets: of the federation's members. A parent that finds next to nothing is no measure of size.
 
         Raises:
             LabelError: the maps differ in shape or hold values that are no classes.
@@ -116,6 +136,7 @@ class Observed:
         self.source_warnings = source_warnings
         self.statistics_distance = statistics_distance
         self.prediction = prediction
+        self.targets = targets
         self.comparison = Comparison.of(self.candidate, self.parent, self.scan_index, classes)
 
     @property
@@ -198,11 +219,19 @@ def consensus_gain(observed: Observed) -> float | None:
 def size_factor(observed: Observed) -> float:
     """A mask half or twice as large has a Dice of at most 0.67, so agreement would reject it too. This check
     names the cause, for each class over all scans together.
+
+    Where the parent fails, what finds the target again is many times larger. A single class is therefore also
+    compared with the members' targets, and the nearer of the two sizes counts. `size_gain` refuses a target
+    that moves away from the members'.
     """
     counts = observed.comparison.counts.sum(axis=0)
     now = counts.sum(axis=1)[1:] / counts.sum() + EPS
     before = counts.sum(axis=0)[1:] / counts.sum() + EPS
-    return float(np.maximum(now / before, before / now).max())
+    factor = float(np.maximum(now / before, before / now).max())
+    if len(now) == 1 and observed.targets.share:
+        known = observed.targets.share + EPS
+        factor = min(factor, float(max(now[0] / known, known / now[0])))
+    return factor
 
 
 @check(
@@ -217,19 +246,29 @@ def lost_target_rate(observed: Observed) -> float:
     return float(np.mean((before >= MIN_COMPONENT) & (own < MIN_COMPONENT)))
 
 
-@check("giant", "at most", 0.1, "share of the scans with a mask far beyond the parent's largest")
+@check(
+    "giant",
+    "at most",
+    0.1,
+    "share of the scans with a mask far beyond the largest of the parent and of the members' targets",
+)
 def oversized_rate(observed: Observed) -> float:
     """One scan of ten may be unusual, but no anatomy doubles."""
     own, before = observed.sizes
-    largest = largest_plausible_share(float((before / observed.slices).max()))
-    return float(np.mean(own / observed.slices > largest))
+    largest = max(float((before / observed.slices).max()), observed.targets.largest)
+    return float(np.mean(own / observed.slices > largest_plausible_share(largest)))
 
 
-@check("fragments", "at most", 2.0, "pieces per mask, plus one, over those of the parent, plus one")
+@check(
+    "fragments",
+    "at most",
+    2.0,
+    "pieces per mask, plus one, over those of the parent or of the members' targets, plus one",
+)
 def fragments(observed: Observed) -> float:
     """Up to twice as many pieces, and one more; noise makes hundreds."""
     found, before = (mean_fragments(maps, observed.classes) for maps in (observed.candidate, observed.parent))
-    return (found + 1) / (before + 1)
+    return (found + 1) / (max(before, observed.targets.pieces) + 1)
 
 
 @check("source_warnings", "at most", 0.5, "share of the scans that do not look like those of training")

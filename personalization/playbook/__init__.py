@@ -8,7 +8,15 @@ when to leave the global model alone (`fit`). A service decides by it (`Playbook
 from __future__ import annotations
 
 from personalization.playbook.choose import Choice, Tried, choose, verdict_by_practice
-from personalization.playbook.features import FEATURES, Features, View, features_of, target_share, view
+from personalization.playbook.features import (
+    FEATURES,
+    Features,
+    View,
+    features_of,
+    targets_of,
+    typical_targets,
+    view,
+)
 from personalization.playbook.fit import fit, fit_gate
 from personalization.playbook.playbook import FILE, Decision, GateModel, Playbook, RecipeRecord
 from personalization.playbook.practice import Episode, Practice, Trial, practise
@@ -32,7 +40,8 @@ __all__ = [
     "fit",
     "fit_gate",
     "practise",
-    "target_share",
+    "targets_of",
+    "typical_targets",
     "verdict_by_practice",
     "view",
 ]

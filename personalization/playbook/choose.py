@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
-from personalization.gate import PRACTISED, GateVerdict, Observed, judge, shift_of_statistics
+from personalization.gate import PRACTISED, GateVerdict, Observed, Targets, judge, shift_of_statistics
 from personalization.iop_fl.space import RoutingSpace
 from personalization.playbook.features import Features, View, features_of, view
 from personalization.playbook.playbook import Decision, Playbook
@@ -35,11 +35,13 @@ class Tried:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen recipe among those that were tried, by trial. `parent` is the global model's view."""
+    """The chosen recipe among those that were tried, by trial. `parent` is the global model's view, `targets`
+    are the members'."""
 
     parent: View
     chosen: Tried
     tried: Mapping[str, Tried]
+    targets: Targets
 
 
 def choose(
@@ -57,10 +59,10 @@ def choose(
     parent = view(space.plain().to(device), images, check_cancelled, shift=True)
     made: dict[str, tuple[AdaptationConfig, Adapted, View, Features]] = {}
     for record in playbook.recipes[:MOST_RECIPES]:
-        config = options_of({**record.options, "target_share": playbook.share or None})
+        config = options_of({**record.options, "target_share": playbook.targets.share or None})
         adapted = recipe_of(config.preset).adapt(space, images, config, device, check_cancelled)
         candidate = view(adapted.merged, images, check_cancelled)
-        features = features_of(parent, candidate, playbook.share)
+        features = features_of(parent, candidate, playbook.targets.share)
         made[record.name] = config, adapted, candidate, features
     values = {name: features.values() for name, (*_, features) in made.items()}
     decisions = playbook.decisions(values)
@@ -68,7 +70,7 @@ def choose(
         name: Tried(config, adapted, features, candidate, decisions[name])
         for name, (config, adapted, candidate, features) in made.items()
     }
-    return Choice(parent, tried[playbook.decide(values).trial], tried)
+    return Choice(parent, tried[playbook.decide(values).trial], tried, playbook.targets)
 
 
 def verdict_by_practice(
@@ -93,6 +95,7 @@ def verdict_by_practice(
         source_warnings=source_warnings,
         statistics_distance=shift_of_statistics(parent.state_dict(), parent, images_NCHW, check_cancelled),
         prediction=choice.chosen.decision.expected,
+        targets=choice.targets,
     )
     return judge(PRACTISED, observed)
 

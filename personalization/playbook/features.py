@@ -8,12 +8,16 @@ Legend: N images, C channels, K classes, H and W height and width.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from personalization.cancellation import CancelCheck, never_cancelled
+from personalization.gate.masks import mean_fragments
+from personalization.gate.routing import Targets
 from personalization.gate.statistics import squared_hellinger
 from personalization.iop_fl.batch_norm import image_moments
 from personalization.iop_fl.network import mixed_batches
@@ -21,6 +25,8 @@ from personalization.iop_fl.network import mixed_batches
 BATCH = 16
 # Share of all pixels, added to a target's size before its logarithm.
 _EPS = 1e-3
+# Quantile over a member's patients that counts as a large target.
+LARGE = 0.95
 
 
 @dataclass(frozen=True)
@@ -171,6 +177,24 @@ def _log_ratio(one: float, other: float) -> float:
     return math.log((one + _EPS) / (other + _EPS))
 
 
-def target_share(targets_NHW: Tensor) -> float:
-    """The share of the pixels that are a target, of class indices."""
-    return float((targets_NHW > 0).double().mean())
+def targets_of(targets_NHW: Tensor, patients: Sequence[str], classes: int) -> Targets:
+    """What a member's targets look like, of class indices; `patients` has each slice's.
+
+    `largest` is the 95th percentile over patients, so that one unusual patient neither counts nor shows.
+    """
+    maps = targets_NHW.numpy()
+    shares = (maps > 0).mean(axis=(1, 2))
+    _, index = np.unique(np.asarray(patients), return_inverse=True)
+    by_patient = np.bincount(index, weights=shares) / np.bincount(index)
+    return Targets(float(shares.mean()), float(np.quantile(by_patient, LARGE)), mean_fragments(maps, classes))
+
+
+def typical_targets(members: Sequence[Targets]) -> Targets:
+    """Of several members: the geometric mean of the shares, 0 where there is none or one has no target; the
+    largest; the mean of the pieces."""
+    if not members:
+        return Targets()
+    shares = [member.share for member in members]
+    share = math.exp(math.fsum(map(math.log, shares)) / len(shares)) if all(shares) else 0.0
+    largest = max(member.largest for member in members)
+    return Targets(share, largest, math.fsum(member.pieces for member in members) / len(members))

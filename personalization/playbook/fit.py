@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
+from personalization.gate.routing import Targets
 from personalization.playbook.features import FEATURES
 from personalization.playbook.playbook import GateModel, LinearModel, Playbook, RecipeRecord, moved
 from personalization.playbook.practice import POINT, Episode
@@ -31,11 +32,11 @@ Floats = NDArray[np.float64]
 def fit(
     episodes: Mapping[str, Sequence[Episode]],
     options: Mapping[str, Mapping[str, Any]],
-    share: float,
+    targets: Targets,
     after: Mapping[str, str | None] = MappingProxyType({}),
 ) -> Playbook:
-    """The playbook of the members' episodes. `options` has each recipe's by trial, `share` is the playbook's,
-    `after` names the next smaller dose of a trial.
+    """The playbook of the members' episodes. `options` has each recipe's by trial, `targets` are those of the
+    members, `after` names the next smaller dose of a trial.
 
     Raises ValueError for episodes of fewer than two members.
     """
@@ -55,7 +56,7 @@ def fit(
         episodes=len(own),
         severities=tuple(sorted({episode.severity for episode in own})),
         recipes=tuple(ranked),
-        share=share,
+        targets=targets,
     )
 
 

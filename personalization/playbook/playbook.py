@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
-from personalization.gate.routing import Prediction
+from personalization.gate.routing import Prediction, Targets
 from personalization.playbook.features import FEATURES
 
 FILE = "playbook.json"
@@ -139,7 +139,7 @@ class Playbook(_Frozen):
         episodes: how many there are of each recipe.
         severities: of the drawn scanners.
         recipes: best first.
-        share: share of the pixels that are a target, the geometric mean over members.
+        targets: what the members' targets look like.
     """
 
     format: Literal["locum-playbook/1"] = "locum-playbook/1"
@@ -147,7 +147,7 @@ class Playbook(_Frozen):
     episodes: int = Field(ge=1)
     severities: tuple[FiniteFloat, ...]
     recipes: tuple[RecipeRecord, ...]
-    share: float = Field(ge=0, le=1)
+    targets: Targets
 
     @property
     def certainty(self) -> float:

@@ -113,7 +113,7 @@ def _practised(attempt: Attempt, loaded: LoadedSpace) -> bool:
 
 def _configured(attempt: Attempt, loaded: LoadedSpace) -> AdaptationConfig:
     """What the request asked for; for `auto`, without a playbook, the fallback."""
-    share = None if loaded.playbook is None else loaded.playbook.share or None
+    share = None if loaded.playbook is None else loaded.playbook.targets.share or None
     options = {**attempt.job.options, "target_share": share}
     if options.get("preset", AUTO) != AUTO:
         return AdaptationConfig(**options)

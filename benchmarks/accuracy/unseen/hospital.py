@@ -266,7 +266,7 @@ def _shuffled_playbook(made: Made, seed: int, number: int) -> Playbook:
             taken: Episode = made.episodes[other][place]
             episodes[member][index] = replace(episodes[member][index], features=taken.features)
     after = {record.name: record.after for record in made.playbook.recipes}
-    return fit(episodes, options, made.playbook.share, after)
+    return fit(episodes, options, made.playbook.targets, after)
 
 
 def _failed(choice: Choice, space: RoutingSpace, turn: Turn) -> list[str]:
@@ -297,7 +297,7 @@ def _planted(
     trial, images = choice.chosen.decision.trial, turn.learned.images
     for kind, candidate in _bad(choice, space, images, seed):
         seen = view(candidate, images)
-        features = features_of(choice.parent, seen, playbook.share)
+        features = features_of(choice.parent, seen, playbook.targets.share)
         decision = playbook.decisions({trial: features.values()})[trial]
         # It stands in the place of the chosen one; the smaller doses of that were tried.
         smaller = choice.chosen.decision.expected.smaller

@@ -16,6 +16,7 @@ from PIL import Image
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, WEIGHTS, ModelManifest
 from model_store.preprocessing import prepare, prepare_mask
+from personalization.gate import Targets
 from personalization.networks import build
 from personalization.options.presets import FOR_COHORTS
 from personalization.playbook import FILE, Practice, Trial, fit, practise
@@ -105,7 +106,7 @@ def practised(place: Workplace) -> None:
         practice = Practice(trials, (0.0, 1.0, 2.0))
         found = practise(loaded.space, torch.cat(images), torch.cat(targets), patients, practice, 0.1, seed=0)
         episodes[scanner] = tuple(found)
-    playbook = fit(episodes, {trial.name: trial.config.facts() for trial in trials}, 0.1)
+    playbook = fit(episodes, {trial.name: trial.config.facts() for trial in trials}, Targets(share=0.1))
     place.store.publish(loaded.offered.manifest, {FILE: playbook.to_bytes()})
 
 

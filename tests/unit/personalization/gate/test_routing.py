@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from personalization.gate import ROUTING, GateVerdict, Observed, judge, statistics_distance
+from personalization.gate import ROUTING, GateVerdict, Observed, Targets, judge, statistics_distance
 from personalization.gate.masks import Maps
 from personalization.iop_fl.batch_norm import bake_statistics
 from personalization.iop_fl.merge import merge
@@ -118,3 +118,38 @@ def test_a_cohort_of_truly_empty_scans_passes_if_it_stays_empty() -> None:
     seen[:, 8:24, 8:24] = 1
     found = failed(judge(ROUTING, Observed(seen, empty, [seen], range(6), 2, 0.0, 0.0)))
     assert {"agreement", "size_factor", "giant"} <= found
+
+
+# ---------------------------------------------------------------------- where the parent fails
+
+
+def values_of(candidate: Maps, before: Maps, targets: Targets) -> dict[str, float | None]:
+    observed = Observed(candidate, before, [], range(len(candidate)), 2, 0.0, 0.0, targets=targets)
+    return {check.name: check.value for check in judge(ROUTING, observed).checks}
+
+
+def test_a_target_that_the_parent_misses_is_measured_by_the_members_targets() -> None:
+    """The candidate finds 8 squares on 16 % of the pixels, as members have them, and the parent one pixel."""
+    candidate, before = np.zeros((4, 40, 40), np.uint8), np.zeros((4, 40, 40), np.uint8)
+    candidate[:, 4:36:8, 4:14] = candidate[:, 5:37:8, 4:14] = 1
+    candidate[:, 4:36:8, 24:34] = candidate[:, 5:37:8, 24:34] = 1
+    before[:, 0, 0] = 1
+    share = float(candidate.mean())
+    alone = values_of(candidate, before, Targets())
+    known = values_of(candidate, before, Targets(share, share, 8.0))
+    names = ("size_factor", "giant", "fragments")
+    assert [alone[name] for name in names] == pytest.approx([(share + 1e-4) / (1 / 1600 + 1e-4), 1.0, 4.5])
+    assert [known[name] for name in names] == pytest.approx([1.0, 0.0, 1.0])
+    # Three times what members have is an explosion by either.
+    third = values_of(candidate, before, Targets(share / 3, share / 3, 1.0))
+    assert third["size_factor"] == pytest.approx((share + 1e-4) / (share / 3 + 1e-4))
+    assert (third["giant"], third["fragments"]) == (1.0, 4.5)
+
+
+def test_of_several_classes_each_is_compared_with_the_parent_alone() -> None:
+    candidate, before = np.zeros((1, 40, 40), np.uint8), np.zeros((1, 40, 40), np.uint8)
+    candidate[0, :8] = 1
+    before[0, :8] = 2
+    observed = Observed(candidate, before, [], [0], 3, 0.0, 0.0, targets=Targets(0.2, 0.2, 1.0))
+    [found] = [check.value for check in judge(ROUTING, observed).checks if check.name == "size_factor"]
+    assert found == pytest.approx(0.2001 / 0.0001)

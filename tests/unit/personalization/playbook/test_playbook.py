@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from personalization.gate import Targets
 from personalization.gate.statistics import statistics_distance
 from personalization.iop_fl.batch_norm import bake_statistics
 from personalization.metrics import foreground_dice
@@ -24,7 +25,8 @@ from personalization.playbook import (
     fit,
     fit_gate,
     practise,
-    target_share,
+    targets_of,
+    typical_targets,
     verdict_by_practice,
     view,
 )
@@ -37,6 +39,7 @@ CPU = torch.device("cpu")
 HALF = AdaptationConfig(preset="ladder", doses=(0.5, 0.5, 0.5))
 FULL = AdaptationConfig(preset="ladder", doses=(1.0, 1.0, 1.0))
 TRIALS = (Trial("half", HALF), Trial("full", FULL))
+TARGETS = Targets(0.1, 0.2, 1.5)
 
 
 # ---------------------------------------------------------------------- what is seen of a cohort
@@ -141,8 +144,24 @@ def test_a_member_with_one_patient_has_no_episode() -> None:
     assert list(practise(space(), images, truth, ["one"] * 4, Practice(TRIALS), 0.05, seed=0)) == []
 
 
-def test_the_share_of_a_target_is_that_of_its_pixels() -> None:
-    assert target_share(torch.tensor([[[0, 1], [2, 0]]])) == 0.5
+def test_targets_have_their_share_the_large_ones_and_their_pieces() -> None:
+    maps = torch.zeros(4, 10, 10, dtype=torch.long)
+    maps[0, 0, 0] = maps[0, 5, 5] = 1  # two pieces, 2 %
+    maps[1, 2:4, :] = 1  # one piece, 20 %
+    maps[2, 4:8, :] = 2  # one piece of another class, 40 %
+    found = targets_of(maps, ["a", "a", "b", "c"], 3)
+    assert found.share == pytest.approx(0.62 / 4)
+    # Patients have 11, 40 and 0 %: nine tenths of the way from 11 to 40.
+    assert found.largest == pytest.approx(0.11 + 0.9 * 0.29)
+    assert found.pieces == pytest.approx(4 / 3)
+
+
+def test_members_targets_are_put_together_and_one_without_a_target_leaves_the_share_unknown() -> None:
+    members = [Targets(0.04, 0.2, 1.0), Targets(0.01, 0.1, 4.0)]
+    found = typical_targets(members)
+    assert (found.share, found.largest, found.pieces) == pytest.approx((0.02, 0.2, 2.5))
+    assert typical_targets([*members, Targets()]).share == 0
+    assert typical_targets([]) == Targets()
 
 
 # ---------------------------------------------------------------------- fit
@@ -208,22 +227,22 @@ def test_recipes_are_ranked_by_their_lower_bound_over_members() -> None:
         f"m{m}": [replace(e, trial="full", change=0.02 + 0.1 * (m - 1.5)) for e in episodes(m)]
         for m in range(4)
     }
-    found = fit({m: [*steady[m], *wild[m]] for m in steady}, {"full": {"a": 1}, "half": {}}, 0.1)
+    found = fit({m: [*steady[m], *wild[m]] for m in steady}, {"full": {"a": 1}, "half": {}}, TARGETS)
     assert [record.name for record in found.recipes] == ["half", "full"]
     full = found.recipes[1]
     assert (full.mean, full.worst, full.harmful) == pytest.approx((0.02, -0.13, 0.5))
     assert full.bound < full.mean
-    assert (found.members, found.episodes, found.share) == (("m0", "m1", "m2", "m3"), 32, 0.1)
+    assert (found.members, found.episodes, found.targets) == (("m0", "m1", "m2", "m3"), 32, TARGETS)
     assert found.severities == (0.0, 1.0, 2.0)
 
 
 def test_a_playbook_needs_two_members() -> None:
     with pytest.raises(ValueError, match="at least two members"):
-        fit({"m0": episodes(0), "m1": []}, {"half": {}}, 0.1)
+        fit({"m0": episodes(0), "m1": []}, {"half": {}}, TARGETS)
 
 
 def test_a_playbook_is_json_with_what_it_promises() -> None:
-    found = fit({f"m{member}": episodes(member) for member in range(4)}, {"half": {}}, 0.1)
+    found = fit({f"m{member}": episodes(member) for member in range(4)}, {"half": {}}, TARGETS)
     assert Playbook.model_validate_json(found.to_bytes()) == found
     assert found.certainty == 0.8
     assert "Of 5 hospitals like the 4 members, about one may do worse" in found.promise
@@ -233,7 +252,7 @@ def test_a_playbook_is_json_with_what_it_promises() -> None:
 
 
 def test_the_recipe_with_the_highest_bound_serves_if_it_is_expected_to_gain() -> None:
-    playbook = fit({f"m{member}": episodes(member, 20) for member in range(4)}, {"half": {}}, 0.1)
+    playbook = fit({f"m{member}": episodes(member, 20) for member in range(4)}, {"half": {}}, TARGETS)
     sure = replace(episodes(7)[0].features, certainty_change=0.3, size_gain=0.2)
     harmful = replace(sure, certainty_change=-0.3)
     away = replace(sure, size_gain=-0.2)
@@ -250,7 +269,7 @@ def test_a_larger_dose_needs_every_smaller_one() -> None:
         f"m{member}": [replace(e, trial=trial) for trial in options for e in episodes(member, 20)]
         for member in range(4)
     }
-    playbook = fit(members, options, 0.1, {"half": "quarter", "full": "half"})
+    playbook = fit(members, options, TARGETS, {"half": "quarter", "full": "half"})
     sure = replace(episodes(7)[0].features, certainty_change=0.3, size_gain=0.2)
     away = replace(sure, size_gain=-0.2)
     good, bad = sure.values(), away.values()
@@ -272,7 +291,8 @@ def test_a_choice_costs_two_passes_per_recipe_and_one_of_the_parent(monkeypatch:
         f"m{seed}": list(practise(space(), images, truth, patients, practice, 0.05, seed))
         for seed in range(3)
     }
-    playbook = fit(members, {trial.name: trial.config.facts() for trial in TRIALS}, target_share(truth))
+    options = {trial.name: trial.config.facts() for trial in TRIALS}
+    playbook = fit(members, options, targets_of(truth, patients, 2))
     passes: list[int] = []
     network = type(space().plain())
     forward = network.forward
