@@ -44,11 +44,11 @@ class Backend(Protocol):
         visible; where one did, both are called again.
         """
 
-    def signature(self, name: str, number: int) -> bytes | None:
-        """Read the signature of a version, if it has one."""
+    def attached(self, name: str, number: int, file: str) -> bytes | None:
+        """Read a file that was attached to a version, if it was."""
 
-    def attach(self, name: str, number: int, signature: bytes) -> None:
-        """Write the signature of a version."""
+    def attach(self, name: str, number: int, file: str, content: bytes) -> None:
+        """Write a file beside a version's manifest, which does not name it. It may be replaced."""
 
     def tombstone(self, name: str, number: int) -> bytes | None:
         """Read the tombstone of a version, if it has one. Raises OSError."""

@@ -34,7 +34,6 @@ from model_store.durable import write_durably
 from model_store.errors import ArtefactDamaged, PublishRefused, StoreUnavailable
 from model_store.manifest import BaseManifest
 from model_store.reference import NAME
-from model_store.signing import SIGNATURE
 
 MOST_CACHED = 10 * 2**30
 _FRESH_S = 1.0
@@ -137,18 +136,18 @@ class Bucket:
                 self._listed = None
                 return number
 
-    def signature(self, name: str, number: int) -> bytes | None:
-        """Read the signature of a version, if it has one."""
+    def attached(self, name: str, number: int, file: str) -> bytes | None:
+        """Read a file that was attached to a version, if it was."""
         with self._asking():
             try:
-                path = _content(self._digest(name, number), SIGNATURE)
+                path = _content(self._digest(name, number), file)
                 return bytes(obstore.get(self._objects, path).bytes())
             except FileNotFoundError:
                 return None
 
-    def attach(self, name: str, number: int, signature: bytes) -> None:
-        """Write the signature of a version."""
-        self._put(_content(self._digest(name, number), SIGNATURE), signature)
+    def attach(self, name: str, number: int, file: str, content: bytes) -> None:
+        """Write a file beside a version's manifest."""
+        self._put(_content(self._digest(name, number), file), content)
 
     def tombstone(self, name: str, number: int) -> bytes | None:
         """Read the tombstone of a version, if it has one."""

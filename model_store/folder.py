@@ -18,7 +18,6 @@ from model_store.artefact import Artefact
 from model_store.backend import Earlier
 from model_store.durable import sync_folder, write_durably
 from model_store.reference import NAME
-from model_store.signing import SIGNATURE
 from model_store.staging import staging, sweep
 
 _STAGING = ".staging"
@@ -72,17 +71,17 @@ class Folder:
             sync_folder(folder)
         return number
 
-    def signature(self, name: str, number: int) -> bytes | None:
-        """Read the signature of a version, if it has one."""
+    def attached(self, name: str, number: int, file: str) -> bytes | None:
+        """Read a file that was attached to a version, if it was."""
         try:
-            return (self.root / name / str(number) / SIGNATURE).read_bytes()
+            return (self.root / name / str(number) / file).read_bytes()
         except FileNotFoundError:
             return None
 
-    def attach(self, name: str, number: int, signature: bytes) -> None:
-        """Write the signature of a version."""
+    def attach(self, name: str, number: int, file: str, content: bytes) -> None:
+        """Write a file beside a version's manifest."""
         with self._locked(name):
-            write_durably(self.root / name / str(number) / SIGNATURE, signature, mode=0o444)
+            write_durably(self.root / name / str(number) / file, content, mode=0o444)
 
     def tombstone(self, name: str, number: int) -> bytes | None:
         """Read the tombstone of a version, if it has one."""

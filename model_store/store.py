@@ -33,6 +33,7 @@ from model_store.reference import NAME, parse_reference
 from model_store.signing import SIGNATURE, Signer, TrustedKeys
 
 _BUCKET = "s3://"
+REPORT = "report.html"
 # Of files of a bucket, on this machine.
 DEFAULT_CACHE = Path(".locum/cache")
 
@@ -153,7 +154,7 @@ class Store:
         unguarded._trusted = None
         artefact = unguarded.open(reference)
         signature = self._signer.sign(artefact.name, artefact.digest)
-        self._backend.attach(artefact.name, artefact.version, signature)
+        self._backend.attach(artefact.name, artefact.version, SIGNATURE, signature)
         return artefact
 
     def signed_by(self, artefact: Artefact) -> str | None:
@@ -163,8 +164,20 @@ class Store:
         """
         if self._trusted is None:
             return None
-        signature = self._backend.signature(artefact.name, artefact.version)
+        signature = self._backend.attached(artefact.name, artefact.version, SIGNATURE)
         return self._trusted.check(str(artefact), artefact.name, artefact.digest, signature)
+
+    def attach_report(self, artefact: Artefact, report: bytes) -> None:
+        """Keep the report (HTML) of the run that made a version beside it, in place of an earlier one.
+
+        It has times, which a run's content must not depend on, so neither the digest nor the signature
+        covers it.
+        """
+        self._backend.attach(artefact.name, artefact.version, REPORT, report)
+
+    def report(self, artefact: Artefact) -> bytes | None:
+        """Read the report (HTML) of the run that made a version; None if none was attached."""
+        return self._backend.attached(artefact.name, artefact.version, REPORT)
 
     # ------------------------------------------------------------------ open
 

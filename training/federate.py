@@ -24,7 +24,7 @@ from rich.console import Console
 
 from model_store.errors import LocumStoreError
 from model_store.signing import Signer
-from model_store.store import Store
+from model_store.store import REPORT, Store
 from model_store.task import Task, TaskKind
 from training.algorithm import Publication
 from training.config import MethodConfig, RunConfig, parse, read_sections
@@ -47,7 +47,6 @@ from training.tasks import resolve as resolve_task
 if TYPE_CHECKING:
     from training.network.operator import Operator
 
-REPORT_FILE = "report.html"
 DEFAULT_STORE = ".locum/store"
 FAILED, INTERRUPTED = 2, 130
 Given = TypeVar("Given")
@@ -428,10 +427,13 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
     from training.report import write_report, write_site_pages
 
     record = RunRecord.of(result, warnings)
+    report = write_report(record, folder / REPORT, result.publication)
+    # The service shows it to operators.
+    store.attach_report(result.artefacts[-1], report.read_bytes())
     lines = {
         "model": f"{result.artefacts[-1]}   in {store.root}",
         "record": str(record.write(folder / RECORD_FILE)),
-        "report": str(write_report(record, folder / REPORT_FILE, result.publication)),
+        "report": str(report),
     }
     pages = write_site_pages(result, folder)
     if pages:

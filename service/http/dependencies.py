@@ -1,6 +1,6 @@
 """Dependencies of routes: the caller, the parts of the service as the caller may see them, a known query.
 
-    caller ──> AsReader, AsOperator, AsApprover, AsAdmin, InCatalogue ──> every route
+    caller ──> AsReader, AsOperator, AsApprover, AsAdmin, InCatalogue, InReports ──> every route
           └──> AsPublic ──> what needs no credential
 
 A route gets at the store and the database through one of these alone, and they are the caller's. The role is
@@ -71,6 +71,7 @@ AsOperator = Annotated[ServiceContext, Security(context_of, scopes=["operator"])
 AsApprover = Annotated[ServiceContext, Security(context_of, scopes=["approver"])]
 AsAdmin = Annotated[ServiceContext, Security(context_of, scopes=["admin"])]
 InCatalogue = Annotated[ServiceContext, Security(context_of, scopes=["reader", "federation"])]
+InReports = Annotated[ServiceContext, Security(context_of, scopes=["operator", "federation"])]
 
 
 async def known_parameters(request: Request) -> None:

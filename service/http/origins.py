@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
+from starlette.responses import HTMLResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.problems import Problem, respond
@@ -35,6 +36,17 @@ _DOCS_POLICY: Final = (
     "default-src 'none'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     f"img-src 'self' data:; connect-src 'self'; {_CLOSED}"
 )
+# A page that a person opens by itself: its own styles and pictures, and nothing that is not in it. Text on it
+# comes from many hands.
+_DOCUMENT_POLICY: Final = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'; "
+    "frame-ancestors 'self'"
+)
+
+
+def self_contained(html: str | bytes) -> HTMLResponse:
+    """Answer with a page that is complete in itself: no script runs in it, and it loads nothing."""
+    return HTMLResponse(html, headers={"Content-Security-Policy": _DOCUMENT_POLICY})
 
 
 class OriginMiddleware:

@@ -11,12 +11,13 @@ from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel
 from starlette.responses import HTMLResponse
 
-from service.adaptation.card.page import CONTENT_POLICY, render
+from service.adaptation.card.page import render
 from service.adaptation.card.reading import read_card
 from service.context import ServiceContext
 from service.errors import JobStillRunning
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
+from service.http.origins import self_contained
 from service.http.parameters import JobId
 from service.http.problems import Problem, problem_responses
 from service.jobs import records
@@ -182,10 +183,4 @@ def get_card(context: AsOperator, job: JobId) -> HTMLResponse:
     One self-contained HTML page. It may show pictures of patients and must not be cached.
     """
     card = read_card(context.store, context.database, context.settings.open_files(), job)
-    headers = {
-        "Content-Security-Policy": CONTENT_POLICY,
-        "Cache-Control": "no-store",
-        "X-Content-Type-Options": "nosniff",
-        "Referrer-Policy": "no-referrer",
-    }
-    return HTMLResponse(render(card), headers=headers)
+    return self_contained(render(card))

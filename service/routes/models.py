@@ -1,4 +1,4 @@
-"""`/models`: list models and versions with their lineage."""
+"""`/models` and `/lineage`: list models and versions, their lineage, and the reports of their runs."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from datetime import datetime
 from typing import Any
 
 from fastapi import APIRouter
+from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
+from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound
 from model_store.store import Store, Tombstone, Version
 from service.catalog.adapted import adapted_for
 from service.catalog.version import route_of
-from service.http.dependencies import InCatalogue
+from service.context import ServiceContext
+from service.http.dependencies import InCatalogue, InReports
+from service.http.origins import self_contained
 from service.http.parameters import ModelName, VersionNumber
 from service.http.problems import problem_responses
 from service.kinds import DESCRIPTION
@@ -88,6 +92,28 @@ class VersionDetail(VersionSummary):
     descendants: list[str] = Field(description="Artefacts made from this one or composed of it.")
 
 
+class LineageVersion(VersionSummary):
+    """A version as a node of the lineage."""
+
+    name: str
+    kind: str = Field(description=DESCRIPTION)
+    part_of: str | None = Field(description="The composite that it is a part of.")
+    hospital: str | None = Field(description="The hospital that it was adapted to.")
+    method: str
+    run: str = Field(description="The run of the federation, or the job, that made it.")
+    parents: list[str] = Field(
+        description="`name@version` of what it was made from; the digest where the store has it no longer."
+    )
+    parts: list[str] = Field(description="The same of what it is composed of.")
+    report: bool = Field(description="Whether the report of its run is here for this caller.")
+
+
+class LineageView(BaseModel):
+    """The versions of the store, oldest first; parts of composites and withdrawn versions are included."""
+
+    versions: list[LineageVersion]
+
+
 @router.get("/models", responses=problem_responses(422))
 def list_models(context: InCatalogue) -> ModelList:
     """List the models that a request can name; one adapted to a hospital needs its version."""
@@ -132,6 +158,68 @@ def get_version(context: InCatalogue, model: ModelName, version: VersionNumber) 
         ],
         descendants=[str(child) for child in context.store.descendants(artefact.digest)],
     )
+
+
+@router.get(
+    "/models/{model}/versions/{version}/report",
+    response_class=HTMLResponse,
+    responses=problem_responses(404, 422, 503),
+)
+def get_report(context: InReports, model: ModelName, version: VersionNumber) -> HTMLResponse:
+    """Return the report of the run that made a version: curves, change of Dice and bytes by site.
+
+    One self-contained HTML page without patients' data. It describes every member, so a caller of one
+    hospital finds none.
+    """
+    artefact = find_version(context.store, model, version).artefact
+    report = context.store.report(artefact) if _sees_reports(context) else None
+    if report is None:
+        raise ReferenceNotFound(
+            f"'{artefact}' has no report here: training.federate attaches one to the model that it publishes"
+        )
+    return self_contained(report)
+
+
+@router.get("/lineage", responses=problem_responses(422))
+def get_lineage(context: InCatalogue) -> LineageView:
+    """List every version with what it was made from and composed of, withdrawn ones included."""
+    store = context.store
+    found = [version for name in store.names() for version in _readable(store, name)]
+    names = {version.artefact.digest: str(version.artefact) for version in found}
+    reports = _sees_reports(context)
+    return LineageView(
+        versions=[
+            LineageVersion(
+                **_version(version).model_dump(),
+                name=artefact.name,
+                kind=manifest.kind,
+                part_of=manifest.part_of,
+                hospital=adapted_for(artefact),
+                method=manifest.lineage.method,
+                run=manifest.lineage.run,
+                parents=[names.get(digest, digest) for digest in manifest.lineage.parents],
+                parts=[names.get(digest, digest) for digest in manifest.references().values()],
+                report=reports and manifest.part_of is None and _has_report(store, artefact),
+            )
+            for version in sorted(found, key=lambda each: each.artefact.published)
+            for artefact in [version.artefact]
+            for manifest in [artefact.manifest]
+        ]
+    )
+
+
+def _has_report(store: Store, artefact: Artefact) -> bool:
+    # A job's version comes from no run: a bucket need not be asked.
+    return adapted_for(artefact) is None and store.report(artefact) is not None
+
+
+def _readable(store: Store, name: str) -> list[Version]:
+    return [] if len(store.unreadable(name)) == len(store.numbers(name)) else store.versions(name)
+
+
+def _sees_reports(context: ServiceContext) -> bool:
+    caller = context.database.caller
+    return caller.hospitals is None and (caller.has("operator") or caller.has("federation"))
 
 
 def find_version(store: Store, model: str, version: int | str) -> Version:

@@ -18,12 +18,6 @@ from service.prediction.receipt import NOTICE
 
 REFRESH_SECONDS: Final = 5
 
-# What may be loaded by the page: nothing that is not in it. Text on it comes from many hands.
-CONTENT_POLICY: Final = (
-    "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'self'"
-)
-
 _STATES: Final = {
     "queued": ("waiting", "Waiting for a worker."),
     "running": ("busy", "Under way."),

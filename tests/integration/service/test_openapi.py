@@ -51,6 +51,8 @@ def test_description_has_every_operation(document: dict[str, Any]) -> None:
         ("GET", "/models"),
         ("GET", "/models/{model}"),
         ("GET", "/models/{model}/versions/{version}"),
+        ("GET", "/models/{model}/versions/{version}/report"),
+        ("GET", "/lineage"),
         ("GET", "/hospitals"),
         ("GET", "/hospitals/{hospital}"),
         ("PUT", "/hospitals/{hospital}"),

@@ -100,6 +100,7 @@ def test_federate_iop_fl_publishes_space_parts_graphs_and_reports(data, paper, t
     (folder,) = (tmp_path / "runs").iterdir()
     assert {"record.json", "report.html", "run.json"} <= {path.name for path in folder.iterdir()}
     assert {path.parent.name for path in folder.rglob("overlays.html")} == {"aster", "birch"}
+    assert store.report(store.open("phantom")) == (folder / "report.html").read_bytes()
     record = json.loads((folder / "record.json").read_text())
     assert record["rounds"][-1]["absent"] == {"birch": "no consent to 'export'"}
     for said in ("phantom@1", str(folder / "record.json"), str(folder / "report.html")):

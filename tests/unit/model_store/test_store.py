@@ -77,6 +77,21 @@ def test_open_accepts_name_number_and_digest_references(store: Store) -> None:
     assert store.open("brain").read("graph.onnx") == b"graph of 2"
 
 
+def test_report_is_kept_beside_a_version_and_leaves_its_digest_alone(store: Store) -> None:
+    published = store.publish(model(), files())
+    other = store.publish(model("other"), files("2"))
+    assert store.report(published) is None
+    store.attach_report(published, b"<p>first</p>")
+    store.attach_report(published, b"<p>second</p>")
+    assert store.report(published) == b"<p>second</p>"
+    assert store.report(other) is None
+    opened = Store(store.root).open("brain")
+    assert opened.digest == published.digest
+    assert "report.html" not in opened.manifest.files
+    # The same content again is the same version, with its report.
+    assert store.report(store.publish(model(), files())) == b"<p>second</p>"
+
+
 def test_published_version_opens_in_a_new_store_object(store: Store) -> None:
     published = store.publish(model(statistics=None, metrics={"dice": 0.5}), files())
     assert Store(store.root).open("brain") == published

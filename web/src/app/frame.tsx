@@ -17,15 +17,15 @@ const THEMES = [
 ] as const;
 
 export function Frame() {
-  const views = state.value === "signed-in" ? VIEWS.filter((view) => has(view.role)) : [];
-  const current = views.find((view) => view.name === place.value.view);
+  const views = state.value === "signed-in" ? VIEWS.filter((view) => view.roles.some(has)) : [];
+  const current = views.find((view) => view.name === place.value.view) ?? (location.hash === "" ? views[0] : undefined);
   return (
     <div class="frame">
       <a class="skip" href="#main" onClick={skip}>
         Skip to content
       </a>
       <header class="topbar">
-        <a class="wordmark" href={address("look")}>
+        <a class="wordmark" href={address(views[0]?.name ?? "look")}>
           <img src={icon} alt="" />
           Locum
         </a>

@@ -1,6 +1,7 @@
 /** Numbers, sizes and times in words. */
 
 const NUMBERS = new Intl.NumberFormat("en");
+const DAYS = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeZone: "UTC" });
 const MOMENTS = new Intl.DateTimeFormat("en-GB", { dateStyle: "medium", timeStyle: "short" });
 
 export const count = (value: number): string => NUMBERS.format(value);
@@ -20,6 +21,7 @@ export function bytes(value: number): string {
 }
 
 export const moment = (iso: string): string => MOMENTS.format(new Date(iso));
+export const day = (iso: string): string => DAYS.format(new Date(iso));
 
 export function duration(seconds: number): string {
   if (seconds < 90) return `${Math.max(1, Math.round(seconds))} s`;

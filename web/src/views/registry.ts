@@ -5,14 +5,14 @@ import type { Role } from "../app/session";
 export interface View {
   name: string;
   title: string;
-  /** The least role that has something to do there. */
-  role: Role;
+  /** The least roles that have something to do there. */
+  roles: readonly Role[];
   load: () => Promise<{ default: FunctionComponent }>;
 }
 
 export const VIEWS: readonly View[] = [
-  { name: "look", title: "Look", role: "reader", load: () => import("./look/look") },
-  { name: "adapt", title: "Adapt", role: "reader", load: () => import("./adapt/adapt") },
-  { name: "draw", title: "Draw", role: "operator", load: () => import("./draw/draw") },
-  { name: "oversee", title: "Oversee", role: "reader", load: () => import("./oversee/oversee") },
+  { name: "look", title: "Look", roles: ["reader"], load: () => import("./look/look") },
+  { name: "adapt", title: "Adapt", roles: ["reader"], load: () => import("./adapt/adapt") },
+  { name: "draw", title: "Draw", roles: ["operator"], load: () => import("./draw/draw") },
+  { name: "oversee", title: "Oversee", roles: ["reader", "federation"], load: () => import("./oversee/oversee") },
 ];

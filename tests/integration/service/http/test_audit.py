@@ -29,6 +29,8 @@ WITHOUT_ROW = {
     ("GET", "/models"),
     ("GET", "/models/{model}"),
     ("GET", "/models/{model}/versions/{version}"),
+    ("GET", "/models/{model}/versions/{version}/report"),
+    ("GET", "/lineage"),
     ("GET", "/hospitals"),
     ("GET", "/hospitals/{hospital}"),
     ("GET", "/hospitals/{hospital}/serving/{model}"),

@@ -37,6 +37,8 @@ LEAST: dict[Operation, Role | None] = {
     ("GET", "/models"): "reader",
     ("GET", "/models/{model}"): "reader",
     ("GET", "/models/{model}/versions/{version}"): "reader",
+    ("GET", "/models/{model}/versions/{version}/report"): "operator",
+    ("GET", "/lineage"): "reader",
     ("GET", "/hospitals"): "reader",
     ("GET", "/hospitals/{hospital}"): "reader",
     ("PUT", "/hospitals/{hospital}"): "admin",
@@ -87,7 +89,9 @@ LEAST: dict[Operation, Role | None] = {
     ("DELETE", "/keys/{key}"): "admin",
 }
 # A federation operator has no role of a hospital: it sees what is published, and no patient's data.
-FEDERATION = {operation for operation in LEAST if operation[1].startswith(("/models", "/session"))}
+FEDERATION = {
+    operation for operation in LEAST if operation[1].startswith(("/models", "/lineage", "/session"))
+}
 LADDER: tuple[Role, ...] = ("reader", "operator", "approver", "admin")
 
 # A valid body where the framework would otherwise reject the request before it asks for the role.

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, Lineage, NetworkSpec, RoutingSpaceManifest
 from model_store.store import Store
+from service.database import Hospital, Role
+from service.identity import keys
+from tests.helpers.service.adapted_store import FIRST, publish_adapted, publish_space
 
 Publish = Callable[..., Artefact]
 
@@ -128,6 +132,96 @@ def test_withdrawal_is_shown_at_once_and_flags_descendants(
     assert client.get("/models/bright/versions/2").json()["withdrawn"]["actor"] == "ada"
     Store(tmp_path).withdraw("bright@1", actor="ada", reason="so was this")
     assert client.get("/models/bright").json()["latest"] is None
+
+
+def test_lineage_lists_what_each_version_was_made_from(
+    start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
+) -> None:
+    space = publish_space(tmp_path, publish_bright)
+    child = publish_adapted(tmp_path, publish_bright, space, "north", FIRST)
+    lost = Lineage(method="by-hand", run="t", sites=(), rounds=0, seed=0, parents=(f"sha256:{'0' * 64}",))
+    publish_bright(tmp_path, "orphan", at=70, lineage=lost, network=NETWORK)
+    client = start(tmp_path).client
+    found = {f"{each['name']}@{each['version']}": each for each in client.get("/lineage").json()["versions"]}
+    assert set(found) == {"bright@1", "bright.global@1", "bright.aster@1", "bright.at-north@1", "orphan@1"}
+    assert (found["bright@1"]["parents"], found["bright@1"]["kind"]) == ([], "routing-space")
+    assert found["bright@1"]["parts"] == ["bright.global@1", "bright.aster@1"]
+    assert found["bright.aster@1"]["part_of"] == "bright"
+    assert found[str(child)]["parents"] == ["bright@1"]
+    assert (found[str(child)]["hospital"], found[str(child)]["method"]) == ("north", "iop-fl-routing")
+    assert found["orphan@1"]["parents"] == [f"sha256:{'0' * 64}"]
+    assert all(each["withdrawn"] is None and each["flagged"] == [] for each in found.values())
+    Store(tmp_path).withdraw("bright@1", actor="ada", reason="trained on the wrong labels")
+    found = {each["name"]: each for each in client.get("/lineage").json()["versions"]}
+    assert found["bright"]["withdrawn"]["reason"] == "trained on the wrong labels"
+    assert found["bright.at-north"]["flagged"] == ["bright@1"]
+
+
+def test_lineage_leaves_an_unreadable_version_out(
+    start: Callable[..., Any], publish_bright: Publish, tmp_path: Path
+) -> None:
+    publish_bright(tmp_path)
+    (publish_bright(tmp_path, "broken", at=80).path / "manifest.json").write_text("{")
+    (found,) = start(tmp_path).client.get("/lineage").json()["versions"]
+    assert found["name"] == "bright"
+
+
+REPORT = b"<!doctype html><p>curves of every member</p>"
+
+
+@pytest.fixture(scope="module")
+def reported(
+    start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Publish
+) -> tuple[Any, dict[str, str]]:
+    """`bright@1` with a report and `bright@2` without one; a key per role for all hospitals, and `narrow`, an
+    operator's of one hospital.
+    """
+    root = tmp_path_factory.mktemp("store")
+    Store(root).attach_report(publish_bright(root), REPORT)
+    publish_bright(root, at=80)
+    api = start(root, auth="keys")
+    made: dict[str, str] = {}
+    with api.context.database.write() as session:
+        now = datetime.now(UTC)
+        session.add(Hospital(id="north", name="North", site=None, created_at=now, updated_at=now))
+        session.flush()
+        for role in get_args(Role):
+            made[role] = keys.create(session, role, role, None)[1]
+        made["narrow"] = keys.create(session, "narrow", "admin", "north")[1]
+    return api, made
+
+
+@pytest.mark.parametrize(
+    ("key", "status"),
+    [
+        ("reader", 403),
+        ("operator", 200),
+        ("approver", 200),
+        ("admin", 200),
+        ("federation", 200),
+        ("narrow", 404),
+    ],
+)
+def test_report_is_for_operators_of_all_hospitals(
+    reported: tuple[Any, dict[str, str]], key: str, status: int
+) -> None:
+    api, made = reported
+    sent = {"Authorization": f"Bearer {made[key]}"}
+    answer = api.client.get("/models/bright/versions/1/report", headers=sent)
+    assert answer.status_code == status
+    first, second = api.client.get("/lineage", headers=sent).json()["versions"]
+    # The listing offers it to those that may read it.
+    assert first["report"] is (status == 200)
+    assert second["report"] is False
+    if status == 200:
+        assert answer.content == REPORT
+        assert answer.headers["content-type"] == "text/html; charset=utf-8"
+        assert answer.headers["cache-control"] == "no-store"
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src" not in policy
+        missing = api.client.get("/models/bright/versions/2/report", headers=sent)
+        assert (missing.status_code, "has no report" in missing.json()["detail"]) == (404, True)
 
 
 def test_models_are_listed_despite_a_damaged_file(

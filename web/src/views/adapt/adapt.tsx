@@ -1,7 +1,7 @@
 /** Adapt: a cohort, a job on it, the verdict, and which version serves. */
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
-import { catalogueError, hospitals, KINDS, loadCatalogue, models } from "../../app/catalogue";
+import { ADAPTABLE, catalogueError, hospitals, KINDS, loadCatalogue, models } from "../../app/catalogue";
 import { useCohorts } from "../../app/cohorts";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
@@ -15,8 +15,6 @@ import { CohortScans, StartJob } from "./scans";
 import { ServingPanel } from "./serving";
 
 type JobSummary = Schema<"JobSummary">;
-
-const ADAPTABLE = ["routing-space", "cross-attention", "clusters"];
 
 export default function Adapt() {
   useEffect(() => void loadCatalogue(), []);

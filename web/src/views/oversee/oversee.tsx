@@ -1,25 +1,38 @@
 /** Oversee: health, what serves each hospital, how versions descend from each other, and jobs. */
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
-import { catalogueError, hospitals, KINDS, loadCatalogue, type Model, models } from "../../app/catalogue";
+import { ADAPTABLE, catalogueError, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
 import { address } from "../../app/router";
+import { has } from "../../app/session";
 import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import { STATES } from "../adapt/job";
+import { Drift } from "./drift";
+import { Lineage, type Served } from "./lineage";
 import "./oversee.css";
 
 const REFRESH_MS = 10_000;
 
 export default function Oversee() {
   useEffect(() => void loadCatalogue(), []);
+  const offered = models.value.filter((each) => each.hospital === null);
+  const rows = useServing(offered);
+  // A federation's operator sees what is published, and nothing of a hospital.
+  const isOfHospitals = has("reader");
   return (
     <div class="oversee">
       <h1>Oversee</h1>
       <Rejection error={catalogueError.value} />
       <Health />
-      <Serving />
-      <Lineage />
-      <Jobs />
+      {isOfHospitals && <Hospitals rows={rows} offered={offered} />}
+      <Lineage served={servedOf(rows)} />
+      {unreadable.value.map((each) => (
+        <Notice key={each.name} tone="bad" title={`${each.name} cannot be read`}>
+          {each.detail}
+        </Notice>
+      ))}
+      {isOfHospitals && <Drift models={offered} hospitals={hospitals.value} />}
+      {isOfHospitals && <Jobs />}
     </div>
   );
 }
@@ -70,12 +83,11 @@ function Health() {
   );
 }
 
-const shared = (all: readonly Model[]) => all.filter((each) => each.hospital === null);
+/** Which version answers the scans of each hospital, by `hospital/model`. */
+type Rows = Readonly<Record<string, Schema<"ServingView">>>;
 
-/** Which version answers the scans of each hospital, by model. */
-function Serving() {
-  const [rows, setRows] = useState<Record<string, Schema<"ServingView"> | null>>({});
-  const offered = shared(models.value);
+function useServing(offered: readonly Model[]): Rows {
+  const [rows, setRows] = useState<Rows>({});
   useEffect(() => {
     let over = false;
     for (const hospital of hospitals.value) {
@@ -92,91 +104,72 @@ function Serving() {
       over = true;
     };
   }, [models.value, hospitals.value]);
+  return rows;
+}
+
+function servedOf(rows: Rows): Served {
+  const found = new Map<string, string[]>();
+  for (const hospital of hospitals.value) {
+    for (const row of Object.values(rows).filter((each) => each.hospital === hospital.id)) {
+      if (row.artefact) found.set(row.artefact, [...(found.get(row.artefact) ?? []), hospital.name]);
+    }
+  }
+  return found;
+}
+
+function Hospitals({ rows, offered }: { rows: Rows; offered: readonly Model[] }) {
   return (
     <section class="card stack tight" aria-label="Hospitals">
       <h2>What serves each hospital</h2>
       {hospitals.value.length === 0 && <Notice>No hospital is registered.</Notice>}
-      <div class="scroll">
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">Hospital</th>
-              {offered.map((model) => (
-                <th key={model.name} scope="col">{model.name}</th>
-              ))}
-            </tr>
-          </thead>
-          <tbody>
-            {hospitals.value.map((hospital) => (
-              <tr key={hospital.id}>
-                <th scope="row">
-                  {hospital.name} <span class="hint">{hospital.site ? `member ${hospital.site}` : "outside the federation"}</span>
-                </th>
-                {offered.map((model) => {
-                  const serving = rows[`${hospital.id}/${model.name}`];
-                  return (
-                    <td key={model.name}>
-                      <a href={address("adapt", { hospital: hospital.id, model: model.name })} class="mono">
-                        {serving?.artefact ?? "–"}
-                      </a>{" "}
-                      {serving?.withdrawn && <span class="chip bad">withdrawn</span>}
-                    </td>
-                  );
-                })}
-              </tr>
-            ))}
-          </tbody>
-        </table>
-      </div>
-    </section>
-  );
-}
-
-/** Versions of each model, and the artefacts that were made from each. */
-function Lineage() {
-  const [found, setFound] = useState<Schema<"VersionDetail">[]>([]);
-  const [error, setError] = useState<unknown>(null);
-  useEffect(() => {
-    const read = async (model: Model) => {
-      const { data } = await call("get", "/models/{model}", { path: { model: model.name } });
-      const details = data.versions.map((each) =>
-        call("get", "/models/{model}/versions/{version}", { path: { model: model.name, version: String(each.version) as never } }),
-      );
-      return (await Promise.all(details)).map((each) => each.data);
-    };
-    Promise.all(shared(models.value).map(read)).then((all) => setFound(all.flat()), setError);
-  }, [models.value]);
-  return (
-    <section class="card stack tight" aria-label="Models">
-      <h2>Models and what descends from them</h2>
-      <Rejection error={error} />
-      <ul class="tree">
-        {found.map((each) => (
-          <li key={each.digest}>
-            <Node name={`${each.name}@${each.version}`} version={each} />
-            {each.descendants.length > 0 && (
-              <ul>
-                {each.descendants.map((name) => (
-                  <li key={name}>
-                    <span class="node mono">{name}</span>
-                  </li>
+      {hospitals.value.length > 0 && (
+        <div class="scroll">
+          <table>
+            <thead>
+              <tr>
+                <th scope="col">Hospital</th>
+                {offered.map((model) => (
+                  <th key={model.name} scope="col">
+                    {model.name}
+                  </th>
                 ))}
-              </ul>
-            )}
-          </li>
-        ))}
-      </ul>
+              </tr>
+            </thead>
+            <tbody>
+              {hospitals.value.map((hospital) => (
+                <tr key={hospital.id}>
+                  <th scope="row">
+                    {hospital.name} <span class="hint">{hospital.site ? `member ${hospital.site}` : "outside the federation"}</span>
+                  </th>
+                  {offered.map((model) => (
+                    <td key={model.name}>
+                      <ServedCell hospital={hospital.id} model={model} serving={rows[`${hospital.id}/${model.name}`]} />
+                    </td>
+                  ))}
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
     </section>
   );
 }
 
-function Node({ name, version }: { name: string; version: Schema<"VersionDetail"> }) {
-  const kind = models.value.find((each) => each.name === version.name)?.kind ?? "";
+function ServedCell({ hospital, model, serving }: { hospital: string; model: Model; serving: Schema<"ServingView"> | undefined }) {
+  if (!serving?.artefact) return <>–</>;
   return (
-    <span class="node">
-      <strong class="mono">{name}</strong> <span class="hint">{`${KINDS[kind] ?? kind}, published ${moment(version.published)}`}</span>{" "}
-      {version.withdrawn && <span class="chip bad">withdrawn</span>}
-      {version.flagged.length > 0 && <span class="chip warn">from a withdrawn version</span>}
+    <span class="row">
+      {ADAPTABLE.includes(model.kind) ? (
+        <a href={address("adapt", { hospital, model: model.name })} class="mono">
+          {serving.artefact}
+        </a>
+      ) : (
+        <span class="mono">{serving.artefact}</span>
+      )}
+      {serving.withdrawn && <span class="chip bad">withdrawn</span>}
+      {serving.flagged.length > 0 && <span class="chip warn">from a withdrawn version</span>}
+      {serving.assignment?.override && <span class="chip warn">against the gate</span>}
     </span>
   );
 }

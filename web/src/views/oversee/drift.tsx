@@ -1,0 +1,140 @@
+/** Drift: how far a hospital's scans pick other entries of a pool than the federation's training images. */
+import { useEffect, useState } from "preact/hooks";
+import { call, type Schema } from "../../api/client";
+import type { Hospital, Model } from "../../app/catalogue";
+import { day, percent } from "../../ui/format";
+import { Rejection } from "../../ui/notice";
+
+type Usage = Schema<"VersionUsage">;
+
+interface Row {
+  hospital: Hospital;
+  usage: Usage;
+}
+
+export function Drift({ models, hospitals }: { models: readonly Model[]; hospitals: readonly Hospital[] }) {
+  const [rows, setRows] = useState<readonly Row[] | null>(null);
+  const [error, setError] = useState<unknown>(null);
+  const pools = models.filter((model) => model.kind === "ssf-pool");
+  useEffect(() => {
+    let over = false;
+    const read = async (hospital: Hospital, model: Model) => {
+      const path = { hospital: hospital.id, model: model.name };
+      const { data } = await call("get", "/hospitals/{hospital}/serving/{model}/key-usage", { path });
+      return data.versions.map((usage) => ({ hospital, usage }));
+    };
+    Promise.all(hospitals.flatMap((hospital) => pools.map((model) => read(hospital, model)))).then(
+      (found) => over || setRows(found.flat()),
+      (problem) => over || setError(problem),
+    );
+    return () => {
+      over = true;
+    };
+  }, [models, hospitals]);
+  if (pools.length === 0) return null;
+  return (
+    <section class="card stack tight" aria-label="Drift">
+      <h2>Drift of key usage</h2>
+      <p class="hint">
+        A model with a pool lets every scan pick entries of it by key. 0: this hospital's scans pick as the federation's
+        training images did. 1: they have no entry in common. Of few scans the figure is too large.
+      </p>
+      <Rejection error={error} />
+      {rows?.length === 0 && <p class="hint">No scan of a hospital was answered by such a model yet.</p>}
+      {rows !== null && rows.length > 0 && (
+        <div class="scroll">
+          <table>
+            <thead>
+              <tr>
+                <th scope="col">Hospital</th>
+                <th scope="col">Version</th>
+                <th scope="col" class="number">
+                  Scans in 30 days
+                </th>
+                <th scope="col" class="number">
+                  Drift
+                </th>
+                <th scope="col">By day</th>
+                <th scope="col">Entries picked</th>
+              </tr>
+            </thead>
+            <tbody>
+              {rows.map(({ hospital, usage }) => (
+                <tr key={`${hospital.id} ${usage.digest}`}>
+                  <th scope="row">{hospital.name}</th>
+                  <td class="mono">{usage.artefact}</td>
+                  <td class="number">{usage.recent_scans}</td>
+                  <td class="number">{usage.drift?.toFixed(3) ?? "–"}</td>
+                  <td>
+                    <Days usage={usage} />
+                  </td>
+                  <td>
+                    <Entries usage={usage} />
+                  </td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}
+
+const SIZE = { width: 170, height: 40 };
+
+/** The drift of each day with scans, as a line; in words for a screen reader. */
+function Days({ usage }: { usage: Usage }) {
+  const days = usage.days.filter((each) => each.drift !== null).map((each) => ({ at: Date.parse(each.day), drift: each.drift!, day: each.day }));
+  const [first, last] = [days[0], days.at(-1)];
+  if (!first || !last) return <>–</>;
+  const largest = Math.max(0.1, ...days.map((each) => each.drift));
+  const x = (at: number) => (last.at === first.at ? SIZE.width / 2 : 4 + ((SIZE.width - 8) * (at - first.at)) / (last.at - first.at));
+  const y = (drift: number) => SIZE.height - 5 - ((SIZE.height - 10) * drift) / largest;
+  const words = `From ${first.drift.toFixed(3)} on ${day(first.day)} to ${last.drift.toFixed(3)} on ${day(last.day)}; at most ${Math.max(...days.map((each) => each.drift)).toFixed(3)}`;
+  return (
+    <svg class="days" width={SIZE.width} height={SIZE.height} viewBox={`0 0 ${SIZE.width} ${SIZE.height}`} role="img" aria-label={words}>
+      <path class="axis" d={`M0,${SIZE.height - 5} H${SIZE.width}`} />
+      <polyline points={days.map((each) => `${x(each.at)},${y(each.drift)}`).join(" ")} />
+      {days.map((each) => (
+        <circle key={each.day} cx={x(each.at)} cy={y(each.drift)} r="2.5">
+          <title>{`${day(each.day)}: ${each.drift.toFixed(3)}`}</title>
+        </circle>
+      ))}
+    </svg>
+  );
+}
+
+/** Shares of the entries over all days with scans, beside the federation's. */
+function Entries({ usage }: { usage: Usage }) {
+  const scans = usage.days.reduce((sum, each) => sum + each.scans, 0);
+  const here = (entry: number) => usage.days.reduce((sum, each) => sum + each.scans * each.shares[entry]!, 0) / scans;
+  const entries = [...(usage.days[0]?.shares.keys() ?? [])];
+  return (
+    <details>
+      <summary>{entries.length} entries</summary>
+      <table class="entries">
+        <thead>
+          <tr>
+            <th scope="col">Entry</th>
+            <th scope="col" class="number">
+              Here
+            </th>
+            <th scope="col" class="number">
+              Federation
+            </th>
+          </tr>
+        </thead>
+        <tbody>
+          {entries.map((entry) => (
+            <tr key={entry}>
+              <th scope="row">{entry}</th>
+              <td class="number">{percent(here(entry), 1)}</td>
+              <td class="number">{usage.federation ? percent(usage.federation[entry]!, 1) : "–"}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </details>
+  );
+}

@@ -1,0 +1,254 @@
+/** Versions as a graph of what was made from what, who is served which, and the same as a table. */
+import { useEffect, useState } from "preact/hooks";
+import { call } from "../../api/client";
+import { KINDS } from "../../app/catalogue";
+import { address } from "../../app/router";
+import { has } from "../../app/session";
+import { Select } from "../../ui/controls";
+import { moment } from "../../ui/format";
+import { Notice, Rejection } from "../../ui/notice";
+import { graphOf, type Graph, type Node, referenceOf, type Version } from "./layout";
+
+/** Names of the hospitals that a version (`name@version`) serves now. */
+export type Served = ReadonlyMap<string, readonly string[]>;
+
+/** Of each name, how many of the newest versions are drawn; those that serve are always drawn. */
+const RECENT = 4;
+const NODE = { width: 244, height: 76 };
+const GAP = { across: 60, down: 20 };
+const LONGEST = { reference: 26, line: 36 };
+
+export function Lineage({ served }: { served: Served }) {
+  const [versions, setVersions] = useState<readonly Version[] | null>(null);
+  const [error, setError] = useState<unknown>(null);
+  const [root, setRoot] = useState("");
+  const [older, setOlder] = useState(false);
+  const [chosen, setChosen] = useState("");
+  useEffect(() => {
+    call("get", "/lineage").then(({ data }) => setVersions(data.versions), setError);
+  }, []);
+  if (error) return <Models><Rejection error={error} /></Models>;
+  if (versions === null) return <Models><p class="soft">Loading …</p></Models>;
+  const whole = graphOf(versions);
+  if (whole.nodes.length === 0) return <Models><Notice>The store has no model.</Notice></Models>;
+  const roots = [...new Set(whole.nodes.filter((node) => node.version.hospital === null).map((node) => node.version.name))];
+  const family = root === "" ? null : descendantsOf(whole, root);
+  const graph = graphOf(versions, (node) => (family?.has(node.reference) ?? true) && (older || isCurrent(node, whole, served)));
+  const node = whole.nodes.find((each) => each.reference === chosen);
+  return (
+    <Models>
+      <div class="row lineage-choices">
+        {roots.length > 1 && (
+          <Select
+            label="Models"
+            value={root}
+            options={[{ value: "", label: "All" }, ...roots.map((name) => ({ value: name, label: name }))]}
+            onChange={setRoot}
+          />
+        )}
+        {whole.nodes.some((each) => !isCurrent(each, whole, served)) && (
+          <label class="check">
+            <input type="checkbox" checked={older} onChange={(event) => setOlder(event.currentTarget.checked)} />
+            Older versions, which serve no hospital
+          </label>
+        )}
+      </div>
+      <div class="scroll">
+        <Drawing graph={graph} served={served} chosen={chosen} onChoose={setChosen} />
+      </div>
+      {node ? <Details node={node} served={served} /> : <p class="hint">Choose a version for its origin and its report.</p>}
+      <details>
+        <summary>The same as a table</summary>
+        <div class="scroll">
+          <Table graph={graph} served={served} />
+        </div>
+      </details>
+    </Models>
+  );
+}
+
+function Models({ children }: { children: preact.ComponentChildren }) {
+  return (
+    <section class="card stack tight" aria-label="Models">
+      <h2>Models and what descends from them</h2>
+      {children}
+    </section>
+  );
+}
+
+/** A name's versions, and everything that was made from one of them. */
+function descendantsOf(graph: Graph, name: string): Set<string> {
+  const found = new Set(graph.nodes.filter((node) => node.version.name === name).map((node) => node.reference));
+  for (let size = 0; size < found.size; ) {
+    size = found.size;
+    for (const node of graph.nodes) if (node.parents.some((parent) => found.has(parent))) found.add(node.reference);
+  }
+  return found;
+}
+
+function isCurrent(node: Node, graph: Graph, served: Served): boolean {
+  const newer = graph.nodes.filter((each) => each.version.name === node.version.name && each.version.version > node.version.version);
+  return newer.length < RECENT || served.has(node.reference);
+}
+
+type State = "withdrawn" | "flagged" | "serving" | "idle";
+
+function stateOf(node: Node, served: Served): State {
+  if (node.version.withdrawn) return "withdrawn";
+  if (node.version.flagged.length > 0) return "flagged";
+  return served.has(node.reference) ? "serving" : "idle";
+}
+
+const STATES: Record<State, string> = { withdrawn: "withdrawn", flagged: "from a withdrawn version", serving: "", idle: "" };
+
+function wordsOf({ version }: Node): string {
+  return version.hospital === null ? (KINDS[version.kind] ?? version.kind) : `adapted to ${version.hospital}`;
+}
+
+function servesOf(node: Node, served: Served): string {
+  const hospitals = served.get(node.reference) ?? [];
+  if (hospitals.length === 0) return "serves no hospital";
+  return `serves ${hospitals.slice(0, 2).join(", ")}${hospitals.length > 2 ? ` and ${hospitals.length - 2} more` : ""}`;
+}
+
+const cut = (text: string, most: number) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
+
+function Drawing(given: { graph: Graph; served: Served; chosen: string; onChoose: (reference: string) => void }) {
+  const { graph, served, chosen, onChoose } = given;
+  const width = graph.columns * (NODE.width + GAP.across) - GAP.across;
+  const height = graph.rows * (NODE.height + GAP.down) - GAP.down;
+  const left = (node: Node) => node.column * (NODE.width + GAP.across);
+  const top = (node: Node) => node.row * (NODE.height + GAP.down);
+  const byReference = new Map(graph.nodes.map((node) => [node.reference, node]));
+  return (
+    <svg class="lineage" width={width + 4} height={height + 4} viewBox={`-2 -2 ${width + 4} ${height + 4}`} role="group" aria-label="Lineage">
+      {graph.nodes.flatMap((node) =>
+        node.parents.map((parent) => {
+          const from = byReference.get(parent)!;
+          const [x, y] = [left(from) + NODE.width, top(from) + NODE.height / 2];
+          const [u, v] = [left(node), top(node) + NODE.height / 2];
+          const bend = GAP.across / 2;
+          return (
+            <path
+              key={`${parent} ${node.reference}`}
+              class={`edge ${from.version.withdrawn ? "withdrawn" : ""}`}
+              d={`M${x},${y} C${x + bend},${y} ${u - bend},${v} ${u - 6},${v} m-4,-4 l5,4 l-5,4`}
+            />
+          );
+        }),
+      )}
+      {graph.nodes.map((node) => {
+        const state = stateOf(node, served);
+        const [words, serves] = [wordsOf(node), servesOf(node, served)];
+        const status = STATES[state];
+        return (
+          <g
+            key={node.reference}
+            class={`node ${state}`}
+            transform={`translate(${left(node)} ${top(node)})`}
+            role="button"
+            tabindex={0}
+            aria-pressed={node.reference === chosen}
+            aria-label={[node.reference, words, status, serves].filter(Boolean).join(", ")}
+            onClick={() => onChoose(node.reference)}
+            onKeyDown={(event) => {
+              if (event.key !== "Enter" && event.key !== " ") return;
+              event.preventDefault();
+              onChoose(node.reference);
+            }}
+          >
+            <title>{node.reference}</title>
+            <rect width={NODE.width} height={NODE.height} rx="8" />
+            <text x="12" y="23" class="name">
+              {cut(node.reference, LONGEST.reference)}
+            </text>
+            <text x="12" y="43">{cut(words, LONGEST.line)}</text>
+            <text x="12" y="63" class="serves">
+              {cut(status ? `${status}; ${serves}` : serves, LONGEST.line)}
+            </text>
+          </g>
+        );
+      })}
+    </svg>
+  );
+}
+
+/** Where a version comes from, who is served it, and the report of the federation's run. */
+function Details({ node, served }: { node: Node; served: Served }) {
+  const { version, reference } = node;
+  return (
+    <div class="notice" aria-live="polite">
+      <strong class="mono">{reference}</strong>
+      <p>
+        Published {moment(version.published)}, made by {version.method}
+        {version.parents.length > 0 && ` from ${version.parents.join(", ")}`}
+        {version.parts.length > 0 && `, composed of ${version.parts.join(", ")}`}.
+      </p>
+      {version.withdrawn && (
+        <p>
+          Withdrawn {moment(version.withdrawn.time)} by {version.withdrawn.actor}: {version.withdrawn.reason}
+        </p>
+      )}
+      {version.flagged.length > 0 && <p>Descends from {version.flagged.join(", ")}, withdrawn since.</p>}
+      <p>{`Now it serves ${(served.get(reference) ?? []).join(", ") || "no hospital"}.`}</p>
+      <p class="mono soft">{version.digest}</p>
+      <div class="row">
+        <Report version={version} />
+        {version.hospital !== null && has("reader") && (
+          <a class="button small" href={address("adapt", { hospital: version.hospital, model: node.parents[0]?.split("@")[0], job: version.run })}>
+            The job that made it
+          </a>
+        )}
+      </div>
+    </div>
+  );
+}
+
+function Report({ version }: { version: Version }) {
+  if (!version.report) return null;
+  const path = `models/${encodeURIComponent(version.name)}/versions/${version.version}/report`;
+  return (
+    <a class="button small" href={path} target="_blank" rel="noreferrer">
+      Report of the federation<span class="visually-hidden"> for {referenceOf(version)}</span>
+    </a>
+  );
+}
+
+function Table({ graph, served }: { graph: Graph; served: Served }) {
+  return (
+    <table>
+      <thead>
+        <tr>
+          <th scope="col">Version</th>
+          <th scope="col">Made from</th>
+          <th scope="col">Published</th>
+          <th scope="col">State</th>
+          <th scope="col">Serves</th>
+          <th scope="col">Report</th>
+        </tr>
+      </thead>
+      <tbody>
+        {graph.nodes.map((node) => (
+          <tr key={node.reference}>
+            <th scope="row">
+              <span class="mono">{node.reference}</span>
+              <div class="hint">{wordsOf(node)}</div>
+            </th>
+            <td class="mono">{node.parents.join(", ") || "–"}</td>
+            <td>{moment(node.version.published)}</td>
+            <td>
+              <StateChip state={stateOf(node, served)} />
+            </td>
+            <td>{(served.get(node.reference) ?? []).join(", ") || "–"}</td>
+            <td>{node.version.report ? <Report version={node.version} /> : "–"}</td>
+          </tr>
+        ))}
+      </tbody>
+    </table>
+  );
+}
+
+function StateChip({ state }: { state: State }) {
+  if (STATES[state] === "") return <>in force</>;
+  return <span class={`chip ${state === "withdrawn" ? "bad" : "warn"}`}>{STATES[state]}</span>;
+}
