@@ -109,9 +109,11 @@ def draw(page: Any, service: Service) -> None:
         each for each in service.client.get("/hospitals/dune/cohorts").json()["cohorts"] if each["scans"] == 4
     ]
     where = f"/hospitals/dune/cohorts/{cohort['id']}"
+    drawn = drawn_scans(4)
+    # Adapt has a button of the same name, and stays until Draw is loaded.
+    page.get_by_role("button", name=f"{next(iter(drawn))} no mask").wait_for()
     start = page.get_by_role("button", name="Start the joining")
     assert start.is_disabled()
-    drawn = drawn_scans(4)
     for name in list(drawn)[:3]:
         page.get_by_role("button", name=f"{name} no mask").click()
         page.get_by_label(f"Drawing on {name}").wait_for()
