@@ -39,6 +39,7 @@ _KEPT = (
 # Tag type -> struct letter. The kept tags are all whole numbers.
 _TYPES = {1: "B", 3: "H", 4: "I"}
 _LOSSLESS = {1: "none", 5: "LZW", 8: "deflate", 32946: "deflate", 32773: "PackBits"}
+_HEADER_BYTES = 8
 _MOST_ENTRIES = 512
 _MOST_VALUES = 65536
 
@@ -83,7 +84,7 @@ def deidentify_tiff(data: bytes, _limits: Limits, _key: bytes) -> bytes:
     order = "<" if data[:2] == b"II" else ">"
     entries = _directory(data, order)
     offsets, counts = (_TILE_OFFSETS, _TILE_COUNTS) if _TILE_WIDTH in entries else (_OFFSETS, _COUNTS)
-    content = bytearray(data[:8])
+    content = bytearray(data[:_HEADER_BYTES])
 
     def append(piece: bytes) -> int:
         content.extend(bytes(len(content) % 2))
@@ -202,6 +203,12 @@ def _check_amount(entries: dict[int, _Entry], length: int) -> None:
         )
     if any(o + c > length for o, c in zip(offsets.values, counts.values, strict=True)):
         raise DamagedScan("TIFF: a strip is beyond the end of the file; send the whole file")
+    # The header is rewritten before the pixels are decoded.
+    if min(offsets.values) < _HEADER_BYTES:
+        raise DamagedScan(
+            f"TIFF: expected strips after the header of {_HEADER_BYTES} bytes, found one at "
+            f"{min(offsets.values)}; save it again"
+        )
     # With reversed bits (FillOrder 2) a decoder copies each strip: strips that share their bytes would cost
     # their number times their size.
     if sum(counts.values) > length:
@@ -229,4 +236,4 @@ def _rewrite(data: bytes, order: str, entries: dict[int, _Entry]) -> bytes:
     for entry in kept:
         directory += struct.pack(order + "HHI4s", entry.tag, entry.type, entry.count, entry.raw)
     directory += struct.pack(order + "I", 0)
-    return b"".join([data[:4], struct.pack(order + "I", start), data[8:], padding, directory])
+    return b"".join([data[:4], struct.pack(order + "I", start), data[_HEADER_BYTES:], padding, directory])

@@ -100,14 +100,16 @@ def test_scan_too_large_to_restore_is_413_and_not_queued(
     assert queued(api) == []
 
 
-def test_waiting_scans_above_the_cohort_quota_are_507(api: Any, scan: bytes) -> None:
+def test_waiting_scans_above_the_cohort_quota_are_507(
+    api: Any, scan: bytes, make_png: Callable[..., bytes]
+) -> None:
     accepted = [ask(api, scan) for _ in range(2)]
     assert [answer.status_code for answer in accepted] == [202, 202]
     refused = ask(api, scan)
     assert (refused.status_code, refused.json()["type"]) == (507, "urn:locum:problem:no-room")
     assert f"have {2 * len(scan)} bytes" in refused.json()["detail"]
     assert "names fewer" in refused.json()["detail"]
-    larger = scan + bytes(2 * len(scan))  # what follows an image is no part of it
+    larger = make_png(np.random.default_rng(0).integers(0, 256, (96, 96), np.uint8))
     assert f"may have {2 * len(scan)} together: a larger one needs" in ask(api, larger).json()["detail"]
     kept = {job.id for job in queued(api)}
     assert {folder.name for folder in (api.settings.state_dir / "jobs").iterdir()} == kept

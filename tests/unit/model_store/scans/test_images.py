@@ -253,6 +253,7 @@ def test_damaged_tiff_is_rejected() -> None:
     for tags, reason in (
         ({"t279": 10**9}, "beyond the end"),
         ({"t273": 10**9}, "beyond the end"),
+        ({"t273": 4}, "found one at 4"),
         ({"t279": 300}, "found 300"),
         ({"t257": 400}, "need 25 strips"),
         ({"t257": 400, "t278": 400}, "found 384"),

@@ -62,7 +62,7 @@ def test_graph_split_at_query_equals_whole_graph_and_accepts_a_given_query(kind:
     mean = queries.mean(0, keepdims=True)
     with torch.no_grad():
         shared = network.answer(own, torch.from_numpy(mean))
-    alike = served.run(own.numpy(), mean)
+    alike = served.run_alone(own.numpy(), mean)
     assert alike.entries is not None
     np.testing.assert_array_equal(alike.entries, shared.picked.entries.expand(5, 3).numpy())
     assert (alike.entries != whole[1]).any()
