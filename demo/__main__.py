@@ -164,9 +164,14 @@ def main(
         scores |= adapt_to_one_scan(visit)
         console.rule("results")
         show_scores(scores)
+        console.print(
+            f"\nThe page shows a new patient of {OUTSIDE} with its true mask; press Segment there:\n"
+            f"[bold]{visit.page_of_new_patients(api.MODEL)}[/]",
+            soft_wrap=True,
+        )
         if once:
             return
-        console.print(f"\nThe service is at [bold]{client.base_url}[/] (try /docs). Ctrl-C stops it.")
+        console.print("The service's API is described at /docs. Ctrl-C stops it.")
         try:
             signal.pause()
         except KeyboardInterrupt:

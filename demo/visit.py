@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from typing import Any
+from urllib.parse import urlencode
 
 import httpx
 import typer
@@ -63,15 +64,16 @@ class Visit:
         self._show_checks(job["gate"]["checks"])
         card = self.folder / f"{name}-card.html"
         card.write_bytes(self.client.get(f"/jobs/{job_id}/card").raise_for_status().content)
-        self._show_file("card", card)
+        self._show("card", card)
+        self._show("page", self._page("adapt", model=model, job=job_id))
         return candidate
 
     def compare(self, name: str, candidate: str, model: str = api.MODEL) -> tuple[float, float]:
         """Return the new patients' Dice by the federation's model and by the candidate."""
         before = self.measure("before:", model=model, personalization="global")
-        self._show_file("overlay", self._overlay(f"{name}-before", model=model, personalization="global"))
+        self._show("overlay", self._overlay(f"{name}-before", model=model, personalization="global"))
         after = self.measure("after: ", model=candidate)
-        self._show_file("overlay", self._overlay(f"{name}-after", model=candidate))
+        self._show("overlay", self._overlay(f"{name}-after", model=candidate))
         return before, after
 
     def assign(self, candidate: str, reason: str, model: str = api.MODEL) -> None:
@@ -93,6 +95,17 @@ class Visit:
         self._say(f"{label} [bold]{answer.personalization}[/], by {answer.model}: Dice [bold]{score:.3f}[/]")
         return score
 
+    def page_of_new_patients(self, model: str) -> str:
+        """Keep the new patients with their true masks in a cohort; return the page's address of the first."""
+        scans = {f"new-patient-{number}": patient for number, patient in enumerate(self.patients, 1)}
+        images = {name: scan.image for name, scan in scans.items()}
+        masks = {name: scan.truth for name, scan in scans.items()}
+        cohort = api.send_cohort(self.client, self.hospital, images, masks, model)
+        return self._page("look", model=model, cohort=cohort, scan=next(iter(scans)))
+
+    def _page(self, view: str, **shown: str) -> str:
+        return f"{self.client.base_url}/#/{view}?{urlencode({'hospital': self.hospital} | shown)}"
+
     def _overlay(self, name: str, **fields: str) -> Path:
         path = self.folder / f"{name}.png"
         form = {"hospital": self.hospital, "output": "overlay"} | fields
@@ -108,8 +121,8 @@ class Visit:
                 limit = f"{check['bound']} {check['limit']:g}"
                 self._say(f"  {mark} {check['name']:<20} {check['value']:>8.3f}  ({limit})")
 
-    def _show_file(self, what: str, path: Path) -> None:
-        self._say(f"  {what:<8} {path}")
+    def _show(self, what: str, place: Path | str) -> None:
+        self._say(f"  {what:<8} {place}")
 
     def _say(self, text: str) -> None:
         self.console.print(text, highlight=False, soft_wrap=True)

@@ -65,3 +65,10 @@ def test_demo_assigns_only_what_its_gate_passes(tmp_path: Path) -> None:
     assert f"is still served hospital; hospital=heath, by phantom.at-heath@1: Dice {after}" in said
 
     assert re.search(r"for this answer only: scan, by phantom@1: Dice [01]\.\d{3}", said)
+
+    # Each job has an address in the page, and so has a new patient with its true mask.
+    assert (
+        len(re.findall(r"page +http://127\.0\.0\.1:\d+/#/adapt\?hospital=heath&model=\S+&job=\w{32}\n", said))
+        == 3
+    )
+    assert re.search(r"/#/look\?hospital=heath&model=phantom&cohort=\w{32}&scan=new-patient-1", said)

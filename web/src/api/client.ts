@@ -21,6 +21,8 @@ interface Sending {
   signal?: AbortSignal;
   /** Share of the body that was sent, 0 to 1. */
   onSent?: (share: number) => void;
+  /** Share of the answer that was received, where its size is known. */
+  onReceived?: (share: number) => void;
 }
 
 export interface Reply<T> {
@@ -85,7 +87,7 @@ export async function send(method: Method, url: string, given: Sending = {}): Pr
   if (csrf.peek() !== null && method !== "get" && !headers.Authorization) headers["Locum-CSRF"] = csrf.peek()!;
   let answer: Response;
   try {
-    answer = given.onSent
+    answer = given.onSent || given.onReceived
       ? await sendWithProgress(method, url, headers, given)
       : await fetch(url, {
           method: method.toUpperCase(),
@@ -116,7 +118,7 @@ async function problemOf(answer: Response): Promise<Problem> {
   return new Problem(answer.status, slug, title, detail, found);
 }
 
-/** `fetch` reports no progress of what it sends. */
+/** `fetch` reports no progress. */
 function sendWithProgress(method: string, url: string, headers: Record<string, string>, given: Sending): Promise<Response> {
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
@@ -124,6 +126,7 @@ function sendWithProgress(method: string, url: string, headers: Record<string, s
     request.responseType = "blob";
     for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
     request.upload.onprogress = (event) => event.lengthComputable && given.onSent?.(event.loaded / event.total);
+    request.onprogress = (event) => event.lengthComputable && given.onReceived?.(event.loaded / event.total);
     request.onload = () => {
       const received = new Headers();
       for (const line of request.getAllResponseHeaders().trim().split(/\r?\n/)) {

@@ -23,8 +23,12 @@ export async function scansOf(hospital: string, cohort: string): Promise<CohortS
 }
 
 /** The scan as stored, or as a viewer shows it. */
-export async function readScan(place: ScanPlace, output: "stored" | "display"): Promise<Read> {
-  return await read("/hospitals/{hospital}/cohorts/{cohort}/scans/{name}", place, output);
+export async function readScan(
+  place: ScanPlace,
+  output: "stored" | "display",
+  onReceived?: (share: number) => void,
+): Promise<Read> {
+  return await read("/hospitals/{hospital}/cohorts/{cohort}/scans/{name}", place, output, onReceived);
 }
 
 /** The mask of a scan as a viewer shows it. */
@@ -39,8 +43,13 @@ interface Read {
   tag: string | null;
 }
 
-async function read(path: string, place: ScanPlace, output: string): Promise<Read> {
-  const answer = await send("get", fill(path, { ...place }, { output }));
+async function read(
+  path: string,
+  place: ScanPlace,
+  output: string,
+  onReceived?: (share: number) => void,
+): Promise<Read> {
+  const answer = await send("get", fill(path, { ...place }, { output }), onReceived ? { onReceived } : {});
   return { file: await answer.blob(), flat: isPicture(answer), tag: answer.headers.get("ETag") };
 }
 

@@ -99,11 +99,13 @@ async function posted(
   // Text first: the service checks it before the scan arrives.
   for (const [name, value] of Object.entries(values)) body.set(name, value);
   for (const file of scan.files) body.append("scan", file, "scan");
-  const answer = await send("post", "segment", { body, signal, onSent, headers: { Prefer: `wait=${WAIT_SECONDS}` } });
+  const headers = { Prefer: `wait=${WAIT_SECONDS}` };
+  const onReceived = (share: number) => onProgress({ words: "Receiving the mask", share });
+  const answer = await send("post", "segment", { body, signal, onSent, onReceived, headers });
   if (answer.status !== 202) return answer;
   const job = ((await answer.json()) as Schema<"JobView">).id;
   try {
-    return await result(job, signal, onProgress);
+    return await result(job, signal, onProgress, onReceived);
   } catch (error) {
     // The page asked for it, and so it ends it.
     if (signal.aborted) void call("delete", "/jobs/{job}", { path: { job } }).catch(() => undefined);
@@ -111,10 +113,15 @@ async function posted(
   }
 }
 
-async function result(job: string, signal: AbortSignal, onProgress: (progress: Progress) => void): Promise<Response> {
+async function result(
+  job: string,
+  signal: AbortSignal,
+  onProgress: (progress: Progress) => void,
+  onReceived: (share: number) => void,
+): Promise<Response> {
   for (;;) {
     const { data } = await call("get", "/jobs/{job}", { path: { job }, signal });
-    if (["succeeded", "fell_back"].includes(data.state)) return await send("get", `jobs/${job}/result`, { signal });
+    if (["succeeded", "fell_back"].includes(data.state)) return await send("get", `jobs/${job}/result`, { signal, onReceived });
     if (["failed", "cancelled"].includes(data.state)) {
       throw new Problem(409, "job-without-result", "No mask was made", data.reason ?? `The job was ${data.state}.`, {});
     }

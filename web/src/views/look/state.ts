@@ -39,8 +39,11 @@ export async function openFiles(files: readonly File[]): Promise<void> {
 /** Take a scan of a cohort, with its mask. */
 export async function openStored(place: ScanPlace, mask: CohortScan["mask"]): Promise<void> {
   await opening(async (signal) => {
-    progress.value = { words: "Fetching the scan", share: null };
-    const { file } = await readScan(place, "stored");
+    const fetched = (share: number | null) => {
+      if (!signal.aborted) progress.value = { words: "Fetching the scan", share };
+    };
+    fetched(null);
+    const { file } = await readScan(place, "stored", fetched);
     const found = await opened(place.name, [file], signal);
     return { ...found, drawn: mask ? { file: (await readMask(place)).file, values: mask.values } : null };
   });
