@@ -111,9 +111,9 @@ class PageCost(Experiment[Profile]):
             f"{result['chromium']} with its software renderer, on a machine of {cores}.",
             "## Time to the mask",
             table(["", "seconds, median", "range"], times),
-            f"The page takes {page - bare:+.2f} s beside the bare request, {page / bare:.2f} times as long. The "
-            "time ends with the first picture of the canvas that shows the mask: such pictures are taken one "
-            f"after the other, and each takes {result['picture_s']:.2f} s.",
+            f"The page takes {page - bare:.2f} s more than the bare request, {page / bare:.2f} times as much. "
+            "The time ends with the first picture of the canvas that shows the mask: they are taken one after "
+            f"the other, and each takes {result['picture_s']:.2f} s.",
             "## Scrolling",
             f"{result['frames_per_s']['axial']:.0f} frames per second in the axial plane and "
             f"{result['frames_per_s']['planes']:.0f} with three planes and the 3-D view, with the mask shown "

@@ -65,6 +65,7 @@ ACTIONS: dict[tuple[str, str], str] = {
     ("DELETE", "/jobs/{job}"): "job.cancelled",
     ("GET", "/jobs/{job}/result"): "result.read",
     ("GET", "/jobs/{job}/card"): "card.read",
+    ("GET", "/jobs/{job}/preview"): "card.read",
     ("DELETE", "/jobs/{job}/files"): "files.deleted",
 }
 """One row per request, whatever its outcome."""

@@ -4,6 +4,7 @@ jobs/<job id>/checkpoint       where a later attempt goes on
 jobs/<job id>/request          of a job on a PACS: UIDs, which no row of the database has
 jobs/<job id>/input            the scan of a job of kind `scan`, and beside it input.json: what was received
 jobs/<job id>/result           the answer, and beside it result.json: media type and headers
+jobs/<job id>/preview          masks of a few slices by the present state, while a job runs
 jobs/<job id>/pictures/        before and after, for the candidate's card
 """
 
@@ -50,6 +51,8 @@ class JobFolder:
     """The scan of a job of kind `scan`."""
     RECEIVED: Final = "input.json"
     """What was received as this scan."""
+    PREVIEW: Final = "preview"
+    """The masks of a few slices after the latest epoch, as PNG."""
 
     def __init__(self, files: Files, job_id: str) -> None:
         if not re.fullmatch(JOB_ID, job_id):
@@ -119,7 +122,7 @@ class JobFolder:
         unfinished = [
             name
             for name in self.names
-            if name in (self.CHECKPOINT, self.REQUEST, self.INPUT, self.RECEIVED)
+            if name in (self.CHECKPOINT, self.REQUEST, self.INPUT, self.RECEIVED, self.PREVIEW)
             or name.rpartition("/")[2].startswith(".")
         ]
         self._files.remove(*(f"{self._folder}/{name}" for name in unfinished))

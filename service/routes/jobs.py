@@ -184,3 +184,27 @@ def get_card(context: AsOperator, job: JobId) -> HTMLResponse:
     """
     card = read_card(context.store, context.database, context.settings.open_files(), job)
     return self_contained(render(card))
+
+
+@router.get(
+    "/jobs/{job}/preview",
+    response_class=Response,
+    responses={200: {"content": {"image/png": _BINARY}}, **problem_responses(404, 422)},
+)
+def get_preview(context: AsOperator, job: JobId) -> Response:
+    """Return a picture of a running job: the masks of a few slices after its latest epoch.
+
+    It shows patients, and is deleted at the job's end. The job's `progress` has `preview` while there is one.
+    """
+    with context.database.read() as session:
+        records.get(session, job)
+    folder = JobFolder(context.settings.open_files(), job)
+    content = folder.read(folder.PREVIEW)
+    if content is None:
+        raise Problem(
+            404,
+            "no-preview",
+            "This job has no preview",
+            f"Job {job} has no picture of its present masks: a job has one while it learns, epoch by epoch.",
+        )
+    return Response(content, media_type="image/png")

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from model_store.artefact import Artefact
@@ -41,7 +43,7 @@ from service.worker.attempt import Attempt, PublishedCandidate, as_json
 from service.worker.candidate import CandidateDraft, publish
 from service.worker.cohort_images import LabelledImages, cohort_files, load_labelled, masks_of
 from service.worker.device import device_of
-from service.worker.pictures import draw_pictures
+from service.worker.pictures import Preview, draw_pictures
 
 METHOD = "fedoap-joining"
 # With fewer validation patients with a target, their Dice is not reliable.
@@ -130,6 +132,12 @@ def _join(
     attempt.set_stage("joining", epoch=0, epochs=config.epochs)
     with attempt.database.read() as session:
         noted = {event.data["epoch"] for event in records.events_of_type(session, attempt.job.id, "epoch")}
+    train, validation = (cohort.examples(names, split) for names in (split.train, split.validation))
+    preview = Preview(attempt, validation.images, parent.manifest.task)
+
+    def class_maps(images: Tensor) -> NDArray[np.uint8]:
+        maps, _ = predict(parent.network, images, attempt.check_cancelled)
+        return maps.numpy()
 
     def after_epoch(checkpoint: JoiningCheckpoint) -> None:
         attempt.check_cancelled()
@@ -139,9 +147,8 @@ def _join(
             if record.epoch not in noted:
                 noted.add(record.epoch)
                 attempt.emit("epoch", asdict(record))
-        attempt.set_stage("joining", epoch=checkpoint.history[-1].epoch, epochs=config.epochs)
-
-    train, validation = (cohort.examples(names, split) for names in (split.train, split.validation))
+        preview.draw(checkpoint.history[-1].epoch, class_maps)
+        attempt.set_stage("joining", epoch=checkpoint.history[-1].epoch, epochs=config.epochs, preview=True)
 
     def go(resume: JoiningCheckpoint | None) -> Joining:
         return join(

@@ -1,12 +1,13 @@
-"""Draw overlays of a few scans before and after adaptation into the job's folder, for review."""
+"""Draw overlays of a few scans into the job's folder: before and after adaptation, and after each epoch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from model_store.artefact import Artefact
 from model_store.digest import sha256
@@ -25,6 +26,8 @@ from service.worker.attempt import Attempt
 
 MOST_SCANS = 4
 _MOST_CLASSES = 3
+# Of a preview: slices that are drawn, and slices that these are chosen of.
+_PREVIEW_SLICES, _PREVIEW_CHOICE = 3, 12
 _SAID = {"before": "before adaptation", "after": "after adaptation", "drawn": "as it was drawn"}
 
 
@@ -58,6 +61,35 @@ def draw_pictures(
         for when, segmentation in found.items():
             content = picture(segmentation, task, f"scan {number}  ·  {_SAID[when]}", shown=shown)
             attempt.folder.write_picture(str(number), when, content)
+
+
+class Preview:
+    """Draws the masks of the same few slices after each epoch, so that a person can watch them change."""
+
+    def __init__(self, attempt: Attempt, images_NCHW: Tensor, task: Task) -> None:
+        self._attempt, self._task = attempt, task
+        few = np.linspace(0, len(images_NCHW) - 1, min(_PREVIEW_CHOICE, len(images_NCHW))).astype(int)
+        self._images = images_NCHW[few]
+        self._is_chosen = False
+
+    def draw(self, epoch: int, class_maps: Callable[[Tensor], NDArray[np.uint8]]) -> None:
+        """Draw what `class_maps` finds: class indices [N, H, W] of prepared slices [N, C, H, W]."""
+        classes = class_maps(self._images)
+        if not self._is_chosen:
+            chosen = choose_slices((classes > 0).sum(axis=(1, 2)), _PREVIEW_SLICES)
+            self._images, classes, self._is_chosen = self._images[chosen], classes[chosen], True
+        panels = [Panel(_grey(image), found) for image, found in zip(self._images, classes, strict=True)]
+        legend = [(c.index, " + ".join(c.labels)) for c in self._task.classes[1:]]
+        content = overlay(panels, legend, f"after epoch {epoch}", NOTICE)
+        self._attempt.folder.write(self._attempt.folder.PREVIEW, content)
+
+
+def _grey(image_CHW: Tensor) -> NDArray[np.uint8]:
+    """A prepared slice as a picture [H, W, 3]: the middle 98 % of its values from black to white."""
+    values = image_CHW.numpy()
+    low, high = np.percentile(values, (1, 99))
+    scaled = np.clip((values - low) / max(high - low, 1e-6), 0, 1)
+    return np.broadcast_to((255 * scaled).astype(np.uint8).transpose(1, 2, 0), (*values.shape[1:], 3))
 
 
 def draw_answers(

@@ -42,8 +42,8 @@ from service.worker.attempt import Attempt, PublishedCandidate, as_json
 from service.worker.candidate import CandidateDraft, publish
 from service.worker.cohort_images import CohortImages, cohort_files, load_images
 from service.worker.device import device_of
-from service.worker.pictures import draw_pictures
-from service.worker.routing_adapt import LoadedSpace, load_space
+from service.worker.pictures import Preview, draw_pictures
+from service.worker.routing_adapt import LoadedSpace, class_maps, load_space
 from service.worker.routing_gate import replicas_cost, verdict_on
 
 METHOD = "iop-fl-routing"
@@ -75,7 +75,7 @@ def run_routing(attempt: Attempt) -> PublishedCandidate:
             config, adapted = choice.chosen.config, choice.chosen.adapted
         else:
             config = _configured(attempt, loaded)
-            adapted = _adapt(attempt, loaded.space, cohort, config, device)
+            adapted = _adapt(attempt, loaded, cohort, config, device)
     with watch.stage("judge"):
         adapted_in_s = watch.stages["adapt"] / 1000
         verdict = verdict_on(attempt, loaded, adapted, cohort, config, choice, device, adapted_in_s)
@@ -126,12 +126,13 @@ def _configured(attempt: Attempt, loaded: LoadedSpace) -> AdaptationConfig:
 
 def _adapt(
     attempt: Attempt,
-    space: RoutingSpace,
+    loaded: LoadedSpace,
     cohort: CohortImages,
     config: AdaptationConfig,
     device: torch.device,
 ) -> Adapted:
     attempt.set_stage("adapting", epoch=0, epochs=config.passes)
+    space, preview = loaded.space, Preview(attempt, cohort.images, loaded.task)
     recipe = recipe_of(config.preset)
     over = recipe.over(space, config)
     with attempt.database.read() as session:
@@ -150,13 +151,16 @@ def _adapt(
             if record.epoch not in noted:
                 noted.add(record.epoch)
                 attempt.emit("epoch", _epoch(record, used if record.epoch == checkpoint.epoch else None))
+        preview.draw(
+            checkpoint.epoch, lambda images: class_maps(network, images, device, attempt.check_cancelled)
+        )
         more = {}
         if began is None:
             began = checkpoint.epoch, time.monotonic()
         else:
             each = (time.monotonic() - began[1]) / (checkpoint.epoch - began[0])
             more = {"seconds_left": round(each * (passes_to_do - checkpoint.epoch))}
-        attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes, **more)
+        attempt.set_stage("adapting", epoch=checkpoint.epoch, epochs=config.passes, preview=True, **more)
 
     def go(resume: AdaptationCheckpoint | None) -> Adapted:
         return recipe.adapt(

@@ -79,6 +79,7 @@ def test_description_has_every_operation(document: dict[str, Any]) -> None:
         ("GET", "/jobs/{job}/events"),
         ("GET", "/jobs/{job}/result"),
         ("GET", "/jobs/{job}/card"),
+        ("GET", "/jobs/{job}/preview"),
         ("DELETE", "/jobs/{job}/files"),
         ("GET", "/pacs"),
         ("POST", "/hospitals/{hospital}/cohorts/{cohort}/pacs"),

@@ -116,6 +116,7 @@ def furnish(api: Any, publish: Callable[..., Artefact], hospital: str, scan: byt
         usage = {"model": "bright", "version": 1, "scans": 1, "shares": [0.5, 0.5]}
         session.add(KeyUsage(hospital=hospital, digest=space.digest, day=day, **usage))
     JobFolder(api.settings.open_files(), scan_job.id).write_result(StoredResult(b"mask", "image/png", {}))
+    JobFolder(api.settings.open_files(), job).write(JobFolder.PREVIEW, b"a picture")
     key = client.post("/keys", json={"name": f"of {hospital}", "role": "reader", "hospital": hospital})
     # It belongs to the caller that sends it: to north's key, and else to the client without one.
     with acting(api, NORTH) if hospital == "north" else nullcontext(client) as sender:
@@ -176,6 +177,7 @@ def requests(things: Things, scan: bytes, mask: bytes) -> list[tuple[Operation, 
         (("DELETE", "/jobs/{job}/files"), {"job": things.scan_job}),
         (("GET", "/jobs/{job}/events"), {}),
         (("GET", "/jobs/{job}/card"), {}),
+        (("GET", "/jobs/{job}/preview"), {}),
         (("POST", f"{cohort}/pacs"), {"json": {"pacs": "main", "query": {"Modality": "CT"}}}),
         (("POST", "/pacs/{pacs}/segment"), {"json": {"hospital": things.hospital, **series}}),
         (("GET", "/models/{model}"), {"model": things.model}),

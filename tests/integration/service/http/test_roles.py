@@ -64,6 +64,7 @@ LEAST: dict[Operation, Role | None] = {
     ("GET", "/jobs/{job}/events"): "reader",
     ("GET", "/jobs/{job}/result"): "reader",
     ("GET", "/jobs/{job}/card"): "operator",
+    ("GET", "/jobs/{job}/preview"): "operator",
     ("DELETE", "/jobs/{job}"): "operator",
     ("DELETE", "/jobs/{job}/files"): "operator",
     ("GET", "/pacs"): "operator",

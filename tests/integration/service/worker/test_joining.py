@@ -26,7 +26,9 @@ from personalization.state import from_safetensors
 from service.errors import AdaptationRejected, LeaseLost
 from service.jobs import records
 from service.jobs.files import JobFolder
+from service.prediction.overlay import COLOURS
 from service.worker import cross_attention
+from service.worker.attempt import Attempt
 from service.worker.runner import run_job
 from tests.helpers.service.joining_federation import TUMOUR, drawn_scans
 from tests.helpers.service.routing_federation import volume
@@ -139,6 +141,30 @@ def test_joining_job_reports_every_epoch_gate_dice_and_attention(joined: Joined)
         dict(zip(SOURCES, torch.cat(shares).mean(dim=0).tolist(), strict=True)), abs=1e-5
     )
     assert len({round(share, 4) for share in result["attention"].values()}) == 3
+
+
+def test_running_job_shows_the_masks_of_each_epoch_until_its_end(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cohort = upload(api, SCANS, without=(UNDRAWN,))
+    job = ask(api, cohort, options=OPTIONS | {"epochs": 2}).json()["id"]
+    shown: list[httpx.Response] = []
+
+    def set_stage(attempt: Attempt, stage: str, **more: Any) -> None:
+        noted(attempt, stage, **more)
+        if more.get("preview"):
+            shown.append(api.client.get(f"/jobs/{job}/preview"))
+
+    noted = Attempt.set_stage
+    monkeypatch.setattr(Attempt, "set_stage", set_stage)
+    run_job(job, api.settings)
+    assert [(answer.status_code, answer.headers["content-type"]) for answer in shown] == [
+        (200, "image/png")
+    ] * 3
+    assert len({answer.content for answer in shown}) == 3
+    last = np.asarray(Image.open(io.BytesIO(shown[-1].content)))
+    assert (last == COLOURS[0]).all(axis=-1).sum() > 50  # the contour of the first class
+    assert problem(api.client.get(f"/jobs/{job}/preview")) == (404, "no-preview")
 
 
 def test_joined_candidate_graph_returns_probabilities_and_attention(joined: Joined) -> None:

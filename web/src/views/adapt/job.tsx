@@ -103,6 +103,7 @@ export function JobPanel({ id, onFinished }: { id: string; onFinished: (job: Job
         {job.attempt > 1 && `, attempt ${job.attempt}`}
       </p>
       {running && <Running job={job} />}
+      {running && has("operator") && <Preview job={job} />}
       {job.reason && <Notice tone="warn">{job.reason}</Notice>}
       {job.warnings.map((warning) => (
         <Notice key={warning} tone="warn">
@@ -136,6 +137,14 @@ function Running({ job }: { job: Job }) {
       <progress max={1} value={isCounted && epochs > 0 ? epoch / epochs : undefined} aria-label={words} />
     </div>
   );
+}
+
+/** The masks of a few slices by the present state, drawn again after each epoch. */
+function Preview({ job }: { job: Job }) {
+  const { epoch, preview } = job.progress as Record<string, unknown>;
+  if (preview !== true) return null;
+  const words = `Masks of a few slices after epoch ${epoch}`;
+  return <img class="preview" src={`jobs/${job.id}/preview?epoch=${epoch}`} alt={words} />;
 }
 
 /** The gate in words: what it decided, what gain is expected, and check by check. */
