@@ -191,7 +191,13 @@ def get_card(context: AsOperator, job: JobId) -> HTMLResponse:
     response_class=Response,
     responses={200: {"content": {"image/png": _BINARY}}, **problem_responses(404, 422)},
 )
-def get_preview(context: AsOperator, job: JobId) -> Response:
+def get_preview(
+    context: AsOperator,
+    job: JobId,
+    epoch: Annotated[  # noqa: ARG001
+        int | None, Query(ge=0, description="Ignored: it lets a browser ask again after each epoch.")
+    ] = None,
+) -> Response:
     """Return a picture of a running job: the masks of a few slices after its latest epoch.
 
     It shows patients, and is deleted at the job's end. The job's `progress` has `preview` while there is one.

@@ -101,7 +101,6 @@ export class Viewer {
     if (this.isClosed) return;
     this.scan = image;
     this.niivue.addVolume(this.scan);
-    this.layout(flat ? "axial" : "planes");
   }
 
   layout(layout: Layout): void {
