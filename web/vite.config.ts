@@ -18,7 +18,7 @@ export default defineConfig({
     emptyOutDir: true,
     target: "es2022",
     modulePreload: false,
-    // NiiVue alone is larger than the default limit; docs/results/page_cost.md has the page's weight.
+    // NiiVue alone is larger than the default limit.
     chunkSizeWarningLimit: 1200,
     // No file as a data: URL in another.
     assetsInlineLimit: 0,
