@@ -24,6 +24,7 @@ ALIASES: Mapping[str, str] = {
     "routing paper (merged)": "`paper`",
     "routing official (merged)": "`official`",
     "IOP-FL as published, epoch by loss": "`as-published`",
+    "IOP-FL as published, epoch by label": "`as-published`, epoch by label",
     "Locum's loss, a coefficient per model": "`paper`, one coefficient per model",
     "pool, per instance": "FedIns",
     "SSF pool": "FedIns",
@@ -76,6 +77,7 @@ ARMS: Mapping[str, str] = {
         ),
         _ALL_MODELS,
     ),
+    "`as-published`, epoch by label": f"{_ALL_MODELS}; labels choose its epoch, for comparison only",
     # Organs
     **dict.fromkeys(
         (

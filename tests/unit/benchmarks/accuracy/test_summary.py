@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.accuracy.papers import fedbicross, fedins, fedoap, iop_fl
 from benchmarks.accuracy.summary import page
 from benchmarks.accuracy.summary.arms import ALIASES, ARMS
 from benchmarks.accuracy.summary.settings import by_patients, of_papers
@@ -52,6 +53,13 @@ def arms_in(row: dict[str, Any]) -> set[str]:
     if "arms" in cell:
         return {arm for mode in dice.values() for arm in mode if not arm.startswith("single ")}
     return set(dice)
+
+
+def test_every_arm_of_the_papers_tables_has_its_place() -> None:
+    named = {arm for part in iop_fl.PUBLISHED_BY_PART.values() for arm in part}
+    for paper in (fedins, fedoap, fedbicross):
+        named |= {arm.name for arms in paper.ARMS.values() for arm in arms}
+    assert {arm for arm in named if ALIASES.get(arm, arm) not in ARMS} == set()
 
 
 def test_the_page_follows_from_the_rows(text: str) -> None:
