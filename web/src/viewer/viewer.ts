@@ -85,9 +85,12 @@ export class Viewer {
       this.niivue.setDrawingEnabled(false);
       this.niivue.closeDrawing();
     }
-    for (const volume of [...this.niivue.volumes].reverse()) this.niivue.removeVolume(volume);
     this.overlays.clear();
     this.scan = null;
+    this.niivue.volumes = [];
+    this.niivue.back = null;
+    this.niivue.overlays = [];
+    this.niivue.updateGLVolume();
   }
 
   /** Show a scan (NIfTI) and drop the one before. `flat`: a picture, which has no patient's sides. */
@@ -107,34 +110,28 @@ export class Viewer {
     if (!this.isClosed) this.niivue.setSliceType(SLICE_TYPES[layout]);
   }
 
-  /** Show or replace an overlay. A mask's file is NIfTI or NRRD, by the end of `name`. */
-  async overlay(name: OverlayName, found: Blob | ArrayBuffer | NVImage, file = "mask.nii.gz"): Promise<NVImage> {
-    const image = found instanceof NVImage ? found : await volume(found, file);
+  /** Show or replace an overlay, which `read` has read. */
+  overlay(name: OverlayName, image: NVImage, opacity: number, colours?: ColourTable): void {
     // Files take a while to read, and the viewer may have been closed.
-    if (this.isClosed) return image;
-    this.removeOverlay(name);
-    this.overlays.set(name, image);
+    if (this.isClosed) return;
     if (name === "uncertainty") {
       image.colormap = "plasma";
       image.cal_min = 5;
       image.cal_max = 100;
       image.colormapType = 1; // below the least value: transparent
     }
-    this.niivue.addVolume(image);
-    // Drawn in a fixed order, whenever each arrives.
-    const present = ORDER.filter((each) => this.overlays.has(each));
-    present.forEach((each, index) => this.niivue.setVolume(this.overlays.get(each)!, index + 1));
-    return image;
+    if (colours) image.setColormapLabel(colours);
+    image.opacity = opacity;
+    this.overlays.set(name, image);
+    this.drawOverlays();
   }
 
-  /** Show where two masks on one grid differ: the values of `DIFFERENCE`. */
-  async difference(first: Blob | ArrayBuffer, second: Blob | ArrayBuffer, file: string): Promise<void> {
-    const [image, other] = await Promise.all([volume(first, file), volume(second, file)]);
+  /** Show where two masks on one grid differ: the values of `DIFFERENCE`, which replace those of `image`. */
+  difference(image: NVImage, other: NVImage, opacity: number): void {
     const a = image.img!;
     const b = other.img!;
     for (let i = 0; i < a.length; i++) a[i] = a[i] === b[i] ? 0 : b[i] === 0 ? 1 : a[i] === 0 ? 2 : 3;
-    await this.overlay("difference", image);
-    this.colours("difference", {
+    this.overlay("difference", image, opacity, {
       R: [0, ...DIFFERENCE.map((each) => each.colour[0])],
       G: [0, ...DIFFERENCE.map((each) => each.colour[1])],
       B: [0, ...DIFFERENCE.map((each) => each.colour[2])],
@@ -144,16 +141,13 @@ export class Viewer {
     });
   }
 
-  /** Read a file, by the end of its name, without showing it. */
+  /** Read a file, by the end of its name (NIfTI or NRRD), without showing it. */
   async read(found: Blob | ArrayBuffer, file: string): Promise<NVImage> {
     return await volume(found, file);
   }
 
   removeOverlay(name: OverlayName): void {
-    const found = this.overlays.get(name);
-    if (found === undefined) return;
-    this.overlays.delete(name);
-    this.niivue.removeVolume(found);
+    if (this.overlays.delete(name)) this.drawOverlays();
   }
 
   /** Colour an overlay's values, which are labels. */
@@ -161,13 +155,31 @@ export class Viewer {
     const found = this.overlays.get(name);
     if (found === undefined) return;
     found.setColormapLabel(table);
-    this.niivue.updateGLVolume();
+    this.drawOverlays();
   }
 
   opacity(name: OverlayName, value: number): void {
     const found = this.overlays.get(name);
     if (found === undefined) return;
-    this.niivue.setOpacity(this.niivue.getVolumeIndexByID(found.id), value);
+    found.opacity = value;
+    this.drawOverlays();
+  }
+
+  /**
+   * Draw the overlays, in a fixed order, whenever each arrived.
+   *
+   * NiiVue's own calls draw the scan's texture and its gradients again for every change, which takes seconds for a
+   * large volume without a graphics card.
+   */
+  private drawOverlays(): void {
+    const { niivue } = this;
+    if (this.scan === null) return;
+    niivue.overlays = ORDER.flatMap((each) => this.overlays.get(each) ?? []);
+    niivue.volumes = [this.scan, ...niivue.overlays];
+    // Without overlays there is no layer that would say so to the shaders.
+    if (niivue.overlays.length === 0) return niivue.updateGLVolume();
+    niivue.overlays.forEach((each, index) => niivue.refreshLayers(each, index + 1));
+    niivue.drawScene();
   }
 
   /** Move the cross-hair to a voxel, by its indices in the scan's file. */

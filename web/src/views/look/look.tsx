@@ -271,8 +271,9 @@ function follow(viewer: Viewer, shown: ReadonlySignal<Answer | null>): () => voi
       viewer.opacity("difference", opacity.value);
     }),
     effect(() => {
-      const names = shown.value?.report.label_names;
-      if (names) viewer.colours("mask", maskColours(names, hidden.value));
+      // A new answer's mask comes with its colours.
+      const [isHidden, names] = [hidden.value, shown.peek()?.report.label_names];
+      if (names) viewer.colours("mask", maskColours(names, isHidden));
     }),
   ];
   return () => stops.forEach((stop) => stop());
@@ -284,9 +285,8 @@ async function drawMask(viewer: Viewer, found: Answer | null): Promise<void> {
     viewer.removeOverlay("mask");
     return;
   }
-  await viewer.overlay("mask", await readable(found), found.mask.flat ? "mask.nii" : found.mask.name);
-  viewer.colours("mask", maskColours(found.report.label_names, hidden.peek()));
-  viewer.opacity("mask", opacity.peek());
+  const image = await readMask(viewer, found);
+  viewer.overlay("mask", image, opacity.peek(), maskColours(found.report.label_names, hidden.peek()));
 }
 
 /** The mask that a person drew, below the answer. */
@@ -296,18 +296,14 @@ async function drawDrawn(viewer: Viewer, open: OpenScan | null): Promise<void> {
     return;
   }
   const { file, values } = open.drawn;
-  await viewer.overlay("drawn", open.flat ? await maskOfPicture(file) : file, open.flat ? "mask.nii" : "mask.nii.gz");
-  viewer.colours("drawn", drawnColours(values));
-  viewer.opacity("drawn", opacity.peek());
+  viewer.overlay("drawn", await readMap(viewer, open, file), opacity.peek(), drawnColours(values));
 }
 
 async function drawDifference(viewer: Viewer): Promise<void> {
   const [one, other] = [kept.peek(), answer.peek()];
   if (one === null || other === null || !viewer.hasScan) return;
   viewer.removeOverlay("mask");
-  const name = other.mask.flat ? "mask.nii" : other.mask.name;
-  await viewer.difference(await readable(one), await readable(other), name);
-  viewer.opacity("difference", opacity.peek());
+  viewer.difference(await readMask(viewer, one), await readMask(viewer, other), opacity.peek());
 }
 
 async function drawUncertainty(viewer: Viewer, open: OpenScan | null, found: Answer | null): Promise<void> {
@@ -316,8 +312,12 @@ async function drawUncertainty(viewer: Viewer, open: OpenScan | null, found: Ans
     return;
   }
   const file = await uncertaintyOf(open, found);
-  await viewer.overlay("uncertainty", open.flat ? await maskOfPicture(file) : file, open.flat ? "map.nii" : "map.nii.gz");
-  viewer.opacity("uncertainty", 0.6);
+  viewer.overlay("uncertainty", await readMap(viewer, open, file), 0.6);
 }
 
-const readable = async ({ mask }: Answer) => (mask.flat ? await maskOfPicture(mask.file) : mask.file);
+const readMask = async (viewer: Viewer, { mask }: Answer) =>
+  mask.flat ? await viewer.read(await maskOfPicture(mask.file), "mask.nii") : await viewer.read(mask.file, mask.name);
+
+/** A file of one value per voxel of the scan, which is a PNG for a picture. */
+const readMap = async (viewer: Viewer, { flat }: OpenScan, file: Blob) =>
+  flat ? await viewer.read(await maskOfPicture(file), "map.nii") : await viewer.read(file, "map.nii.gz");
