@@ -29,6 +29,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "ssf_cost": "benchmarks.cost.ssf:SsfCost",
     "serving_cost": "benchmarks.cost.serving:ServingCost",
     "throughput": "benchmarks.cost.throughput:Throughput",
+    "page_cost": "benchmarks.cost.page:PageCost",
     "dicom_cost": "benchmarks.cost.dicom:DicomCost",
     "security_cost": "benchmarks.cost.security:SecurityCost",
     "health_under_load": "benchmarks.cost.health:HealthUnderLoad",

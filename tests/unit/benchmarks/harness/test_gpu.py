@@ -14,7 +14,7 @@ from benchmarks.harness.experiment import Options
 from benchmarks.registry import EXPERIMENTS, find
 
 # Nothing in them runs on a GPU: bytes over a network; authentication and rows.
-WITHOUT = {"network_cost", "security_cost"}
+WITHOUT = {"network_cost", "page_cost", "security_cost"}
 COST = [
     name
     for name, place in EXPERIMENTS.items()

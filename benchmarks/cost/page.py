@@ -1,0 +1,262 @@
+"""What the page costs: its weight, the time to the first mask on screen, and frames while slices scroll.
+
+A real Chromium before a real service. A volume is opened in Look and segmented, and the time from the button
+to a canvas that shows the mask is taken, beside the same request sent by a plain client. The two alternate,
+and medians are compared. Chromium draws with its software renderer, which shares the processor with the
+service.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+
+from benchmarks.cost.random_space import publish_random_space
+from benchmarks.cost.serving import TASK, scan_bytes, volume
+from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.tables import table
+from demo.service_process import free_port, running_service
+from model_store.store import Store
+
+NAME = "page"
+SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
+# Seconds of scrolling, and the longest wait for an answer.
+_SCROLL_S = 5.0
+_PATIENCE_MS = 300_000
+# Turns the wheel over a place of the canvas that is a slice in each layout, by a notch.
+_TURN = """([deltaY]) => {
+    const canvas = document.querySelector("canvas"), box = canvas.getBoundingClientRect();
+    const at = { clientX: box.x + 0.45 * box.width, clientY: box.y + 0.2 * box.height };
+    canvas.dispatchEvent(new WheelEvent("wheel", { ...at, deltaY, bubbles: true, cancelable: true }));
+}"""
+# Turns it in each frame, for some seconds, forty notches to and fro; returns the frames' times.
+_SCROLL = f"""([seconds]) => new Promise((resolve) => {{
+    const turn = {_TURN}, times = [];
+    const step = (now) => {{
+        times.push(now);
+        if (now - times[0] > 1000 * seconds) return resolve(times);
+        turn([Math.floor(times.length / 40) % 2 ? -1 : 1]);
+        requestAnimationFrame(step);
+    }};
+    requestAnimationFrame(step);
+}})"""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Pairs to time, onnxruntime's threads, the network's width, and the volume."""
+
+    repeats: int = 5
+    threads: int = 2
+    width: int = 16
+    slices: int = 128
+
+
+PROFILES = {"smoke": Profile(1, 1, 2, 4), "cpu": Profile()}
+
+
+class PageCost(Experiment[Profile]):
+    """Weight, time to the first mask, and frames per second of the page."""
+
+    name = "page_cost"
+    title = "What the page costs"
+    question = "How long until a person sees the mask, and how smoothly do slices scroll?"
+    profiles = PROFILES
+    tables = (Table("page_cost"),)
+
+    def cells(self) -> list[Cell]:
+        """One cell."""
+        settings = self.profile
+        return [
+            {
+                "repeats": settings.repeats,
+                "threads": settings.threads,
+                "width": settings.width,
+                "slices": settings.slices,
+            }
+        ]
+
+    def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
+        """Measure the cell."""
+        return compute(cell, work)
+
+    def sections(self, rows: Sequence[Row]) -> list[str]:
+        """The three figures, each with how it was measured."""
+        (row,) = rows
+        result, slices = row["result"], row["cell"]["slices"]
+        bare, page = median(result["bare_s"]), median(result["page_s"])
+        cores = row["made_with"]["machine"].rpartition(", ")[2]
+        times = [
+            [label, f"{median(result[side]):.2f}", f"{min(result[side]):.2f} to {max(result[side]):.2f}"]
+            for side, label in (
+                ("bare_s", "the bare request"),
+                ("page_s", "the page, until the mask is drawn"),
+            )
+        ]
+        weight = [
+            [each["name"], f"{each['bytes'] / 1000:.1f}", f"{each['sent'] / 1000:.1f}"]
+            for each in result["files"]
+        ]
+        total = [sum(each[side] for each in result["files"]) / 1000 for side in ("bytes", "sent")]
+        heap = ", ".join(f"{size / 2**20:.0f}" for size in result["heap_bytes"])
+        return [
+            f"A volume of 256x256x{slices}, a U-Net of width {row['cell']['width']}, and Chromium "
+            f"{result['chromium']} with its software renderer, on a machine of {cores}.",
+            "## Time to the mask",
+            table(["", "seconds, median", "range"], times),
+            f"The page takes {page - bare:.2f} s more than the bare request, {page / bare:.2f} times as much."
+            " The time ends with the first picture of the canvas that shows the mask; taking a picture takes "
+            f"{result['picture_s']:.2f} s.",
+            "## Scrolling",
+            f"{result['frames_per_s']['axial']:.0f} frames per second in the axial plane and "
+            f"{result['frames_per_s']['planes']:.0f} with three planes and the 3-D view, with the mask shown "
+            "and one slice per frame.",
+            "## Weight",
+            table(["file", "kB", "kB as sent"], [*weight, ["all", *(f"{each:.1f}" for each in total)]]),
+            "## Memory",
+            f"JavaScript's heap after each of {len(result['heap_bytes'])} answers, with garbage collected: "
+            f"{heap} MiB.",
+        ]
+
+
+def compute(cell: Cell, work: Path) -> dict[str, Any]:
+    """Measure the page against a service of its own."""
+    from playwright.sync_api import sync_playwright
+
+    store, state = work / f"store-{os.getpid()}", work / f"state-{os.getpid()}"
+    scan = torch.from_numpy(volume(cell["slices"]).astype(np.float32))
+    half_of = ((scan[:1] - scan.mean()) / scan.std())[None]
+    publish_random_space(Store(store), NAME, TASK, cell["width"], run="page", half_of=half_of)
+    path = work / "volume.nii.gz"
+    path.write_bytes(scan_bytes("nii.gz", slices=cell["slices"]))
+    os.environ["LOCUM_THREADS"] = str(cell["threads"])
+    with running_service(store, state, free_port()) as client, sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=chromium_path(), args=["--no-sandbox", *SOFTWARE]
+        )
+        page = chromium.new_page(viewport={"width": 1280, "height": 800})
+        page.set_default_timeout(_PATIENCE_MS)
+        with _transfers(page) as files:
+            page.goto(str(client.base_url))
+            page.get_by_label("Model").wait_for()
+            _open(page, path)
+        devtools = page.context.new_cdp_session(page)
+        bare, shown, heap = [], [], []
+        # The first answers load the network and warm caches, on both sides.
+        for number in range(1 + cell["repeats"]):
+            pair = (_ask(client, path), _show(page, path))
+            devtools.send("HeapProfiler.collectGarbage")
+            used = page.evaluate("performance.memory.usedJSHeapSize")
+            if number:
+                bare.append(round(pair[0], 3))
+                shown.append(round(pair[1], 3))
+                heap.append(used)
+        return {
+            "bare_s": bare,
+            "page_s": shown,
+            "picture_s": round(_seconds(lambda: page.locator("canvas").screenshot()), 3),
+            "frames_per_s": {layout: _frames_per_s(page, layout) for layout in ("axial", "planes")},
+            "files": files,
+            "heap_bytes": heap,
+            "chromium": chromium.version.partition(".")[0],
+        }
+
+
+def chromium_path() -> str:
+    """The browser that LOCUM_CHROMIUM names, or Debian's. Raises FileNotFoundError where there is none."""
+    found = os.environ.get("LOCUM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        raise FileNotFoundError(
+            "page_cost needs Chromium: `make test-web` installs it, or LOCUM_CHROMIUM names it"
+        )
+    return found
+
+
+@contextmanager
+def _transfers(page: Any) -> Iterator[list[dict[str, Any]]]:
+    """The page's own files that were loaded: name, bytes, and bytes as they were sent."""
+    finished: list[Any] = []
+    files: list[dict[str, Any]] = []
+
+    def note(request: Any) -> None:
+        finished.append(request)
+
+    page.on("requestfinished", note)
+    yield files
+    page.remove_listener("requestfinished", note)
+    for request in finished:
+        kind = request.resource_type
+        if kind in ("document", "script", "stylesheet", "font", "image") and request.url.startswith("http"):
+            name = request.url.rpartition("/")[2] or "index.html"
+            sent = request.sizes()["responseBodySize"]
+            files.append({"name": name, "bytes": len(request.response().body()), "sent": sent})
+    files.sort(key=lambda each: -each["bytes"])
+
+
+def _open(page: Any, path: Path) -> bytes:
+    """Open a volume in the axial plane. Returns the canvas's picture once it no longer changes."""
+    page.set_input_files("input[type=file]", path)
+    page.get_by_role("button", name="Axial").click()
+    page.mouse.move(2, 2)
+    pictures = [b""]
+    while len(pictures) < 3 or pictures[-1] != pictures[-3]:
+        page.wait_for_timeout(500)
+        pictures.append(page.locator("canvas").screenshot())
+    return bytes(pictures[-1])
+
+
+def _ask(client: httpx.Client, path: Path) -> float:
+    """Seconds of the request that the page sends, by a plain client."""
+    form = {"model": NAME, "personalization": "auto", "output": "multipart"}
+    content = path.read_bytes()
+    return _seconds(
+        lambda: client.post(
+            "/segment", data=form, files={"scan": ("scan", content)}, timeout=300
+        ).raise_for_status()
+    )
+
+
+def _show(page: Any, path: Path) -> float:
+    """Seconds from the button to a canvas that differs from the scan's own picture."""
+    before = _open(page, path)
+    canvas = page.locator("canvas")
+
+    def segment() -> None:
+        page.get_by_role("button", name="Segment").click()
+        page.get_by_role("heading", name="Answer").wait_for()
+        while canvas.screenshot() == before:
+            pass
+
+    return _seconds(segment)
+
+
+def _frames_per_s(page: Any, layout: str) -> float:
+    page.get_by_role("button", name="Axial" if layout == "axial" else "All planes").click()
+    page.wait_for_timeout(500)
+    pictures = []
+    for notch in (0, 1, -1):
+        page.evaluate(_TURN, [notch])
+        page.wait_for_timeout(500)
+        pictures.append(page.locator("canvas").screenshot())
+    if len(set(pictures)) == 1:
+        raise RuntimeError("the wheel did not change the slice, so the frames say nothing")
+    times = page.evaluate(_SCROLL, [_SCROLL_S])
+    return round(1000 * (len(times) - 1) / float(times[-1] - times[0]), 1)
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
