@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 from typing import Any
 
 import nibabel as nib
@@ -66,23 +67,23 @@ def picture(voxels: NDArray[Any], level: int) -> NDArray[Any]:
 
 
 def drawn_slice(
-    page: Any, shape: tuple[int, ...], sign: int = 1, channels: tuple[int, int] = (0, 2)
+    page: Any, shape: tuple[int, ...], sign: int = 1, channels: tuple[int, int] = (0, 2), pane: str = ""
 ) -> NDArray[np.bool_]:
-    """Which voxels of the one slice on the canvas have the label's colour, by a pixel beside each centre.
+    """Which voxels of the one slice on a pane have the label's colour, by a pixel beside each centre.
 
     The first of its `channels` is brighter than the second, and in grey they are equal. The cross-hair
     goes through centres.
     """
-    picture, rows, columns = shown_slice(page, shape)
+    picture, rows, columns = shown_slice(page, shape, pane)
     found = picture[np.ix_(rows.astype(int), columns.astype(int))]
     return np.asarray(sign * (found[..., channels[0]] - found[..., channels[1]]) > 40)
 
 
 def shown_slice(
-    page: Any, shape: tuple[int, ...]
+    page: Any, shape: tuple[int, ...], pane: str = ""
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """The pixels of the canvas, and where in them each row and column of voxels is, beside its middle."""
-    canvas = page.locator("canvas")
+    """The pixels of the pane, and where in them each row and column of voxels is, beside its middle."""
+    canvas = page.locator("canvas").and_(page.get_by_label(re.compile(pane)))
     canvas.hover(position={"x": 2, "y": 2})
     page.wait_for_timeout(400)
     pixels = np.asarray(Image.open(io.BytesIO(canvas.screenshot())).convert("RGB")).astype(np.int64)
@@ -176,20 +177,43 @@ def test_two_answers_are_compared(page: Any, service: Service) -> None:
     page.get_by_label("Who answers").select_option("member")
     page.get_by_label("Member", exact=True).select_option("aster")
     page.get_by_role("button", name="Segment").click()
-    page.get_by_role("button", name="Side by side").click()
-    page.get_by_label("new answer").wait_for()
-    assert page.locator("canvas").count() == 2
-    page.get_by_role("button", name="Difference").click()
-    page.get_by_label("new answer").wait_for(state="detached")
-    page.get_by_role("button", name="Axial").click()
-    page.get_by_role("button", name="Show organ").click()
     kept = canonical(mask_of(service, personalization="global")) == 1
     new = canonical(mask_of(service, personalization="member", site="aster")) == 1
     level = middle(new)
+    page.get_by_role("button", name="Axial").click()
+    page.get_by_role("button", name="Side by side").wait_for()
+    page.get_by_role("button", name="Show organ").click()
+
+    # The second viewer opens where the first one is, and their cross-hairs move together.
+    page.locator("canvas").hover()
+    page.mouse.wheel(0, 100)
+    page.mouse.wheel(0, 100)
+    page.get_by_role("button", name="Side by side").click()
+    page.get_by_label("new answer").wait_for()
+    for shown in (level + 2, level + 1):
+        for pane, mask in (("kept answer", kept), ("new answer", new)):
+            expected = picture(mask, shown)
+            np.testing.assert_array_equal(drawn_slice(page, expected.shape, pane=pane), expected)
+        page.get_by_label("kept answer").hover()
+        page.mouse.wheel(0, -100)
+
+    # Left of the border is the kept answer, right of it the new one; here the border divides what differs.
+    page.get_by_role("button", name="Wipe").click()
+    left, right = picture(kept, level), picture(new, level)
+    border = int(np.median(np.nonzero(left != right)[1]))
+    _, _, columns = shown_slice(page, left.shape, "kept answer")
+    width = page.get_by_label("kept answer").bounding_box()["width"]
+    page.get_by_label("Border").fill(f"{columns[border - 1 : border + 1].mean() / width:.2f}")
+    expected = np.hstack([left[:, :border], right[:, border:]])
+    assert (expected != left).any()
+    assert (expected != right).any()
+    np.testing.assert_array_equal(drawn_slice(page, expected.shape, pane="kept answer"), expected)
+
+    page.get_by_role("button", name="Difference").click()
+    page.get_by_label("new answer").wait_for(state="detached")
     for sign, only in ((1, kept & ~new), (-1, new & ~kept)):
         expected = picture(only, level)
         np.testing.assert_array_equal(drawn_slice(page, expected.shape, sign), expected)
-    assert (kept != new).any()
 
 
 def test_uncertainty_is_asked_when_it_is_shown(page: Any, service: Service) -> None:

@@ -26,6 +26,7 @@ const ORDER: readonly OverlayName[] = ["drawn", "mask", "uncertainty", "differen
 export class Viewer {
   private scan: NVImage | null = null;
   private isClosed = false;
+  private leader: Viewer | null = null;
   private readonly overlays = new Map<OverlayName, NVImage>();
 
   private constructor(
@@ -101,6 +102,7 @@ export class Viewer {
     if (this.isClosed) return;
     this.scan = image;
     this.niivue.addVolume(this.scan);
+    if (this.leader?.hasScan) this.crosshairTo(this.leader.niivue.scene.crosshairPos);
   }
 
   layout(layout: Layout): void {
@@ -178,9 +180,13 @@ export class Viewer {
     // By way of millimetres: NiiVue's own voxels are in canonical order, not in the file's. `true`: not those of
     // the straightened volume, which differ where the scan is oblique.
     const [x, y, z] = affine.map((row) => row[0]! * i + row[1]! * j + row[2]! * k + row[3]!);
-    niivue.scene.crosshairPos = niivue.mm2frac([x!, y!, z!], 0, true);
-    niivue.createOnLocationChange();
-    niivue.drawScene();
+    this.crosshairTo(niivue.mm2frac([x!, y!, z!], 0, true));
+  }
+
+  private crosshairTo(place: Niivue["scene"]["crosshairPos"]): void {
+    this.niivue.scene.crosshairPos = [...place] as typeof place;
+    this.niivue.createOnLocationChange();
+    this.niivue.drawScene();
   }
 
   /** Step through the slices of the plane that is shown, or of the axial one. */
@@ -188,8 +194,9 @@ export class Viewer {
     this.niivue.moveCrosshairInVox(0, 0, slices);
   }
 
-  /** Move both viewers' cross-hairs together. */
+  /** Move both viewers' cross-hairs together. The other one begins where this one is. */
   link(other: Viewer): void {
+    other.leader = this;
     this.niivue.broadcastTo([other.niivue], { "2d": true, "3d": true });
     other.niivue.broadcastTo([this.niivue], { "2d": true, "3d": true });
   }
