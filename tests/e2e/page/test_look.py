@@ -5,10 +5,15 @@ from __future__ import annotations
 import gzip
 import io
 import re
+import shutil
+import subprocess
+import zlib
+from pathlib import Path
 from typing import Any
 
 import nibabel as nib
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -163,6 +168,26 @@ def test_receipt_is_one_click_away(page: Any, service: Service) -> None:
     assert "input_sha256" in receipt.inner_text()
     page.keyboard.press("Escape")
     assert page.get_by_role("dialog").count() == 0
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_copied_command_returns_the_mask_that_is_shown(page: Any, service: Service, tmp_path: Path) -> None:
+    page.set_input_files("input[type=file]", service.scans[SCAN])
+    page.get_by_label("Who answers").select_option("member")
+    page.get_by_label("Member", exact=True).select_option("aster")
+    with page.expect_response("**/segment") as sent:
+        page.get_by_role("button", name="Segment").click()
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.get_by_role("button", name="Copy as curl").click()
+    page.get_by_text("Copied").wait_for()
+    (tmp_path / "SCAN").write_bytes(service.scans[SCAN].read_bytes())
+    command = page.evaluate("navigator.clipboard.readText()")
+    subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True, timeout=60)
+    found = np.asanyarray(nib.Nifti1Image.load(tmp_path / "mask.nii.gz").dataobj).ravel(order="F")
+    _, _, packed = sent.value.body().partition(b"NRRD")[2].partition(b"\n\n")
+    shown = np.frombuffer(zlib.decompressobj(wbits=zlib.MAX_WBITS | 16).decompress(packed), np.uint8)
+    np.testing.assert_array_equal(found, shown)
+    assert (found != np.asanyarray(mask_of(service).dataobj).ravel(order="F")).any()
 
 
 def test_file_that_is_no_scan_gets_a_reason(page: Any, service: Service) -> None:
