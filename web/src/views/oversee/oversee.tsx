@@ -1,6 +1,6 @@
 /** Oversee: health, what serves each hospital, how versions descend from each other, and jobs. */
 import { useEffect, useState } from "preact/hooks";
-import { call, type Schema } from "../../api/client";
+import { call, Problem, type Schema } from "../../api/client";
 import { ADAPTABLE, catalogueError, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
@@ -64,8 +64,18 @@ function useRefreshed<T>(load: () => Promise<T>): [T | null, unknown] {
   return [found, error];
 }
 
+/** A service that is not ready answers 503 with the same document. */
+async function readHealth(): Promise<Schema<"Ready">> {
+  try {
+    return (await call("get", "/health/ready")).data;
+  } catch (error) {
+    if (error instanceof Problem && error.status === 503 && error.members.parts) return error.members as Schema<"Ready">;
+    throw error;
+  }
+}
+
 function Health() {
-  const [found, error] = useRefreshed(async () => (await call("get", "/health/ready")).data);
+  const [found, error] = useRefreshed(readHealth);
   return (
     <section class="card stack tight" aria-label="Health">
       <h2>Health</h2>
