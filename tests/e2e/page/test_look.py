@@ -136,16 +136,23 @@ def show_and_compare(page: Any, service: Service, files: list[tuple[str, bytes]]
     assert not (drawn & ~expected).any()
 
 
-def test_scan_of_a_cohort_is_shown_with_its_drawn_mask(page: Any, service: Service) -> None:
+def test_scan_of_a_cohort_is_shown_with_its_drawn_mask_in_the_chosen_plane(page: Any, service: Service) -> None:
     (scan, mask), *_ = drawn_scans(1).values()
     cohort = service.cohort(a=scan)
     service.client.put(f"{cohort}/scans/a/mask", content=mask).raise_for_status()
+    page.set_input_files("input[type=file]", service.scans[SCAN])
     page.get_by_text("A scan of a cohort").click()
     page.get_by_label("Hospital of the cohort").select_option("dune")
     page.get_by_label("Cohort", exact=True).select_option(cohort[-32:])
+    # The plane is chosen while the scan is on its way.
+    late: list[Any] = []
+    page.route("**/scans/a?output=stored", lambda request: late.append(request))
     page.get_by_label("Scan", exact=True).select_option("a")
-    page.get_by_label("Drawn mask").wait_for()
+    while not late:
+        page.wait_for_timeout(20)
     page.get_by_role("button", name="Axial").click()
+    late[0].continue_()
+    page.get_by_label("Drawn mask").wait_for()
     truth = canonical(nib.Nifti1Image.from_bytes(gzip.decompress(mask))) == 1
     expected = picture(truth, truth.shape[2] // 2)
     drawn = drawn_slice(page, expected.shape, channels=(1, 0))
