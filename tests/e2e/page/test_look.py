@@ -136,7 +136,7 @@ def show_and_compare(page: Any, service: Service, files: list[tuple[str, bytes]]
     assert not (drawn & ~expected).any()
 
 
-def test_scan_of_a_cohort_is_shown_with_its_drawn_mask_in_the_chosen_plane(page: Any, service: Service) -> None:
+def test_scan_of_a_cohort_is_shown_with_its_mask_in_the_chosen_plane(page: Any, service: Service) -> None:
     (scan, mask), *_ = drawn_scans(1).values()
     cohort = service.cohort(a=scan)
     service.client.put(f"{cohort}/scans/a/mask", content=mask).raise_for_status()
