@@ -7,6 +7,7 @@ import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
 import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
+import { Table } from "../../ui/table";
 import { graphOf, type Graph, type Node, referenceOf, type Version } from "./layout";
 
 /** Names of the hospitals that a version (`name@version`) serves now. */
@@ -59,9 +60,7 @@ export function Lineage({ served }: { served: Served }) {
       {node ? <Details node={node} served={served} /> : <p class="hint">Choose a version for its origin and its report.</p>}
       <details>
         <summary>The same as a table</summary>
-        <div class="scroll">
-          <Table graph={graph} served={served} />
-        </div>
+        <Versions graph={graph} served={served} />
       </details>
     </Models>
   );
@@ -214,37 +213,29 @@ function Report({ version }: { version: Version }) {
   );
 }
 
-function Table({ graph, served }: { graph: Graph; served: Served }) {
+function Versions({ graph, served }: { graph: Graph; served: Served }) {
   return (
-    <table>
-      <thead>
-        <tr>
-          <th scope="col">Version</th>
-          <th scope="col">Made from</th>
-          <th scope="col">Published</th>
-          <th scope="col">State</th>
-          <th scope="col">Serves</th>
-          <th scope="col">Report</th>
-        </tr>
-      </thead>
-      <tbody>
-        {graph.nodes.map((node) => (
-          <tr key={node.reference}>
-            <th scope="row">
+    <Table
+      rows={graph.nodes}
+      keyOf={(node) => node.reference}
+      columns={[
+        {
+          title: "Version",
+          head: true,
+          cell: (node) => (
+            <>
               <span class="mono">{node.reference}</span>
               <div class="hint">{wordsOf(node)}</div>
-            </th>
-            <td class="mono">{node.parents.join(", ") || "–"}</td>
-            <td>{moment(node.version.published)}</td>
-            <td>
-              <StateChip state={stateOf(node, served)} />
-            </td>
-            <td>{(served.get(node.reference) ?? []).join(", ") || "–"}</td>
-            <td>{node.version.report ? <Report version={node.version} /> : "–"}</td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+            </>
+          ),
+        },
+        { title: "Made from", cell: (node) => <span class="mono">{node.parents.join(", ") || "–"}</span> },
+        { title: "Published", cell: (node) => moment(node.version.published) },
+        { title: "State", cell: (node) => <StateChip state={stateOf(node, served)} /> },
+        { title: "Serves", cell: (node) => (served.get(node.reference) ?? []).join(", ") || "–" },
+        { title: "Report", cell: (node) => (node.version.report ? <Report version={node.version} /> : "–") },
+      ]}
+    />
   );
 }
 
