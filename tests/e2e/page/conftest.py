@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,12 +15,10 @@ from demo.service_process import free_port, running_service
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Normalisation, Task
+from tests.helpers.chromium import CHROMIUM, launch
 from tests.helpers.service.joining_federation import publish_cross_attention
 from tests.helpers.service.routing_federation import outside_scans, publish_routing_space
 
-# Debian's, or that of `make test-web`.
-CHROMIUM = os.environ.get("LOCUM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-_SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
 LAPTOP = {"width": 1280, "height": 800}
 
 
@@ -91,7 +87,7 @@ def browser() -> Iterator[Any]:
             "THE PAGE IS NOT TESTED: no Chromium; `make test-web` installs it, or LOCUM_CHROMIUM names it"
         )
     with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *_SOFTWARE])
+        opened = launch(running)
         yield opened
         opened.close()
 
