@@ -24,6 +24,8 @@ from tests.helpers.service.joining_federation import drawn_scans
 SCAN = "patient-500.nii.gz"
 # The viewer's ground, as in web/src/viewer/viewer.ts, and the colour of the first label.
 GROUND, LABEL = (5, 9, 10), (230, 159, 0)
+# Red, green and blue of NiiVue's colour map at 0, 64, 192 and 255.
+PLASMA = ((13, 156, 237, 240), (8, 23, 121, 249), (135, 158, 83, 33))
 
 
 def segment(page: Any, service: Service, scan: str = SCAN) -> None:
@@ -79,9 +81,14 @@ def drawn_slice(
     The first of its `channels` is brighter than the second, and in grey they are equal. The cross-hair
     goes through centres.
     """
-    picture, rows, columns = shown_slice(page, shape, pane)
-    found = picture[np.ix_(rows.astype(int), columns.astype(int))]
+    found = shown_voxels(page, shape, pane)
     return np.asarray(sign * (found[..., channels[0]] - found[..., channels[1]]) > 40)
+
+
+def shown_voxels(page: Any, shape: tuple[int, ...], pane: str = "") -> NDArray[np.int64]:
+    """Red, green and blue of each voxel of the one slice on a pane."""
+    pixels, rows, columns = shown_slice(page, shape, pane)
+    return pixels[np.ix_(rows.astype(int), columns.astype(int))]
 
 
 def shown_slice(
@@ -248,10 +255,25 @@ def test_two_answers_are_compared(page: Any, service: Service) -> None:
         np.testing.assert_array_equal(drawn_slice(page, expected.shape, sign), expected)
 
 
-def test_uncertainty_is_asked_when_it_is_shown(page: Any, service: Service) -> None:
+def test_uncertainty_is_asked_when_it_is_shown_and_lets_the_scan_through(page: Any, service: Service) -> None:
     segment(page, service)
+    page.get_by_role("button", name="Axial").click()
+    page.get_by_role("button", name="Show organ").click()
+    expected = mask_of(service, voxels="uncertainty")
+    level = middle(canonical(mask_of(service)) == 1)
+    shape = picture(canonical(expected), level).shape
+    page.get_by_label("Mask").fill("0")
+    below = shown_voxels(page, shape)
     with page.expect_response("**/segment") as sent:
         page.get_by_label("Uncertainty", exact=True).check()
     found = nib.Nifti1Image.from_bytes(gzip.decompress(sent.value.body()))
-    expected = mask_of(service, voxels="uncertainty")
     np.testing.assert_array_equal(np.asanyarray(found.dataobj), np.asanyarray(expected.dataobj))
+    # From 5 to 100 percent in the colours of plasma, at 60 percent of opacity; below 5 percent nothing.
+    percent = picture(canonical(expected), level)
+    place = (percent - 5) / 95 * 255
+    colours = np.stack([np.interp(place, (0, 64, 192, 255), stops) for stops in PLASMA], axis=-1)
+    blended = np.where((percent > 5)[..., None], 0.4 * below + 0.6 * colours, below)
+    assert 0.05 < (percent > 5).mean() < 0.95
+    drawn = shown_voxels(page, shape)
+    assert np.abs(drawn - blended).mean() < 3
+    assert np.abs(drawn - blended).max() < 12

@@ -19,6 +19,8 @@ const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
 };
 
 const CROSSHAIR = 0.25;
+/** Pixels between a letter at the right edge and the edge. */
+const EDGE = 6;
 
 /** Overlays in the order in which they are drawn. */
 const ORDER: readonly OverlayName[] = ["drawn", "mask", "uncertainty", "difference"];
@@ -61,6 +63,9 @@ export class Viewer {
     });
     // A stroke that leaves the canvas goes on, and ends where the pointer is released.
     canvas.addEventListener("pointerdown", (event) => canvas.setPointerCapture(event.pointerId));
+    // NiiVue cuts the last pixels of a letter at the right edge.
+    const drawTextLeft = niivue.drawTextLeft.bind(niivue);
+    niivue.drawTextLeft = ([x = 0, y = 0], ...rest) => drawTextLeft([x - EDGE * devicePixelRatio, y], ...rest);
     await niivue.attachToCanvas(canvas, false);
     if (describe) {
       niivue.onLocationChange = (location) => describe((location as { string?: string }).string ?? "");
@@ -116,11 +121,11 @@ export class Viewer {
     if (this.isClosed) return image;
     this.removeOverlay(name);
     this.overlays.set(name, image);
+    // Below the least value it is transparent.
     if (name === "uncertainty") {
       image.colormap = "plasma";
       image.cal_min = 5;
       image.cal_max = 100;
-      image.colormapType = 1; // below the least value: transparent
     }
     this.niivue.addVolume(image);
     // Drawn in a fixed order, whenever each arrives.

@@ -6,7 +6,7 @@ import { useCohorts } from "../../app/cohorts";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
-import { moment } from "../../ui/format";
+import { moment, sentence } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import "./adapt.css";
 import type { Job } from "./following";
@@ -49,7 +49,7 @@ export default function Adapt() {
           label="Model"
           value={model.name}
           options={adaptable.map((each) => ({ value: each.name, label: each.name }))}
-          hint={KINDS[model.kind]}
+          hint={sentence(KINDS[model.kind] ?? model.kind)}
           onChange={(value) => keepInAddress({ model: value, job: null })}
         />
         {has("operator") ? (
@@ -136,7 +136,10 @@ function Jobs({ hospital, current }: { hospital: string; current: string | null 
               aria-pressed={each.id === current}
               onClick={() => keepInAddress({ hospital, job: each.id, model: each.model })}
             >
-              <span>{`${each.model}, ${moment(each.created_at)}`}</span>
+              <span>
+                {each.model}
+                <span class="hint">{moment(each.created_at)}</span>
+              </span>
               <span class={`chip ${STATES[each.state]?.tone}`}>{STATES[each.state]?.words ?? each.state}</span>
             </button>
           </li>

@@ -33,6 +33,7 @@ export function Drift({ models, hospitals }: { models: readonly Model[]; hospita
     };
   }, [models, hospitals]);
   if (pools.length === 0) return null;
+  const largest = Math.max(0.1, ...(rows ?? []).flatMap(({ usage }) => usage.days.map((each) => each.drift ?? 0)));
   return (
     <section class="card stack tight" aria-label="Drift">
       <h2>Drift of key usage</h2>
@@ -51,7 +52,7 @@ export function Drift({ models, hospitals }: { models: readonly Model[]; hospita
             { title: "Version", cell: ({ usage }) => <span class="mono">{usage.artefact}</span> },
             { title: "Scans in 30 days", number: true, cell: ({ usage }) => usage.recent_scans },
             { title: "Drift", number: true, cell: ({ usage }) => usage.drift?.toFixed(3) ?? "–" },
-            { title: "By day", cell: ({ usage }) => <Days usage={usage} /> },
+            { title: `By day, 0 to ${largest.toFixed(2)}`, cell: ({ usage }) => <Days usage={usage} largest={largest} /> },
             { title: "Entries picked", cell: ({ usage }) => <Entries usage={usage} /> },
           ]}
         />
@@ -62,12 +63,11 @@ export function Drift({ models, hospitals }: { models: readonly Model[]; hospita
 
 const SIZE = { width: 170, height: 40 };
 
-/** The drift of each day with scans, as a line; in words for a screen reader. */
-function Days({ usage }: { usage: Usage }) {
+/** The drift of each day with scans, as a line below `largest`; in words for a screen reader. */
+function Days({ usage, largest }: { usage: Usage; largest: number }) {
   const days = usage.days.filter((each) => each.drift !== null).map((each) => ({ at: Date.parse(each.day), drift: each.drift!, day: each.day }));
   const [first, last] = [days[0], days.at(-1)];
   if (!first || !last) return <>–</>;
-  const largest = Math.max(0.1, ...days.map((each) => each.drift));
   const x = (at: number) => (last.at === first.at ? SIZE.width / 2 : 4 + ((SIZE.width - 8) * (at - first.at)) / (last.at - first.at));
   const y = (drift: number) => SIZE.height - 5 - ((SIZE.height - 10) * drift) / largest;
   const words = `From ${first.drift.toFixed(3)} on ${day(first.day)} to ${last.drift.toFixed(3)} on ${day(last.day)}; at most ${Math.max(...days.map((each) => each.drift)).toFixed(3)}`;

@@ -17,7 +17,7 @@ export type Served = ReadonlyMap<string, readonly string[]>;
 const RECENT = 4;
 const NODE = { width: 244, height: 76 };
 const GAP = { across: 60, down: 20 };
-const LONGEST = { reference: 26, line: 36 };
+const LONGEST = { reference: 26, line: 36, serves: 31 };
 
 export function Lineage({ served }: { served: Served }) {
   const [versions, setVersions] = useState<readonly Version[] | null>(null);
@@ -161,9 +161,11 @@ function Drawing(given: { graph: Graph; served: Served; chosen: string; onChoose
             <text x="12" y="23" class="name">
               {cut(node.reference, LONGEST.reference)}
             </text>
-            <text x="12" y="43">{cut(words, LONGEST.line)}</text>
+            <text x="12" y="43" class={status ? "status" : undefined}>
+              {status || cut(words, LONGEST.line)}
+            </text>
             <text x="12" y="63" class="serves">
-              {cut(status ? `${status}; ${serves}` : serves, LONGEST.line)}
+              {cut(serves, LONGEST.serves)}
             </text>
           </g>
         );
@@ -192,7 +194,7 @@ function Details({ node, served }: { node: Node; served: Served }) {
       <p>{`Now it serves ${(served.get(reference) ?? []).join(", ") || "no hospital"}.`}</p>
       <p class="mono soft">{version.digest}</p>
       <div class="row">
-        <Report version={version} />
+        <Report version={version} words="Report of the federation" />
         {version.hospital !== null && has("reader") && (
           <a class="button small" href={address("adapt", { hospital: version.hospital, model: node.parents[0]?.split("@")[0], job: version.run })}>
             The job that made it
@@ -203,12 +205,13 @@ function Details({ node, served }: { node: Node; served: Served }) {
   );
 }
 
-function Report({ version }: { version: Version }) {
+function Report({ version, words }: { version: Version; words: string }) {
   if (!version.report) return null;
   const path = `models/${encodeURIComponent(version.name)}/versions/${version.version}/report`;
   return (
     <a class="button small" href={path} target="_blank" rel="noreferrer">
-      Report of the federation<span class="visually-hidden"> for {referenceOf(version)}</span>
+      {words}
+      <span class="visually-hidden"> for {referenceOf(version)}</span>
     </a>
   );
 }
@@ -233,7 +236,7 @@ function Versions({ graph, served }: { graph: Graph; served: Served }) {
         { title: "Published", cell: (node) => moment(node.version.published) },
         { title: "State", cell: (node) => <StateChip state={stateOf(node, served)} /> },
         { title: "Serves", cell: (node) => (served.get(node.reference) ?? []).join(", ") || "–" },
-        { title: "Report", cell: (node) => (node.version.report ? <Report version={node.version} /> : "–") },
+        { title: "Report", cell: (node) => (node.version.report ? <Report version={node.version} words="Report" /> : "–") },
       ]}
     />
   );
