@@ -131,4 +131,4 @@ def test_job_is_followed_on_after_the_connection_was_cut(browser: Any, api: Api,
         assert int(streams[1].all_headers()["last-event-id"]) > 0
         reach(3)
         page.get_by_role("button", name="Cancel the job").click()
-        page.get_by_text("Stopping").wait_for()
+        page.get_by_role("region", name="Jobs").get_by_text("Stopping").wait_for()
