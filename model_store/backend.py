@@ -47,6 +47,9 @@ class Backend(Protocol):
     def attached(self, name: str, number: int, file: str) -> bytes | None:
         """Read a file that was attached to a version, if it was."""
 
+    def is_attached(self, name: str, number: int, file: str) -> bool:
+        """Return whether a file was attached to a version, without reading it."""
+
     def attach(self, name: str, number: int, file: str, content: bytes) -> None:
         """Write a file beside a version's manifest, which does not name it. It may be replaced."""
 

@@ -145,6 +145,15 @@ class Bucket:
             except FileNotFoundError:
                 return None
 
+    def is_attached(self, name: str, number: int, file: str) -> bool:
+        """Return whether a file was attached to a version, without reading it."""
+        with self._asking():
+            try:
+                obstore.head(self._objects, _content(self._digest(name, number), file))
+            except FileNotFoundError:
+                return False
+            return True
+
     def attach(self, name: str, number: int, file: str, content: bytes) -> None:
         """Write a file beside a version's manifest."""
         self._put(_content(self._digest(name, number), file), content)

@@ -78,6 +78,10 @@ class Folder:
         except FileNotFoundError:
             return None
 
+    def is_attached(self, name: str, number: int, file: str) -> bool:
+        """Return whether a file was attached to a version, without reading it."""
+        return (self.root / name / str(number) / file).is_file()
+
     def attach(self, name: str, number: int, file: str, content: bytes) -> None:
         """Write a file beside a version's manifest."""
         with self._locked(name):

@@ -179,6 +179,10 @@ class Store:
         """Read the report (HTML) of the run that made a version; None if none was attached."""
         return self._backend.attached(artefact.name, artefact.version, REPORT)
 
+    def has_report(self, artefact: Artefact) -> bool:
+        """Return whether a report was attached to a version, without reading it."""
+        return self._backend.is_attached(artefact.name, artefact.version, REPORT)
+
     # ------------------------------------------------------------------ open
 
     def open(self, reference: str, *, verify: bool = True) -> Artefact:

@@ -9,7 +9,6 @@ service.
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,13 +24,13 @@ import torch
 from benchmarks.cost.random_space import publish_random_space
 from benchmarks.cost.serving import TASK, scan_bytes, volume
 from benchmarks.harness.cells import Cell, Row
+from benchmarks.harness.chromium import launch
 from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.tables import table
 from demo.service_process import free_port, running_service
 from model_store.store import Store
 
 NAME = "page"
-SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
 # Seconds of scrolling, and the longest wait for an answer.
 _SCROLL_S = 5.0
 _PATIENCE_MS = 300_000
@@ -143,9 +142,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     path.write_bytes(scan_bytes("nii.gz", slices=cell["slices"]))
     os.environ["LOCUM_THREADS"] = str(cell["threads"])
     with running_service(store, state, free_port()) as client, sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(
-            executable_path=chromium_path(), args=["--no-sandbox", *SOFTWARE]
-        )
+        chromium = launch(playwright)
         page = chromium.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(_PATIENCE_MS)
         with _transfers(page) as files:
@@ -172,16 +169,6 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
             "heap_bytes": heap,
             "chromium": chromium.version.partition(".")[0],
         }
-
-
-def chromium_path() -> str:
-    """The browser that LOCUM_CHROMIUM names, or Debian's. Raises FileNotFoundError where there is none."""
-    found = os.environ.get("LOCUM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        raise FileNotFoundError(
-            "page_cost needs Chromium: `make test-web` installs it, or LOCUM_CHROMIUM names it"
-        )
-    return found
 
 
 @contextmanager

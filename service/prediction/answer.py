@@ -112,7 +112,6 @@ class Predictor(ABC, Generic[Options]):
             **({"Locum-Warning-Names": ", ".join(names)} if names else {}),
             "Server-Timing": self.watch.header(),
             "Content-Disposition": f'inline; filename="{filename}"',
-            "Cache-Control": "no-store",
         }
 
     def _receipt(self, **options: str) -> Receipt:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
-from fastapi import APIRouter, Path, Response
+from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from service.database import ApiKey, Role
@@ -97,21 +97,21 @@ def list_keys(context: AsAdmin) -> KeyList:
 
 
 @router.post("/keys", status_code=201, responses=problem_responses(400, 404, 408, 409, 413, 422))
-def create_key(context: AsAdmin, body: KeyBody, response: Response) -> NewKey:
+def create_key(context: AsAdmin, body: KeyBody) -> NewKey:
     """Create an API key. The answer has it once; the service keeps its hash."""
     expires_at = None if body.days is None else datetime.now(UTC) + timedelta(days=body.days)
     with context.database.write() as session:
         row, key = keys.create(session, body.name, body.role, body.hospital, expires_at)
-    return _shown_once(row, key, response)
+    return _shown_once(row, key)
 
 
 @router.post("/keys/{key}/rotate", status_code=201, responses=problem_responses(400, 404, 408, 409, 413, 422))
-def rotate_key(context: AsAdmin, key: KeyId, response: Response, body: RotationBody | None = None) -> NewKey:
+def rotate_key(context: AsAdmin, key: KeyId, body: RotationBody | None = None) -> NewKey:
     """Create the successor of a key; the old one stays valid for a while."""
     overlap = timedelta(hours=(body or RotationBody()).overlap_hours)
     with context.database.write() as session:
         row, secret = keys.rotate(session, key, overlap)
-    return _shown_once(row, secret, response)
+    return _shown_once(row, secret)
 
 
 @router.delete("/keys/{key}", responses=problem_responses(404, 422))
@@ -123,6 +123,5 @@ def revoke_key(context: AsAdmin, key: KeyId) -> KeyView:
     return revoked
 
 
-def _shown_once(row: ApiKey, key: str, response: Response) -> NewKey:
-    response.headers["Cache-Control"] = "no-store"
+def _shown_once(row: ApiKey, key: str) -> NewKey:
     return NewKey(**KeyView.of(row).model_dump(), key=key)

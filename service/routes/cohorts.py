@@ -208,8 +208,7 @@ async def get_scan(
         content = cohorts.file_of(context.settings, row, name).read()
         if output == "display":
             return displayed(content, scan_limits(context.settings))
-        headers = {"Cache-Control": "no-store"}
-        return Response(content, headers=headers, media_type="application/octet-stream")
+        return Response(content, media_type="application/octet-stream")
 
     async with context.admission.turn():
         return await to_thread.run_sync(read)

@@ -66,4 +66,4 @@ async def display_scan(request: Request, context: AsReader) -> Response:
 def displayed(content: bytes, limits: Limits) -> Response:
     """Decode a scan, and answer with what a viewer shows. Blocking. Raises ScanError."""
     body, media_type = encode_scan(decode(content, limits))
-    return Response(body, headers={"Cache-Control": "no-store"}, media_type=media_type)
+    return Response(body, media_type=media_type)

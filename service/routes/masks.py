@@ -196,7 +196,7 @@ async def get_mask(
             below = decode(cohorts.file_of(context.settings, scan, name).read(), limits)
             drawn = _in_units_of(below, decode_mask(content, limits))
             content, media_type = encode_mask(align(drawn, below.grid, below.affine), below)
-        headers = {"ETag": f'"sha256:{mask.sha256}"', "Cache-Control": "no-store"}
+        headers = {"ETag": f'"sha256:{mask.sha256}"'}
         return Response(content, headers=headers, media_type=media_type)
 
     async with context.admission.turn():

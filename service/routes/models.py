@@ -210,7 +210,7 @@ def get_lineage(context: InCatalogue) -> LineageView:
 
 def _has_report(store: Store, artefact: Artefact) -> bool:
     # A job's version comes from no run: a bucket need not be asked.
-    return adapted_for(artefact) is None and store.report(artefact) is not None
+    return adapted_for(artefact) is None and store.has_report(artefact)
 
 
 def _readable(store: Store, name: str) -> list[Version]:

@@ -179,5 +179,5 @@ def _collected(context: ServiceContext, job_id: str) -> Response:
 def _accepted(context: ServiceContext, job_id: str) -> Response:
     with context.database.read() as session:
         body = view(session, records.get(session, job_id)).model_dump_json()
-    headers = {"Location": f"/jobs/{job_id}", "Cache-Control": "no-store"}
+    headers = {"Location": f"/jobs/{job_id}"}
     return Response(body, status_code=202, headers=headers, media_type="application/json")

@@ -100,12 +100,11 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
         else:
             _note(attempt, "report.stored", pacs, new=stored_now)
             about["report"] = uids
-    folder.write_result(StoredResult(json.dumps(about).encode(), "application/json", _NOT_CACHED))
+    folder.write_result(StoredResult(json.dumps(about).encode(), "application/json", {}))
     return AttemptOutcome("succeeded", result={"stored": True, "new": new})
 
 
 _UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
-_NOT_CACHED = {"Cache-Control": "no-store"}
 
 
 def _packed(answer: Answer) -> bytes:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from benchmarks.harness.chromium import CHROMIUM, launch
 from demo.service_process import free_port, running_service
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
@@ -19,9 +19,6 @@ from model_store.task import Normalisation, Task
 from tests.helpers.service.joining_federation import publish_cross_attention
 from tests.helpers.service.routing_federation import outside_scans, publish_routing_space
 
-# Debian's, or that of `make test-web`.
-CHROMIUM = os.environ.get("LOCUM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-_SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
 LAPTOP = {"width": 1280, "height": 800}
 
 
@@ -34,6 +31,7 @@ class Service:
 
     client: httpx.Client
     scans: dict[str, Path]
+    store: Path
 
     def cohort(self, **scans: bytes) -> str:
         """The path of a new cohort of `dune` with these scans."""
@@ -63,7 +61,7 @@ def service(
         for hospital, site in (("dune", None), ("aster", "aster")):
             body = {"name": hospital.capitalize()} | ({"site": site} if site else {})
             client.put(f"/hospitals/{hospital}", json=body).raise_for_status()
-        yield Service(client, scans)
+        yield Service(client, scans, root / "store")
 
 
 def publish_retina(store: Store, graph: bytes) -> None:
@@ -89,7 +87,7 @@ def browser() -> Iterator[Any]:
             "THE PAGE IS NOT TESTED: no Chromium; `make test-web` installs it, or LOCUM_CHROMIUM names it"
         )
     with playwright.sync_playwright() as running:
-        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", *_SOFTWARE])
+        opened = launch(running)
         yield opened
         opened.close()
 
@@ -97,23 +95,29 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def page(browser: Any, service: Service) -> Iterator[Any]:
     """A page of the service, at a laptop's size. It may cause no error and load nothing from elsewhere."""
+    # Chromium notes a conflict as an error, which the page shows to the person.
+    with opened_page(browser, service.address, expected=("status of 409", "status of 412")) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_page(browser: Any, address: str, *, expected: tuple[str, ...]) -> Iterator[Any]:
+    """A page of a browser of its own, which may cause only errors with these words."""
     context = browser.new_context(viewport=LAPTOP)
     opened = context.new_page()
     complaints: list[str] = []
-    opened.on("console", lambda line: complaints.append(line.text) if _is_fault(line) else None)
+
+    def note(line: Any) -> None:
+        if line.type == "error" and not any(words in line.text for words in expected):
+            complaints.append(line.text)
+
+    opened.on("console", note)
     opened.on("pageerror", lambda error: complaints.append(str(error)))
-    opened.on(
-        "request", lambda sent: _is_own(sent.url, service.address) or complaints.append(f"loads {sent.url}")
-    )
-    opened.goto(service.address)
+    opened.on("request", lambda sent: _is_own(sent.url, address) or complaints.append(f"loads {sent.url}"))
+    opened.goto(address)
     yield opened
     context.close()
     assert complaints == []
-
-
-def _is_fault(line: Any) -> bool:
-    """Chromium notes a conflict as an error, which the page shows to the person."""
-    return line.type == "error" and not any(f"status of {status}" in line.text for status in (409, 412))
 
 
 def _is_own(address: str, service: str) -> bool:

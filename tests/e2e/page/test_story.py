@@ -8,17 +8,16 @@ from typing import Any
 import nibabel as nib
 import numpy as np
 
-from tests.e2e.page import test_look
 from tests.e2e.page.conftest import Service
 from tests.e2e.page.test_draw import saving
-from tests.e2e.page.test_look import canonical, picture, shown_slice
+from tests.e2e.page.test_look import canonical, drawn_slice, mask_of, middle, picture, segment, shown_slice
 from tests.helpers.service.joining_federation import drawn_scans
 
 FINISHED = "[data-state=succeeded], [data-state=fell_back], [data-state=failed]"
 
 
 def test_from_a_scan_to_an_adapted_and_a_joined_model(page: Any, service: Service) -> None:
-    test_look.test_mask_is_drawn_where_the_service_found_it(page, service)
+    look(page, service)
     page.get_by_role("link", name="Adapt").click()
     adapted = adapt(page, service)
     decide(page, service, adapted)
@@ -28,6 +27,21 @@ def test_from_a_scan_to_an_adapted_and_a_joined_model(page: Any, service: Servic
     draw(page, service)
     joined = join(page, service)
     decide(page, service, joined)
+
+
+def look(page: Any, service: Service) -> None:
+    """Segment a scan, and compare the mask on the screen with the service's."""
+    segment(page, service)
+    page.get_by_role("button", name="Axial").click()
+    page.get_by_role("button", name="Show organ").click()
+    mask = canonical(mask_of(service)) == 1
+    expected = picture(mask, middle(mask))
+    drawn = drawn_slice(page, expected.shape)
+    assert expected.sum() > 20
+    overlap = 2 * (drawn & expected).sum() / (drawn.sum() + expected.sum())
+    assert overlap > 0.98, f"Dice of the drawn mask {overlap:.3f}"
+    # The cross-hair hides a row and a column at most.
+    assert not (drawn & np.flip(expected, 1)).any()
 
 
 def adapt(page: Any, service: Service) -> dict[str, Any]:

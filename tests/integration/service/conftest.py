@@ -1,23 +1,17 @@
-"""A real API over real HTTP, in a thread of the test's process."""
+"""A real API over real HTTP, and what it serves."""
 
 from __future__ import annotations
 
-import asyncio
 import fcntl
 import io
 import os
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import nibabel as nib
 import numpy as np
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -25,15 +19,11 @@ from model_store.artefact import Artefact
 from model_store.manifest import GRAPH, WEIGHTS, Lineage, ModelManifest, NetworkSpec
 from model_store.store import Store
 from model_store.task import Normalisation, Task
-from service.app import create_app
-from service.context import ServiceContext
 from service.settings import Settings
+from tests.helpers.service.api import NO_REDIS, Api, running
 from tests.helpers.service.clusters_federation import publish_clusters
 from tests.helpers.service.joining_federation import publish_cross_attention
 from tests.helpers.service.routing_federation import publish_routing_space
-
-# Nothing listens there: the API segments without Redis, and starts faster.
-NO_REDIS = "redis://127.0.0.1:1"
 
 THRESHOLD = 100
 BRIGHT = Task(
@@ -53,60 +43,6 @@ DARK = Task(
     size=(28, 28),
     colour="luminance",
 )
-
-
-@dataclass
-class Api:
-    """A running API and a client of it."""
-
-    app: FastAPI
-    settings: Settings
-    client: httpx.Client
-    loop: asyncio.AbstractEventLoop = field(repr=False)
-
-    @property
-    def context(self) -> ServiceContext:
-        context: ServiceContext = self.app.state.locum
-        return context
-
-    @property
-    def store(self) -> Store:
-        return Store(self.settings.store)
-
-    def segment(self, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
-        return self.send("/segment", scan, name=name, **fields)
-
-    def classify(self, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
-        return self.send("/classify", scan, name=name, **fields)
-
-    def send(self, route: str, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
-        return self.client.post(route, files={"scan": (name, scan)}, data=fields)
-
-
-@contextmanager
-def running(settings: Settings) -> Iterator[Api]:
-    app = create_app(settings)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False)
-    server = uvicorn.Server(config)
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def serve() -> None:
-        loops.append(asyncio.get_running_loop())
-        await server.serve()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive(), "the API did not start"
-        thread.join(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
-    try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            yield Api(app, settings, client, loops[0])
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        assert not thread.is_alive(), "the API did not stop"
 
 
 @pytest.fixture(scope="module")

@@ -81,10 +81,12 @@ def test_report_is_kept_beside_a_version_and_leaves_its_digest_alone(store: Stor
     published = store.publish(model(), files())
     other = store.publish(model("other"), files("2"))
     assert store.report(published) is None
+    assert not store.has_report(published)
     store.attach_report(published, b"<p>first</p>")
     store.attach_report(published, b"<p>second</p>")
     assert store.report(published) == b"<p>second</p>"
     assert store.report(other) is None
+    assert (store.has_report(published), store.has_report(other)) == (True, False)
     opened = Store(store.root).open("brain")
     assert opened.digest == published.digest
     assert "report.html" not in opened.manifest.files

@@ -21,7 +21,7 @@ interface Sending {
   signal?: AbortSignal;
   /** Share of the body that was sent, 0 to 1. */
   onSent?: (share: number) => void;
-  /** Share of the answer that was received, where its size is known. */
+  /** Share of the answer that was received, where its size is known. A 202 is no answer yet. */
   onReceived?: (share: number) => void;
 }
 
@@ -126,7 +126,9 @@ function sendWithProgress(method: string, url: string, headers: Record<string, s
     request.responseType = "blob";
     for (const [name, value] of Object.entries(headers)) request.setRequestHeader(name, value);
     request.upload.onprogress = (event) => event.lengthComputable && given.onSent?.(event.loaded / event.total);
-    request.onprogress = (event) => event.lengthComputable && given.onReceived?.(event.loaded / event.total);
+    request.onprogress = (event) => {
+      if (event.lengthComputable && request.status !== 202) given.onReceived?.(event.loaded / event.total);
+    };
     request.onload = () => {
       const received = new Headers();
       for (const line of request.getAllResponseHeaders().trim().split(/\r?\n/)) {

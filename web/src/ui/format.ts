@@ -29,4 +29,7 @@ export function duration(seconds: number): string {
   return `${(seconds / 3600).toFixed(1)} h`;
 }
 
+/** Words as a sentence of their own. */
+export const sentence = (words: string): string => `${words.charAt(0).toUpperCase()}${words.slice(1)}.`;
+
 export const percent = (share: number, digits = 0): string => `${(100 * share).toFixed(digits)} %`;

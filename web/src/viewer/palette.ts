@@ -59,6 +59,9 @@ function addColour(table: ColourTable, value: number, [red, green, blue]: Colour
   table.labels.push(label);
 }
 
+/** Uncertainty from 5 to 100 percent, as NiiVue's `plasma` draws it. */
+export const UNCERTAINTY = "linear-gradient(to right, rgb(13 8 135), rgb(156 23 158) 25%, rgb(237 121 83) 75%, rgb(240 249 33))";
+
 /** A difference of two masks: 1 only in the first, 2 only in the second, 3 another label in each. */
 export const DIFFERENCE: readonly { value: number; colour: Colour; words: string }[] = [
   { value: 1, colour: [230, 159, 0], words: "only in the kept answer" },

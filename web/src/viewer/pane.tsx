@@ -8,6 +8,8 @@ export function Pane(given: {
   /** What the canvas is for a screen reader: `application` where keys draw. */
   role?: "img" | "application";
   describedBy?: string;
+  /** Which of two panes it is. */
+  name?: string;
   onOpen: (viewer: Viewer) => void;
   onClose?: () => void;
   children?: ComponentChildren;
@@ -41,6 +43,11 @@ export function Pane(given: {
       <div class="pane-canvas">
         <canvas ref={canvas} tabIndex={0} aria-label={given.label} role={given.role ?? "img"} aria-describedby={given.describedBy} />
         {failed && <p class="pane-text">This browser cannot draw volumes: it needs WebGL 2.</p>}
+        {given.name && (
+          <span class="pane-name" aria-hidden="true">
+            {given.name}
+          </span>
+        )}
         {given.children}
       </div>
       <figcaption class="pane-place mono" aria-live="off">

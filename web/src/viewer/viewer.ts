@@ -19,6 +19,8 @@ const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
 };
 
 const CROSSHAIR = 0.25;
+/** Pixels between a letter at the right edge and the edge. */
+const EDGE = 6;
 
 /** Overlays in the order in which they are drawn. */
 const ORDER: readonly OverlayName[] = ["drawn", "mask", "uncertainty", "difference"];
@@ -26,6 +28,7 @@ const ORDER: readonly OverlayName[] = ["drawn", "mask", "uncertainty", "differen
 export class Viewer {
   private scan: NVImage | null = null;
   private isClosed = false;
+  private leader: Viewer | null = null;
   private readonly overlays = new Map<OverlayName, NVImage>();
 
   private constructor(
@@ -60,6 +63,9 @@ export class Viewer {
     });
     // A stroke that leaves the canvas goes on, and ends where the pointer is released.
     canvas.addEventListener("pointerdown", (event) => canvas.setPointerCapture(event.pointerId));
+    // NiiVue cuts the last pixels of a letter at the right edge.
+    const drawTextLeft = niivue.drawTextLeft.bind(niivue);
+    niivue.drawTextLeft = ([x = 0, y = 0], ...rest) => drawTextLeft([x - EDGE * devicePixelRatio, y], ...rest);
     await niivue.attachToCanvas(canvas, false);
     if (describe) {
       niivue.onLocationChange = (location) => describe((location as { string?: string }).string ?? "");
@@ -104,6 +110,7 @@ export class Viewer {
     if (this.isClosed) return;
     this.scan = image;
     this.niivue.addVolume(this.scan);
+    if (this.leader?.hasScan) this.crosshairTo(this.leader.niivue.scene.crosshairPos);
   }
 
   layout(layout: Layout): void {
@@ -114,11 +121,11 @@ export class Viewer {
   overlay(name: OverlayName, image: NVImage, opacity: number, colours?: ColourTable): void {
     // Files take a while to read, and the viewer may have been closed.
     if (this.isClosed) return;
+    // Below its least value the map is transparent.
     if (name === "uncertainty") {
       image.colormap = "plasma";
       image.cal_min = 5;
       image.cal_max = 100;
-      image.colormapType = 1; // below the least value: transparent
     }
     if (colours) image.setColormapLabel(colours);
     image.opacity = opacity;
@@ -190,9 +197,13 @@ export class Viewer {
     // By way of millimetres: NiiVue's own voxels are in canonical order, not in the file's. `true`: not those of
     // the straightened volume, which differ where the scan is oblique.
     const [x, y, z] = affine.map((row) => row[0]! * i + row[1]! * j + row[2]! * k + row[3]!);
-    niivue.scene.crosshairPos = niivue.mm2frac([x!, y!, z!], 0, true);
-    niivue.createOnLocationChange();
-    niivue.drawScene();
+    this.crosshairTo(niivue.mm2frac([x!, y!, z!], 0, true));
+  }
+
+  private crosshairTo(place: Niivue["scene"]["crosshairPos"]): void {
+    this.niivue.scene.crosshairPos = [...place] as typeof place;
+    this.niivue.createOnLocationChange();
+    this.niivue.drawScene();
   }
 
   /** Step through the slices of the plane that is shown, or of the axial one. */
@@ -200,8 +211,9 @@ export class Viewer {
     this.niivue.moveCrosshairInVox(0, 0, slices);
   }
 
-  /** Move both viewers' cross-hairs together. */
+  /** Move both viewers' cross-hairs together. The other one begins where this one is. */
   link(other: Viewer): void {
+    other.leader = this;
     this.niivue.broadcastTo([other.niivue], { "2d": true, "3d": true });
     other.niivue.broadcastTo([this.niivue], { "2d": true, "3d": true });
   }

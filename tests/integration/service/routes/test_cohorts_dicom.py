@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -15,22 +14,6 @@ from tests.helpers.model_store.dicom_files import header, image, seg, series, tu
 
 VOLUME = np.random.default_rng(5).integers(0, 200, (6, 16, 16)).astype(np.int16)
 PLANTED = ("planted", "19610203", "20110405", uid("study"), uid("series"), uid("frame of reference"))
-
-
-@pytest.fixture(scope="module")
-def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Any:
-    root = tmp_path_factory.mktemp("store")
-    publish_bright(root)
-    running = start(root)
-    assert running.client.put("/hospitals/north", json={"name": "north"}).status_code == 201
-    return running
-
-
-@pytest.fixture
-def cohort(api: Any) -> Iterator[str]:
-    made = api.client.post("/hospitals/north/cohorts")
-    yield made.headers["location"]
-    assert api.client.delete(made.headers["location"]).status_code == 204
 
 
 def stored(api: Any) -> dict[str, bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -24,20 +24,9 @@ OBLIQUE[:3, :3] = nib.eulerangles.euler2mat(0.4, -0.3, 0.2) @ np.diag([-2.0, 3.0
 OBLIQUE[:3, 3] = (30, -20, 10)
 
 
-@pytest.fixture(scope="module")
-def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory, publish_bright: Any) -> Any:
-    root = tmp_path_factory.mktemp("store")
-    publish_bright(root)
-    running = start(root)
-    assert running.client.put("/hospitals/north", json={"name": "north"}).status_code == 201
-    return running
-
-
 @pytest.fixture
-def scans(api: Any) -> Iterator[str]:
-    made = api.client.post("/hospitals/north/cohorts")
-    yield f"{made.headers['location']}/scans"
-    assert api.client.delete(made.headers["location"]).status_code == 204
+def scans(cohort: str) -> str:
+    return f"{cohort}/scans"
 
 
 def display(api: Any, *files: bytes) -> httpx.Response:

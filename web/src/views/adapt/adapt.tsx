@@ -6,10 +6,10 @@ import { useCohorts } from "../../app/cohorts";
 import { address, keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
-import { moment } from "../../ui/format";
+import { moment, sentence } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import "./adapt.css";
-import type { Job } from "./following";
+import { FINISHED, type Job } from "./following";
 import { JobPanel, STATES } from "./job";
 import { CohortScans, StartJob } from "./scans";
 import { ServingPanel } from "./serving";
@@ -18,7 +18,7 @@ type JobSummary = Schema<"JobSummary">;
 
 export default function Adapt() {
   useEffect(() => void loadCatalogue(), []);
-  const [finished, setFinished] = useState<Job | null>(null);
+  const [latest, setLatest] = useState<Job | null>(null);
   const parameters = place.value.parameters;
   const adaptable = models.value.filter((each) => ADAPTABLE.includes(each.kind) && each.hospital === null);
   const hospital = hospitals.value.find((each) => each.id === parameters.get("hospital")) ?? outside();
@@ -49,7 +49,7 @@ export default function Adapt() {
           label="Model"
           value={model.name}
           options={adaptable.map((each) => ({ value: each.name, label: each.name }))}
-          hint={KINDS[model.kind]}
+          hint={sentence(KINDS[model.kind] ?? model.kind)}
           onChange={(value) => keepInAddress({ model: value, job: null })}
         />
         {has("operator") ? (
@@ -57,11 +57,11 @@ export default function Adapt() {
         ) : (
           <p class="hint">An operator uploads scans and starts a job.</p>
         )}
-        <Jobs key={`${hospital.id} ${finished?.id}`} hospital={hospital.id} current={job} />
+        <Jobs key={hospital.id} hospital={hospital.id} current={job} version={`${latest?.id} ${latest?.state}`} />
       </div>
       <div class="stack">
         {job ? (
-          <JobPanel key={job} id={job} onFinished={setFinished} />
+          <JobPanel key={job} id={job} onChange={setLatest} />
         ) : (
           <Notice title="No job is open">
             {joins
@@ -73,7 +73,7 @@ export default function Adapt() {
           key={`${hospital.id} ${model.name}`}
           hospital={hospital.id}
           model={model.name}
-          job={finished?.id === job ? finished : null}
+          job={latest?.id === job && FINISHED.includes(latest.state) ? latest : null}
         />
       </div>
     </div>
@@ -114,15 +114,20 @@ function Scans({ hospital, model, joins }: { hospital: string; model: string; jo
   );
 }
 
-function Jobs({ hospital, current }: { hospital: string; current: string | null }) {
+/** The hospital's jobs, read again when `version` changes. */
+function Jobs({ hospital, current, version }: { hospital: string; current: string | null; version: string }) {
   const [jobs, setJobs] = useState<JobSummary[]>([]);
   useEffect(() => {
+    let over = false;
     const query = { hospital, limit: 20 };
     call("get", "/jobs", { query }).then(
-      ({ data }) => setJobs(data.jobs.filter((each) => each.kind === "adaptation")),
+      ({ data }) => over || setJobs(data.jobs.filter((each) => each.kind === "adaptation")),
       () => undefined,
     );
-  }, [current]);
+    return () => {
+      over = true;
+    };
+  }, [hospital, current, version]);
   if (jobs.length === 0) return null;
   return (
     <section class="card stack tight" aria-label="Jobs">
@@ -136,7 +141,10 @@ function Jobs({ hospital, current }: { hospital: string; current: string | null 
               aria-pressed={each.id === current}
               onClick={() => keepInAddress({ hospital, job: each.id, model: each.model })}
             >
-              <span>{`${each.model}, ${moment(each.created_at)}`}</span>
+              <span>
+                {each.model}
+                <span class="hint">{moment(each.created_at)}</span>
+              </span>
               <span class={`chip ${STATES[each.state]?.tone}`}>{STATES[each.state]?.words ?? each.state}</span>
             </button>
           </li>

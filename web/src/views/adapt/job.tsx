@@ -58,7 +58,8 @@ const FAILED_JOINING: Record<string, string> = {
   fragments: "Its masks fall apart into more pieces than the drawn ones.",
 };
 
-export function JobPanel({ id, onFinished }: { id: string; onFinished: (job: Job) => void }) {
+/** `onChange` is called with the job as it is, and after every change. */
+export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) => void }) {
   const [job, setJob] = useState<Job | null>(null);
   const [error, setError] = useState<unknown>(null);
   useEffect(() => {
@@ -69,7 +70,7 @@ export function JobPanel({ id, onFinished }: { id: string; onFinished: (job: Job
       (found) => {
         setJob(found);
         setError(null);
-        if (FINISHED.includes(found.state)) onFinished(found);
+        onChange(found);
       },
       setError,
     );

@@ -32,7 +32,7 @@ export function ServingPanel({ hospital, model, job }: { hospital: string; model
   useEffect(() => void load(), [hospital, model]);
   const candidate = job?.candidate?.reference;
   const passed = (job?.gate as { passed?: boolean } | null | undefined)?.passed === true;
-  const isServing = candidate !== undefined && serving?.artefact === candidate;
+  const canAssign = candidate !== undefined && serving?.artefact !== candidate;
   return (
     <section class="card stack" aria-label="Serving">
       <h2>What serves {hospital}</h2>
@@ -44,9 +44,13 @@ export function ServingPanel({ hospital, model, job }: { hospital: string; model
         </p>
       )}
       {serving?.withdrawn && <Notice tone="bad">This version was withdrawn. Scans are rejected until another is assigned.</Notice>}
-      {has("approver") ? (
+      {serving !== null && serving.flagged.length > 0 && (
+        <Notice tone="warn">It descends from {serving.flagged.join(", ")}, withdrawn since. Its answers carry a warning.</Notice>
+      )}
+      {!has("approver") && <p class="hint">An approver decides which version serves.</p>}
+      {has("approver") && (canAssign || entries.length > 1) && (
         <div class="row">
-          {candidate && !isServing && (
+          {canAssign && (
             <button
               type="button"
               class={`button ${passed ? "primary" : "danger"}`}
@@ -61,8 +65,6 @@ export function ServingPanel({ hospital, model, job }: { hospital: string; model
             </button>
           )}
         </div>
-      ) : (
-        <p class="hint">An approver decides which version serves.</p>
       )}
       <History entries={entries} />
       {decision && (

@@ -6,7 +6,7 @@ import { keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
 import { Notice, Rejection } from "../../ui/notice";
-import { css, DIFFERENCE, drawnColour, drawnColours, maskColours } from "../../viewer/palette";
+import { css, DIFFERENCE, drawnColour, drawnColours, maskColours, UNCERTAINTY } from "../../viewer/palette";
 import { Pane } from "../../viewer/pane";
 import { maskOfPicture } from "../../viewer/picture";
 import { type Layout, LAYOUTS } from "../../viewer/layouts";
@@ -118,6 +118,13 @@ export default function Look() {
               Uncertainty
             </label>
           )}
+          {answer.value && uncertain.value && (
+            <span class="check">
+              5 %
+              <span class="scale" style={{ background: UNCERTAINTY }} />
+              100 %
+            </span>
+          )}
           {comparing.value && (
             <Segmented
               label="Comparison"
@@ -141,11 +148,12 @@ export default function Look() {
           <div class={`panes ${comparison.value}`} style={{ "--wipe": `${100 * wipe.value}%` }}>
             <Pane
               label={isDouble.value ? `Scan ${open.name}, kept answer` : `Scan ${open.name}`}
+              {...(isDouble.value ? { name: "Kept" } : {})}
               onOpen={setViewer}
               onClose={() => setViewer(null)}
             />
             {isDouble.value && (
-              <Pane label={`Scan ${open.name}, new answer`} onOpen={setBeside} onClose={() => setBeside(null)} />
+              <Pane label={`Scan ${open.name}, new answer`} name="New" onOpen={setBeside} onClose={() => setBeside(null)} />
             )}
           </div>
         ) : (

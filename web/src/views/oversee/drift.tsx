@@ -4,6 +4,7 @@ import { call, type Schema } from "../../api/client";
 import type { Hospital, Model } from "../../app/catalogue";
 import { day, percent } from "../../ui/format";
 import { Rejection } from "../../ui/notice";
+import { Table } from "../../ui/table";
 
 type Usage = Schema<"VersionUsage">;
 
@@ -32,6 +33,7 @@ export function Drift({ models, hospitals }: { models: readonly Model[]; hospita
     };
   }, [models, hospitals]);
   if (pools.length === 0) return null;
+  const largest = Math.max(0.1, ...(rows ?? []).flatMap(({ usage }) => usage.days.map((each) => each.drift ?? 0)));
   return (
     <section class="card stack tight" aria-label="Drift">
       <h2>Drift of key usage</h2>
@@ -42,40 +44,18 @@ export function Drift({ models, hospitals }: { models: readonly Model[]; hospita
       <Rejection error={error} />
       {rows?.length === 0 && <p class="hint">No scan of a hospital was answered by such a model yet.</p>}
       {rows !== null && rows.length > 0 && (
-        <div class="scroll">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Hospital</th>
-                <th scope="col">Version</th>
-                <th scope="col" class="number">
-                  Scans in 30 days
-                </th>
-                <th scope="col" class="number">
-                  Drift
-                </th>
-                <th scope="col">By day</th>
-                <th scope="col">Entries picked</th>
-              </tr>
-            </thead>
-            <tbody>
-              {rows.map(({ hospital, usage }) => (
-                <tr key={`${hospital.id} ${usage.digest}`}>
-                  <th scope="row">{hospital.name}</th>
-                  <td class="mono">{usage.artefact}</td>
-                  <td class="number">{usage.recent_scans}</td>
-                  <td class="number">{usage.drift?.toFixed(3) ?? "–"}</td>
-                  <td>
-                    <Days usage={usage} />
-                  </td>
-                  <td>
-                    <Entries usage={usage} />
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          rows={rows}
+          keyOf={({ hospital, usage }) => `${hospital.id} ${usage.digest}`}
+          columns={[
+            { title: "Hospital", head: true, cell: ({ hospital }) => hospital.name },
+            { title: "Version", cell: ({ usage }) => <span class="mono">{usage.artefact}</span> },
+            { title: "Scans in 30 days", number: true, cell: ({ usage }) => usage.recent_scans },
+            { title: "Drift", number: true, cell: ({ usage }) => usage.drift?.toFixed(3) ?? "–" },
+            { title: `By day, 0 to ${largest.toFixed(2)}`, cell: ({ usage }) => <Days usage={usage} largest={largest} /> },
+            { title: "Entries picked", cell: ({ usage }) => <Entries usage={usage} /> },
+          ]}
+        />
       )}
     </section>
   );
@@ -83,12 +63,11 @@ export function Drift({ models, hospitals }: { models: readonly Model[]; hospita
 
 const SIZE = { width: 170, height: 40 };
 
-/** The drift of each day with scans, as a line; in words for a screen reader. */
-function Days({ usage }: { usage: Usage }) {
+/** The drift of each day with scans, as a line below `largest`; in words for a screen reader. */
+function Days({ usage, largest }: { usage: Usage; largest: number }) {
   const days = usage.days.filter((each) => each.drift !== null).map((each) => ({ at: Date.parse(each.day), drift: each.drift!, day: each.day }));
   const [first, last] = [days[0], days.at(-1)];
   if (!first || !last) return <>–</>;
-  const largest = Math.max(0.1, ...days.map((each) => each.drift));
   const x = (at: number) => (last.at === first.at ? SIZE.width / 2 : 4 + ((SIZE.width - 8) * (at - first.at)) / (last.at - first.at));
   const y = (drift: number) => SIZE.height - 5 - ((SIZE.height - 10) * drift) / largest;
   const words = `From ${first.drift.toFixed(3)} on ${day(first.day)} to ${last.drift.toFixed(3)} on ${day(last.day)}; at most ${Math.max(...days.map((each) => each.drift)).toFixed(3)}`;
@@ -113,28 +92,16 @@ function Entries({ usage }: { usage: Usage }) {
   return (
     <details>
       <summary>{entries.length} entries</summary>
-      <table class="entries">
-        <thead>
-          <tr>
-            <th scope="col">Entry</th>
-            <th scope="col" class="number">
-              Here
-            </th>
-            <th scope="col" class="number">
-              Federation
-            </th>
-          </tr>
-        </thead>
-        <tbody>
-          {entries.map((entry) => (
-            <tr key={entry}>
-              <th scope="row">{entry}</th>
-              <td class="number">{percent(here(entry), 1)}</td>
-              <td class="number">{usage.federation ? percent(usage.federation[entry]!, 1) : "–"}</td>
-            </tr>
-          ))}
-        </tbody>
-      </table>
+      <Table
+        class="entries"
+        rows={entries}
+        keyOf={(entry) => entry}
+        columns={[
+          { title: "Entry", head: true, cell: (entry) => entry },
+          { title: "Here", number: true, cell: (entry) => percent(here(entry), 1) },
+          { title: "Federation", number: true, cell: (entry) => (usage.federation ? percent(usage.federation[entry]!, 1) : "–") },
+        ]}
+      />
     </details>
   );
 }

@@ -7,6 +7,7 @@ import { has } from "../../app/session";
 import { Select } from "../../ui/controls";
 import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
+import { Table } from "../../ui/table";
 import { graphOf, type Graph, type Node, referenceOf, type Version } from "./layout";
 
 /** Names of the hospitals that a version (`name@version`) serves now. */
@@ -16,7 +17,7 @@ export type Served = ReadonlyMap<string, readonly string[]>;
 const RECENT = 4;
 const NODE = { width: 244, height: 76 };
 const GAP = { across: 60, down: 20 };
-const LONGEST = { reference: 26, line: 36 };
+const LONGEST = { reference: 26, line: 36, serves: 31 };
 
 export function Lineage({ served }: { served: Served }) {
   const [versions, setVersions] = useState<readonly Version[] | null>(null);
@@ -59,9 +60,7 @@ export function Lineage({ served }: { served: Served }) {
       {node ? <Details node={node} served={served} /> : <p class="hint">Choose a version for its origin and its report.</p>}
       <details>
         <summary>The same as a table</summary>
-        <div class="scroll">
-          <Table graph={graph} served={served} />
-        </div>
+        <Versions graph={graph} served={served} />
       </details>
     </Models>
   );
@@ -162,9 +161,11 @@ function Drawing(given: { graph: Graph; served: Served; chosen: string; onChoose
             <text x="12" y="23" class="name">
               {cut(node.reference, LONGEST.reference)}
             </text>
-            <text x="12" y="43">{cut(words, LONGEST.line)}</text>
+            <text x="12" y="43" class={status ? "status" : undefined}>
+              {status || cut(words, LONGEST.line)}
+            </text>
             <text x="12" y="63" class="serves">
-              {cut(status ? `${status}; ${serves}` : serves, LONGEST.line)}
+              {cut(serves, LONGEST.serves)}
             </text>
           </g>
         );
@@ -193,7 +194,7 @@ function Details({ node, served }: { node: Node; served: Served }) {
       <p>{`Now it serves ${(served.get(reference) ?? []).join(", ") || "no hospital"}.`}</p>
       <p class="mono soft">{version.digest}</p>
       <div class="row">
-        <Report version={version} />
+        <Report version={version} words="Report of the federation" />
         {version.hospital !== null && has("reader") && (
           <a class="button small" href={address("adapt", { hospital: version.hospital, model: node.parents[0]?.split("@")[0], job: version.run })}>
             The job that made it
@@ -204,47 +205,40 @@ function Details({ node, served }: { node: Node; served: Served }) {
   );
 }
 
-function Report({ version }: { version: Version }) {
+function Report({ version, words }: { version: Version; words: string }) {
   if (!version.report) return null;
   const path = `models/${encodeURIComponent(version.name)}/versions/${version.version}/report`;
   return (
     <a class="button small" href={path} target="_blank" rel="noreferrer">
-      Report of the federation<span class="visually-hidden"> for {referenceOf(version)}</span>
+      {words}
+      <span class="visually-hidden"> for {referenceOf(version)}</span>
     </a>
   );
 }
 
-function Table({ graph, served }: { graph: Graph; served: Served }) {
+function Versions({ graph, served }: { graph: Graph; served: Served }) {
   return (
-    <table>
-      <thead>
-        <tr>
-          <th scope="col">Version</th>
-          <th scope="col">Made from</th>
-          <th scope="col">Published</th>
-          <th scope="col">State</th>
-          <th scope="col">Serves</th>
-          <th scope="col">Report</th>
-        </tr>
-      </thead>
-      <tbody>
-        {graph.nodes.map((node) => (
-          <tr key={node.reference}>
-            <th scope="row">
+    <Table
+      rows={graph.nodes}
+      keyOf={(node) => node.reference}
+      columns={[
+        {
+          title: "Version",
+          head: true,
+          cell: (node) => (
+            <>
               <span class="mono">{node.reference}</span>
               <div class="hint">{wordsOf(node)}</div>
-            </th>
-            <td class="mono">{node.parents.join(", ") || "–"}</td>
-            <td>{moment(node.version.published)}</td>
-            <td>
-              <StateChip state={stateOf(node, served)} />
-            </td>
-            <td>{(served.get(node.reference) ?? []).join(", ") || "–"}</td>
-            <td>{node.version.report ? <Report version={node.version} /> : "–"}</td>
-          </tr>
-        ))}
-      </tbody>
-    </table>
+            </>
+          ),
+        },
+        { title: "Made from", cell: (node) => <span class="mono">{node.parents.join(", ") || "–"}</span> },
+        { title: "Published", cell: (node) => moment(node.version.published) },
+        { title: "State", cell: (node) => <StateChip state={stateOf(node, served)} /> },
+        { title: "Serves", cell: (node) => (served.get(node.reference) ?? []).join(", ") || "–" },
+        { title: "Report", cell: (node) => (node.version.report ? <Report version={node.version} words="Report" /> : "–") },
+      ]}
+    />
   );
 }
 

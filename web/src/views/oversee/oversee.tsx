@@ -1,11 +1,12 @@
 /** Oversee: health, what serves each hospital, how versions descend from each other, and jobs. */
 import { useEffect, useState } from "preact/hooks";
-import { call, type Schema } from "../../api/client";
+import { call, Problem, type Schema } from "../../api/client";
 import { ADAPTABLE, catalogueError, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { moment } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
+import { Table } from "../../ui/table";
 import { STATES } from "../adapt/job";
 import { Drift } from "./drift";
 import { Lineage, type Served } from "./lineage";
@@ -64,8 +65,18 @@ function useRefreshed<T>(load: () => Promise<T>): [T | null, unknown] {
   return [found, error];
 }
 
+/** A service that is not ready answers 503 with the same document. */
+async function readHealth(): Promise<Schema<"Ready">> {
+  try {
+    return (await call("get", "/health/ready")).data;
+  } catch (error) {
+    if (error instanceof Problem && error.status === 503 && error.members.parts) return error.members as Schema<"Ready">;
+    throw error;
+  }
+}
+
 function Health() {
-  const [found, error] = useRefreshed(async () => (await call("get", "/health/ready")).data);
+  const [found, error] = useRefreshed(readHealth);
   return (
     <section class="card stack tight" aria-label="Health">
       <h2>Health</h2>
@@ -123,34 +134,25 @@ function Hospitals({ rows, offered }: { rows: Rows; offered: readonly Model[] })
       <h2>What serves each hospital</h2>
       {hospitals.value.length === 0 && <Notice>No hospital is registered.</Notice>}
       {hospitals.value.length > 0 && (
-        <div class="scroll">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Hospital</th>
-                {offered.map((model) => (
-                  <th key={model.name} scope="col">
-                    {model.name}
-                  </th>
-                ))}
-              </tr>
-            </thead>
-            <tbody>
-              {hospitals.value.map((hospital) => (
-                <tr key={hospital.id}>
-                  <th scope="row">
-                    {hospital.name} <span class="hint">{hospital.site ? `member ${hospital.site}` : "outside the federation"}</span>
-                  </th>
-                  {offered.map((model) => (
-                    <td key={model.name}>
-                      <ServedCell hospital={hospital.id} model={model} serving={rows[`${hospital.id}/${model.name}`]} />
-                    </td>
-                  ))}
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          rows={hospitals.value}
+          keyOf={(hospital) => hospital.id}
+          columns={[
+            {
+              title: "Hospital",
+              head: true,
+              cell: ({ name, site }) => (
+                <>
+                  {name} <span class="hint">{site ? `member ${site}` : "outside the federation"}</span>
+                </>
+              ),
+            },
+            ...offered.map((model) => ({
+              title: model.name,
+              cell: ({ id }: { id: string }) => <ServedCell hospital={id} model={model} serving={rows[`${id}/${model.name}`]} />,
+            })),
+          ]}
+        />
       )}
     </section>
   );
@@ -182,38 +184,28 @@ function Jobs() {
       <Rejection error={error} />
       {found?.length === 0 && <p class="hint">No job yet.</p>}
       {found !== null && found.length > 0 && (
-        <div class="scroll">
-          <table>
-            <thead>
-              <tr>
-                <th scope="col">Job</th>
-                <th scope="col">Hospital</th>
-                <th scope="col">Model</th>
-                <th scope="col">Since</th>
-                <th scope="col">State</th>
-              </tr>
-            </thead>
-            <tbody>
-              {found.map((job) => (
-                <tr key={job.id}>
-                  <td>
-                    {job.kind === "adaptation" ? (
-                      <a href={address("adapt", { hospital: job.hospital, model: job.model, job: job.id })}>adaptation</a>
-                    ) : (
-                      job.kind.replaceAll("_", " ")
-                    )}
-                  </td>
-                  <td>{job.hospital ?? "–"}</td>
-                  <td class="mono">{job.model ?? "–"}</td>
-                  <td>{moment(job.created_at)}</td>
-                  <td>
-                    <span class={`chip ${STATES[job.state]?.tone}`}>{STATES[job.state]?.words ?? job.state}</span>
-                  </td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
+        <Table
+          rows={found}
+          keyOf={(job) => job.id}
+          columns={[
+            {
+              title: "Job",
+              cell: (job) =>
+                job.kind === "adaptation" ? (
+                  <a href={address("adapt", { hospital: job.hospital, model: job.model, job: job.id })}>adaptation</a>
+                ) : (
+                  job.kind.replaceAll("_", " ")
+                ),
+            },
+            { title: "Hospital", cell: (job) => job.hospital ?? "–" },
+            { title: "Model", cell: (job) => <span class="mono">{job.model ?? "–"}</span> },
+            { title: "Since", cell: (job) => moment(job.created_at) },
+            {
+              title: "State",
+              cell: (job) => <span class={`chip ${STATES[job.state]?.tone}`}>{STATES[job.state]?.words ?? job.state}</span>,
+            },
+          ]}
+        />
       )}
     </section>
   );

@@ -1,28 +1,22 @@
-#!/usr/bin/env python3
 """Draw README's picture: the page that `make demo` leaves, with the answer beside the true mask.
 
-    tools/page-picture ADDRESS docs/images/page.png
+    python -m tests.helpers.page_picture ADDRESS docs/images/page.png
 
 ADDRESS is the last one that the demo prints. Needs Chromium, or LOCUM_CHROMIUM with its path.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 
 from playwright.sync_api import sync_playwright
 
-SOFTWARE = ("--use-gl=angle", "--use-angle=swiftshader", "--enable-unsafe-swiftshader")
+from benchmarks.harness.chromium import launch
 
 
 def main(address: str, picture: str) -> None:
-    chromium = (
-        os.environ.get("LOCUM_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    )
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", *SOFTWARE])
+        browser = launch(playwright)
         page = browser.new_page(viewport={"width": 1280, "height": 800}, color_scheme="dark")
         page.goto(address)
         page.get_by_label("Drawn mask").wait_for()

@@ -1,0 +1,134 @@
+"""People who sign in: what the page shows to each role, and how it follows a job over a bad connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+import httpx
+import pytest
+
+from service.database import Hospital, Role
+from service.identity import keys
+from service.settings import Settings
+from tests.e2e.page.conftest import Service, opened_page
+from tests.helpers.service.api import NO_REDIS, Api, running
+from tests.helpers.service.asking import note, take
+
+
+@pytest.fixture(scope="module")
+def api(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """The models of `service` behind API keys, with two hospitals and no worker."""
+    state = tmp_path_factory.mktemp("state")
+    settings = Settings(store=service.store, state_dir=state, device="cpu", redis_url=NO_REDIS, auth="keys")
+    with running(settings) as found:
+        now = datetime.now(UTC)
+        with found.context.database.write() as session:
+            for name in ("dune", "ridge"):
+                session.add(
+                    Hospital(id=name, name=name.capitalize(), site=None, created_at=now, updated_at=now)
+                )
+        yield found
+
+
+def key(api: Api, name: str, role: Role, hospital: str | None = "dune") -> str:
+    with api.context.database.write() as session:
+        return keys.create(session, name, role, hospital)[1]
+
+
+@contextmanager
+def visitor(browser: Any, api: Api, *expected: str) -> Iterator[Any]:
+    """A page of the API. Who is not signed in is rejected with 401."""
+    with opened_page(browser, str(api.client.base_url), expected=("status of 401", *expected)) as opened:
+        yield opened
+
+
+def sign_in(page: Any, secret: str) -> None:
+    page.get_by_label("API key").fill(secret)
+    page.get_by_role("button", name="Sign in").click()
+
+
+def views(page: Any) -> list[str]:
+    page.get_by_role("button", name="Sign out").wait_for()
+    found: list[str] = page.get_by_role("navigation", name="Views").get_by_role("link").all_inner_texts()
+    return found
+
+
+def test_reader_sees_only_its_hospital_and_what_a_reader_may_do(browser: Any, api: Api) -> None:
+    secret = key(api, "rita", "reader")
+    with visitor(browser, api) as page:
+        sign_in(page, "locum_000000000000_" + 43 * "A")
+        assert "no such API key" in page.get_by_role("alert").inner_text()
+        sign_in(page, secret)
+        assert views(page) == ["Look", "Adapt", "Oversee"]
+        assert page.get_by_text("key:rita").is_visible()
+        # The key is kept nowhere, and the session is out of reach for a script.
+        assert page.evaluate("document.cookie") == ""
+        assert secret not in str(page.evaluate("[{...localStorage}, {...sessionStorage}]"))
+        hospitals = page.get_by_label("Hospital of the scan").locator("option")
+        hospitals.get_by_text("Dune").wait_for(state="attached")
+        assert hospitals.all_inner_texts() == ["Not said", "Dune"]
+        assert page.get_by_text("A scan of a cohort").count() == 0
+
+        page.get_by_role("link", name="Adapt").click()
+        page.get_by_text("An operator uploads scans and starts a job.").wait_for()
+        page.get_by_role("region", name="Serving").wait_for()
+        for forbidden in ("Start the adaptation", "Assign", "Roll back"):
+            assert page.get_by_role("button", name=forbidden).count() == 0
+        page.goto(f"{api.client.base_url}/#/draw")
+        page.get_by_text("There is nothing here for you").wait_for()
+
+        # Signed out here or elsewhere, the page asks for the key again.
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_role("heading", name="Sign in").wait_for()
+        assert page.request.get(f"{api.client.base_url}/hospitals").status == 401
+
+
+def test_federation_sees_models_and_health_and_no_hospital(browser: Any, api: Api) -> None:
+    # The service has no Redis here, so it is not ready.
+    with visitor(browser, api, "status of 503") as page:
+        sign_in(page, key(api, "fred", "federation", None))
+        assert views(page) == ["Oversee"]
+        page.get_by_role("region", name="Models").get_by_role("button", name="organ@1").wait_for()
+        health = page.get_by_role("region", name="Health").get_by_role("listitem")
+        health.filter(has_text="redis").get_by_text("not well").wait_for()
+        assert health.filter(has_text="store").get_by_text("well", exact=True).is_visible()
+        assert "Dune" not in page.get_by_role("main").inner_text()
+        for hidden in ("Hospitals", "Drift", "Jobs"):
+            assert page.get_by_role("region", name=hidden).count() == 0
+
+
+def test_job_is_followed_on_after_the_connection_was_cut(browser: Any, api: Api, service: Service) -> None:
+    secret = key(api, "olga", "operator")
+    with httpx.Client(
+        base_url=api.client.base_url, headers={"Authorization": f"Bearer {secret}"}, timeout=60
+    ) as operator:
+        cohort = operator.post("/hospitals/dune/cohorts").raise_for_status().headers["location"]
+        for name, path in service.scans.items():
+            operator.put(f"{cohort}/scans/{name}", content=path.read_bytes()).raise_for_status()
+        body = {"cohort": cohort[-32:], "model": "organ"}
+        job = operator.post("/hospitals/dune/adaptations", json=body).raise_for_status().json()["id"]
+    lease = take(api, job)
+    with visitor(browser, api, "net::ERR_") as page:
+        streams: list[Any] = []
+        page.on("request", lambda sent: streams.append(sent) if sent.url.endswith("/events") else None)
+        sign_in(page, secret)
+        views(page)
+        page.goto(f"{api.client.base_url}/#/adapt?hospital=dune&model=organ&job={job}")
+
+        def reach(number: int) -> None:
+            note(api, lease, "progress", {"stage": "adapting", "epoch": number, "epochs": 9})
+            page.get_by_role("status").get_by_text(f"pass {number} of 9").wait_for()
+
+        reach(1)
+        api.cut_connections()
+        # The page looks at once, and the browser opens the stream again seconds later.
+        reach(2)
+        while len(streams) < 2 or api.context.followers.count != 1:
+            page.wait_for_timeout(100)
+        assert int(streams[1].all_headers()["last-event-id"]) > 0
+        reach(3)
+        page.get_by_role("button", name="Cancel the job").click()
+        page.get_by_role("region", name="Jobs").get_by_text("Stopping").wait_for()

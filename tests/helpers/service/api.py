@@ -1,0 +1,81 @@
+"""A real API over real HTTP, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from model_store.store import Store
+from service.app import create_app
+from service.context import ServiceContext
+from service.settings import Settings
+
+# Nothing listens there: the API segments without Redis, and starts faster.
+NO_REDIS = "redis://127.0.0.1:1"
+
+
+@dataclass
+class Api:
+    """A running API and a client of it."""
+
+    app: FastAPI
+    settings: Settings
+    client: httpx.Client
+    loop: asyncio.AbstractEventLoop = field(repr=False)
+    server: uvicorn.Server = field(repr=False)
+
+    @property
+    def context(self) -> ServiceContext:
+        context: ServiceContext = self.app.state.locum
+        return context
+
+    @property
+    def store(self) -> Store:
+        return Store(self.settings.store)
+
+    def cut_connections(self) -> None:
+        """Break every open connection, as a network does."""
+        for connection in list(self.server.server_state.connections):
+            self.loop.call_soon_threadsafe(connection.transport.abort)  # type: ignore[union-attr]
+
+    def segment(self, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
+        return self.send("/segment", scan, name=name, **fields)
+
+    def classify(self, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
+        return self.send("/classify", scan, name=name, **fields)
+
+    def send(self, route: str, scan: bytes, *, name: str = "scan", **fields: str) -> httpx.Response:
+        return self.client.post(route, files={"scan": (name, scan)}, data=fields)
+
+
+@contextmanager
+def running(settings: Settings) -> Iterator[Api]:
+    app = create_app(settings)
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False)
+    server = uvicorn.Server(config)
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        loops.append(asyncio.get_running_loop())
+        await server.serve()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the API did not start"
+        thread.join(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            yield Api(app, settings, client, loops[0], server)
+    finally:
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive(), "the API did not stop"
