@@ -66,7 +66,7 @@ export function ServingPanel({ hospital, model, job }: { hospital: string; model
           )}
         </div>
       )}
-      <History entries={entries} />
+      <History entries={entries} isWithdrawn={serving?.withdrawn === true} />
       {decision && (
         <Decide
           decision={decision}
@@ -84,7 +84,7 @@ export function ServingPanel({ hospital, model, job }: { hospital: string; model
   );
 }
 
-function History({ entries }: { entries: readonly Entry[] }) {
+function History({ entries, isWithdrawn }: { entries: readonly Entry[]; isWithdrawn: boolean }) {
   if (entries.length === 0) return <p class="hint">No decision yet: the newest version serves.</p>;
   return (
     <ol class="timeline" aria-label="History">
@@ -92,7 +92,7 @@ function History({ entries }: { entries: readonly Entry[] }) {
         <li key={entry.sequence} class={index === 0 ? "now" : ""}>
           <div class="row">
             <strong class="mono">{entry.artefact}</strong>
-            {index === 0 && <span class="chip good">serves now</span>}
+            {index === 0 && (isWithdrawn ? <span class="chip bad">withdrawn</span> : <span class="chip good">serves now</span>)}
             {entry.restores !== null && <span class="chip">rolled back</span>}
             {entry.override && <span class="chip warn">against the gate</span>}
           </div>
