@@ -80,6 +80,17 @@ def drag_over(page: Any, box: tuple[float, float, float, float]) -> None:
     page.mouse.up()
 
 
+def touch_over(page: Any, box: tuple[float, float, float, float]) -> None:
+    """The same by a finger."""
+    left, top, right, bottom = box
+    devtools = page.context.new_cdp_session(page)
+    way = [(left + 4, top + 4), ((left + right) / 2, (top + bottom) / 2), (right - 4, bottom - 4)]
+    for kind, (x, y) in zip(("touchStart", "touchMove", "touchMove"), way, strict=True):
+        devtools.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [{"x": x, "y": y}]})
+        page.wait_for_timeout(50)
+    devtools.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+
+
 def saving(page: Any) -> Any:
     """Waits for the request that saves the mask."""
     return page.expect_response(
@@ -95,9 +106,11 @@ def stored(service: Service, cohort: str, name: str) -> NDArray[Any]:
     return np.asanyarray(nib.Nifti1Image.from_bytes(gzip.decompress(content)).dataobj)
 
 
-@pytest.mark.parametrize(("codes", "degrees"), [("LPS", 0), ("LAI", 12), ("SRP", 14)])
+@pytest.mark.parametrize(
+    ("codes", "degrees", "over"), [("LPS", 0, drag_over), ("LAI", 12, drag_over), ("SRP", 14, touch_over)]
+)
 def test_drawn_rectangle_is_stored_where_the_scan_shows_it(
-    page: Any, service: Service, codes: str, degrees: float
+    page: Any, service: Service, codes: str, degrees: float, over: Any
 ) -> None:
     affine = tilted(codes, degrees)
     assert "".join(nib.aff2axcodes(affine)) == codes
@@ -106,7 +119,7 @@ def test_drawn_rectangle_is_stored_where_the_scan_shows_it(
     open_scan(page, service, cohort, "a")
     page.get_by_role("button", name="Rectangle").click()
     with saving(page) as sent:
-        drag_over(page, bright(page))
+        over(page, bright(page))
     assert sent.value.status == 201
     page.locator("[data-save=saved]").wait_for()
     expected = np.zeros(SHAPE, np.uint8)

@@ -57,8 +57,8 @@ export class Drawing {
   colours(table: ColourTable, opacity: number): void {
     const { niivue } = this.viewer;
     niivue.drawLut = cmapper.makeDrawLut({ ...table, min: 0, max: table.I.length - 1 });
+    niivue.refreshColormaps();
     niivue.setDrawOpacity(opacity);
-    niivue.updateGLVolume();
   }
 
   /** Choose the tool, the value it draws, and the width of the brush in voxels. */

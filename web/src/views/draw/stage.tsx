@@ -55,7 +55,9 @@ export function Stage(given: {
 }) {
   const { hospital, cohort, scan, labels } = given;
   const [viewer, setViewer] = useState<Viewer | null>(null);
-  const [open, setOpen] = useState<Open | null>(null);
+  const [opened, setOpened] = useState<Open | null>(null);
+  // A key must not draw on the scan before: its strokes were saved already.
+  const open = opened?.place.name === scan?.name && opened?.place.cohort === cohort ? opened : null;
   const [error, setError] = useState<unknown>(null);
   const [again, setAgain] = useState(0);
   const [removing, setRemoving] = useState(false);
@@ -81,7 +83,7 @@ export function Stage(given: {
         if (over || found === null) return;
         current.current = found;
         latest.current.onSaving(found.saving);
-        setOpen(found);
+        setOpened(found);
       })
       .catch((reason: unknown) => {
         if (!over) setError(reason);
@@ -91,7 +93,7 @@ export function Stage(given: {
       void leave(current.current);
       current.current = null;
       latest.current.onSaving(null);
-      setOpen(null);
+      setOpened(null);
     };
   }, [viewer, cohort, scan?.name, again]);
   // At once, not with the next picture: a stroke may follow a key within it.
