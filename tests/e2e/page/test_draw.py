@@ -167,6 +167,23 @@ def test_mask_of_a_picture_has_the_picture_s_own_pixels(page: Any, service: Serv
     assert listed["mask"]["values"] == [0, 2]
 
 
+def test_mask_of_a_picture_beyond_the_browser_s_textures_has_the_picture_s_own_size(
+    page: Any, service: Service
+) -> None:
+    picture = np.kron(picture_scan(np.uint8, 250), np.ones((20, 60), np.uint8))
+    assert max(picture.shape) > 2048
+    cohort = service.cohort(a=png(picture))
+    open_scan(page, service, cohort, "a", model="retina")
+    page.get_by_role("button", name="Rectangle").click()
+    with saving(page):
+        drag_over(page, bright(page))
+    drawn, expected = stored(service, cohort, "a") > 0, picture == 250
+    assert drawn.shape == expected.shape
+    # The pointer stays a few pixels of the screen inside, each of which is three of the picture.
+    assert not (drawn & ~expected).any()
+    assert drawn.sum() > 0.8 * expected.sum()
+
+
 def test_mask_is_drawn_and_undone_by_keys(page: Any, service: Service) -> None:
     cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
     open_scan(page, service, cohort, "a", model="retina")
