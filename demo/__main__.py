@@ -44,20 +44,24 @@ Scores = dict[str, float]
 console = Console()
 
 
-def train(folder: Path, rounds: int | None) -> Path:
-    """Train both federations with `training.federate`, as a person would; return the store."""
-    store = folder / "store"
-    runs: list[tuple[str, str, int | None]] = [
-        ("iop-fl", api.MODEL, rounds),
-        ("fedoap", api.ANY_ORGAN, min(rounds or ANY_ORGAN_ROUNDS, ANY_ORGAN_ROUNDS)),
+def federate(store: Path, method: str, name: str, rounds: int | None, *options: str) -> list[str]:
+    """Return the command that trains the members on this machine, as a person would type it."""
+    return [
+        *(sys.executable, "-m", "training.federate"),
+        *("--method", method, "--name", name, "--out", str(store), "--leave-out", LEFT_OUT),
+        *("--consent", "all", "--resume", *options),
+        *(["--rounds", str(rounds)] if rounds else []),
     ]
-    for method, name, count in runs:
-        command = [
-            *(sys.executable, "-m", "training.federate"),
-            *("--method", method, "--name", name, "--out", str(store), "--leave-out", LEFT_OUT),
-            *("--consent", "all", "--resume", *(["--playbook"] if method == "iop-fl" else [])),
-            *(["--rounds", str(count)] if count else []),
-        ]
+
+
+def train(folder: Path, rounds: int | None) -> Path:
+    """Train both federations with `training.federate`; return the store."""
+    store = folder / "store"
+    any_organ_rounds = min(rounds or ANY_ORGAN_ROUNDS, ANY_ORGAN_ROUNDS)
+    for command in (
+        federate(store, "iop-fl", api.MODEL, rounds, "--playbook"),
+        federate(store, "fedoap", api.ANY_ORGAN, any_organ_rounds),
+    ):
         if subprocess.run(command, check=False).returncode:
             raise typer.Exit(1)
     return store

@@ -1,8 +1,9 @@
 """`make demo-network`: three hospitals, each a process of its own, train together over a network on loopback.
 
 The operator makes kits and starts `training.federate --engine network`; every hospital starts `training.site`
-on its own folder with its own policy. Then the same federation trains in one process. Both stores are served,
-new patients are segmented by both, and the masks are compared byte by byte.
+on its own folder with its own policy. Then the command of `make demo` trains the same federation on one
+machine, without the playbook, which the demo makes from the trained models. The weights of both stores are
+compared, then the masks of new patients that each store gives, byte by byte.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ import yaml
 from rich.console import Console
 
 from demo import api
-from demo.__main__ import LEFT_OUT, MEMBERS, OUTSIDE
+from demo.__main__ import MEMBERS, OUTSIDE, federate
 from demo.phantom_scans import PhantomScan
 from demo.service_process import running_service
+from model_store.manifest import WEIGHTS
+from model_store.store import Store
 from training.phantom import phantom_of
 
 console = Console(highlight=False, soft_wrap=True)
@@ -32,7 +35,11 @@ console = Console(highlight=False, soft_wrap=True)
 
 def command(module: str, *options: object) -> list[str]:
     """The command line of a Locum module, shown as a person types it."""
-    line = [sys.executable, "-m", module, *map(str, options)]
+    return shown([sys.executable, "-m", module, *map(str, options)])
+
+
+def shown(line: list[str]) -> list[str]:
+    """Show a command line of Python."""
     console.print(f"[dim]$ python {' '.join(line[1:])}[/]")
     return line
 
@@ -78,6 +85,13 @@ def train_over_a_network(folder: Path, data: Path, port: int, config: Path) -> P
     return store
 
 
+def weights_of(store: Path) -> dict[str, str]:
+    """Return the digest of each model's weights, by the model's name."""
+    opened = Store(store)
+    files = {name: opened.open(name).manifest.files for name in opened.names()}
+    return {name: found[WEIGHTS].sha256 for name, found in files.items() if WEIGHTS in found}
+
+
 def segment(store: Path, folder: Path, port: int) -> dict[str, bytes]:
     """Serve a store; return the masks of a member's and an outside hospital's new patient."""
     masks: dict[str, bytes] = {}
@@ -100,7 +114,7 @@ def main(
     port: Annotated[int, typer.Option(help="TCP port of the service.")] = 8000,
     rounds: Annotated[int | None, typer.Option(help="Train for fewer rounds than the default.")] = None,
 ) -> None:
-    """Train over a network and in one process, and compare the masks."""
+    """Train over a network and on one machine, and compare the masks."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     phantom = phantom_of("segmentation")
@@ -115,15 +129,14 @@ def main(
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console.rule("1  three hospitals train together over a network")
     over_network = train_over_a_network(folder, data, free, config)
-    console.rule("2  the same federation in one process")
+    console.rule("2  the same federation on one machine, by the command of `make demo`")
     local = folder / "local" / "store"
-    checked(
-        command(
-            "training.federate",
-            *("--method", "iop-fl", "--name", api.MODEL, "--config", config, "--data", data),
-            *("--leave-out", LEFT_OUT, "--consent", "all", "--out", local),
-        )
-    )
+    checked(shown(federate(local, "iop-fl", api.MODEL, rounds)))
+    weights = weights_of(over_network)
+    if weights != weights_of(local):
+        console.print("[bold red]the weights differ[/]")
+        raise typer.Exit(1)
+    console.print(f"[bold]The weights of {len(weights)} models are the same, byte by byte.[/]")
     console.rule("3  both stores segment new patients")
     masks = segment(over_network, folder / "operator" / "state", port)
     expected = segment(local, folder / "local" / "state", port)

@@ -265,7 +265,7 @@ class Store:
 
     def flagged(self, artefact: Artefact) -> tuple[str, ...]:
         """List the withdrawn artefacts (`name@version`) that an artefact descends from."""
-        return self._flags(artefact, self._by_digests())
+        return self._flags(artefact, self._by_digests()) if artefact.ancestors() else ()
 
     def unreadable(self, name: str) -> dict[int, StoreError]:
         """Map each version with an unreadable manifest or tombstone to its error. Listings leave it out."""

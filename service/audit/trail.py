@@ -17,9 +17,9 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
-from sqlalchemy import delete, func, insert, select
+from sqlalchemy import Table, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from service.database import Assignment, AuditCheckpoint, AuditRow, caller_of, in_turn
@@ -34,7 +34,7 @@ ASSIGNED = ("version.assigned", "version.rolled-back")
 
 _LOCK = "the audit trail"
 _PAGE = 1000
-_TABLE = AuditRow.__table__
+_TABLE = cast(Table, AuditRow.__table__)
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,8 @@ def append(
         details: JSON, without names of patients or scans.
     """
     in_turn(session, _LOCK)
+    # What follows are statements on the table, before which a session flushes nothing by itself.
+    session.flush()
     last = head(session)
     number = last.number + 1
     request = current_request.get()
@@ -100,7 +102,7 @@ def append(
         "details": json.loads(json.dumps(details or {})),
         "previous": last.digest,
     }
-    session.execute(insert(AuditRow), [{**content, "digest": digest_of(content)}])
+    session.execute(insert(_TABLE), {**content, "digest": digest_of(content)})
     return number
 
 
@@ -111,7 +113,7 @@ def digest_of(content: Mapping[str, Any]) -> str:
 
 def head(session: Session) -> Head:
     """The last row, or the last that was removed; number 0 in an empty trail."""
-    newest = select(AuditRow.id, AuditRow.digest).order_by(AuditRow.id.desc()).limit(1)
+    newest = select(_TABLE.c.id, _TABLE.c.digest).order_by(_TABLE.c.id.desc()).limit(1)
     found = session.execute(newest).first()
     if found is not None:
         return Head(found.id, found.digest)

@@ -136,8 +136,9 @@ def _write(database: Database, action: str, outcome: int, found: dict[str, str |
         # A rejected path may have any text there.
         columns["hospital"] = columns["hospital"][:64]
     with database.write() as session:
-        if columns["hospital"] is None and (job := session.get(Job, found.get("job") or "")) is not None:
-            columns["hospital"] = job.hospital
+        if columns["hospital"] is None and (number := found.get("job")) is not None:
+            job = session.get(Job, number)
+            columns["hospital"] = None if job is None else job.hospital
         details = {name: value[:200] for name, value in found.items() if value is not None}
         trail.append(session, action, outcome=outcome, details=details, **columns)
 

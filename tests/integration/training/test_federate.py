@@ -130,6 +130,16 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(dat
     assert 0 < cost["sent"]["episodes"] < 3 * 1000 * playbook.episodes
     (folder,) = (tmp_path / "runs").iterdir()
     assert sorted(path.name for path in (folder / "rotations").iterdir()) == ["aster", "birch", "cedar"]
+    # The models are those of the run without a playbook.
+    plain = tmp_path / "plain" / "store"
+    command = ("--data", data, "--config", config, "--out", plain, "--workers", 0, "--consent", "all")
+    assert invoke("--method", "iop-fl", *command).exit_code == 0
+    practised, unpractised = Store(tmp_path / "store"), Store(plain)
+    assert len(unpractised.names()) > 1
+    assert practised.names() == unpractised.names()
+    for name in set(practised.names()) - {"phantom"}:
+        assert practised.open(name).manifest.files == unpractised.open(name).manifest.files
+
     before = artefact.digest
     again = invoke("--method", "iop-fl", *options(data, config, tmp_path, *more, "--resume"))
     assert again.exit_code == 0, again.output

@@ -113,7 +113,10 @@ def test_stored_scan_and_its_deletion_leave_rows_without_its_name(
 
 def test_override_and_refusal_of_the_gate_are_rows(api: Any, publish_bright: Any) -> None:
     candidate = publish_adapted(api.store.root, publish_bright, api.store.open("bright@1"), "north", FIRST)
-    record_job(api.context, candidate, REFUSED)
+    job = record_job(api.context, candidate, REFUSED)
+    _, (card,) = rows_after(api, lambda: api.client.get(f"/jobs/{job}/card"))
+    # Of the job, since the path names no hospital.
+    assert (card["action"], card["hospital"]) == ("card.read", "north")
 
     def assign(**more: bool) -> Callable[[], httpx.Response]:
         body = {"version": "bright.at-north@1", "reason": "seen", **more}

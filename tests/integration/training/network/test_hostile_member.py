@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import socket
+import ssl
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from benchmarks.network.consortium import Consortium
+from training.network.kits import provision
 from training.phantom.federation import TASK
 
 pytest.importorskip("nvflare")
@@ -46,3 +50,27 @@ def test_certificate_of_one_hospital_cannot_claim_another(consortium):
         (claimed / file).write_bytes((kits / "birch" / file).read_bytes())
     answers = json.loads(attack(claimed, f"localhost:{consortium.port}").stdout.splitlines()[-1])
     assert "ok" not in answers.values()
+
+
+def greeting(consortium: Consortium, kit: Path | None) -> bytes:
+    """The first bytes that the operator sends by HTTP/2 over TLS; none where it closes the connection."""
+    context = ssl.create_default_context(cafile=consortium.root / "kits" / "birch" / "rootCA.pem")
+    context.set_alpn_protocols(["h2"])
+    if kit is not None:
+        context.load_cert_chain(kit / "client.crt", kit / "client.key")
+    try:
+        with (
+            socket.create_connection(("localhost", consortium.port), 10) as plain,
+            context.wrap_socket(plain, server_hostname="localhost") as line,
+        ):
+            line.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4" + b"\0" * 5)
+            return line.recv(9)
+    except (ConnectionError, ssl.SSLError):
+        return b""
+
+
+def test_connection_without_a_certificate_of_the_consortium_is_closed(consortium, tmp_path):
+    foreign = provision(tmp_path / "foreign", "loopback", f"localhost:{consortium.port}", ["birch"])
+    assert greeting(consortium, consortium.root / "kits" / "birch") != b""
+    assert greeting(consortium, None) == b""
+    assert greeting(consortium, foreign["birch"]) == b""

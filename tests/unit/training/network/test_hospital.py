@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -26,14 +27,25 @@ from training.network.operator import Operator
 from training.phantom import write_federation
 from training.privacy import epsilon_of
 from training.run import Run, execute
+from training.site import _Screen as Terminal
 
 pytest.importorskip("nvflare")
 SITES = ("aster", "birch")
 POLICY = "allows: [weights, statistics, features]\nconsents: true\n"
-# Methods without and with a memory and a model of the site's own.
+# Methods without and with a memory and a model of the site's own; the last sends features.
 CONFIGS = {
     "fedavg": {"width": 2, "rounds": 2, "batch_size": 8, "least_steps": 1},
     "fedrep": {"width": 2, "rounds": 2, "batch_size": 8, "least_steps": 1},
+    "fedoap": {
+        "width": 2,
+        "heads": 4,
+        "groups": 4,
+        "rounds": 1,
+        "local_steps": 1,
+        "batch_size": 4,
+        "bank_minimum": 1,
+        "fine_tune_rounds": 0,
+    },
 }
 
 
@@ -137,7 +149,7 @@ class Together:
         return {str(a): a.digest for a in result.artefacts}, result
 
 
-@pytest.mark.parametrize("method", CONFIGS)
+@pytest.mark.parametrize("method", ["fedavg", "fedrep"])
 def test_every_kind_of_method_gives_the_digests_of_one_process(method, tmp_path, data, kits):
     digests, _ = Together(tmp_path, data, kits, method).run(Store(tmp_path / "store"))
     config = find_method(method).config(**CONFIGS[method])
@@ -149,6 +161,9 @@ def test_every_kind_of_method_gives_the_digests_of_one_process(method, tmp_path,
     run = Run(load_federation(data), method, config, settings)
     local = execute(run, tmp_path / "local", workers=0, store=Store(tmp_path / "local-store"))
     assert digests == {str(a): a.digest for a in local.artefacts}
+    # What stays at a hospital is on its own disk, and not in the operator's folder.
+    assert any((tmp_path / "state" / "birch").glob("*/sites/birch/*"))
+    assert not (tmp_path / "run" / "sites").exists()
 
 
 def test_what_left_is_shown_and_logged_before_it_counts(tmp_path, data, kits):
@@ -167,6 +182,18 @@ def test_what_left_is_shown_and_logged_before_it_counts(tmp_path, data, kits):
         if group != "metrics"
     )
     assert total == counted
+
+
+def test_terminal_of_a_hospital_shows_kinds_bytes_and_the_sum(tmp_path, data, kits, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    together = Together(tmp_path, data, kits)
+    together.policies["birch"].write_text("allows: [weights]\nconsents: false\n")
+    together.screens["birch"] = Terminal()
+    together.run()
+    said = capsys.readouterr().out
+    assert re.search(r"^ *train +2 +weights \(weights\) +scores \(statistics\) *$", said, re.MULTILINE)
+    left = r"^train 2: left weights [\d.]+ [KM]iB; withheld scores, metrics; [\d.]+ [KM]iB in sum$"
+    assert re.search(left, said, re.MULTILINE), said
 
 
 def test_stricter_policy_holds_from_the_next_round_on(tmp_path, data, kits):
@@ -205,6 +232,20 @@ def test_operator_cannot_weaken_the_privacy_that_a_hospital_asks_for(tmp_path, d
     (log,) = (tmp_path / "state" / "birch").glob("*/sent.jsonl")
     logged = [json.loads(line)["privacy"] for line in log.read_text().splitlines()]
     assert [line["weights"]["releases"] for line in logged if line] == [1]
+
+
+def test_operator_cannot_lift_the_bounds_of_a_hospital(tmp_path, kits):
+    data = write_federation(tmp_path / "data", SITES, patients_per_site=3, size=32)
+    together = Together(tmp_path, data, kits, "fedoap")
+    together.policies["birch"].write_text(f"{POLICY}bounds: {{minimum_patients: 50}}\n")
+    policies = together.operator.policies
+    together.operator.policies = lambda settings: policies(settings).model_copy(update={"feature_bounds": {}})
+    _, result = together.run()
+    (trained,) = (entry for entry in result.history if entry.phase == "train")
+    assert {site: entry.sent["tokens"] > 0 for site, entry in trained.sites.items()} == {
+        "aster": True,
+        "birch": False,
+    }
 
 
 @pytest.mark.parametrize(
