@@ -9,10 +9,9 @@ service.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,6 +25,7 @@ from benchmarks.cost.serving import TASK, scan_bytes, volume
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.chromium import launch
 from benchmarks.harness.experiment import Experiment, Table
+from benchmarks.harness.measuring import alternated
 from benchmarks.harness.tables import table
 from demo.service_process import free_port, running_service
 from model_store.store import Store
@@ -77,15 +77,7 @@ class PageCost(Experiment[Profile]):
 
     def cells(self) -> list[Cell]:
         """One cell."""
-        settings = self.profile
-        return [
-            {
-                "repeats": settings.repeats,
-                "threads": settings.threads,
-                "width": settings.width,
-                "slices": settings.slices,
-            }
-        ]
+        return [asdict(self.profile)]
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure the cell."""
@@ -150,23 +142,27 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
             page.get_by_label("Model").wait_for()
             _open(page, path)
         devtools = page.context.new_cdp_session(page)
-        bare, shown, heap = [], [], []
-        # The first answers load the network and warm caches, on both sides.
-        for number in range(1 + cell["repeats"]):
-            pair = (_ask(client, path), _show(page, path))
+        before, heap = [b""], []
+
+        def collect() -> None:
             devtools.send("HeapProfiler.collectGarbage")
-            used = page.evaluate("performance.memory.usedJSHeapSize")
-            if number:
-                bare.append(round(pair[0], 3))
-                shown.append(round(pair[1], 3))
-                heap.append(used)
+            heap.append(page.evaluate("performance.memory.usedJSHeapSize"))
+
+        steps: dict[str, Callable[[], object]] = {
+            "bare": lambda: _ask(client, path),
+            "open": lambda: before.append(_open(page, path)),
+            "page": lambda: _show(page, before[-1]),
+            "collect": collect,
+        }
+        # The first answers load the network and warm caches, on both sides.
+        seconds = alternated(steps, cell["repeats"], warm_up=1)
         return {
-            "bare_s": bare,
-            "page_s": shown,
-            "picture_s": round(_seconds(lambda: _picture(page)), 3),
+            "bare_s": [round(each, 3) for each in seconds["bare"]],
+            "page_s": [round(each, 3) for each in seconds["page"]],
+            "picture_s": round(alternated({"picture": lambda: _picture(page)}, 1, 0)["picture"][0], 3),
             "frames_per_s": {layout: _frames_per_s(page, layout) for layout in ("axial", "planes")},
             "files": files,
-            "heap_bytes": heap,
+            "heap_bytes": heap[1:],
             "chromium": chromium.version.partition(".")[0],
         }
 
@@ -204,28 +200,19 @@ def _open(page: Any, path: Path) -> bytes:
     return pictures[-1]
 
 
-def _ask(client: httpx.Client, path: Path) -> float:
-    """Seconds of the request that the page sends, by a plain client."""
+def _ask(client: httpx.Client, path: Path) -> None:
+    """Send the request that the page sends, by a plain client."""
     form = {"model": NAME, "personalization": "auto", "output": "multipart"}
-    content = path.read_bytes()
-    return _seconds(
-        lambda: client.post(
-            "/segment", data=form, files={"scan": ("scan", content)}, timeout=300
-        ).raise_for_status()
-    )
+    scan = {"scan": ("scan", path.read_bytes())}
+    client.post("/segment", data=form, files=scan, timeout=300).raise_for_status()
 
 
-def _show(page: Any, path: Path) -> float:
-    """Seconds from the button to a canvas that differs from the scan's own picture."""
-    before = _open(page, path)
-
-    def segment() -> None:
-        page.get_by_role("button", name="Segment").click()
-        page.get_by_role("heading", name="Answer").wait_for()
-        while _picture(page) == before:
-            pass
-
-    return _seconds(segment)
+def _show(page: Any, before: bytes) -> None:
+    """Ask for the mask, and wait until the canvas differs from its picture `before`."""
+    page.get_by_role("button", name="Segment").click()
+    page.get_by_role("heading", name="Answer").wait_for()
+    while _picture(page) == before:
+        pass
 
 
 def _picture(page: Any) -> bytes:
@@ -248,9 +235,3 @@ def _frames_per_s(page: Any, layout: str) -> float:
         raise RuntimeError("the wheel did not change the slice, so the frames say nothing")
     times = page.evaluate(_SCROLL, [_SCROLL_S])
     return round(1000 * (len(times) - 1) / float(times[-1] - times[0]), 1)
-
-
-def _seconds(work: Callable[[], Any]) -> float:
-    began = time.perf_counter()
-    work()
-    return time.perf_counter() - began
