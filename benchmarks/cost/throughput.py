@@ -114,7 +114,7 @@ class Throughput(Experiment[Profile]):
                 "width": scan.width,
                 "clients": clients,
                 "threads": threads,
-                "scans": max(profile.least, 3 * clients) if scan.slices == 0 else max(6, 2 * clients),
+                "scans": max(profile.least if scan.slices == 0 else 6, 4 * clients),
                 **shared,
             }
             for name, scan in profile.scans.items()
@@ -161,8 +161,7 @@ def requests(cell: Cell, work: Path) -> dict[str, Any]:
         def served() -> Phase:
             for connection in connections:
                 wake(connection)
-            at_work = min(clients, cell["slots"])
-            return phase(clients, scans, lambda client: post(connections[client], body), at_work, running.pid)
+            return phase(clients, scans, lambda client: post(connections[client], body), running.pid)
 
         served()
         # The fastest way is chosen beforehand: the pairs below then measure it as often as the server.
@@ -206,22 +205,20 @@ class Bare:
 
     def run(self, scans: int) -> Phase:
         """As many slices as `scans` scans have, rounded up to runs."""
-        runs = max(2 * self.callers + 1, -(-scans * self._slices // len(self.batch)))
-        found = phase(self.callers, runs, lambda _: self._session.run_alone(self.batch), self.callers)
+        runs = -(-scans * self._slices // len(self.batch))
+        found = phase(self.callers, runs, lambda _: self._session.run_alone(self.batch))
         scans_per_run = len(self.batch) / self._slices
         return Phase(found.rate * scans_per_run, found.processor / scans_per_run, found.seconds)
 
 
-def phase(
-    callers: int, calls: int, call: Callable[[int], object], at_work: int, pid: int | None = None
-) -> Phase:
-    """Let `callers` threads make `calls` calls in all, of which `at_work` are worked on at a time.
+def phase(callers: int, calls: int, call: Callable[[int], object], pid: int | None = None) -> Phase:
+    """Let `callers` threads make `calls` calls in all.
 
-    The processor time is that of this process and of the process `pid`.
+    The rate is that of all calls from the first start to the last end. Calls may end in groups, so a part of
+    that time would not tell it. The processor time is that of this process and of the process `pid`.
     """
     left = iter(range(calls))
     turn = threading.Lock()
-    ends: list[float] = []
     seconds: list[float] = []
 
     def work(caller: int) -> None:
@@ -231,21 +228,14 @@ def phase(
                     return
             began = time.perf_counter()
             call(caller)
-            ends.append(time.perf_counter())
-            seconds.append(ends[-1] - began)
+            seconds.append(time.perf_counter() - began)
 
-    before = _processor_seconds(pid)
+    before, started = _processor_seconds(pid), time.perf_counter()
     with ThreadPoolExecutor(callers) as pool:
         for done in [pool.submit(work, caller) for caller in range(callers)]:
             done.result()
-    used = _processor_seconds(pid) - before
-    return Phase(rate(ends, at_work), used / calls, seconds)
-
-
-def rate(ends: Sequence[float], at_work: int) -> float:
-    """Calls per second by their ends, as long as `at_work` were worked on: without the first and the last."""
-    inside = sorted(ends)[at_work - 1 : len(ends) - at_work + 1]
-    return (len(inside) - 1) / (inside[-1] - inside[0])
+    elapsed = time.perf_counter() - started
+    return Phase(calls / elapsed, (_processor_seconds(pid) - before) / calls, seconds)
 
 
 def jobs(cell: Cell, work: Path) -> dict[str, Any]:
@@ -286,7 +276,7 @@ def memory(cell: Cell, work: Path) -> dict[str, Any]:
         process = psutil.Process(running.pid)
         connections = [http.client.HTTPConnection("127.0.0.1", running.port) for _ in range(cell["clients"])]
         for _ in range(_SAMPLES):
-            phase(len(connections), cell["requests"] // _SAMPLES, lambda c: post(connections[c], body), 1)
+            phase(len(connections), cell["requests"] // _SAMPLES, lambda c: post(connections[c], body))
             megabytes.append(round(process.memory_info().rss / 1e6, 1))
             files.append(process.num_fds())
     return {"megabytes": megabytes, "files": files}
