@@ -1,4 +1,4 @@
-.PHONY: install demo demo-network test test-fast test-gpu test-pacs test-web check check-deploy openapi web lock sbom clean
+.PHONY: install demo demo-network test test-fast test-gpu test-pacs test-s3 test-web check check-deploy openapi web lock sbom clean
 PYTHON ?= python3
 BIN := .venv/bin
 
@@ -37,6 +37,13 @@ test-pacs: install
 	test -x $(BIN)/segimage2itkimage || $(BIN)/python -m pip install --quiet dcmqi==1.5.7
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet tests/unit/service/pacs tests/unit/service/dicom_node \
 		tests/integration/service/pacs tests/integration/service/dicom_node tests/integration/service/routes/test_segment_dicom.py
+
+# Stores and files in buckets of Ceph's gateway, which checks signatures; the other targets use moto's server.
+test-s3: install
+	command -v radosgw ceph-osd ceph-mon ceph >/dev/null || \
+		apt-get install --yes --no-install-recommends ceph-mon ceph-osd ceph-common radosgw
+	LOCUM_TEST_S3=ceph OMP_NUM_THREADS=1 $(BIN)/python -m pytest --quiet tests/unit/model_store tests/unit/service/files \
+		tests/integration/service/catalog
 
 # The page in a real Chromium, which the other targets skip if it is missing.
 test-web: install

@@ -1,42 +1,59 @@
-"""An S3 server on loopback, with conditional writes: moto's, which keeps objects in memory."""
+"""An S3 server on loopback, with conditional writes: moto's, which keeps objects in memory and checks no
+signature; with LOCUM_TEST_S3=ceph, Ceph's gateway."""
 
 from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from unittest.mock import patch
-from urllib.request import Request, urlopen
 from uuid import uuid4
 
+import boto3
 from moto.server import ThreadedMotoServer
+
+from tests.helpers.model_store.ceph import ceph_gateway
+
+_KEY, _SECRET = "test", "secret"
 
 
 @contextmanager
 def s3_server() -> Iterator[str]:
     """Start a server, name it to this process and its children by the environment, and give its URL."""
+    with _ceph() if os.environ.get("LOCUM_TEST_S3") == "ceph" else _moto() as url:
+        settings = {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": _KEY,
+            "AWS_SECRET_ACCESS_KEY": _SECRET,
+        }
+        with patch.dict(os.environ, settings):
+            yield url
+
+
+@contextmanager
+def _moto() -> Iterator[str]:
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    settings = {
-        "AWS_ENDPOINT_URL": url,
-        "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-    }
     try:
-        with patch.dict(os.environ, settings):
-            yield url
+        yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+@contextmanager
+def _ceph() -> Iterator[str]:
+    with tempfile.TemporaryDirectory() as folder, ceph_gateway(Path(folder), _KEY, _SECRET) as url:
+        yield url
 
 
 def make_bucket(url: str) -> str:
     """Make a bucket on the server, and return its name."""
     name = f"test-{uuid4().hex}"
-    with urlopen(Request(f"{url}/{name}", method="PUT"), timeout=10) as answer:
-        assert answer.status == 200
+    boto3.client("s3", endpoint_url=url, region_name="us-east-1").create_bucket(Bucket=name)
     return name
