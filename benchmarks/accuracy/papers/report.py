@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from statistics import median
 from typing import ClassVar
 
 import numpy as np
@@ -19,7 +20,8 @@ from training.report.charts import Change, forest_chart
 
 MEGABYTE = 1e6
 _SECONDS = (
-    "Seconds are wall-clock, of one thread on a machine with other work: they tell the order of magnitude."
+    "Seconds are wall-clock, the median over runs, of one thread on a machine with other work: they tell the "
+    "order of magnitude."
 )
 
 
@@ -77,7 +79,7 @@ class Part:
                 _percent([float(np.mean([*found.values()])) for found in line.paper.values()]),
                 "" if name == self.baseline else self._difference(name),
                 mean_and_spread([value / MEGABYTE for value in line.bytes], 1),
-                mean_and_spread(line.seconds, 0),
+                f"{median(line.seconds):.0f}" if line.seconds else "",
             ]
             for name, line in self.lines.items()
         ]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.accuracy.cross_organ.arms import FEDAVG
@@ -143,7 +143,7 @@ def of_papers(name: str, part: str, baseline: str) -> Iterator[Setting]:
                 continue
             scores: Scores = {arm: line.ours for arm, line in found.lines.items() if line.ours}
             costs = {
-                arm: Cost(fmean(line.bytes) / MEGABYTE, fmean(line.seconds) / 60)
+                arm: Cost(fmean(line.bytes) / MEGABYTE, median(line.seconds) / 60)
                 for arm, line in found.lines.items()
             }
             where = short.removeprefix(part).removeprefix(".")
