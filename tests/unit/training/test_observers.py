@@ -10,9 +10,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from model_store.store import Store
+from training.config import RunConfig
+from training.data.federation import load_federation
 from training.engine.history import RoundEntry, Silent, SiteEntry
 from training.errors import ConfigurationError
+from training.methods.fedavg import FedAvgConfig
 from training.observers import MLflow, TensorBoard, WithLogs, scalars_of
+from training.phantom import write_federation
+from training.run import Run, execute
 
 ENTRY = RoundEntry(
     "train",
@@ -141,6 +147,24 @@ def test_mlflow_gets_the_figures_and_a_resumed_run_goes_on_in_the_same_one(serve
         name: (value, 3) for name, value in EXPECTED.items()
     }
     assert [said["status"] for call, said in server.calls if call == "runs/update"] == ["FINISHED"] * 2
+
+
+def test_logs_change_no_digest(server, tmp_path):
+    pytest.importorskip("tensorboardX")
+    data = load_federation(
+        write_federation(tmp_path / "data", ("birch", "cedar"), patients_per_site=2, size=16)
+    )
+    run = Run(data, "fedavg", FedAvgConfig(width=2, rounds=2, batch_size=4), RunConfig(seed=1))
+    digests = []
+    for number, logs in enumerate([(), (TensorBoard(tmp_path / "events"), mlflow(server))]):
+        heard, store = Heard(), Store(tmp_path / f"store-{number}")
+        with WithLogs(heard, logs) as observer:
+            execute(run, tmp_path / f"run-{number}", workers=0, store=store, observer=observer)
+        assert heard.warnings == []
+        digests.append({name: store.open(name).digest for name in store.names()})
+    assert digests[0] == digests[1] != {}
+    assert "runs/log-batch" in [call for call, _ in server.calls]
+    assert any((tmp_path / "events").iterdir())
 
 
 def test_server_that_is_gone_is_reported_once_and_the_run_goes_on(server):

@@ -13,6 +13,7 @@ from model_store.store import Store
 from training.config import RunConfig
 from training.data.federation import load_federation
 from training.methods.iop_fl import IopFlConfig
+from training.network.kits import revoke
 from training.phantom import write_federation
 from training.run import Run, execute
 
@@ -123,3 +124,16 @@ def test_hospital_obeys_its_own_policy(consortium):
     assert "phantom.aster" not in digests(consortium.root / "store")
     paused = [entry["dropped"].get("birch", "") for entry in record["rounds"]]
     assert "the hospital's policy pauses its part" in paused
+
+
+def test_hospital_is_turned_away_once_its_certificate_is_revoked(consortium):
+    command = ("--method", "fedavg", "--config", consortium.root / "config.yaml")
+    operator = started(consortium, *command, "--deadline", 3, "--quorum", 2)
+    sites = {site: consortium.start_site(site) for site in SITES}
+    sites["cedar"].wait_for("train 1/2: computing")
+    revoke(consortium.root / "kits", "cedar")
+    assert sites["cedar"].end() == 2
+    assert "the certificate was revoked; ask the operator for a new kit" in sites["cedar"].text()
+    assert operator.end() == 0, operator.text()
+    record = json.loads((consortium.root / "run" / "record.json").read_text())
+    assert "cedar" not in record["rounds"][-1]["sites"]
