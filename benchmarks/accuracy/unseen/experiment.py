@@ -44,12 +44,21 @@ class SetOf:
 
 @dataclass(frozen=True)
 class Profile:
-    """How often, on what; `phantoms` patients for each of so many drawn scanners."""
+    """How often, on what; `phantoms` patients for each of so many drawn scanners.
+
+    Seeds from `float32_from` on train in float32, as the protocol's second amendment says.
+    """
 
     seeds: int
     sets: Mapping[str, SetOf]
     scanners: int = 8
     phantoms: int = 8
+    float32_from: int = 2
+
+    def method(self, set_: str, seed: int) -> dict[str, Any]:
+        """The fields of IopFlConfig for a set and a seed."""
+        precision = {"precision": "float32"} if seed >= self.float32_from else {}
+        return {**self.sets[set_].method, **precision}
 
 
 _TINY = {"rounds": 2, "width": 4, "batch_size": 8}
@@ -86,7 +95,8 @@ class Unseen(Experiment[Profile]):
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """One part at one hospital."""
-        hospitals, site, seed = self._hospitals(cell["set"]), cell["site"], cell["seed"]
+        set_, site, seed = cell["set"], cell["site"], cell["seed"]
+        hospitals = replace(self._hospitals(set_), method=self.profile.method(set_, seed))
         if cell["part"] == "inside":
             return hospitals.inside(seed)
         if cell["part"] == "reference":
@@ -142,14 +152,14 @@ class Unseen(Experiment[Profile]):
 def cells_of(name: str, profile: Profile, sites: Mapping[str, Sequence[str]]) -> list[Cell]:
     """Seed by seed, what is served first; what is no part of the practice last. `sites` by set."""
     first = [
-        cell_of(name, profile.sets[set_], set_, site, seed, part)
+        cell_of(name, profile, set_, site, seed, part)
         for seed in range(profile.seeds)
         for part in PARTS
         for set_, there in sites.items()
         for site in (("all",) if part == "inside" else there)
     ]
     last = [
-        cell_of(name, profile.sets[set_], set_, site, 0, part)
+        cell_of(name, profile, set_, site, 0, part)
         for part in LAST
         for set_, there in sites.items()
         for site in there
@@ -157,15 +167,15 @@ def cells_of(name: str, profile: Profile, sites: Mapping[str, Sequence[str]]) ->
     return first + last
 
 
-def cell_of(profile: str, chosen: SetOf, set_: str, site: str, seed: int, part: str) -> Cell:
+def cell_of(name: str, profile: Profile, set_: str, site: str, seed: int, part: str) -> Cell:
     """A cell, with every field of the method: a changed default makes new cells."""
     return {
         "set": set_,
         "site": site,
         "seed": seed,
         "part": part,
-        "profile": profile,
-        "size": chosen.size,
+        "profile": name,
+        "size": profile.sets[set_].size,
         "severities": [0] if set_ == PHANTOM or part == "official" else [*SEVERITIES],
-        "method": IopFlConfig(**chosen.method).model_dump(mode="json"),
+        "method": IopFlConfig(**profile.method(set_, seed)).model_dump(mode="json"),
     }
