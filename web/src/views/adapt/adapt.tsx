@@ -72,6 +72,7 @@ export default function Adapt() {
         <ServingPanel
           key={`${hospital.id} ${model.name}`}
           hospital={hospital.id}
+          name={hospital.name}
           model={model.name}
           job={latest?.id === job && FINISHED.includes(latest.state) ? latest : null}
         />

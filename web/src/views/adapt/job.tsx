@@ -19,7 +19,8 @@ export const STATES: Record<string, { words: string; tone: Tone | "accent" }> = 
   queued: { words: "Waiting", tone: "plain" },
   running: { words: "Running", tone: "accent" },
   cancelling: { words: "Stopping", tone: "warn" },
-  succeeded: { words: "Made a candidate", tone: "good" },
+  // Plain: what its gate says is another matter.
+  succeeded: { words: "Made a candidate", tone: "plain" },
   fell_back: { words: "Kept the start", tone: "warn" },
   failed: { words: "Failed", tone: "bad" },
   cancelled: { words: "Cancelled", tone: "plain" },
@@ -46,6 +47,11 @@ const FAILED: Record<string, string> = {
   source_warnings: "Too many scans do not look like those of training.",
   predicted_gain: "No gain is expected from what the member hospitals saw.",
   gain_bound: "From what the member hospitals saw, a loss is too likely.",
+  size_gain: "What it finds moved away from the size that the member hospitals know.",
+  beyond_practice: "These scans are unlike all that the member hospitals practised on.",
+  smaller_doses: "A smaller change of the same kind was rejected.",
+  stability: "With another seed, or with half of the scans, its masks differ too much.",
+  statistics_distance: "These scans are too far from those of training.",
 };
 
 /** The same for a joining, which is judged by the hospital's own masks. */

@@ -11,7 +11,8 @@ type Serving = Schema<"ServingView">;
 type Entry = Schema<"Entry">;
 type Decision = { kind: "assign" | "override"; version: string } | { kind: "back"; version: string };
 
-export function ServingPanel({ hospital, model, job }: { hospital: string; model: string; job: Job | null }) {
+export function ServingPanel(given: { hospital: string; name: string; model: string; job: Job | null }) {
+  const { hospital, name, model, job } = given;
   const [serving, setServing] = useState<Serving | null>(null);
   const [tag, setTag] = useState<string | null>(null);
   const [entries, setEntries] = useState<Entry[]>([]);
@@ -35,7 +36,7 @@ export function ServingPanel({ hospital, model, job }: { hospital: string; model
   const canAssign = candidate !== undefined && serving?.artefact !== candidate;
   return (
     <section class="card stack" aria-label="Serving">
-      <h2>What serves {hospital}</h2>
+      <h2>What serves {name}</h2>
       <Rejection error={error} />
       {serving && (
         <p>
