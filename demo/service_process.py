@@ -42,9 +42,7 @@ def running_service(store: Path, state: Path, port: int) -> Iterator[httpx.Clien
             start_new_session=True,
         )
     try:
-        # Connections are dropped before the server does it after 5 s, which would reset a request.
-        limits = httpx.Limits(keepalive_expiry=2)
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120, limits=limits) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
             _wait_until_ready(client, process, log)
             yield client
     finally:

@@ -15,7 +15,7 @@ from service.app import create_app
 from service.commands import audit, keys
 from service.commands.database import opened
 from service.errors import ServiceError, SettingsInvalid
-from service.http.connections import BoundedProtocol
+from service.http.connections import KEEP_ALIVE_SECONDS, BoundedProtocol
 from service.runtime import logs
 from service.runtime.broker import Broker
 from service.runtime.embedded_worker import EmbeddedWorker
@@ -100,6 +100,7 @@ def _server(settings: Settings) -> uvicorn.Server:
         access_log=False,
         # Do not reveal the name and version of the server.
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         # A client that holds its connection open must not hold up the end.
         timeout_graceful_shutdown=30,
     )

@@ -13,6 +13,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MOST_CONNECTIONS = 1000
 HEADER_SECONDS = 20.0
+# Longer than clients and reverse proxies keep an idle connection (httpx 5 s, nginx 60 s). The side that sends
+# should be the one that closes: else a request meets a connection that is being closed.
+KEEP_ALIVE_SECONDS = 75
 
 
 class BoundedProtocol(H11Protocol):

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 from model_store.store import Store
 from service.app import create_app
 from service.context import ServiceContext
+from service.http.connections import KEEP_ALIVE_SECONDS
 from service.settings import Settings
 
 # Nothing listens there: the API segments without Redis, and starts faster.
@@ -58,7 +59,14 @@ class Api:
 @contextmanager
 def running(settings: Settings) -> Iterator[Api]:
     app = create_app(settings)
-    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False)
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_config=None,
+        access_log=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+    )
     server = uvicorn.Server(config)
     loops: list[asyncio.AbstractEventLoop] = []
 
