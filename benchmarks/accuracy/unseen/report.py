@@ -17,6 +17,8 @@ from benchmarks.harness.tables import table
 
 PHANTOM = "phantom"
 POINT = 0.01
+# The first seed that is judged by today's gate: the protocol's second amendment.
+GATE_CHANGED = 2
 # set, severity, hospital
 Unit: TypeAlias = tuple[str, int, str]
 # unit -> one value per seed
@@ -31,13 +33,21 @@ def sections(rows: Sequence[Row]) -> list[str]:
     served, inside = by_part.get("served", []), by_part.get("inside", [])
     paper, reference = by_part.get("paper", []), by_part.get("reference", [])
     found = [_about(rows)]
-    criteria = [*_criteria(served, inside, paper)]
-    if criteria:
-        found += ["## Criteria", table(["criterion", "found", "met"], [list(each) for each in criteria])]
-    if served:
-        found += ["## Outside: what is served, minus the global model", _outside(served)]
-        found += ["## Every hospital", _hospitals(served)]
-        found += ["## The gate", *_gate(served)]
+    groups = _by_gate(served)
+    criteria = {
+        words: {asked: rest for asked, *rest in _criteria(own, inside, paper)}
+        for words, own in (groups or {"": []}).items()
+    }
+    # By their numbers: the groups need not have the same ones.
+    asked = sorted(dict.fromkeys(name for own in criteria.values() for name in own), key=lambda name: name[0])
+    if asked:
+        head = ["criterion", *(cell for words in criteria for cell in (f"found{words}", "met"))]
+        body = [[name, *(c for own in criteria.values() for c in own.get(name, ("", "")))] for name in asked]
+        found += ["## Criteria", table(head, body)]
+    for words, own in groups.items():
+        found += [f"## Outside{words}: what is served, minus the global model", _outside(own)]
+        found += [f"## Every hospital{words}", _hospitals(own)]
+        found += [f"## Verdicts{words}", *_gate(own)]
     if served and paper:
         found += ["## Training, counted apart: the global model as it is", _training(served, paper)]
     if inside:
@@ -58,6 +68,20 @@ def _about(rows: Sequence[Row]) -> str:
         "of Dice (hundredths), means over hospitals of the means over seeds, except where it says otherwise. "
         f"Seeds: {', '.join(map(str, seeds))}. {len(rows)} cells are finished."
     )
+
+
+def _by_gate(served: Sequence[Row]) -> dict[str, list[Row]]:
+    """Rows that today's gate judged, then those that the gate before did, by words for a title."""
+    today = [row for row in served if row["cell"]["seed"] >= GATE_CHANGED]
+    before = [row for row in served if row["cell"]["seed"] < GATE_CHANGED]
+    if not (today and before):
+        return {"": [*served]} if served else {}
+    return {_by("today's gate", today): today, _by("the gate before", before): before}
+
+
+def _by(gate: str, rows: Sequence[Row]) -> str:
+    seeds = sorted({row["cell"]["seed"] for row in rows})
+    return f" by {gate}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
 
 
 # ---------------------------------------------------------------------- values
