@@ -255,7 +255,9 @@ def _auto(shifts: Sequence[Shift]) -> str:
     """What the default does, by severity."""
     said = []
     for severity in sorted({shift.severity for shift in shifts}):
-        found = [shift.changes["auto"] for shift in shifts if shift.severity == severity]
+        found = [s.changes["auto"] for s in shifts if s.severity == severity and "auto" in s.changes]
+        if not found:
+            continue
         means = [100 * fmean(changes.values()) for changes in found]
         worst = 100 * min(min(changes.values()) for changes in found)
         range_ = f"{min(means):+.1f} to {max(means):+.1f}"
@@ -308,7 +310,7 @@ def _unseen(shifts: Sequence[Shift]) -> list[str]:
         "unchanged, mean over hospitals, then the worst hospital, with their number where there are fewer"
         " than three. The number in a column's name is the severity of a drawn scanner before the scans; "
         "0 is none. `auto` is what is served by default: where it refuses every candidate, the change is "
-        "0. From [unseen.cpu](unseen.cpu.md), one or two seeds. Only members' models and scans are "
+        "0. From [unseen.cpu](unseen.cpu.md), one to three seeds. Only members' models and scans are "
         "needed: nothing leaves the hospital.",
         table(header, body),
     ]

@@ -24,6 +24,7 @@ from benchmarks.accuracy.outside.report import changed_settings
 from benchmarks.accuracy.outside.scores import GLOBAL
 from benchmarks.accuracy.outside.scores import scores_of as outside_scores
 from benchmarks.accuracy.papers.report import PaperTables
+from benchmarks.accuracy.unseen.report import GATE_CHANGED
 from benchmarks.harness.cells import Row, Rows, key
 from benchmarks.harness.experiment import RESULTS
 from benchmarks.harness.scores import Patient, Scores, add, count_patients, difference, sites_of
@@ -287,11 +288,17 @@ class Shift:
 
 
 def of_unseen() -> list[Shift]:
-    """Every set and severity of `unseen`, with the recipes that are practised and the others."""
+    """Every set and severity of `unseen`, with the recipes that are practised and the others.
+
+    What the gate before served stands apart once today's has judged a seed.
+    """
+    rows = recorded("unseen.cpu")
+    today = GATE_CHANGED if any(row["cell"]["seed"] >= GATE_CHANGED for row in rows) else 0
     levels: dict[tuple[str, int], dict[str, list[float]]] = {}
     found: dict[tuple[str, int], dict[str, dict[str, list[float]]]] = {}
-    for row in recorded("unseen.cpu"):
+    for row in rows:
         cell, result = row["cell"], row["result"]
+        before = "" if cell["seed"] >= today else ", the gate before"
         if cell["part"] == "served":
             by_severity = {severity: at["arms"] for severity, at in result["at"].items()}
         elif cell["part"] == "learned":
@@ -304,12 +311,12 @@ def of_unseen() -> list[Shift]:
                 levels.setdefault(place, {}).setdefault(cell["site"], []).append(arms["global"])
             shuffled = [each[0] for arm, each in arms.items() if arm.startswith("shuffled ")]
             changes = {
-                arm: each[0]
+                arm + before * (arm == "auto"): each[0]
                 for arm, each in arms.items()
                 if arm not in ("global", "patients") and not arm.startswith("shuffled")
             }
             if shuffled:
-                changes["auto, playbook with shuffled features"] = fmean(shuffled)
+                changes["auto, playbook with shuffled features" + before] = fmean(shuffled)
             for arm, change in changes.items():
                 own = found.setdefault(place, {}).setdefault(arm, {})
                 own.setdefault(cell["site"], []).append(change)
