@@ -287,7 +287,9 @@ def test_mask_of_another_person_is_not_overwritten(page: Any, service: Service) 
     assert sent.value.status == 409
     assert "another mask" in page.get_by_role("alert").inner_text()
     np.testing.assert_array_equal(stored(service, cohort, "a"), other)
-    page.get_by_role("button", name="Open the stored mask").click()
+    # The drawing before is gone when the stored mask is fetched.
+    with page.expect_response(lambda answer: "/mask" in answer.url and answer.request.method == "GET"):
+        page.get_by_role("button", name="Open the stored mask").click()
     page.locator("[data-save=saved]").wait_for()
     page.locator("canvas").focus()
     with saving(page) as sent:

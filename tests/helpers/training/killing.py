@@ -76,7 +76,11 @@ class Zygote:
 def kill(pid: int) -> None:
     """Send SIGKILL to the whole process group; do nothing if it is gone."""
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            # It has just been forked, and is not yet a group of its own.
+            os.kill(pid, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:
