@@ -8,7 +8,7 @@ and a column for every setting: what the arm changes against the question's base
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import chain
@@ -252,19 +252,23 @@ def write() -> None:
 
 
 def _auto(shifts: Sequence[Shift]) -> str:
-    """What the default does, by severity."""
-    said = []
+    """What the default does, by severity; and what it did by the gate before, which judged other sets too."""
+    lines = []
+    for arm in ("auto", "auto, the gate before"):
+        sets = dict.fromkeys(shift.set for shift in shifts if arm in shift.changes)
+        if sets:
+            said = "; ".join(_by_severity([shift for shift in shifts if arm in shift.changes], arm))
+            lines.append(f"`auto`{arm.removeprefix('auto')} ({', '.join(sets)}): {said}.")
+    return f"- **A hospital from outside, by how far its scanner is**: the default. {' '.join(lines)}"
+
+
+def _by_severity(shifts: Sequence[Shift], arm: str) -> Iterator[str]:
     for severity in sorted({shift.severity for shift in shifts}):
-        found = [s.changes["auto"] for s in shifts if s.severity == severity and "auto" in s.changes]
-        if not found:
-            continue
+        found = [shift.changes[arm] for shift in shifts if shift.severity == severity]
         means = [100 * fmean(changes.values()) for changes in found]
         worst = 100 * min(min(changes.values()) for changes in found)
         range_ = f"{min(means):+.1f} to {max(means):+.1f}"
-        said.append(f"severity {severity}: {range_} in the mean of a set, {worst:+.1f} at the worst hospital")
-    return (
-        f"- **A hospital from outside, by how far its scanner is**: the default, `auto`. {'; '.join(said)}."
-    )
+        yield f"severity {severity}: {range_} in the mean of a set, {worst:+.1f} at the worst hospital"
 
 
 def _in_short() -> list[str]:
