@@ -79,7 +79,7 @@ class Part:
                 _percent([float(np.mean([*found.values()])) for found in line.paper.values()]),
                 "" if name == self.baseline else self._difference(name),
                 mean_and_spread([value / MEGABYTE for value in line.bytes], 1),
-                f"{median(line.seconds):.0f}" if line.seconds else "",
+                f"{median(line.seconds):.0f}",
             ]
             for name, line in self.lines.items()
         ]

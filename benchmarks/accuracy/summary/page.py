@@ -255,9 +255,9 @@ def _auto(shifts: Sequence[Shift]) -> str:
     """What the default does, by severity; and what it did by the gate before, which judged other sets too."""
     lines = []
     for arm in ("auto", "auto, the gate before"):
-        sets = dict.fromkeys(shift.set for shift in shifts if arm in shift.changes)
-        if sets:
-            said = "; ".join(_by_severity([shift for shift in shifts if arm in shift.changes], arm))
+        own = [shift for shift in shifts if arm in shift.changes]
+        if own:
+            sets, said = dict.fromkeys(shift.set for shift in own), "; ".join(_by_severity(own, arm))
             lines.append(f"`auto`{arm.removeprefix('auto')} ({', '.join(sets)}): {said}.")
     return f"- **A hospital from outside, by how far its scanner is**: the default. {' '.join(lines)}"
 

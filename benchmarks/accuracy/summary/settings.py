@@ -311,7 +311,7 @@ def of_unseen() -> list[Shift]:
                 levels.setdefault(place, {}).setdefault(cell["site"], []).append(arms["global"])
             shuffled = [each[0] for arm, each in arms.items() if arm.startswith("shuffled ")]
             changes = {
-                arm + before * (arm == "auto"): each[0]
+                f"auto{before}" if arm == "auto" else arm: each[0]
                 for arm, each in arms.items()
                 if arm not in ("global", "patients") and not arm.startswith("shuffled")
             }

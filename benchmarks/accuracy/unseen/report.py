@@ -35,7 +35,7 @@ def sections(rows: Sequence[Row]) -> list[str]:
     found = [_about(rows)]
     groups = _by_gate(served)
     criteria = {
-        words: {asked: rest for asked, *rest in _criteria(own, inside, paper)}
+        words: {asked: rest for asked, *rest in _criteria(own, _of_seeds(inside, own), paper)}
         for words, own in (groups or {"": []}).items()
     }
     # By their numbers: the groups need not have the same ones.
@@ -77,6 +77,12 @@ def _by_gate(served: Sequence[Row]) -> dict[str, list[Row]]:
     if not (today and before):
         return {"": [*served]} if served else {}
     return {_by("today's gate", today): today, _by("the gate before", before): before}
+
+
+def _of_seeds(rows: Sequence[Row], others: Sequence[Row]) -> list[Row]:
+    """Those of the seeds of `others`; all if there are none."""
+    seeds = {row["cell"]["seed"] for row in others or rows}
+    return [row for row in rows if row["cell"]["seed"] in seeds]
 
 
 def _by(gate: str, rows: Sequence[Row]) -> str:

@@ -76,11 +76,7 @@ class Zygote:
 def kill(pid: int) -> None:
     """Send SIGKILL to the whole process group; do nothing if it is gone."""
     with contextlib.suppress(ProcessLookupError):
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            # It has just been forked, and is not yet a group of its own.
-            os.kill(pid, signal.SIGKILL)
+        os.killpg(pid, signal.SIGKILL)
 
 
 def alive(pid: int) -> bool:

@@ -50,7 +50,7 @@ print("ready", flush=True)
 for line in sys.stdin:
     pid = os.fork()
     if pid == 0:
-        os.setsid()
+        os.setpgid(0, 0)
         status = 1
         try:
             run(json.loads(line))
@@ -59,5 +59,7 @@ for line in sys.stdin:
             traceback.print_exc()
         finally:
             os._exit(status)
+    # By both: who reads the pid can kill the group, and the run starts no worker outside it.
+    os.setpgid(pid, pid)
     print(pid, flush=True)
     print(os.waitpid(pid, 0)[1], flush=True)
