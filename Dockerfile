@@ -44,7 +44,10 @@ USER 10001
 WORKDIR /var/lib/locum
 EXPOSE 8000
 # Live, not ready: a database that is away for a moment is no reason to kill the process.
+# It names an allowed host, because the service answers 421 for others.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=20s CMD \
-    ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8000/health/live', timeout=2)"]
+    ["python", "-c", "import os, urllib.request as r; \
+host = (os.environ.get('LOCUM_ALLOWED_HOSTS') or 'localhost').split(',')[0].strip(); \
+r.urlopen(r.Request('http://127.0.0.1:8000/health/live', headers={'Host': host}), timeout=2)"]
 # All interfaces of the container, so callers need a key; compose.yaml publishes the port on the host's loopback only.
 CMD ["python", "-m", "service", "--no-worker", "--host", "0.0.0.0"]

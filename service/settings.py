@@ -326,9 +326,22 @@ class Settings(BaseSettings):
         return open_files(self.files or self.state_dir)
 
     def make_state_dir(self) -> None:
-        """Create `state_dir`, which other users cannot read; it may hold names of patients."""
-        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.state_dir.chmod(self.state_dir.stat().st_mode & 0o770)
+        """Create `state_dir`, which other users cannot read; it may hold names of patients.
+
+        Raises:
+            SettingsInvalid: it cannot be created, or it belongs to another user and is open to all.
+        """
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            mode = self.state_dir.stat().st_mode
+            # Only its owner may close it. A mounted volume can belong to root, and be closed already.
+            if mode & 0o007:
+                self.state_dir.chmod(mode & 0o770)
+        except PermissionError as error:
+            raise SettingsInvalid(
+                f"{PREFIX}STATE_DIR: expected a folder that this user can close to others, found "
+                f"{self.state_dir} ({error.strerror}): name a new folder inside one that this user can write"
+            ) from error
 
     @property
     def spool(self) -> Path:

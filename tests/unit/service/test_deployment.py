@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -104,6 +108,42 @@ def test_chart_has_only_known_settings_and_runs_as_the_user_of_the_image() -> No
     )
     paths = re.findall(r"path: (/health/\w+)", text)
     assert set(paths) == {"/health/live", "/health/ready"}
+
+
+def test_state_folder_of_chart_is_made_by_the_process_inside_the_volume() -> None:
+    # The volume is root's, so that user 10001 could not close it.
+    templates = REPOSITORY / "deploy" / "helm" / "locum" / "templates"
+    (folder,) = re.findall(r"LOCUM_STATE_DIR: (\S+)", (templates / "settings.yaml").read_text())
+    (volume,) = re.findall(r"name: state, mountPath: ([^}]+)}", (templates / "_helpers.tpl").read_text())
+    assert Path(volume) in Path(folder).parents
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("allowed", "asked"),
+    [({}, "localhost"), ({"LOCUM_ALLOWED_HOSTS": "locum.example, locum.local"}, "locum.example")],
+)
+def test_check_of_the_image_names_an_allowed_host(allowed: dict[str, str], asked: str) -> None:
+    hosts: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            hosts.append(self.headers["Host"])
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    text = (REPOSITORY / "Dockerfile").read_text().replace("\\\n", "")
+    (found,) = re.findall(r"^HEALTHCHECK .*? CMD +(\[.*\])$", text, re.MULTILINE)
+    _, option, code = json.loads(found)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        code = code.replace(":8000", f":{server.server_port}")
+        subprocess.run([sys.executable, option, code], env=allowed, check=True)
+        server.shutdown()
+    assert hosts == [asked]
 
 
 def test_image_does_not_run_as_root() -> None:

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import stat
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from pydantic import ValidationError
@@ -8,6 +12,7 @@ from typer.testing import CliRunner
 
 from service.__main__ import app
 from service.app import create_app
+from service.errors import SettingsInvalid
 from service.settings import Settings, ignored_variables
 
 
@@ -108,3 +113,45 @@ def test_only_loopback_is_served_without_authentication(host: str) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
 def test_loopback_is_served_without_authentication(host: str) -> None:
     assert Settings(host=host).auth == "none"
+
+
+def test_state_folder_is_closed_to_other_users(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.mkdir()
+    folder.chmod(0o755)
+    Settings(state_dir=folder).make_state_dir()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o750
+
+
+@pytest.fixture
+def volume() -> Iterator[Path]:
+    """A folder of root's, seen by another user: a volume as Kubernetes mounts it."""
+    if os.geteuid() != 0:
+        pytest.skip("only root has a folder that another user cannot close")
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o2777)
+        os.seteuid(10001)
+        try:
+            yield folder
+        finally:
+            os.seteuid(0)
+
+
+def test_open_state_folder_of_another_user_is_rejected(volume: Path) -> None:
+    with pytest.raises(SettingsInvalid, match=f"LOCUM_STATE_DIR: expected .*, found {volume} "):
+        Settings(state_dir=volume).make_state_dir()
+
+
+def test_state_folder_is_made_inside_a_folder_of_another_user(volume: Path) -> None:
+    folder = volume / "state"
+    for _ in range(2):
+        Settings(state_dir=folder).make_state_dir()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_closed_state_folder_of_another_user_is_accepted(volume: Path) -> None:
+    os.seteuid(0)
+    volume.chmod(0o2770)
+    os.seteuid(10001)
+    Settings(state_dir=volume).make_state_dir()
