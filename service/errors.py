@@ -27,7 +27,7 @@
     ├── ApiKeyError                   an API key cannot be created or changed
     │   ├── KeyUnknown           404  no key of this id
     │   ├── KeyOver              409  the key has expired or was revoked
-    │   └── KeyNameTaken         409  a valid key has the name
+    │   └── KeyNameTaken         409  the name belongs to another key
     ├── HospitalUnknown          404  no hospital of this id is registered
     ├── SelectionError                no network answers a request
     │   ├── ParametersContradict 422  two parameters exclude each other
@@ -280,9 +280,9 @@ class KeyOver(ApiKeyError):
 
 
 class KeyNameTaken(ApiKeyError):
-    """A valid key has the name."""
+    """A valid key has the name, or a key of other hospitals ever had it."""
 
-    status, slug, title = 409, "key-name-taken", "A valid key has this name"
+    status, slug, title = 409, "key-name-taken", "Another key has this name"
 
 
 class HospitalUnknown(ServiceError):

@@ -19,12 +19,15 @@ from sqlalchemy import select, true
 from sqlalchemy.orm import Session
 
 from service.audit import trail
-from service.database import ApiKey, Caller, Role, caller_of
+from service.database import ApiKey, Caller, Role, caller_of, in_turn
 from service.database.hospitals import require_hospital
 from service.errors import GrantRefused, KeyNameTaken, KeyNotValid, KeyOver, KeyUnknown
 
 PREFIX = "locum_"
 _FORM = re.compile(rf"{PREFIX}([0-9a-f]{{12}})_[A-Za-z0-9_-]{{43}}")
+
+NAMES = "names of keys"
+"""Lock name: holders compare a name with those of all keys and add the key in turn, see `in_turn`."""
 
 USE_NOTED_EVERY = timedelta(minutes=1)
 """How exact `last_used_at` is: a key in constant use costs one write in this time."""
@@ -45,13 +48,17 @@ def create(
     Raises:
         HospitalUnknown: no such hospital is registered.
         GrantRefused: the caller may not grant this role or this hospital.
-        KeyNameTaken: a valid key has the name.
+        KeyNameTaken: a valid key has the name, or a key of other hospitals ever had it.
     """
     _may_grant(session, role, hospital)
     if hospital is not None:
         require_hospital(session, hospital)
+    in_turn(session, NAMES)
     now = datetime.now(UTC)
-    named = session.scalars(select(ApiKey).where(ApiKey.name == name))
+    named = session.scalars(select(ApiKey).where(ApiKey.name == name)).all()
+    # Jobs and logs know a caller by its name alone: no hospital inherits those of another.
+    if any(row.hospital != hospital for row in named):
+        raise KeyNameTaken(f"the name {name!r} belongs to another key: choose another name")
     if any(refusal(row, now) is None for row in named):
         raise KeyNameTaken(
             f"a valid key is called {name!r}: rotate it, revoke it first, or choose another name"

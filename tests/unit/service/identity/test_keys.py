@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from threading import Barrier
 
 import pytest
 
@@ -101,6 +103,33 @@ def test_name_of_a_valid_key_is_taken_until_it_is_revoked(database: Database) ->
     with database.write() as session:
         keys.revoke(session, key[6:18])
     make(database)
+
+
+@pytest.mark.parametrize(("first", "then"), [("north", "south"), ("north", None), (None, "south")])
+def test_name_of_a_revoked_key_is_not_given_to_another_hospital(
+    database: Database, first: str | None, then: str | None
+) -> None:
+    key = make(database, hospital=first)
+    with database.write() as session:
+        keys.revoke(session, key[6:18])
+    with pytest.raises(KeyNameTaken, match="'pacs' belongs to another key"):
+        make(database, hospital=then)
+    make(database, hospital=first)
+
+
+def test_one_of_two_hospitals_that_choose_a_name_at_once_has_it(database: Database) -> None:
+    barrier = Barrier(2)
+
+    def create(hospital: str) -> bool:
+        barrier.wait()
+        try:
+            make(database, hospital=hospital)
+        except KeyNameTaken:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(create, ("north", "south"))) == [False, True]
 
 
 def test_key_for_an_unknown_hospital_is_rejected(database: Database) -> None:
