@@ -26,7 +26,7 @@
     │   └── GrantRefused         403  the caller may not grant this role or hospital
     ├── ApiKeyError                   an API key cannot be created or changed
     │   ├── KeyUnknown           404  no key of this id
-    │   ├── KeyOver              409  the key has expired or was revoked
+    │   ├── KeyOver              409  the key has expired, was revoked or was rotated
     │   └── KeyNameTaken         409  the name belongs to another key
     ├── HospitalUnknown          404  no hospital of this id is registered
     ├── SelectionError                no network answers a request
@@ -274,9 +274,9 @@ class KeyUnknown(ApiKeyError):
 
 
 class KeyOver(ApiKeyError):
-    """The key has expired or was revoked."""
+    """The key has expired, was revoked or was rotated."""
 
-    status, slug, title = 409, "key-over", "The key is not valid any more"
+    status, slug, title = 409, "key-over", "The key is over or replaced"
 
 
 class KeyNameTaken(ApiKeyError):

@@ -93,11 +93,19 @@ def rotate(session: Session, key_id: str, overlap: timedelta) -> tuple[ApiKey, s
 
     Raises:
         KeyUnknown: there is none.
-        KeyOver: it has expired or was revoked.
+        KeyOver: it has expired, was revoked or was rotated before.
     """
     old, now = get(session, key_id), datetime.now(UTC)
     if (why := refusal(old, now)) is not None:
         raise KeyOver(f"{why}: create a key instead")
+    # The name of a valid key passes to its successor alone. The first rotation shortened the old key's life,
+    # so another would give too short a one.
+    later = select(ApiKey).where(ApiKey.name == old.name, ApiKey.created_at > old.created_at)
+    if (successor := session.scalars(later.order_by(ApiKey.created_at)).first()) is not None:
+        raise KeyOver(
+            f"the API key {PREFIX}{old.id} was replaced by {PREFIX}{successor.id}: rotate that one, or "
+            "revoke both and create a key"
+        )
     role = _role(old)
     _may_grant(session, role, old.hospital)
     lifetime = None if old.expires_at is None else old.expires_at - old.created_at

@@ -96,6 +96,21 @@ def test_rotated_key_overlaps_its_successor_and_then_expires(database: Database)
         assert "expired" in str(keys.refusal(before, datetime.now(UTC) + SOON))
 
 
+def test_second_rotation_of_a_key_is_rejected_and_of_its_successor_keeps_the_lifetime(
+    database: Database,
+) -> None:
+    lifetime = timedelta(days=7)
+    old = make(database, expires_at=datetime.now(UTC) + lifetime)
+    with database.write() as session:
+        successor = keys.rotate(session, old[6:18], SOON)[0].id
+    with database.write() as session, pytest.raises(KeyOver, match=f"by locum_{successor}: rotate that one"):
+        keys.rotate(session, old[6:18], SOON)
+    with database.write() as session:
+        row = keys.rotate(session, successor, SOON)[0]
+        assert row.expires_at is not None
+        assert abs(row.expires_at - row.created_at - lifetime) < timedelta(seconds=10)
+
+
 def test_name_of_a_valid_key_is_taken_until_it_is_revoked(database: Database) -> None:
     key = make(database)
     with pytest.raises(KeyNameTaken):
