@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import delete
@@ -67,7 +68,9 @@ def find(session: Session, cookie: str) -> Caller:
     key = session.get_one(ApiKey, row.key)
     if (why := keys.refusal(key, now)) is not None:
         raise SessionOver(why)
-    return keys.caller_with(key)
+    # The key may have a shorter life than at the beginning: it was rotated.
+    until = row.expires_at if key.expires_at is None else min(row.expires_at, key.expires_at)
+    return replace(keys.caller_with(key), until=until)
 
 
 def end(session: Session, cookie: str) -> None:

@@ -116,6 +116,23 @@ def test_session_lasts_no_longer_than_its_credential(api: Any, browser: httpx.Cl
     assert datetime.fromisoformat(sign_in(browser, secret)["expires_at"]) == until
 
 
+def test_session_view_has_the_end_of_the_session_or_of_its_rotated_key(
+    api: Any, browser: httpx.Client
+) -> None:
+    until = datetime.now(UTC) + timedelta(days=7)
+    with api.context.database.write() as session:
+        row, secret = keys.create(session, "weekly", "reader", None, until)
+        key_id = row.id
+    ends = sign_in(browser, secret)["expires_at"]
+    assert datetime.fromisoformat(ends) < until
+    assert browser.get("/session").json()["expires_at"] == ends
+    with api.context.database.write() as session:
+        keys.rotate(session, key_id, timedelta(hours=1))
+        shortened = keys.get(session, key_id).expires_at
+    api.context.authenticator.forget()
+    assert datetime.fromisoformat(browser.get("/session").json()["expires_at"]) == shortened
+
+
 def test_database_has_no_cookie(api: Any, browser: httpx.Client) -> None:
     csrf = sign_in(browser, key(api, "secret")[1])["csrf"]
     content = b"".join(path.read_bytes() for path in api.settings.state_dir.glob("locum.db*"))
