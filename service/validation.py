@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from ipaddress import ip_address
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, StringConstraints, ValidationError
 
 from service.errors import RequestInvalid
 
@@ -27,6 +27,11 @@ DICOM_UID = r"^[0-9]+(\.[0-9]+)*$"
 # Nothing that turns a text's direction, so that it reads as what it is.
 PRINTABLE = r"^[^\x00-\x1f\x7f\u202a-\u202e\u2066-\u2069]+$"
 PRINTABLE_LINES = r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069]+$"
+
+# The actor `key:<name>` has at most 200 characters in tables.
+KeyName = Annotated[
+    str, StringConstraints(strip_whitespace=True, min_length=1, max_length=190, pattern=PRINTABLE)
+]
 
 # The expectation in words, in place of the pattern.
 IN_WORDS = {

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy.orm import Session
@@ -16,14 +17,22 @@ from service.commands.database import opened
 from service.database import Role
 from service.identity import keys
 from service.settings import Settings
+from service.validation import KeyName, reason
 
 app = typer.Typer(no_args_is_help=True)
+
+
+def _name(found: str) -> str:
+    try:
+        return TypeAdapter(KeyName).validate_python(found)
+    except ValidationError as error:
+        raise typer.BadParameter(reason(error.errors(include_url=False)[0])) from None
 
 
 @app.command()
 def create(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(help="Of the program or person that will use it.")],
+    name: Annotated[str, typer.Argument(help="Of the program or person that will use it.", callback=_name)],
     role: Annotated[Role, typer.Option(help="What it may do; see docs/reference/roles.md.")],
     hospital: Annotated[str | None, typer.Option(help="The one hospital that it sees; all without.")] = None,
     days: Annotated[int | None, typer.Option(min=1, max=3650, help="Days until it expires.")] = None,

@@ -11,10 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from service.database import ApiKey, Role
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsAdmin
-from service.http.parameters import Text
 from service.http.problems import problem_responses
 from service.identity import keys
-from service.validation import HOSPITAL_ID
+from service.validation import HOSPITAL_ID, KeyName
 
 router = APIRouter(tags=["keys"], route_class=AuditedRoute)
 
@@ -26,7 +25,7 @@ class KeyBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Text = Field(description="Of the program or person that will use it; the actor is `key:<name>`.")
+    name: KeyName = Field(description="Of the program or person that will use it; the actor is `key:<name>`.")
     role: Role
     hospital: Annotated[str, StringConstraints(pattern=HOSPITAL_ID)] | None = Field(
         None, description="The one hospital that it sees; null for every hospital."

@@ -288,6 +288,13 @@ def test_key_is_noted_when_used_and_rejected_once_revoked(api: Any, credentials:
     assert api.client.get("/models", headers=successor).status_code == 200
 
 
+def test_name_of_a_key_leaves_room_for_its_actor(api: Any, credentials: dict[str, str]) -> None:
+    admin = {"Authorization": f"Bearer {credentials['admin']}"}
+    for length, status in ((190, 201), (191, 422)):
+        body = {"name": "n" * length, "role": "reader", "hospital": "north"}
+        assert api.client.post("/keys", json=body, headers=admin).status_code == status
+
+
 def test_token_of_the_provider_and_key_are_taken_together(
     start: Callable[..., Any], tmp_path: Path, publish_bright: Any
 ) -> None:

@@ -44,3 +44,14 @@ def test_unknown_key_and_role_end_with_a_line(run) -> None:  # type: ignore[no-u
     unknown = run("revoke", "0" * 12)
     assert (unknown.exit_code, "no key '000000000000'" in unknown.stderr) == (1, True)
     assert run("create", "x", "--role", "emperor").exit_code == 2
+
+
+def test_name_is_held_to_the_rule_of_the_route(run) -> None:  # type: ignore[no-untyped-def]
+    for name, expected in (
+        ("n" * 191, "190 characters"),
+        ("a\x1b[2J", "control characters"),
+        (" ", "1 char"),
+    ):
+        ended = run("create", name, "--role", "reader")
+        assert (ended.exit_code, expected in ended.stderr) == (2, True), ended.stderr
+    assert run("create", "n" * 190, "--role", "reader").exit_code == 0

@@ -39,6 +39,13 @@ def test_key_identifies_its_caller(database: Database) -> None:
     assert found(database, make(database, "ops", None)).hospitals is None
 
 
+def test_caller_with_the_longest_name_writes(database: Database) -> None:
+    longest = "n" * 190
+    caller = found(database, make(database, longest))
+    with database.for_caller(caller).write() as session:
+        assert keys.create(session, "pacs", "reader", "north")[0].created_by == f"key:{longest}"
+
+
 def test_database_has_the_hash_and_not_the_key(database: Database) -> None:
     key = make(database)
     secret = key.rpartition("_")[2]
