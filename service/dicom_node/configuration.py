@@ -154,11 +154,13 @@ class NodeConfiguration(_Strict):
             raise ValueError(f"hospitals: destination '{name}' is not among destinations")
         if self.tls is not None and self.tls.certificate is None:
             raise ValueError("tls: the node needs a certificate")
-        if not is_loopback(self.host) and self.tls is None:
+        # TLS without `ca` asks no sender for a certificate.
+        if not is_loopback(self.host) and (self.tls is None or self.tls.ca is None):
             unbound = [title for title, sender in self.senders.items() if not sender.addresses]
             if unbound:
                 raise ValueError(
-                    f"senders: {', '.join(unbound)} would prove only an AE title; set addresses, or tls"
+                    f"senders: {', '.join(unbound)} would prove only an AE title; set addresses, or tls with "
+                    "ca"
                 )
         return self
 

@@ -37,6 +37,12 @@ def test_http_is_for_loopback_or_on_request(tmp_path: Path) -> None:
     assert node.service == "http://api:8000"
 
 
+def test_tls_with_ca_proves_senders_without_addresses(tmp_path: Path) -> None:
+    fields = {"senders": {"CT1": {"hospital": "north"}}, "tls": {"certificate": "/c", "ca": "/ca"}}
+    node = load_node(written(tmp_path / "node.yaml", host="0.0.0.0", **fields))
+    assert node.senders["CT1"].addresses == ()
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
@@ -49,6 +55,10 @@ def test_http_is_for_loopback_or_on_request(tmp_path: Path) -> None:
         ({"service": "http://api.example"}, "https"),
         ({"service": "https://a:hunter2@api.example"}, "without credentials"),
         ({"host": "0.0.0.0", "senders": {"CT1": {"hospital": "north"}}}, "CT1 would prove only"),
+        (
+            {"host": "0.0.0.0", "senders": {"CT1": {"hospital": "north"}}, "tls": {"certificate": "/c"}},
+            "CT1 would prove only an AE title; set addresses, or tls with ca",
+        ),
         ({"service": "ftp://api.example", "plain_http": True}, "https"),
         (
             {"hospitals": {"north": {"model": "a", "destination": "pacs", "key_file": "/k", "key_env": "K"}}},
