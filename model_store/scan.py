@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
-from model_store.scans.dicom.files import MOST_FILES
+from model_store.scans.dicom.files import MOST_FILES, read_dataset
 from model_store.scans.dicom.masks import is_seg, read_seg
 from model_store.scans.dicom.pixels import TRANSFER_SYNTAXES
 from model_store.scans.dicom.reading import DicomSeries, open_series
@@ -35,6 +35,7 @@ __all__ = [
     "encode_png",
     "list_formats",
     "open_series",
+    "read_dataset",
     "series_of",
     "strip_suffix",
 ]

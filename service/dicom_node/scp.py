@@ -17,6 +17,7 @@ from socketserver import BaseServer
 from typing import Any
 
 from pydicom import dcmread
+from pydicom.uid import DeflatedExplicitVRLittleEndian
 from pynetdicom import AE, AllStoragePresentationContexts, evt
 from pynetdicom.association import Association
 from pynetdicom.events import Event
@@ -49,6 +50,9 @@ SOP_CLASSES = tuple(
     and "Image Storage" in context.abstract_syntax.name
     and not any(word in context.abstract_syntax.name for word in _NO_SCAN)
 )
+# A deflated object would be inflated to be read: a few bytes can become gigabytes. A sender that has one must
+# propose a syntax that is not deflated beside it (PS3.5 10.1).
+_SYNTAXES = [syntax for syntax in TRANSFER_SYNTAXES if syntax != DeflatedExplicitVRLittleEndian]
 
 
 class StorageScp:
@@ -67,7 +71,7 @@ class StorageScp:
         ae.require_calling_aet = list(node.senders)
         ae.add_supported_context(Verification)
         for sop_class in SOP_CLASSES:
-            ae.add_supported_context(sop_class, list(TRANSFER_SYNTAXES))
+            ae.add_supported_context(sop_class, _SYNTAXES)
         context = None if node.tls is None else node.tls.server_context()
         handlers: Any = [
             (evt.EVT_CONN_OPEN, self._opened),

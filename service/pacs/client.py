@@ -25,8 +25,8 @@ from pydicom import dcmread
 from requests.adapters import HTTPAdapter
 
 from model_store.digest import sha256
-from model_store.errors import LocumStoreError, ScanTooLarge
-from model_store.scan import MOST_FILES, Limits
+from model_store.errors import DamagedScan, LocumStoreError, ScanTooLarge
+from model_store.scan import MOST_FILES, Limits, read_dataset
 from service.errors import PacsRefused, PacsUnavailable, SeriesMissing, ServiceError
 from service.pacs.configuration import PacsServer
 from service.runtime.spool import pack_into
@@ -38,7 +38,7 @@ for _name in ("dicomweb_client", "urllib3"):
 warnings.filterwarnings("ignore", module=r"(dicomweb_client|urllib3)(\.|$)")
 
 # As stored: no transcoding by the server.
-_ANY_SYNTAX = (("application/dicom", "*"),)
+_ANY_SYNTAX = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _PAGE = 500
 _ANSWER_BYTES = 64 * 2**20
 _PART_OVERHEAD = 1024
@@ -55,6 +55,7 @@ class PacsClient:
     def __init__(self, name: str, server: PacsServer, keep_on: KeepOn = lambda: None) -> None:
         """Connect nothing yet. Raises PacsRefused if a secret or a certificate cannot be read."""
         self.name = name
+        self._timeout = server.timeout_seconds
         self._limit = _Limit(_ANSWER_BYTES, keep_on)
         self._session = session = requests.Session()
         # The environment has no say: neither a proxy nor a .netrc of the account.
@@ -74,9 +75,7 @@ class PacsClient:
         session.mount("http://", adapter)
 
         def client(url: str | None) -> DICOMwebClient:
-            made = DICOMwebClient(
-                str(url), session=session, permissive_uid=True, timeout=server.timeout_seconds
-            )
+            made = DICOMwebClient(str(url), session=session, permissive_uid=True, timeout=self._timeout)
             # A job that waits goes back to the queue; a worker does not sleep.
             made.set_http_retry_params(retry=False)
             return made
@@ -157,17 +156,35 @@ class PacsClient:
         received = 0
         most = limits.max_bytes + _PART_OVERHEAD * (len(listed) + 1)
         with self._answered(most):
-            for dataset in self._wado.iter_series(study, series, media_types=_ANY_SYNTAX):
-                content = dataset.buffer.getvalue()
+            for content in self._parts(study, series):
                 received += len(content)
                 if received > limits.max_bytes:
                     raise _too_many("bytes", limits.max_bytes)
-                files[str(dataset.SOPInstanceUID)] = content
+                header = read_dataset(content, limits, f"instance {len(files) + 1}", pixels=False)
+                files[str(header.SOPInstanceUID)] = content
         if len(files) < len(listed):
             raise PacsUnavailable(
                 f"PACS '{self.name}' lists {len(listed)} instances of the series and sent {len(files)}"
             )
         return _packed(list(files.values()))
+
+    def _parts(self, study: str, series: str) -> Iterator[bytes]:
+        """Fetch the files of a series as they are stored.
+
+        `iter_series` would have pydicom parse each, which inflates the deflated transfer syntax without a
+        limit and keeps the inflated bytes in place of the file.
+        """
+        url = f"{self._wado.base_url}/studies/{study}/series/{series}"
+        with self._session.get(
+            url, headers={"Accept": _ANY_SYNTAX}, stream=True, timeout=self._timeout
+        ) as answer:
+            answer.raise_for_status()
+            # Some servers send a single instance as it is, against PS3.18 8.7.2.
+            if answer.headers["Content-Type"].startswith("application/dicom"):
+                yield answer.content
+                return
+            for part in self._wado._decode_multipart_message(answer, stream=True):
+                yield bytes(part)
 
     def _check_size(self, listed: list[Found], limits: Limits) -> None:
         if len(listed) > MOST_FILES:
@@ -222,6 +239,8 @@ class PacsClient:
         self._limit.begin(most)
         try:
             yield
+        except DamagedScan as error:
+            raise PacsUnavailable(f"PACS '{self.name}' sends what cannot be read: {error}") from None
         except (ServiceError, LocumStoreError, MemoryError, SoftTimeLimitExceeded):
             raise
         except requests.HTTPError as error:

@@ -22,7 +22,12 @@ import pydicom
 import pytest
 import trustme
 import yaml
-from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, JPEG2000Lossless
+from pydicom.uid import (
+    CTImageStorage,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRLittleEndian,
+    JPEG2000Lossless,
+)
 from pynetdicom import AE
 from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 
@@ -402,6 +407,17 @@ def test_compressed_syntaxes_are_accepted(configured: Callable[..., Path], tmp_p
         association = ae.associate("127.0.0.1", scp.port, ae_title="LOCUM")
         (context,) = association.accepted_contexts
         assert context.transfer_syntax == [JPEG2000Lossless]
+        association.release()
+
+
+def test_deflated_syntax_is_not_accepted(configured: Callable[..., Path], tmp_path: Path) -> None:
+    with receiving(configured(), tmp_path) as (scp, _, _):
+        ae = AE("PACS")
+        ae.add_requested_context(CTImageStorage, [DeflatedExplicitVRLittleEndian])
+        ae.add_requested_context(CTImageStorage, [ExplicitVRLittleEndian])
+        association = ae.associate("127.0.0.1", scp.port, ae_title="LOCUM")
+        (context,) = association.accepted_contexts
+        assert context.transfer_syntax == [ExplicitVRLittleEndian]
         association.release()
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pydicom
 import pytest
+from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from demo.service_process import free_port
 from model_store.errors import ScanTooLarge
@@ -57,6 +58,35 @@ def test_fetched_series_has_the_stored_bytes_and_decodes_to_the_volume(
     assert fetched == client.fetch_series(STUDY, SERIES, LIMITS)
     voxels = decode(fetched, LIMITS).voxels[..., 0].transpose(2, 1, 0)
     assert (voxels == VOLUME).all()
+
+
+@pytest.fixture
+def deflated(orthanc: Orthanc) -> Iterator[dict[str, bytes]]:
+    """`files` with another UID of the series, deflated: each inflates to 200 times its size."""
+
+    def deflate(dataset: pydicom.Dataset, place: int) -> None:
+        dataset.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+        dataset.add_new((0x0009, 0x0010), "LO", "LOCUM TEST")
+        dataset.add_new((0x0009, 0x1001), "OB", bytes(1_000_000))
+
+    found = coded_series(SeriesInstanceUID=uid("deflated"), change=deflate)
+    orthanc.add(found)
+    yield found
+    with orthanc.rest as client:
+        for one in client.get("/series", params={"expand": ""}).json():
+            if one["MainDicomTags"]["SeriesInstanceUID"] == uid("deflated"):
+                client.delete(f"/series/{one['ID']}").raise_for_status()
+
+
+def test_deflated_series_is_fetched_as_stored_and_not_inflated_beyond_the_limit(
+    client: PacsClient, deflated: dict[str, bytes]
+) -> None:
+    fetched = client.fetch_series(STUDY, uid("deflated"), LIMITS)
+    with zipfile.ZipFile(io.BytesIO(fetched)) as archive:
+        assert {archive.read(name) for name in archive.namelist()} == {*deflated.values()}
+    assert (decode(fetched, LIMITS).voxels[..., 0].transpose(2, 1, 0) == VOLUME).all()
+    with pytest.raises(ScanTooLarge, match="instance 1 inflates to more than 900000 bytes"):
+        client.fetch_series(STUDY, uid("deflated"), replace(LIMITS, max_decompressed=900_000))
 
 
 def test_series_that_is_not_there_is_missing(client: PacsClient, files: dict[str, bytes]) -> None:
@@ -115,9 +145,12 @@ def test_answer_that_is_no_dicom_or_lacks_an_instance_is_unavailable(
     one = next(iter(files.values()))
     part = b"--x\r\nContent-Type: application/dicom\r\n\r\n" + one + b"\r\n--x--"
     kind = 'multipart/related; type="application/dicom"; boundary=x'
-    gate.rule = lambda method, path: (200, {"Content-Type": kind}, part) if path.endswith(SERIES) else None
-    with pytest.raises(PacsUnavailable, match="lists 9 instances of the series and sent 1"):
-        client.fetch_series(STUDY, SERIES, LIMITS)
+    for media_type, body in ((kind, part), ("application/dicom", one)):
+        gate.rule = lambda method, path, media_type=media_type, body=body: (  # type: ignore[misc]
+            (200, {"Content-Type": media_type}, body) if path.endswith(SERIES) else None
+        )
+        with pytest.raises(PacsUnavailable, match="lists 9 instances of the series and sent 1"):
+            client.fetch_series(STUDY, SERIES, LIMITS)
 
 
 def test_wrong_password_redirect_and_closed_port_are_told_apart(
