@@ -1,7 +1,8 @@
 """Send complete series to the API, and their SEGs to the destination; retry, and set aside what fails.
 
-A SEG's UIDs are a function of the series, the version and the options: a series that is sent again, because
-the node was killed between two steps, makes the same instance, of which a PACS keeps one.
+A SEG's UIDs are a function of the series, the version, the options and the API's software and device: a
+series that is sent again, because the node was killed between two steps, makes the same instance, of which a
+PACS keeps one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Encode a segmentation as DICOM: a SEG on the slices of its source series, a report of the volumes.
 
-An instance is a function of the source, the network and the options: the same request makes the same
-instance, byte for byte, so that a PACS that receives it twice keeps one.
+An instance is a function of the source, the network, the options, the software and the device: the same
+request makes the same instance, byte for byte, so that a PACS that receives it twice keeps one. After an
+update, which may change the mask, it makes another, so that the PACS does not keep the outdated one.
 """
 
 from __future__ import annotations
@@ -286,6 +287,10 @@ def _key(receipt: Receipt, kind: str) -> str:
         receipt.personalization,
         options,
         kind,
+        receipt.provider,
+        receipt.onnxruntime,
+        receipt.locum,
+        receipt.machine,
     ]
     return json.dumps(parts, sort_keys=True)
 
