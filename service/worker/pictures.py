@@ -78,7 +78,10 @@ class Preview:
         if not self._is_chosen:
             chosen = choose_slices((classes > 0).sum(axis=(1, 2)), _PREVIEW_SLICES)
             self._images, classes, self._is_chosen = self._images[chosen], classes[chosen], True
-        panels = [Panel(_grey(image), found) for image, found in zip(self._images, classes, strict=True)]
+        # The slices themselves, without their neighbouring slices.
+        channels, first = self._task.channels, self._task.channels * self._task.neighbours
+        shown = self._images[:, first : first + channels]
+        panels = [Panel(_grey(image), found) for image, found in zip(shown, classes, strict=True)]
         legend = [(c.index, " + ".join(c.labels)) for c in self._task.classes[1:]]
         content = overlay(panels, legend, f"after epoch {epoch}", NOTICE)
         self._attempt.folder.write(self._attempt.folder.PREVIEW, content)
