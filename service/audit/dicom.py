@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import UTC
@@ -15,8 +16,10 @@ _EVENTS = {
     "card": ("110106", "Export", "R"),
     "cohort": ("110104", "DICOM Instances Transferred", "R"),
     "mask": ("110104", "DICOM Instances Transferred", "U"),
+    "report": ("110104", "DICOM Instances Transferred", "U"),
     "job": ("110100", "Application Activity", "E"),
     "files": ("110105", "DICOM Study Deleted", "D"),
+    "session": ("110114", "User Authentication", "E"),
     "key": ("110113", "Security Alert", "E"),
     "hospital": ("110113", "Security Alert", "U"),
     "version": ("110113", "Security Alert", "E"),
@@ -28,13 +31,15 @@ _DELETED = ("110105", "DICOM Study Deleted", "D")
 # EventOutcomeIndicator: success, minor failure (the request was rejected), serious failure.
 _MINOR, _SERIOUS = "4", "8"
 _SERVER_ERROR, _REJECTED = 500, 400
+# XML 1.0 2.2.
+_NO_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def audit_message(row: Mapping[str, Any]) -> str:
     """Return the message on one line, without an XML declaration."""
     thing, _, happened = str(row["action"]).partition(".")
     code, meaning, action = _EVENTS[thing]
-    if happened.startswith(("stored", "created")) and thing in ("scan", "mask", "cohort"):
+    if happened.startswith(("stored", "created")) and thing in ("scan", "mask", "report", "cohort"):
         code, meaning, action = _STORED
     elif happened == "fetched":
         code, meaning, action = _FETCHED
@@ -65,7 +70,8 @@ def audit_message(row: Mapping[str, Any]) -> str:
     for name, value in (("previous", row["previous"]), ("digest", row["digest"]), *row["details"].items()):
         encoded = b64encode(str(value).encode()).decode()
         Xml.SubElement(chain, "ParticipantObjectDetail", type=name, value=encoded)
-    return Xml.tostring(message, encoding="unicode").replace("\n", "&#10;")
+    # A rejected path, in the place of a hospital, can have characters that XML cannot express.
+    return _NO_XML.sub("\ufffd", Xml.tostring(message, encoding="unicode")).replace("\n", "&#10;")
 
 
 def _coded(parent: Xml.Element, name: str, code: str, system: str, text: str) -> None:

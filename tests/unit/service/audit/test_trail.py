@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,11 +17,13 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
+import service
 from service.audit import trail
 from service.audit.dicom import audit_message
 from service.audit.lines import line
 from service.database import AuditRow, Caller, Database, upgrade
 from service.errors import AuditBroken
+from service.http.audit import ACTIONS, REFUSALS, REFUSED
 from service.serving import assignments
 
 ADA = Caller("key:ada", frozenset({"approver"}), frozenset({"north"}))
@@ -316,6 +319,42 @@ def test_dicom_message_has_who_what_and_when(database: Database) -> None:
         for one in messages[1].iter("ParticipantObjectDetail")
     }
     assert details["reason"] == "looked at it"
+
+
+def actions() -> set[str]:
+    """Every action that the service writes: over HTTP, and by a call with its name."""
+    written = {*ACTIONS.values(), *trail.ASSIGNED}
+    written |= {name for refused in REFUSALS.values() for name in (refused, f"{refused}{REFUSED}")}
+    call = re.compile(r'\b(?:append|_note|_audit)\(\s*(?:session|attempt),\s*"([a-z]+\.[a-z-]+)"')
+    for path in Path(service.__file__).parent.rglob("*.py"):
+        written |= {*call.findall(path.read_text())}
+    assert written >= {"session.begun", "report.stored", "version.adapted", "trail.removed"}
+    return written
+
+
+def test_every_action_has_a_dicom_message(database: Database) -> None:
+    with database.for_caller(ADA).write() as session:
+        for action in sorted(actions()):
+            trail.append(session, action)
+    with database.snapshot() as session:
+        messages = [Xml.fromstring(audit_message(row)) for row in trail.rows(session)]
+    events = {
+        one.find(".//EventTypeCode").get("csd-code"): one.find(".//EventID").get("csd-code")  # type: ignore[union-attr]
+        for one in messages
+    }
+    assert {*events} >= actions()
+    assert (events["session.begun"], events["report.stored"]) == ("110114", "110104")
+
+
+def test_dicom_message_of_any_text_is_one_well_formed_line(database: Database) -> None:
+    strange = "a\x01\x1b\n\t\x7f\uffff<&\U0001f600"
+    write(database, hospital=strange)
+    with database.snapshot() as session:
+        message = audit_message(list(trail.rows(session))[-1])
+    assert "\n" not in message
+    found = Xml.fromstring(message).find("ParticipantObjectIdentification")
+    assert found is not None
+    assert found.get("ParticipantObjectID") == "a\ufffd\ufffd\n\t\x7f\ufffd<&\U0001f600"
 
 
 def test_appending_to_a_long_trail_reads_no_more_than_to_a_short_one(tmp_path: Path) -> None:
