@@ -72,6 +72,27 @@ def test_full_queue_takes_nothing_until_a_series_is_delivered(tmp_path: Path, be
     spool.add("north", "1.3", "1.3.1", b"x" * 30)
 
 
+def test_limit_of_the_queue_stays_the_same_after_deliveries_failures_and_restarts(
+    tmp_path: Path, begin: Begin
+) -> None:
+    spool = begin(100)
+    for number in range(3):
+        delivered = spool.complete(spool.add("north", "1.2", f"1.2.{number}", b"x" * 40))
+        delivered.keep(b"s" * 30)
+        failed = spool.complete(spool.add("north", "1.3", f"1.3.{number}", b"x" * 40))
+        failed.keep(b"s" * 30)
+        if number == 1:
+            spool.close()
+            spool = begin(100)
+        spool.finish(delivered)
+        spool.fail(failed, "why")
+        os.utime(tmp_path / "failed" / failed.id, (0, 0))
+        spool.sweep(3600)
+    spool.add("north", "1.4", "1.4.1", b"x" * 100)
+    with pytest.raises(DiskFull):
+        spool.add("north", "1.4", "1.4.2", b"x")
+
+
 def test_failed_series_is_kept_with_its_reason_and_can_be_put_back(tmp_path: Path, begin: Begin) -> None:
     spool = begin()
     entry = spool.complete(spool.add("north", "1.2", "1.2.1", b"x"))
