@@ -14,8 +14,9 @@ import ssl
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, cast
 
 import httpx
 from pydicom import dcmread
@@ -94,7 +95,8 @@ class Forwarder:
         except Never as error:
             self._fail(entry, str(error))
         except OSError as error:
-            self._postpone(entry, type(error).__name__)
+            # Not its whole text, which has a path.
+            self._postpone(entry, f"{type(error).__name__}: {error.strerror}")
         except Exception as error:
             # A bug: keep the series, and the others going.
             _log.exception("series %s", entry.id)
@@ -148,21 +150,40 @@ def segment(node: NodeConfiguration, route: Route, entry: Entry) -> bytes:
     }
     timeout = httpx.Timeout(_ANSWER_SECONDS, connect=_CONNECT_SECONDS)
     verify = ssl.create_default_context(cafile=node.ca)
-    with ExitStack() as stack:
-        parts = [("scan", ("object", stack.enter_context(path.open("rb")))) for path in entry.objects]
-        try:
-            client = stack.enter_context(
-                httpx.Client(timeout=timeout, verify=verify, trust_env=False, headers=headers)
-            )
+    parts = [("scan", ("object", cast(BinaryIO, _ObjectFile(path)))) for path in entry.objects]
+    try:
+        with httpx.Client(timeout=timeout, verify=verify, trust_env=False, headers=headers) as client:
             answer = client.post(f"{node.service.rstrip('/')}/segment", files=parts, data=data)
-        except httpx.HTTPError as error:
-            raise NotNow(f"the API does not answer ({type(error).__name__})") from None
+    except httpx.HTTPError as error:
+        raise NotNow(f"the API does not answer ({type(error).__name__})") from None
     if answer.status_code == httpx.codes.OK:
         return answer.content
     said = f"the API answers {answer.status_code}: {_detail(answer)}"
     if answer.status_code in _MENDED or answer.status_code >= httpx.codes.INTERNAL_SERVER_ERROR:
         raise NotNow(said)
     raise Never(said)
+
+
+class _ObjectFile(io.RawIOBase):
+    """A file that is open only while a piece is read: a series can have more than a process may open."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._at = path, 0
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """As httpx uses it: to the end, for the length, and back."""
+        self._at = offset + (self._path.stat().st_size if whence == os.SEEK_END else 0)
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        with self._path.open("rb") as file:
+            file.seek(self._at)
+            piece = file.read(size)
+        self._at += len(piece)
+        return piece
 
 
 def _key(route: Route, hospital: str) -> str | None:
