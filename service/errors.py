@@ -9,7 +9,7 @@
     ├── DatabaseDamaged          503  its file has other bytes than were written
     ├── PartNotReady                  a part of the service does not work (`/health/ready`)
     ├── BrokerError              503  Redis does not answer
-    ├── FilesUnavailable         503  the S3 service with the files of patients does not answer
+    ├── FilesUnavailable         503  the files of patients, or their key, cannot be used
     ├── FileDamaged              410  a file there has other bytes than were written
     ├── RequestInvalid           422  fields of a request are not valid
     ├── AuthenticationError           who sent a request is not known
@@ -169,7 +169,7 @@ class BrokerError(ServiceError):
 
 
 class FilesUnavailable(ServiceError):
-    """The S3 service with scans and files of jobs does not answer, or refuses."""
+    """The S3 service with scans and files of jobs does not answer or refuses, or their key is damaged."""
 
     status, slug, title = 503, "files-unavailable", "The files are not available"
 

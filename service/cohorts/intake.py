@@ -9,9 +9,12 @@ from anyio import to_thread
 
 from model_store.errors import ScanError
 from model_store.scan import decode, deidentify
+from service.errors import FilesUnavailable
 from service.inference.admission import Admission
 from service.runtime.spool import Upload
 from service.settings import Settings, scan_limits
+
+_KEY_BYTES = 32
 
 
 async def take_in(uploads: Sequence[Upload], settings: Settings, admission: Admission) -> list[str]:
@@ -54,6 +57,17 @@ def deidentify_upload(upload: Upload, settings: Settings) -> None:
 
 
 def uid_key(settings: Settings) -> bytes:
-    """The installation's key for UIDs, drawn when it is first needed: the same for all processes."""
-    files, key = settings.open_files(), "dicom-uid.key"
-    return files.read(key) or files.create(key, secrets.token_bytes(32))
+    """The installation's key for UIDs, drawn when it is first needed: the same for all processes.
+
+    Raises FilesUnavailable if it is damaged: with an empty key, anyone could compute the pseudonyms.
+    """
+    files, name = settings.open_files(), "dicom-uid.key"
+    key = files.read(name)
+    if key is None:
+        key = files.create(name, secrets.token_bytes(_KEY_BYTES))
+    if len(key) != _KEY_BYTES:
+        raise FilesUnavailable(
+            f"{name}: expected {_KEY_BYTES} bytes, found {len(key)}: restore the file, or delete it for a "
+            "new key, which gives known patients other pseudonyms"
+        )
+    return key

@@ -48,7 +48,7 @@ class Files(Protocol):
         """Write a file durably, in place of the one that is there."""
 
     def create(self, key: str, content: bytes) -> bytes:
-        """Write a file unless there is one, and return what is there then."""
+        """Write a file durably unless there is one, and return what is there then."""
 
     def stage(self, folder: str, chunks: Iterable[bytes]) -> AbstractContextManager[Staged]:
         """Write a file without a key into `folder`. It is deleted at the end, unless it was kept."""

@@ -56,18 +56,19 @@ class Folder:
         write_durably(path, content, mode=0o600)
 
     def create(self, key: str, content: bytes) -> bytes:
-        """Write a file unless there is one, and return what is there then."""
+        """Write a file durably unless there is one, and return what is there then."""
         path = self.location / key
         with suppress(FileNotFoundError):
             return path.read_bytes()
         self._make_folders(path.parent)
         drawn = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
-        drawn.touch(mode=0o600)
-        drawn.write_bytes(content)
+        # On disk before its link is, so that a power cut leaves no empty file.
+        write_durably(drawn, content, mode=0o600)
         # A link appears whole or not at all, and never replaces the file of another process.
         with suppress(FileExistsError):
             path.hardlink_to(drawn)
         drawn.unlink()
+        sync_folder(path.parent)
         return path.read_bytes()
 
     @contextmanager

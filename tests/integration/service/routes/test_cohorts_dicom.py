@@ -54,6 +54,19 @@ def test_key_of_uids_is_readable_by_its_owner_alone(api: Any, cohort: str) -> No
     assert len(path.read_bytes()) == 32
 
 
+def test_damaged_key_of_uids_is_rejected_and_not_used(api: Any, cohort: str) -> None:
+    path, content = api.settings.state_dir / "dicom-uid.key", zipped(series(VOLUME))
+    api.client.put(f"{cohort}/scans/1", content=content)
+    key = path.read_bytes()
+    path.write_bytes(b"")
+    try:
+        answer = api.client.put(f"{cohort}/scans/2", content=content)
+        assert "dicom-uid.key: expected 32 bytes, found 0" in detail(answer, 503)
+    finally:
+        path.write_bytes(key)
+    assert api.client.put(f"{cohort}/scans/2", content=content).status_code == 201
+
+
 def test_zip_of_a_series_with_a_gap_is_rejected_and_leaves_no_file(api: Any, cohort: str) -> None:
     files = series(VOLUME)
     files.pop("0002.dcm")

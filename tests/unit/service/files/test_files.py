@@ -63,6 +63,24 @@ def test_created_file_is_not_replaced(files: Files) -> None:
     assert files.read("dicom-uid.key") == b"first"
 
 
+def test_created_file_is_flushed_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, path, fsync = open_files(tmp_path), tmp_path / "dicom-uid.key", os.fsync
+    # What a power cut leaves: each flushed file with its size, and whether the flushed folder has the name.
+    flushed: list[tuple[int, int | bool]] = []
+
+    def watched(descriptor: int) -> None:
+        found = os.fstat(descriptor)
+        is_folder = found.st_ino == tmp_path.stat().st_ino
+        flushed.append((found.st_ino, path.exists() if is_folder else found.st_size))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    files.create("dicom-uid.key", b"first")
+    assert flushed[0] == (path.stat().st_ino, 5)
+    assert flushed[-1] == (tmp_path.stat().st_ino, True)
+    assert [one.name for one in tmp_path.iterdir()] == ["dicom-uid.key"]
+
+
 def test_sweep_deletes_staged_files_of_killed_processes(
     files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
