@@ -112,7 +112,13 @@ class JoinedRuns:
 
     def _lead(self, batch: _Batch) -> Sequence[NDArray[np.generic]]:
         """Run a batch, give the others theirs, and return the first one's outputs."""
-        first, *others = self._outcomes([call.slices for call in batch])
+        try:
+            first, *others = self._outcomes([call.slices for call in batch])
+        except BaseException as error:
+            # The others wait for their futures without a timeout.
+            for call in batch[1:]:
+                call.turn.set_exception(error)
+            raise
         for call, outcome in zip(batch[1:], others, strict=True):
             if isinstance(outcome, Exception):
                 call.turn.set_exception(outcome)

@@ -119,6 +119,16 @@ def test_error_reaches_only_the_call_that_has_it(known: bool) -> None:
     np.testing.assert_array_equal(graph.runs(good[1])[0], good[1] * 2)
 
 
+def test_joined_run_that_cannot_be_cut_is_an_error_of_every_call_in_it() -> None:
+    graph = Graph(lambda slices: slices * 2 if len(slices) < 3 else np.float32(1))  # type: ignore[arg-type,return-value]
+    calls = graph.together([images(1, 1), images(1, 2), images(1, 3)])
+    for call in calls:
+        with pytest.raises(IndexError):
+            call.result(60)
+    # The turn went on.
+    np.testing.assert_array_equal(graph.runs(images(1, 4))[0], images(1, 4) * 2)
+
+
 def test_runs_at_once_are_bounded() -> None:
     running, most, lock = [0], [0], threading.Lock()
 
