@@ -10,7 +10,7 @@ from contextlib import suppress
 from ipaddress import ip_address
 
 from fastapi import Request
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.context import ServiceContext
@@ -20,9 +20,12 @@ from service.http import problems
 from service.identity import sessions
 from service.validation import is_loopback
 
+READY = "/health/ready"
+"""Open, with details for an admin."""
+
 OPEN = frozenset(
     {
-        *("/", "/health/live", "/health/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json"),
+        *("/", "/health/live", READY, "/docs", "/docs/oauth2-redirect", "/openapi.json"),
         "/monailabel/auth/",
     }
 )
@@ -48,7 +51,10 @@ class AuthenticationMiddleware:
         # The cookie, where it is what authenticates.
         request.state.session = None
         try:
-            request.state.caller = PUBLIC if _is_open(scope["path"]) else await _caller(request)
+            if scope["path"] == READY:
+                request.state.caller = await _caller_or_public(request)
+            else:
+                request.state.caller = PUBLIC if _is_open(scope["path"]) else await _caller(request)
         except ServiceError as error:
             await problems.respond(request, error)(scope, receive, send)
         except DatabaseError as error:
@@ -59,6 +65,14 @@ class AuthenticationMiddleware:
 
 def _is_open(path: str) -> bool:
     return path in OPEN or path.startswith(_OPEN_FOLDERS)
+
+
+async def _caller_or_public(request: Request) -> Caller:
+    """The caller of readiness: one that is not known, or cannot be now, gets less of the answer."""
+    try:
+        return await _caller(request)
+    except (ServiceError, SQLAlchemyError):
+        return PUBLIC
 
 
 async def _caller(request: Request) -> Caller:

@@ -345,6 +345,32 @@ def test_no_key_is_stored_or_logged(api: Any, credentials: dict[str, str]) -> No
         assert key.split("_", 2)[2].encode() not in content
 
 
+def test_details_of_readiness_are_for_an_admin_of_every_hospital(
+    api: Any, credentials: dict[str, str]
+) -> None:
+    with api.context.database.write() as session:
+        every = keys.create(session, "health", "admin", None)[1]
+
+    def ready(key: str | None) -> Any:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        answer = api.client.get("/health/ready", headers=headers)
+        # The tests' Redis does not answer.
+        assert answer.status_code == 503
+        return answer.json()["parts"]
+
+    found = ready(every)
+    assert (found["queue"]["ok"], "Redis does not answer" in found["queue"]["detail"]) == (False, True)
+    for key in (None, "locum_unknown", credentials["admin"], credentials["reader"]):
+        shown = ready(key)
+        assert {name: part["ok"] for name, part in shown.items()} == {
+            name: part["ok"] for name, part in found.items()
+        }
+        assert {part["detail"] for part in shown.values()} == {
+            "works",
+            "does not work: the service's log says why",
+        }
+
+
 def test_service_without_authentication_answers_loopback_only(api: Any, start: Callable[..., Any]) -> None:
     open_api = start(api.settings.store)
     app = open_api.app
