@@ -66,11 +66,6 @@ class Broker:
         """A client with short time-outs, safe to share between threads."""
         return self._client
 
-    @property
-    def owned(self) -> bool:
-        """Whether the running Redis is this process's child."""
-        return self._child is not None and self._child.alive
-
     def start(self) -> None:
         """Check that Redis answers; start the embedded one if it is configured and not running.
 

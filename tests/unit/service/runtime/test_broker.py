@@ -35,6 +35,11 @@ def make() -> Iterator[Callable[[Path], Broker]]:
         broker.stop()
 
 
+def owns(broker: Broker) -> bool:
+    """Whether the running Redis is the broker's child."""
+    return broker._child is not None and broker._child.alive
+
+
 def server_of(broker: Broker) -> int:
     pid = broker.client.info("server")["process_id"]
     assert isinstance(pid, int)
@@ -45,7 +50,7 @@ def test_brokers_of_one_state_folder_share_one_redis(make: Callable[[Path], Brok
     first, second = make(tmp_path), make(tmp_path)
     first.start()
     second.start()
-    assert (first.owned, second.owned) == (True, False)
+    assert (owns(first), owns(second)) == (True, False)
     assert server_of(first) == server_of(second)
     assert stat.S_IMODE(socket_path(tmp_path).stat().st_mode) == 0o700
     assert first.client.config_get("port") == {"port": "0"}
@@ -121,7 +126,7 @@ def test_concurrently_started_processes_share_one_redis(
         "import sys; from pathlib import Path; from service.runtime.broker import Broker\n"
         "from service.settings import Settings\n"
         "broker = Broker(Settings(state_dir=Path(sys.argv[1]), redis_url=None))\n"
-        "sys.stdin.readline(); broker.start(); print(broker.owned, flush=True)\n"
+        "sys.stdin.readline(); broker.start(); print(broker._child is not None, flush=True)\n"
         "sys.stdin.read(); broker.stop()"
     )
     children = [
@@ -171,7 +176,7 @@ def test_redis_that_outlived_its_owner_and_its_watcher_is_replaced(
     broker = make(tmp_path)
     broker.client.lpush("celery", "a job")
     broker.start()
-    assert broker.owned
+    assert owns(broker)
     assert server_of(broker) != server.pid
     assert broker.client.lrange("celery", 0, -1) == [b"a job"]
 
@@ -183,7 +188,7 @@ def test_redis_ends_when_its_owner_is_killed(make: Callable[[Path], Broker], tmp
     server.wait(20)
     survivor = make(tmp_path)
     survivor.start()
-    assert survivor.owned
+    assert owns(survivor)
 
 
 def test_hanging_redis_is_reported_and_not_started_twice(
@@ -197,7 +202,7 @@ def test_hanging_redis_is_reported_and_not_started_twice(
     try:
         with pytest.raises(BrokerError, match="if it hangs, kill it"):
             other.start()
-        assert not other.owned
+        assert not owns(other)
     finally:
         server.resume()
 
@@ -215,7 +220,7 @@ def test_long_state_folder_gets_a_short_socket_path(
         first, second = make(state), make(state)
         first.start()
         second.start()
-        assert (first.owned, second.owned) == (True, False)
+        assert (owns(first), owns(second)) == (True, False)
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         first.stop()
 
@@ -246,7 +251,7 @@ def test_external_redis_is_used_and_not_stopped(make: Callable[[Path], Broker], 
     there.start()
     broker = Broker(Settings(redis_url=there.url))  # type: ignore[arg-type]
     broker.start()
-    assert (broker.embedded, broker.owned) == (False, False)
+    assert (broker.embedded, owns(broker)) == (False, False)
     assert broker.celery_url == f"redis+socket://{socket_path(tmp_path)}"
     broker.stop()
     assert there.client.ping()
