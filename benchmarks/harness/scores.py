@@ -44,8 +44,12 @@ def mean_at(by_seed: Mapping[int, Mapping[Patient, float]], sites: Sequence[str]
 
 def mean_of_sites(by_seed: Mapping[int, Mapping[Patient, float]], sites: Sequence[str]) -> str:
     """Mean over patients, then over sites, then mean and spread over seeds."""
-    means = ([_mean(scores, [site]) for site in sites] for scores in by_seed.values())
-    return mean_and_spread([_average(values) for values in means])
+    return mean_and_spread([site_mean(scores, sites) for scores in by_seed.values()])
+
+
+def site_mean(scores: Mapping[Patient, float], sites: Sequence[str]) -> float:
+    """Mean over patients, then over sites; NaN where there is none."""
+    return _average([_mean(scores, [site]) for site in sites])
 
 
 def differences_table(
@@ -71,6 +75,17 @@ def difference(
     left, right = _over_seeds(first, second)
     one = {unit: v for unit, v in left.items() if unit[0] in sites}
     return paired_bootstrap(one, right, {unit: unit[0] for unit in one}) if one else None
+
+
+def difference_by_seed(
+    first: Mapping[int, Mapping[Patient, float]], second: Mapping[int, Mapping[Patient, float]]
+) -> list[float]:
+    """Mean paired difference of each seed in which a patient has both."""
+    means = []
+    for seed in sorted(first.keys() & second.keys()):
+        pairs = [value - second[seed].get(unit, math.nan) for unit, value in first[seed].items()]
+        means.append(_average(pairs))
+    return [value for value in means if math.isfinite(value)]
 
 
 def _over_seeds(

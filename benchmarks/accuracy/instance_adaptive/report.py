@@ -18,16 +18,14 @@ from benchmarks.accuracy.instance_adaptive.arms import (
     unpacked,
 )
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.scores import Scores, add, difference, mean_at, sites_of
-from benchmarks.harness.tables import mean_and_spread, table
+from benchmarks.harness.scores import Scores, add, difference, difference_by_seed, mean_at, sites_of
+from benchmarks.harness.tables import mean_and_spread, table, verdict
 
 _AGAINST = {
     "classification": (FEDAVG, SINGLE, BATCH, RANDOM),
     "segmentation": (FROZEN, HEAD, SINGLE, RANDOM),
 }
 _ARMS = {"classification": CLASSIFYING, "segmentation": SEGMENTING}
-# Verdicts: the interval of a difference is above zero, below it, or around it.
-_WINS, _LOSES, _OPEN = "earns its keep", "loses", "no difference shown"
 
 
 def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
@@ -43,7 +41,8 @@ def sections(rows: Sequence[Row], cells: Sequence[Cell]) -> list[str]:
                 f"Mean {what} over all sites' test images, then mean ± deviation over seeds.",
                 _means(part, groups),
                 "The pool per instance less another arm, paired by image or patient, with its 95 % interval "
-                "(bootstrap within sites, seeds averaged first).",
+                "(bootstrap within sites, seeds averaged first). It *helps* or *harms* where the interval "
+                "leaves zero out and every seed agrees.",
                 _differences(part, groups),
                 "What the keys learned. Entropy of the entries' use (1: all alike), entries that no test "
                 "image picks, and how much the first pick tells of the site, and of the style (0: nothing, "
@@ -107,8 +106,8 @@ def _differences(part: str, groups: Mapping[str, Sequence[Row]]) -> str:
             found = difference(scores[POOL], scores[other], sites_of(scores))
             if found is None:
                 continue
-            verdict = _WINS if found.low > 0 else _LOSES if found.high < 0 else _OPEN
-            body.append([name, other, str(found), verdict])
+            said = verdict(found, difference_by_seed(scores[POOL], scores[other]))
+            body.append([name, other, str(found), said])
     return table(["set", "against", "difference", "the pool"], body)
 
 

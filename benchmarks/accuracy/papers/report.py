@@ -75,7 +75,7 @@ class Part:
             [
                 name,
                 *(f"{line.published[c]:.1f}" if c in line.published else "" for c in self.columns),
-                _percent([_mean_of_sites(found, sites) for found in line.ours.values()]),
+                _percent([tables.site_mean(found, sites) for found in line.ours.values()]),
                 _percent([float(np.mean([*found.values()])) for found in line.paper.values()]),
                 "" if name == self.baseline else self._difference(name),
                 mean_and_spread([value / MEGABYTE for value in line.bytes], 1),
@@ -87,7 +87,7 @@ class Part:
             [
                 name,
                 *(
-                    _percent([_mean_of_sites(found, [site]) for found in line.ours.values()])
+                    _percent([tables.site_mean(found, [site]) for found in line.ours.values()])
                     for site in sites
                 ),
             ]
@@ -164,15 +164,6 @@ class PaperTables(Experiment[P]):
 
     def _file(self, name: str) -> str:
         return f"{self.rows_path.stem}.{name}.svg"
-
-
-def _mean_of_sites(found: Mapping[tuple[str, str], float], sites: Sequence[str]) -> float:
-    means = []
-    for site in sites:
-        values = [value for (own, _), value in found.items() if own == site and math.isfinite(value)]
-        if values:
-            means.append(float(np.mean(values)))
-    return float(np.mean(means)) if means else math.nan
 
 
 def _percent(values: Sequence[float]) -> str:

@@ -20,7 +20,6 @@ from benchmarks.accuracy.picking.report import CHANCE, regrets
 from benchmarks.accuracy.summary.arms import ALIASES, ARMS
 from benchmarks.accuracy.summary.settings import (
     Change,
-    Cost,
     Setting,
     Shift,
     of_cross_organ,
@@ -40,12 +39,13 @@ PATH = RESULTS / "summary.md"
 _LEGEND = """\
 Every arm of every benchmark of accuracy is on this page, which is written from the recorded rows and from
 nothing else. A figure is the mean over patients or images, in points (hundredths) of Dice or of accuracy,
-less that of the baseline on the same; the baseline's level is in bold. ▲ *helps*, ▼ *harms*: the 95 %
-interval (paired bootstrap over patients within sites, seeds averaged first) leaves zero out, and each of
-three seeds or more agrees. Without a sign no difference is shown. In brackets: too few seeds or patients to
-say. Nothing is corrected for the number of comparisons. Intervals, sites and settings are on the linked
-pages, which compare in the same way; cross_organ and one_shot weigh sites alike. Megabytes, sent and
-received together, and minutes of computing are those of the `paper-` tables."""
+less that of the baseline on the same; the baseline's level, the mean of sites, is in bold. ▲ *helps*,
+▼ *harms*: the 95 % interval (paired bootstrap over patients within sites, seeds averaged first) leaves zero
+out, and each of three seeds or more agrees. Without a sign no difference is shown. In brackets: too few
+seeds or patients to say. Nothing is corrected for the number of comparisons. Intervals, sites and settings
+are on the linked pages, which compare in the same way; cross_organ and one_shot weigh sites alike.
+Megabytes, sent and received together, and minutes of computing are those of each `paper-` table of the
+question, in the order of the columns."""
 _SIGNS = {"helps": " ▲", "harms": " ▼", "no difference shown": ""}
 
 
@@ -220,12 +220,9 @@ def _unscored(settings: Sequence[Setting]) -> list[str]:
 
 
 def _cost(settings: Sequence[Setting], arm: str) -> str:
-    found: list[Cost] = [
-        setting.costs[own] for setting in settings if (own := _own(setting, arm)) and own in setting.costs
-    ]
-    if not found:
-        return ""
-    return f"{fmean(c.megabytes for c in found):.1f}, {fmean(c.minutes for c in found):.1f}"
+    """In each setting that has costs: their means would compare arms on other sets."""
+    found = [setting.costs.get(_own(setting, arm) or "") for setting in settings if setting.costs]
+    return "; ".join("–" if c is None else f"{c.megabytes:.1f}, {c.minutes:.1f}" for c in found)
 
 
 # ---------------------------------------------------------------------- the page

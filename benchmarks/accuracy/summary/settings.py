@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,15 +22,22 @@ from benchmarks.accuracy.outside.experiment import adaptation_of
 from benchmarks.accuracy.outside.report import changed_settings
 from benchmarks.accuracy.outside.scores import GLOBAL
 from benchmarks.accuracy.outside.scores import scores_of as outside_scores
-from benchmarks.accuracy.papers.report import PaperTables
+from benchmarks.accuracy.papers.report import MEGABYTE, PaperTables
 from benchmarks.accuracy.unseen.report import GATE_CHANGED
 from benchmarks.harness.cells import Row, Rows, key
 from benchmarks.harness.experiment import RESULTS
-from benchmarks.harness.scores import Patient, Scores, add, count_patients, difference, sites_of
+from benchmarks.harness.scores import (
+    Patient,
+    Scores,
+    add,
+    count_patients,
+    difference,
+    difference_by_seed,
+    site_mean,
+    sites_of,
+)
 from benchmarks.harness.tables import Interval, verdict
 from benchmarks.registry import find
-
-MEGABYTE = 1e6
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Setting:
 
     def level(self, arm: str) -> float:
         """Mean over sites of the mean over patients, then over seeds."""
-        return fmean(_mean_of_sites(found, self.sites) for found in self.scores[arm].values())
+        return fmean(site_mean(found, self.sites) for found in self.scores[arm].values())
 
     def change(self, arm: str) -> Change | None:
         """The arm less the baseline; None for the baseline, and where they share no patient."""
@@ -105,25 +111,13 @@ def by_patients(scores: Scores) -> Comparison:
         found = difference(first, second, sites_of(scores))
         if found is None:
             return None
-        each = [_paired_mean(first[seed], second[seed]) for seed in sorted(first.keys() & second.keys())]
-        return Change(found.mean, _word(found, [value for value in each if math.isfinite(value)]))
+        return Change(found.mean, _word(found, difference_by_seed(first, second)))
 
     return compare
 
 
 def _word(found: Interval, each: Sequence[float]) -> str:
     return verdict(found, each) if len(each) >= FEWEST_SEEDS else "too few seeds"
-
-
-def _mean_of_sites(found: Mapping[tuple[str, str], float], sites: Sequence[str]) -> float:
-    by_site = [[v for (own, _), v in found.items() if own == site and math.isfinite(v)] for site in sites]
-    return fmean(map(fmean, filter(None, by_site)))
-
-
-def _paired_mean(first: Mapping[Any, float], second: Mapping[Any, float]) -> float:
-    pairs = [value - second[unit] for unit, value in first.items() if unit in second]
-    finite = [value for value in pairs if math.isfinite(value)]
-    return fmean(finite) if finite else math.nan
 
 
 def recorded(table: str) -> list[Row]:

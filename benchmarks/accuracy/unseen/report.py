@@ -167,20 +167,19 @@ def _criteria(
                     _points(fmean(found)),
                     met=fmean(found) > least,
                 )
-    tried = _chosen(served)
-    gainers = [each for each in tried if each["change"] > POINT]
-    accepted = [each for each in gainers if not each["failed"]]
-    yield _criterion(
-        "5. more than half of the candidates that gain a point are accepted",
-        f"{len(accepted)} of {len(gainers)}",
-        met=2 * len(accepted) > len(gainers),
-    )
+    # The protocol does not say which candidates: those that `auto` had judged, or all that were tried.
+    for which, tried in (("chosen by the playbook", _chosen(served)), ("every one", _tried(served))):
+        gainers = [each for each in tried if each["change"] > POINT]
+        yield _criterion(
+            f"5. more than half of the candidates that gain a point are accepted: {which}",
+            f"{_accepted(gainers)} of {len(gainers)}",
+            met=2 * _accepted(gainers) > len(gainers),
+        )
     harmful = [each for each in _planted(served) if each["change"] < -POINT]
-    passed = [each for each in harmful if not each["failed"]]
     yield _criterion(
         "5. no planted candidate that loses a point is accepted",
-        f"{len(passed)} of {len(harmful)} accepted",
-        met=not passed,
+        f"{_accepted(harmful)} of {len(harmful)} accepted",
+        met=not _accepted(harmful),
     )
     own, wrong = fmean(map(fmean, auto.values())), fmean(map(fmean, _shuffled(served).values()))
     yield _criterion(
@@ -395,10 +394,18 @@ def _inside(rows: Sequence[Row]) -> str:
                 _spread([each["personal"] - each["global"] for each in own]),
                 _spread([each["auto"] - each["global"] for each in own]),
                 ", ".join(f"{each['share']:g}" for each in own),
-                sum(each["patients"] for each in own),
+                ", ".join(str(each["patients"]) for each in own),
             ]
         )
-    head = ["set", "member", "global", "personal", "what `auto` serves", "lambda, by seed", "patients"]
+    head = [
+        "set",
+        "member",
+        "global",
+        "personal",
+        "what `auto` serves",
+        "lambda, by seed",
+        "patients, by seed",
+    ]
     return table(head, body)
 
 

@@ -33,7 +33,9 @@ def test_seeds_of_the_gate_before_are_not_averaged_with_those_of_todays() -> Non
     rows = [served(GATE_CHANGED - 1, 0.0, passed=False), served(GATE_CHANGED, 0.04, passed=True)]
     text = "\n".join(sections(rows))
     assert line(text, "2. real sets at severity 3")[1:] == ["+4.0", "yes", "+0.0", "**no**"]
-    assert line(text, "5. more than half")[1:] == ["1 of 1", "yes", "0 of 1", "**no**"]
+    for which in ("chosen by the playbook", "every one"):
+        found = line(text, f"5. more than half of the candidates that gain a point are accepted: {which}")
+        assert found[1:] == ["1 of 1", "yes", "0 of 1", "**no**"]
     assert line(text, "5. no planted")[1:] == ["1 of 1 accepted", "**no**", "0 of 1 accepted", "yes"]
     assert "## Outside by today's gate, seed 2: what is served" in text
     assert "## Outside by the gate before, seed 1: what is served" in text
