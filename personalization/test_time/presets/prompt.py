@@ -66,8 +66,14 @@ def mismatch(norm: nn.Module, features_BCHW: Tensor) -> Tensor:
     assert isinstance(norm, nn.BatchNorm2d)
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    variance, mean = torch.var_mean(features_BCHW, dim=(0, 2, 3))
-    return (mean - norm.running_mean).abs().mean() + (variance.sqrt() - norm.running_var.sqrt()).abs().mean()
+    # Not the root of the variance: in a constant channel, that has no gradient
+    deviation, mean = torch.std_mean(features_BCHW, dim=(0, 2, 3), correction=correction(features_BCHW[:, 0]))
+    return (mean - norm.running_mean).abs().mean() + (deviation - norm.running_var.sqrt()).abs().mean()
+
+
+def correction(values: Tensor) -> int:
+    """1, as in the authors' code; 0 for a single value, so that it deviates by 0 and not by NaN."""
+    return min(1, values.numel() - 1)
 
 
 def prompted(space: RoutingSpace, images_NCHW: Tensor) -> Prompted:

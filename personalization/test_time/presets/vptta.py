@@ -19,7 +19,7 @@ from personalization.iop_fl.space import RoutingSpace
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.ladder import thinned
 from personalization.test_time.presets.prompt import RECIPE as PROMPT
-from personalization.test_time.presets.prompt import prompted
+from personalization.test_time.presets.prompt import correction, prompted
 from personalization.test_time.recipe import Recipe
 
 RATE, BETAS = 0.05, (0.9, 0.99)
@@ -76,12 +76,14 @@ class Vptta(Recipe):
 
 def _moved(norm: nn.BatchNorm2d, mean: Tensor, variance: Tensor, features_BCHW: Tensor) -> Tensor:
     """Set the norm's statistics between training's and the features', and return how far the slices are."""
-    seen_variance, seen_mean = torch.var_mean(features_BCHW.detach(), dim=(0, 2, 3))
+    seen = features_BCHW.detach()
+    seen_variance, seen_mean = torch.var_mean(seen, dim=(0, 2, 3), correction=correction(seen[:, 0]))
     norm.running_mean = SHARE * seen_mean + (1 - SHARE) * mean
     norm.running_var = SHARE * seen_variance + (1 - SHARE) * variance
-    own_variance, own_mean = torch.var_mean(features_BCHW, dim=(2, 3))
+    # Not the root of the variance: in a constant slice, that has no gradient
+    own_deviation, own_mean = torch.std_mean(features_BCHW, dim=(2, 3), correction=correction(seen[0, 0]))
     away = (norm.running_mean - own_mean).abs().mean()
-    return away + (norm.running_var.sqrt() - own_variance.sqrt()).abs().mean()
+    return away + (norm.running_var.sqrt() - own_deviation).abs().mean()
 
 
 RECIPE = Vptta()

@@ -157,6 +157,24 @@ def test_vptta_is_one_step_of_the_prompt_and_statistics_near_the_scan_s() -> Non
     torch.testing.assert_close(found(IMAGES), naive(IMAGES), rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    "images",
+    [
+        torch.cat([torch.zeros(1, 1, 32, 32), IMAGES[:2], torch.zeros(1, 1, 32, 32)]),
+        torch.zeros(1, 1, 32, 32),
+        IMAGES[:2, :, :16, :16],
+        IMAGES[:1, :, :16, :16],
+    ],
+    ids=["empty end slices", "empty scan", "one pixel at the bottom", "one slice, one pixel at the bottom"],
+)
+@pytest.mark.parametrize("preset", ["vptta", "prompt"])
+def test_a_prompt_is_finite_where_a_slice_has_no_variance(preset: str, images: Tensor) -> None:
+    config = AdaptationConfig(preset=preset, epochs=1)
+    found = recipe_of(preset).adapt(space(), images, config, CPU).merged
+    assert found.get_parameter("prompt").isfinite().all()
+    assert found(images).isfinite().all()
+
+
 # ---------------------------------------------------------------------- distilled
 
 
