@@ -3,7 +3,7 @@
 From scale and shift of batch norm w: the gradient g of the entropy at w; the gradient h of the consistency
 at w - g; then one step of Adam along h from w, at the rate times (1 + cos(g, h))^2 / 4. Consistency is the
 binary cross-entropy between the answer to a strong view, here through drawn scanners, and the mean answer to
-the image and five turned and flipped ones.
+the image, its two flips and its turns by 90, 180 and 270 degrees; of an oblong image, by 180 alone.
 """
 
 from __future__ import annotations
@@ -71,14 +71,15 @@ class GraTa(Objective):
         return value
 
     def _consistency(self, network: nn.Module, images_BCHW: Tensor, seed: int) -> Tensor:
-        """Binary cross-entropy of the strong view's answer with the mean of six others, which is fixed."""
+        """Binary cross-entropy of the strong view's answer with the weak views' mean, which is fixed."""
         with torch.no_grad():
             answers = [torch.softmax(network(images_BCHW), dim=1)]
-            for axes in ((), (2,), (3,), (2, 3)):
+            for axes in ((2,), (3,), (2, 3)):
                 answers.append(torch.softmax(network(images_BCHW.flip(axes)), dim=1).flip(axes))
             if images_BCHW.shape[2] == images_BCHW.shape[3]:
-                turned = torch.softmax(network(images_BCHW.rot90(1, (2, 3))), dim=1)
-                answers.append(turned.rot90(-1, (2, 3)))
+                for turns in (1, -1):
+                    turned = torch.softmax(network(images_BCHW.rot90(turns, (2, 3))), dim=1)
+                    answers.append(turned.rot90(-turns, (2, 3)))
             wanted = torch.stack(answers).mean(dim=0)
         generator = torch.Generator().manual_seed(seed)
         strong = augment_intensities(images_BCHW.cpu(), SEVERITY, generator).to(images_BCHW)

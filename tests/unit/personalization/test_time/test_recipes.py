@@ -69,7 +69,8 @@ def test_a_recipe_that_learns_resumes_bit_for_bit(preset: str) -> None:
 def test_the_loss_falls(preset: str) -> None:
     history = adapted(preset, epochs=4).adaptation.history
     measured = [record.loss for record in history if record.loss is not None]
-    assert measured[-1] < measured[0] or history[-1].reason is not None
+    assert measured[-1] < measured[0]
+    assert history[-1].reason is None
 
 
 # ---------------------------------------------------------------------- prompt
@@ -257,18 +258,21 @@ def test_trust_is_1_where_gradients_agree_and_0_where_they_are_opposed() -> None
 # ---------------------------------------------------------------------- GraTa and SAR
 
 
-def stepped(objective: grata.GraTa | sar.Sar, preset: str) -> tuple[nn.Module, State]:
-    """One step of SGD at rate 1 over scale and shift of batch norm, and the parameters before."""
-    network = route(space().alone()).train()
+def stepped(objective: grata.GraTa | sar.Sar, preset: str, images: Tensor) -> tuple[nn.Module, State, State]:
+    """One step of SGD at rate 1 over scale and shift of batch norm in float64, what they were and the change.
+
+    The change is a millionth of a parameter: in float32 little of it would be left.
+    """
+    network = route(space(dtype=torch.float64).alone()).train()
     learned = {n: p for n, p in network.named_parameters() if n.endswith(("bn1.weight", "bn1.bias"))}
     network.requires_grad_(False)
     for parameter in learned.values():
         parameter.requires_grad_(True)
     before = {name: parameter.detach().clone() for name, parameter in learned.items()}
     optimiser = torch.optim.SGD(learned.values(), lr=1.0)
-    batch = Batch(IMAGES[:3], torch.arange(3))
+    batch = Batch(images, torch.arange(len(images)))
     objective.step(network, batch, AdaptationConfig(preset=preset), optimiser, seed=7)
-    return network, before
+    return network, before, {name: network.get_parameter(name).detach() - before[name] for name in before}
 
 
 def gradients(network: nn.Module, at: State, loss: Callable[[nn.Module], Tensor]) -> State:
@@ -283,10 +287,11 @@ def gradients(network: nn.Module, at: State, loss: Callable[[nn.Module], Tensor]
 
 
 def test_sar_climbs_to_the_worst_point_and_steps_along_its_gradient() -> None:
-    network, before = stepped(sar.Sar(), "sar")
+    images = IMAGES[:3].double()
+    network, before, change = stepped(sar.Sar(), "sar", images)
 
     def entropy(net: nn.Module) -> Tensor:
-        p = torch.softmax(net(IMAGES[:3]), dim=1)
+        p = torch.softmax(net(images), dim=1)
         return -(p * p.log()).sum(1) / math.log(2)
 
     with torch.no_grad():
@@ -303,28 +308,32 @@ def test_sar_climbs_to_the_worst_point_and_steps_along_its_gradient() -> None:
         return each[reliable & (each.detach() < 0.4)].mean()
 
     second = gradients(network, climbed, worst)
-    for name, value in before.items():
-        torch.testing.assert_close(network.get_parameter(name), value - second[name], rtol=1e-3, atol=1e-5)
+    for name, found in change.items():
+        torch.testing.assert_close(found, -second[name], rtol=1e-3, atol=1e-12)
 
 
-def test_grata_steps_along_consistency_as_far_as_entropy_agrees() -> None:
-    network, before = stepped(grata.GraTa(), "grata")
-    auxiliary = gradients(network, before, lambda net: losses.entropy(torch.softmax(net(IMAGES[:3]), dim=1)))
-    moved = {name: value - auxiliary[name] for name, value in before.items()}
+@pytest.mark.parametrize("width", [32, 16], ids=["square", "oblong"])
+def test_grata_steps_along_consistency_as_far_as_entropy_agrees(width: int) -> None:
+    images = IMAGES[:3, :, :, :width].double()
+    turns = (1, 2, 3) if width == 32 else (2,)  # the others change an oblong image's size
+    network, before, change = stepped(grata.GraTa(), "grata", images)
+
+    def answer(net: nn.Module, view: Tensor) -> Tensor:
+        return torch.softmax(net(view), dim=1)
 
     def consistency(net: nn.Module) -> Tensor:
         with torch.no_grad():
-            views = [IMAGES[:3], IMAGES[:3].flip(2), IMAGES[:3].flip(3), IMAGES[:3].flip((2, 3))]
-            answers = [torch.softmax(net(view), dim=1) for view in views]
-            back = [answers[0], answers[1].flip(2), answers[2].flip(3), answers[3].flip((2, 3))]
-            turned = torch.softmax(net(torch.rot90(IMAGES[:3], 1, (2, 3))), dim=1)
-            wanted = sum([*back, torch.rot90(turned, -1, (2, 3))]) / 5
-        strong = augment_intensities(IMAGES[:3], 2.0, torch.Generator().manual_seed(7))
-        return functional.binary_cross_entropy(torch.softmax(net(strong), dim=1), wanted)
+            weak = [answer(net, images), *(answer(net, images.flip(axis)).flip(axis) for axis in (2, 3))]
+            for turn in turns:
+                weak.append(answer(net, images.rot90(turn, (2, 3))).rot90(-turn, (2, 3)))
+            wanted = sum(weak) / len(weak)
+        strong = augment_intensities(images, 2.0, torch.Generator().manual_seed(7))
+        return functional.binary_cross_entropy(answer(net, strong), wanted)
 
+    auxiliary = gradients(network, before, lambda net: losses.entropy(answer(net, images)))
+    moved = {name: value - auxiliary[name] for name, value in before.items()}
     pseudo = gradients(network, moved, consistency)
     one, other = (torch.cat([part.flatten() for part in each.values()]) for each in (auxiliary, pseudo))
     rate = (1 + float(one @ other / (one.norm() * other.norm()))) ** 2 / 4
-    for name, value in before.items():
-        expected = value - rate * pseudo[name]
-        torch.testing.assert_close(network.get_parameter(name), expected, rtol=1e-3, atol=1e-5)
+    for name, found in change.items():
+        torch.testing.assert_close(found, -rate * pseudo[name], rtol=1e-3, atol=1e-12)
