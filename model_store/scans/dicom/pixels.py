@@ -147,9 +147,12 @@ def decode_frames(dataset: Dataset, layout: Layout, where: str) -> Iterator[NDAr
         decoded = 0
         for frame, description in decoder.iter_array(dataset, decoding_plugin=plugin):
             decoded += 1
+            if decoded > layout.frames:
+                break
             yield _values(frame, dataset, layout, str(description["photometric_interpretation"]))
     if decoded != layout.frames:
-        raise DamagedScan(f"DICOM: {where} announces {layout.frames} frames and has {decoded}; send it again")
+        found = "more" if decoded > layout.frames else decoded
+        raise DamagedScan(f"DICOM: {where} announces {layout.frames} frames and has {found}; send it again")
 
 
 def _decoding(layout: Layout, where: str) -> AbstractContextManager[None]:

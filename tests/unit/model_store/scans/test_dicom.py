@@ -357,6 +357,14 @@ class TestLimits:
         with pytest.raises(DamagedScan, match=r"6 x 12 x 10 pixels \(1440 bytes\), found 240 bytes"):
             decode(enhanced(VOLUME, PixelData=VOLUME[0].tobytes()))
 
+    @pytest.mark.parametrize("syntax", [RLELossless, JPEGLSLossless])
+    def test_more_compressed_frames_than_announced(self, syntax: str) -> None:
+        dataset = header(VOLUME[:2], pydicom.uid.CTImageStorage, NumberOfFrames=2)
+        compress(dataset, syntax, generate_instance_uid=False)
+        dataset.NumberOfFrames = 1
+        with pytest.raises(DamagedScan, match="announces 1 frames and has more; send it again"):
+            decode(written(dataset))
+
     def test_damaged_zip_is_rejected(self) -> None:
         content = bytearray(zipped(series(VOLUME), zipfile.ZIP_STORED))
         content[500] ^= 0xFF
