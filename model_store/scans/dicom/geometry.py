@@ -67,7 +67,11 @@ class Frame:
 
 
 def frames_of(file: int, header: Dataset) -> list[Frame]:
-    """List the frames of a file, in its own order."""
+    """List the frames of a file, in its own order.
+
+    Raises DamagedScan, and UnsupportedScan for several frames without groups of their own. It does so before
+    any is built, since a small file can announce any number of them.
+    """
     shared = _groups(header.get("SharedFunctionalGroupsSequence"))
     per_frame = header.get("PerFrameFunctionalGroupsSequence") or ()
     count = int(header.get("NumberOfFrames") or 1)
@@ -75,9 +79,15 @@ def frames_of(file: int, header: Dataset) -> list[Frame]:
         raise DamagedScan(
             f"DICOM: the header announces {count} frames and describes {len(per_frame)}; export it again"
         )
+    if count > 1 and not per_frame:
+        raise UnsupportedScan(
+            f"DICOM: {count} frames without any position of their own in the patient"
+            + (", a film over time" if "FrameTime" in header or "CineRate" in header else "")
+            + "; send one frame as a single image, or a series as the scanner stored it"
+        )
     frames = []
     for index in range(count):
-        own = _groups(per_frame[index : index + 1]) if per_frame else ()
+        own = _groups(per_frame[index : index + 1])
         groups = (*own, *shared, header)
         position = _numbers(groups, "ImagePositionPatient", 3)
         # Frames without groups of their own share the header's position, which places only the first.

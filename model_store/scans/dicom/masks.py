@@ -31,14 +31,15 @@ def read_seg(data: bytes, limits: Limits) -> Scan:
     header = read_dataset(data, limits, "the SEG", pixels=False)
     with reported("the header of the SEG"):
         rows, columns = int(header.Rows), int(header.Columns)
-        frames = geometry.frames_of(0, header)
+        announced = int(header.get("NumberOfFrames") or 1)
         kind, largest = str(header.SegmentationType), int(header.get("MaximumFractionalValue") or 1)
         check_sides(columns, rows, limits, "SEG")
-        if len(frames) * rows * columns > limits.max_voxels:
+        if announced * rows * columns > limits.max_voxels:
             raise ScanTooLarge(
-                f"SEG: expected at most {limits.max_voxels} voxels, found {len(frames)} frames of {rows} x "
+                f"SEG: expected at most {limits.max_voxels} voxels, found {announced} frames of {rows} x "
                 f"{columns}"
             )
+        frames = geometry.frames_of(0, header)
         if not geometry.is_placed(frames):
             raise UnsupportedScan("SEG: its frames have no position in the patient; send the mask as NIfTI")
         places, count, affine = geometry.place(frames)

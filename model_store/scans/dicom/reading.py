@@ -116,7 +116,7 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
         layouts = [layout_of(header, _where(file, total)) for file, header in zip(kept, headers, strict=True)]
         _check_limits(layouts, limits)
         frames = [f for file, header in enumerate(headers) for f in geometry.frames_of(file, header)]
-        order, affine, notes = _arranged(frames, headers)
+        order, affine, notes = _arranged(frames)
         skipped = others + total - len(kept)
         if skipped:
             notes = (*notes, f"{skipped} files without an image were left out")
@@ -208,19 +208,13 @@ def _check_limits(layouts: Sequence[Layout], limits: Limits) -> None:
 
 
 def _arranged(
-    frames: Sequence[Frame], headers: Sequence[Dataset]
+    frames: Sequence[Frame],
 ) -> tuple[list[int], NDArray[np.float64] | None, tuple[str, ...]]:
     if geometry.is_placed(frames):
         return geometry.stack(frames)
     if len(frames) > 1:
-        times = "FrameTime" in headers[0] or "CineRate" in headers[0]
         raise UnsupportedScan(
-            f"DICOM: {len(frames)} frames without any position in the patient"
-            + (
-                ", a film over time; send one frame as a single image"
-                if times
-                else "; send one image at a time"
-            )
+            f"DICOM: {len(frames)} frames without any position in the patient; send one image at a time"
         )
     return [0], None, ()
 

@@ -188,6 +188,13 @@ class TestRefusals:
         with pytest.raises(UnsupportedScan, match=r"6 frames .* film"):
             decode(film)
 
+    def test_frames_of_one_position(self) -> None:
+        stacked = enhanced(
+            VOLUME, PerFrameFunctionalGroupsSequence=None, ImagePositionPatient=[0.0, 0.0, 0.0]
+        )
+        with pytest.raises(UnsupportedScan, match="6 frames without any position of their own"):
+            decode(stacked)
+
     def test_sizes_differ(self) -> None:
         other = series(VOLUME[:, :9, :9])
         with pytest.raises(UnsupportedScan, match="12 x 10 and 9 x 9"):
@@ -423,6 +430,19 @@ class TestMasks:
         mask = decode_mask(seg(files, drawn, kind))
         found = align(mask, scan.grid, scan.affine)
         np.testing.assert_array_equal(found.voxels[..., 0], drawn.transpose(2, 1, 0))
+
+    def test_seg_without_positions_of_its_frames_is_rejected(self) -> None:
+        dataset = pydicom.dcmread(io.BytesIO(seg(series(VOLUME), np.ones((6, 12, 10), np.uint8), "LABELMAP")))
+        dataset.PerFrameFunctionalGroupsSequence = None
+        dataset.ImagePositionPatient = [0.0, 0.0, 0.0]
+        with pytest.raises(UnsupportedScan, match="6 frames without any position of their own"):
+            decode_mask(written(dataset))
+
+    def test_size_that_a_seg_announces_is_checked_before_its_frames(self) -> None:
+        dataset = pydicom.dcmread(io.BytesIO(seg(series(VOLUME), np.ones((6, 12, 10), np.uint8), "BINARY")))
+        dataset.NumberOfFrames = 10**6
+        with pytest.raises(ScanTooLarge, match="1000000 frames of 12 x 10"):
+            decode_mask(written(dataset), Limits(max_voxels=10**6))
 
     def test_seg_is_no_scan(self) -> None:
         files = series(VOLUME)
