@@ -145,12 +145,7 @@ def stack(frames: Sequence[Frame]) -> tuple[list[int], NDArray[np.float64], tupl
     Raises:
         UnsupportedScan: the frames are no regular stack of parallel slices. DamagedScan: unusable numbers.
     """
-    unplaced = sum(frame.position is None or frame.orientation is None for frame in frames)
-    if unplaced:
-        raise UnsupportedScan(
-            f"DICOM: {unplaced} of {len(frames)} slices have no position or orientation in the patient; send "
-            "a series as the scanner stored it"
-        )
+    _check_placed(frames)
     orientation, spacing = _common_plane(frames)
     row, column = orientation[:3], orientation[3:]
     normal = np.cross(row, column)
@@ -174,7 +169,8 @@ def place(frames: Sequence[Frame]) -> tuple[list[int], int, NDArray[np.float64]]
 
     Returns the plane of each frame, the number of planes, and the affine as `stack` does. Raises as `stack`.
     """
-    along = np.array([0.0 if f.position is None else _along(f) for f in frames])
+    _check_placed(frames)
+    along = np.array([_along(frame) for frame in frames])
     first = {round(value, 2): i for i, value in reversed(list(enumerate(along.tolist())))}
     kept = [frames[i] for _, i in sorted(first.items())]
     levels = np.array(sorted(first))
@@ -196,14 +192,22 @@ def place(frames: Sequence[Frame]) -> tuple[list[int], int, NDArray[np.float64]]
     return [round((value - float(levels[0])) / gap) for value in along.tolist()], count, affine
 
 
+def _check_placed(frames: Sequence[Frame]) -> None:
+    unplaced = sum(frame.position is None or frame.orientation is None for frame in frames)
+    if unplaced:
+        raise UnsupportedScan(
+            f"DICOM: {unplaced} of {len(frames)} slices have no position or orientation in the patient; send "
+            "a series as the scanner stored it"
+        )
+
+
 def _position(frame: Frame) -> NDArray[np.float64]:
     assert frame.position is not None
     return frame.position
 
 
 def _along(frame: Frame) -> float:
-    if frame.orientation is None:
-        raise UnsupportedScan("DICOM: a frame has no orientation in the patient; export it again")
+    assert frame.orientation is not None
     return float(_position(frame) @ np.cross(frame.orientation[:3], frame.orientation[3:]))
 
 

@@ -438,6 +438,13 @@ class TestMasks:
         with pytest.raises(UnsupportedScan, match="6 frames without any position of their own"):
             decode_mask(written(dataset))
 
+    def test_seg_with_a_frame_without_position_is_rejected(self) -> None:
+        files = series(VOLUME, origin=(0.0, 0.0, -12.5))  # the first frame is at 0
+        dataset = pydicom.dcmread(io.BytesIO(seg(files, np.ones((6, 12, 10), np.uint8), "LABELMAP")))
+        del dataset.PerFrameFunctionalGroupsSequence[5].PlanePositionSequence
+        with pytest.raises(UnsupportedScan, match="1 of 6 slices have no position"):
+            decode_mask(written(dataset))
+
     def test_size_that_a_seg_announces_is_checked_before_its_frames(self) -> None:
         dataset = pydicom.dcmread(io.BytesIO(seg(series(VOLUME), np.ones((6, 12, 10), np.uint8), "BINARY")))
         dataset.NumberOfFrames = 10**6
