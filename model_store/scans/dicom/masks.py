@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
 from model_store.scans.dicom import geometry
 from model_store.scans.dicom.files import read_dataset, reported
 from model_store.scans.dicom.geometry import Frame
+from model_store.scans.dicom.pixels import NATIVE, Layout, decode_frames, layout_of
 from model_store.scans.types import Limits, Scan, check_sides
 
 # Segmentation and Label Map Segmentation Storage.
@@ -30,13 +33,13 @@ def read_seg(data: bytes, limits: Limits) -> Scan:
     """
     header = read_dataset(data, limits, "the SEG", pixels=False)
     with reported("the header of the SEG"):
-        rows, columns = int(header.Rows), int(header.Columns)
-        announced = int(header.get("NumberOfFrames") or 1)
+        layout = layout_of(header, "the SEG", grey=(1, 8, 16))
+        rows, columns = layout.rows, layout.columns
         kind, largest = str(header.SegmentationType), int(header.get("MaximumFractionalValue") or 1)
         check_sides(columns, rows, limits, "SEG")
-        if announced * rows * columns > limits.max_voxels:
+        if layout.frames * rows * columns > limits.max_voxels:
             raise ScanTooLarge(
-                f"SEG: expected at most {limits.max_voxels} voxels, found {announced} frames of {rows} x "
+                f"SEG: expected at most {limits.max_voxels} voxels, found {layout.frames} frames of {rows} x "
                 f"{columns}"
             )
         frames = geometry.frames_of(0, header)
@@ -48,9 +51,9 @@ def read_seg(data: bytes, limits: Limits) -> Scan:
                 f"SEG: expected at most {limits.max_voxels} voxels, found {count} x {rows} x {columns}"
             )
         numbers = [0 if kind == "LABELMAP" else _segment(frame) for frame in frames]
-        pixels = _pixels(read_dataset(data, limits, "the SEG", pixels=True), len(frames), rows, columns)
+        dataset = read_dataset(data, limits, "the SEG", pixels=True)
     mask = np.zeros((count, rows, columns), np.uint16)
-    for plane, number, place in zip(pixels, numbers, places, strict=True):
+    for plane, number, place in zip(_planes(dataset, layout), numbers, places, strict=True):
         if kind == "LABELMAP":
             mask[place] = plane
             continue
@@ -74,6 +77,16 @@ def _segment(frame: Frame) -> int:
     return int(number)
 
 
-def _pixels(dataset: Dataset, frames: int, rows: int, columns: int) -> NDArray[Any]:
-    pixels: NDArray[Any] = dataset.pixel_array
-    return pixels.reshape(frames, rows, columns)
+def _planes(dataset: Dataset, layout: Layout) -> Iterator[NDArray[Any]]:
+    """Yield the stored values of each frame, [rows, columns]."""
+    if layout.allocated > 1:
+        # The palette of a label map colours its numbers, which are wanted here.
+        for values in decode_frames(dataset, replace(layout, photometric="MONOCHROME2"), "the SEG"):
+            yield values[..., 0]
+        return
+    if layout.syntax not in NATIVE:
+        raise UnsupportedScan("SEG: its bits are compressed; convert it to Explicit VR Little Endian")
+    with reported("the pixels of the SEG"):
+        # All at once: a frame of bits may begin within a byte, at which pydicom's iterator fails.
+        pixels = dataset.pixel_array.reshape(layout.frames, layout.rows, layout.columns)
+    yield from pixels

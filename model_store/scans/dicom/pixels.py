@@ -87,8 +87,11 @@ class Layout:
         return self.frames * self.rows * self.columns * channels * self.allocated // 8
 
 
-def layout_of(header: Dataset, where: str) -> Layout:
-    """Check that the frames can be decoded. Raises UnsupportedScan, DamagedScan."""
+def layout_of(header: Dataset, where: str, grey: tuple[int, ...] = (8, 16, 32)) -> Layout:
+    """Check that the frames can be decoded; `grey` are the bits that a grey sample may have.
+
+    Raises UnsupportedScan, DamagedScan.
+    """
     syntax = UID(str(header.file_meta.TransferSyntaxUID))
     if syntax not in DECODERS:
         raise UnsupportedScan(
@@ -115,7 +118,7 @@ def layout_of(header: Dataset, where: str) -> Layout:
             f"DICOM: {where}: expected grey, palette or RGB pixels, found {samples} samples per pixel with "
             f"photometric interpretation {photometric[:16]!a}; export it as grey or RGB"
         )
-    bits = (8, 16, 32) if samples == 1 else (8,)
+    bits = grey if samples == 1 else (8,)
     if allocated not in bits or not 1 <= stored <= allocated or frames < 1:
         raise UnsupportedScan(
             f"DICOM: {where}: expected {' or '.join(map(str, bits))} bits per sample, found {stored} in "

@@ -431,6 +431,35 @@ class TestMasks:
         found = align(mask, scan.grid, scan.affine)
         np.testing.assert_array_equal(found.voxels[..., 0], drawn.transpose(2, 1, 0))
 
+    @pytest.mark.parametrize("palette", [False, True])
+    @pytest.mark.parametrize("syntax", [RLELossless, JPEGLSLossless, JPEG2000Lossless])
+    def test_compressed_label_map_is_the_mask_on_the_scan(self, syntax: str, palette: bool) -> None:
+        files = series(np.zeros((3, 64, 72), np.int16))
+        scan, drawn = decode(files), RNG.integers(0, 3, (3, 64, 72)).astype(np.uint8)
+        dataset = pydicom.dcmread(io.BytesIO(seg(files, drawn, "LABELMAP")))
+        compress(dataset, syntax, generate_instance_uid=False)
+        if palette:
+            dataset.PhotometricInterpretation = "PALETTE COLOR"
+        found = align(decode_mask(written(dataset)), scan.grid, scan.affine)
+        np.testing.assert_array_equal(found.voxels[..., 0], drawn.transpose(2, 1, 0))
+
+    @pytest.mark.parametrize("syntax", [JPEGLSLossless, JPEG2000Lossless])
+    def test_frame_of_a_seg_larger_than_its_header_is_not_decoded(self, syntax: str) -> None:
+        files = series(np.zeros((3, 64, 72), np.int16))
+        dataset = pydicom.dcmread(io.BytesIO(seg(files, np.ones((3, 64, 72), np.uint8), "LABELMAP")))
+        compress(dataset, syntax, generate_instance_uid=False)
+        dataset.Rows, dataset.Columns = 16, 16
+        with pytest.raises(DamagedScan, match="16 x 16 pixels of 1 samples, its compressed frame 64 x 72"):
+            decode_mask(written(dataset))
+
+    def test_compressed_bits_of_a_seg_are_rejected(self) -> None:
+        dataset = pydicom.dcmread(io.BytesIO(seg(series(VOLUME), np.ones((6, 12, 10), np.uint8), "BINARY")))
+        dataset.file_meta.TransferSyntaxUID = JPEG2000Lossless
+        dataset.PixelData = encapsulate([dataset.PixelData[:8]] * 6)
+        dataset["PixelData"].is_undefined_length = True
+        with pytest.raises(UnsupportedScan, match="bits are compressed"):
+            decode_mask(written(dataset))
+
     def test_seg_without_positions_of_its_frames_is_rejected(self) -> None:
         dataset = pydicom.dcmread(io.BytesIO(seg(series(VOLUME), np.ones((6, 12, 10), np.uint8), "LABELMAP")))
         dataset.PerFrameFunctionalGroupsSequence = None
