@@ -44,6 +44,9 @@ class Backend(Protocol):
         visible; where one did, both are called again.
         """
 
+    def restore(self, artefact: Artefact, files: Mapping[str, bytes]) -> None:
+        """Write those of a version's files again that are missing or not as published."""
+
     def attached(self, name: str, number: int, file: str) -> bytes | None:
         """Read a file that was attached to a version, if it was."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from model_store.artefact import Artefact
 from model_store.backend import Earlier
+from model_store.digest import sha256_of_file
 from model_store.durable import sync_folder, write_durably
 from model_store.reference import NAME
 from model_store.staging import staging, sweep
@@ -70,6 +71,18 @@ class Folder:
                 staged.rename(folder / str(number))
             sync_folder(folder)
         return number
+
+    def restore(self, artefact: Artefact, files: Mapping[str, bytes]) -> None:
+        """Write those of a version's files again that are missing or not as published."""
+        with self._locked(artefact.name):
+            for file, entry in artefact.manifest.files.items():
+                path = artefact.path / file
+                try:
+                    whole = sha256_of_file(path) == entry.sha256
+                except OSError:
+                    whole = False
+                if not whole:
+                    write_durably(path, files[file], mode=0o444)
 
     def attached(self, name: str, number: int, file: str) -> bytes | None:
         """Read a file that was attached to a version, if it was."""

@@ -113,7 +113,7 @@ class TrustedKeys:
             key.verify(signed, _message(name, digest))
         except InvalidSignature as error:
             raise ArtefactUntrusted(
-                f"'{where}': its signature is not of this content: restore {SIGNATURE}, or publish it again"
+                f"'{where}': its signature is not of this content: restore {SIGNATURE}, or sign it again"
             ) from error
         return key_id(key)
 

@@ -112,7 +112,7 @@ class Store:
         """Publish `files` as the next version of `manifest.name`. The manifest's `files` are filled in here.
 
         Atomic and idempotent: a partial version is never visible, and if the content is already a version of
-        this name, that version is returned.
+        this name, that version is returned, and its missing and damaged files are written again.
 
         `admit` is called last: all files are written, the name is locked against other publications, and the
         version is not yet visible. If it raises, nothing is published and the error is raised.
@@ -133,13 +133,22 @@ class Store:
         content = manifest.to_bytes()
         digest = sha256(content)
         signed = {} if self._signer is None else {SIGNATURE: self._signer.sign(manifest.name, digest)}
+        found: list[int] = []
+
+        def earlier() -> int | None:
+            found[:] = [a.version for a in self._readable(manifest.name) if a.digest == digest]
+            return next(iter(found), None)
+
         number = self._backend.publish(
             _checked(manifest.name),
             {**files, **signed, MANIFEST: content, DIGEST_FILE: digest.encode()},
-            lambda: next((a.version for a in self._readable(manifest.name) if a.digest == digest), None),
+            earlier,
             admit,
         )
-        return self._admitted(self._artefact(manifest.name, number))
+        artefact = self._admitted(self._artefact(manifest.name, number))
+        if found:
+            self._backend.restore(artefact, files)
+        return artefact
 
     def sign(self, reference: str) -> Artefact:
         """Sign a published version with the store's signer, in place of an earlier signature.

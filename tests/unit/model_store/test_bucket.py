@@ -122,6 +122,22 @@ def test_a_changed_file_is_refused_when_it_is_fetched(
     assert Store(bucket_url).open("brain", verify=False).read("graph.onnx") == b"graph of w"
 
 
+def test_publishing_damaged_content_again_repairs_the_bucket(
+    store: Store, objects: S3Store, bucket_url: str, tmp_path: Path
+) -> None:
+    store.publish(model(), files())
+    for path in paths(objects, "content/"):
+        if path.endswith("weights.safetensors"):
+            obstore.put(objects, path, b"W")
+        if path.endswith("graph.onnx"):
+            obstore.delete(objects, path)
+    store.publish(model(), files())
+    repaired = Store(bucket_url, tmp_path / "another").open("brain")
+    assert repaired.version == 1
+    assert repaired.read("weights.safetensors") == b"w"
+    assert repaired.read("graph.onnx") == b"graph of w"
+
+
 def test_a_version_that_points_outside_the_cache_is_refused(store: Store, objects: S3Store) -> None:
     obstore.put(objects, "versions/brain/1", b"sha256:../../etc")
     with pytest.raises(ArtefactDamaged, match="expected a digest"):

@@ -105,6 +105,32 @@ def test_publishing_identical_content_twice_makes_one_version(store: Store) -> N
 
 
 @in_a_folder
+@pytest.mark.parametrize("damage", ["missing", "empty", "changed"])
+def test_publishing_damaged_content_again_repairs_the_version(store: Store, damage: str) -> None:
+    published = store.publish(model(), files())
+    weights, whole = published.path / "weights.safetensors", (published.path / "graph.onnx").stat()
+    weights.unlink()
+    if damage != "missing":
+        weights.write_bytes(b"" if damage == "empty" else b"W")
+    with pytest.raises(ArtefactDamaged, match="publish the artefact again"):
+        store.open("brain")
+    assert store.publish(model(), files()) == published
+    assert store.open("brain").read("weights.safetensors") == b"w"
+    assert (published.path / "graph.onnx").stat().st_mtime_ns == whole.st_mtime_ns
+
+
+def test_publishing_withdrawn_content_again_does_not_bring_its_files_back(store: Store) -> None:
+    published = store.publish(model(), files())
+    store.withdraw("brain@1", actor="a", reason="r")
+    deleted = store.prune()
+    assert len(deleted) == 2
+    with pytest.raises(ArtefactWithdrawn):
+        store.publish(model(), files())
+    assert not (published.path / "weights.safetensors").exists()
+    assert store.prune() == []
+
+
+@in_a_folder
 def test_publish_leaves_no_version_when_admit_raises(store: Store) -> None:
     store.publish(model(), files("1"))
 
