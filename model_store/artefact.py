@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +20,7 @@ DIGEST_FILE = "manifest.sha256"
 
 Manifest = TypeVar("Manifest", bound=BaseManifest, default=AnyManifest, covariant=True)
 Expected = TypeVar("Expected", bound=BaseManifest)
+Content = TypeVar("Content")
 
 
 class Remote(Protocol):
@@ -110,9 +111,9 @@ class Artefact(Generic[Manifest]):
 
     def read(self, file: str) -> bytes:
         """Read a file and verify it against the manifest. Raises ArtefactDamaged."""
-        path = self.path_of(file)
-        with self._reading(file):
-            content = path.read_bytes()
+        content = self._read(file, Path.read_bytes)
+        if self._drop_damaged_copy(file, sha256(content)):
+            content = self._read(file, Path.read_bytes)
         self._check(file, sha256(content))
         return content
 
@@ -122,10 +123,22 @@ class Artefact(Generic[Manifest]):
             if self.remote is not None and not (self.path / file).exists():
                 found = self.remote.digest_of(self, file)
             else:
-                path = self.path_of(file)
-                with self._reading(file):
-                    found = sha256_of_file(path)
+                found = self._read(file, sha256_of_file)
+                if self.remote is not None and self._drop_damaged_copy(file, found):
+                    found = self.remote.digest_of(self, file)
             self._check(file, found)
+
+    def _read(self, file: str, read: Callable[[Path], Content]) -> Content:
+        path = self.path_of(file)
+        with self._reading(file):
+            return read(path)
+
+    def _drop_damaged_copy(self, file: str, found: str) -> bool:
+        """Delete a file of the cache that is not as published, and return whether it was deleted."""
+        damaged = self.remote is not None and found != self.manifest.files[file].sha256
+        if damaged:
+            (self.path / file).unlink(missing_ok=True)
+        return damaged
 
     @contextmanager
     def _reading(self, file: str) -> Iterator[None]:

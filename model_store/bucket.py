@@ -195,22 +195,26 @@ class Bucket:
     # ------------------------------------------------------------------ the files of a version
 
     def fetch(self, artefact: Artefact[BaseManifest], file: str) -> None:
-        """Bring a file into the cache, if it is not there, and mark it as used.
+        """Bring a file into the cache, if it is not there in its size, and mark it as used.
 
         Raises ArtefactDamaged if the bucket's is missing or is not as published, StoreUnavailable.
         """
-        path = artefact.path / file
+        path, entry = artefact.path / file, artefact.manifest.files[file]
         with suppress(FileNotFoundError):
-            os.utime(path)
-            return
+            if path.stat().st_size == entry.size:
+                os.utime(path)
+                return
         aside = path.with_name(f".{file}.{os.getpid()}.{time.monotonic_ns()}")
         try:
             with aside.open("wb") as copy:
                 found = self._copy(artefact, file, copy.write)
-            if found != artefact.manifest.files[file].sha256:
+                copy.flush()
+                # Otherwise a power cut may leave the name of the file with another content.
+                os.fsync(copy.fileno())
+            if found != entry.sha256:
                 raise ArtefactDamaged(
-                    f"{artefact}: {file} in {self.root}: expected {artefact.manifest.files[file].sha256}, "
-                    f"found {found}; publish the artefact again"
+                    f"{artefact}: {file} in {self.root}: expected {entry.sha256}, found {found}; publish the "
+                    "artefact again"
                 )
             aside.chmod(0o444)
             aside.replace(path)

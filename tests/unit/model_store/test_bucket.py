@@ -152,6 +152,24 @@ def test_opening_reads_a_file_of_the_bucket_once(store: Store, objects: S3Store)
     assert artefact.read("graph.onnx") == b"graph of w"
 
 
+@pytest.mark.parametrize("damage", [b"", b"another graph", b"graph of W"])
+def test_a_damaged_file_of_the_cache_is_fetched_again(
+    store: Store, bucket_url: str, tmp_path: Path, damage: bytes
+) -> None:
+    store.publish(model(), files())
+
+    def damaged() -> Artefact:
+        artefact = Store(bucket_url, tmp_path / "cache").open("brain", verify=False)
+        path = artefact.path_of("graph.onnx")
+        path.unlink()
+        path.write_bytes(damage)
+        return artefact
+
+    assert damaged().read("graph.onnx") == b"graph of w"
+    damaged().verify()
+    assert store.open("brain").path_of("graph.onnx").read_bytes() == b"graph of w"
+
+
 def test_the_cache_keeps_within_its_bound_but_not_at_the_cost_of_what_is_in_use(
     bucket_url: str, tmp_path: Path
 ) -> None:
