@@ -160,7 +160,7 @@ class Store:
                 f"'{reference}': expected a key to sign with, found none; name one with --key"
             )
         unguarded = copy.copy(self)
-        unguarded._trusted = None
+        unguarded._trusted, unguarded._signed = None, set()
         artefact = unguarded.open(reference)
         signature = self._signer.sign(artefact.name, artefact.digest)
         self._backend.attach(artefact.name, artefact.version, SIGNATURE, signature)

@@ -83,6 +83,18 @@ def test_another_key_s_signature_is_refused_by_name(
         Store(root, trusted=trusted).open("brain")
 
 
+def test_signing_with_a_key_that_is_not_trusted_does_not_make_a_version_trusted(
+    root: Path | str, trusted: TrustedKeys, tmp_path: Path
+) -> None:
+    stranger = tmp_path / "stranger.pem"
+    make_key(stranger)
+    Store(root).publish(model(), files())
+    store = Store(root, signer=Signer.load(stranger), trusted=trusted)
+    store.sign("brain@1")
+    with pytest.raises(ArtefactUntrusted, match="not trusted"):
+        store.open("brain@1")
+
+
 @pytest.mark.parametrize("damage", ["of another version", "no JSON", "no base64", "cut"])
 def test_a_signature_that_is_not_of_this_content_is_refused(
     tmp_path: Path, key: Path, trusted: TrustedKeys, damage: str
