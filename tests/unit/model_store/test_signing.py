@@ -73,6 +73,20 @@ def test_the_newest_version_is_the_newest_that_is_trusted(
         store.open("brain@2")
 
 
+def test_the_newest_version_opens_without_the_signatures_of_older_ones(
+    tmp_path: Path, key: Path, trusted: TrustedKeys
+) -> None:
+    store = Store(tmp_path / "store", signer=Signer.load(key), trusted=trusted)
+    older, newest = store.publish(model(), files("1")), store.publish(model(), files("2"))
+    (older.path / SIGNATURE).unlink()
+    (older.path / SIGNATURE).mkdir()  # fails to be read
+    assert Store(tmp_path / "store", trusted=trusted).open("brain") == newest
+    # The signature of a version that this store opened was verified.
+    (newest.path / SIGNATURE).unlink()
+    (newest.path / SIGNATURE).mkdir()
+    assert store.open("brain") == newest
+
+
 def test_another_key_s_signature_is_refused_by_name(
     root: Path | str, key: Path, trusted: TrustedKeys, tmp_path: Path
 ) -> None:
