@@ -13,11 +13,12 @@ def write_durably(path: Path, content: bytes, *, mode: int = 0o644) -> None:
     """Write a temporary file beside `path`, flush it to disk, and rename it to `path`."""
     aside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        with aside.open("wb") as file:
+        # For its owner alone until it is complete: the content may be a private key.
+        with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             file.write(content)
             file.flush()
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
-        aside.chmod(mode)
         aside.replace(path)
     except BaseException:
         # Above all on a full disk, which an orphaned half-written file would keep full.

@@ -70,6 +70,8 @@ class Folder:
                 number = max(self.numbers(name), default=0) + 1
                 staged.rename(folder / str(number))
             sync_folder(folder)
+            # The folder itself may be new.
+            sync_folder(self.root)
         return number
 
     def restore(self, artefact: Artefact, files: Mapping[str, bytes]) -> None:

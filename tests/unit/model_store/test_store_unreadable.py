@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,34 @@ def test_verify_command_reports_damaged_versions_and_continues(store: Store) -> 
     assert result.exit_code == 1
     said = [line.split()[:2] for line in result.output.splitlines() if line[:1] in "rw"]
     assert said == [["refused", "brain@1:"], ["refused", "brain@2:"], ["whole", "brain@3"]]
+
+
+@pytest.fixture
+def flushed(monkeypatch: pytest.MonkeyPatch) -> list[os.stat_result]:
+    """What was flushed to disk, as it was then."""
+    found, fsync = [], os.fsync
+
+    def watched(descriptor: int) -> None:
+        found.append(os.fstat(descriptor))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    return found
+
+
+def test_private_file_is_private_when_it_is_flushed(tmp_path: Path, flushed: list[os.stat_result]) -> None:
+    write_durably(tmp_path / "key.pem", b"key", mode=0o600)
+    assert stat.filemode(flushed[0].st_mode) == "-rw-------"
+    write_durably(tmp_path / "key.pub.pem", b"key")
+    assert (tmp_path / "key.pub.pem").stat().st_mode & 0o777 == 0o644
+
+
+def test_first_version_of_a_name_flushes_the_folder_of_the_name_too(
+    tmp_path: Path, flushed: list[os.stat_result]
+) -> None:
+    published = publish(Store(tmp_path / "store"), b"1")
+    inodes = {found.st_ino for found in flushed}
+    assert {folder.stat().st_ino for folder in (published.path.parent, tmp_path / "store")} <= inodes
 
 
 def test_failed_durable_write_leaves_no_temporary_file(tmp_path: Path) -> None:
