@@ -7,6 +7,7 @@ A task is read from `task.yaml` at the root of a federation folder and stored in
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,6 +41,8 @@ SIZE_MULTIPLE = 16
 # A classifier pools its last map of any size; with a smaller input nothing would remain to pool.
 LEAST_SIDE: Final = 8
 _LARGEST_SIDE: Final = 1024
+# Masks hold class indices in 8 bits.
+_MOST_CLASSES: Final = 256
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,13 @@ class Normalisation(BaseModel):
     def _ordered(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
         if value is not None and not value[0] < value[1]:
             raise ValueError(f"expected [low, high] with low < high, found {list(value)}")
+        return value
+
+    @field_validator("percentiles")
+    @classmethod
+    def _percent(cls, value: tuple[float, float] | None) -> tuple[float, float] | None:
+        if value is not None and not (value[0] >= 0 and value[1] <= 100):
+            raise ValueError(f"expected percentiles from 0 to 100, found {list(value)}")
         return value
 
 
@@ -169,6 +179,12 @@ class Task(BaseModel):
             shared = set(values) & set(self.background)
             if shared:
                 raise ValueError(f"mask values {sorted(shared)} are both background and label '{label}'")
+        classes = 1 + len(_values_by_labels(self.labels))
+        if classes > _MOST_CLASSES:
+            raise ValueError(
+                f"labels: expected at most {_MOST_CLASSES} classes with the background, found {classes}: one "
+                "per distinct set of labels that a mask value has"
+            )
         if unknown := sorted(self.codes.keys() - self.labels.keys()):
             raise ValueError(f"codes: {unknown} are no labels; the labels are {list(self.labels)}")
         return self
@@ -197,12 +213,7 @@ class Task(BaseModel):
         """
         if self.kind == "classification":
             return tuple(TaskClass(i, (name,), (i,)) for i, name in enumerate(self.class_names))
-        bears: dict[int, tuple[str, ...]] = {}
-        for value in sorted({v for values in self.labels.values() for v in values}):
-            bears[value] = tuple(label for label, values in self.labels.items() if value in values)
-        atoms: dict[tuple[str, ...], list[int]] = {}
-        for value, labels in bears.items():
-            atoms.setdefault(labels, []).append(value)
+        atoms = _values_by_labels(self.labels)
         background = TaskClass(0, (), tuple(self.background))
         return (
             background,
@@ -253,3 +264,13 @@ class Task(BaseModel):
         """Write the task as YAML that `load` reads back to an equal task."""
         content = self.model_dump(mode="json", exclude_none=True)
         path.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+def _values_by_labels(labels: Mapping[str, tuple[int, ...]]) -> dict[tuple[str, ...], list[int]]:
+    """Group the mask values by the set of labels that they have, ordered by the smallest value."""
+    found: dict[tuple[str, ...], list[int]] = {}
+    for value in sorted({v for values in labels.values() for v in values}):
+        found.setdefault(tuple(label for label, values in labels.items() if value in values), []).append(
+            value
+        )
+    return found

@@ -31,6 +31,12 @@ def test_values_with_the_same_labels_become_one_class() -> None:
     assert [c.values for c in whole.classes] == [(0, 3), (1, 2, 4)]
 
 
+def test_most_classes_have_their_own_index_in_8_bits() -> None:
+    most = task(labels={str(value): [value] for value in range(1, 256)})
+    np.testing.assert_array_equal(most.lookup().astype(np.uint8), range(256))
+    assert len(task(labels={"a": range(1, 1000)}).classes) == 2
+
+
 def test_lookup_marks_values_outside_the_task() -> None:
     table = task(labels={"tumour": [2]}, background=(0, 1)).lookup()
     np.testing.assert_array_equal(table, [0, 0, 1])
@@ -69,11 +75,13 @@ def test_yaml_round_trip_keeps_every_field(tmp_path: Path) -> None:
         ("size", [32, 4096], "up to 1024"),
         ("labels", {}, "at least 1"),
         ("labels", {"a": []}, "no mask value"),
+        ("labels", {str(value): [value] for value in range(1, 257)}, "at most 256 classes"),
         ("background", [0, 1], "both background and label"),
         ("patient", "(", "not a regular expression"),
         ("patient", r"\d+", "group named 'patient'"),
         ("plane", "diagonal", "axial"),
         ("normalisation", {"window": [5, 5]}, "low < high"),
+        ("normalisation", {"percentiles": [-5, 150]}, "from 0 to 100, found [-5.0, 150.0]"),
         ("colour_space", "lab", "Extra inputs"),
     ],
 )
