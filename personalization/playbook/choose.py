@@ -18,7 +18,7 @@ from personalization.playbook.playbook import Decision, Playbook
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import Adapted, recipe_of
 
-# Recipes that are tried at a hospital, best first: each costs two forward passes if it learns nothing.
+# Recipes that are tried at a hospital: each costs two forward passes if it learns nothing.
 MOST_RECIPES = 4
 
 
@@ -58,7 +58,7 @@ def choose(
     images = images_NCHW.to(device)
     parent = view(space.plain().to(device), images, check_cancelled, shift=True)
     made: dict[str, tuple[AdaptationConfig, Adapted, View, Features]] = {}
-    for record in playbook.recipes[:MOST_RECIPES]:
+    for record in playbook.shortlist(MOST_RECIPES):
         config = options_of({**record.options, "target_share": playbook.targets.share or None})
         adapted = recipe_of(config.preset).adapt(space, images, config, device, check_cancelled)
         candidate = view(adapted.merged, images, check_cancelled)

@@ -164,6 +164,19 @@ class Playbook(_Frozen):
             " are and through drawn scanners. A hospital that is unlike all of these has no such promise."
         )
 
+    def shortlist(self, most: int) -> list[RecipeRecord]:
+        """The best recipes, each with all of its smaller doses, `most` in all; best first.
+
+        A recipe with more smaller doses than there is room for is left out.
+        """
+        after = {record.name: record.after for record in self.recipes}
+        chosen: set[str] = set()
+        for name in after:
+            more = chosen | ({name, *_chain(after, name)} & after.keys())
+            if len(more) <= most:
+                chosen = more
+        return [record for record in self.recipes if record.name in chosen]
+
     def decisions(self, features: Mapping[str, Sequence[float]]) -> dict[str, Decision]:
         """What is expected of each of these recipes at a hospital, from their features, by name."""
         alone = {

@@ -283,7 +283,9 @@ def test_a_larger_dose_needs_every_smaller_one() -> None:
     assert playbook.decisions({"full": good})["full"].expected.accepted
 
 
-def test_a_choice_costs_two_passes_per_recipe_and_one_of_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def practised() -> tuple[Playbook, torch.Tensor]:
+    """A playbook of two recipes, and the images of its practice."""
     images, truth = discs(24, 4, contrast=1.2)
     patients = [f"p{index}" for index in range(24)]
     practice = Practice(TRIALS, (0.0, 1.0, 2.0))
@@ -292,7 +294,36 @@ def test_a_choice_costs_two_passes_per_recipe_and_one_of_the_parent(monkeypatch:
         for seed in range(3)
     }
     options = {trial.name: trial.config.facts() for trial in TRIALS}
-    playbook = fit(members, options, targets_of(truth, patients, 2))
+    return fit(members, options, targets_of(truth, patients, 2)), images
+
+
+def test_every_smaller_dose_of_a_recipe_is_tried_with_it(practised: tuple[Playbook, torch.Tensor]) -> None:
+    playbook, images = practised
+    full, half = (next(r for r in playbook.recipes if r.name == name) for name in ("full", "half"))
+    after = full.model_copy(update={"after": "half"})
+    others = tuple(half.model_copy(update={"name": f"other {number}"}) for number in range(3))
+    long = full.model_copy(update={"name": "more", "after": "full"})
+    # Sorted by bound, the smaller dose is the last of six, and there is room for four.
+    choice = choose(
+        playbook.model_copy(update={"recipes": (after, others[0], long, *others[1:], half)}),
+        space(),
+        images,
+        CPU,
+    )
+    assert list(choice.tried) == ["full", "other 0", "more", "half"]
+    alone = choose(playbook.model_copy(update={"recipes": (half,)}), space(), images, CPU)
+    accepted = alone.chosen.decision.expected.accepted
+    assert choice.tried["full"].decision.expected.smaller == (1.0 if accepted else 0.0)
+    # A dose is left out where its smaller ones have no room.
+    longest = long.model_copy(update={"name": "most", "after": "more"})
+    found = playbook.model_copy(update={"recipes": (longest, long, after, others[0], half)})
+    assert [record.name for record in found.shortlist(3)] == ["more", "full", "half"]
+
+
+def test_a_choice_costs_two_passes_per_recipe_and_one_of_the_parent(
+    practised: tuple[Playbook, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    playbook, images = practised
     passes: list[int] = []
     network = type(space().plain())
     forward = network.forward
