@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,15 +58,16 @@ def prepare(scan: Scan, task: Task) -> Prepared:
     return Prepared(_with_neighbours(padded, margin), geometry)
 
 
-def _volume_parts(voxels: NDArray[Any], native: NativeSlices, geometry: Geometry) -> list[NDArray[Any]]:
+def _volume_parts(voxels: NDArray[Any], native: NativeSlices, geometry: Geometry) -> Sequence[NDArray[Any]]:
     """Return the voxels for a volume's statistics, without the interpolated ones of a resampled volume."""
     if geometry.resampled:
         return [voxels[:, :, index] for index in range(voxels.shape[2])]
-    return list(native)
+    return native
 
 
 def _scale_of_slice(plane: NDArray[Any], inside: NDArray[np.bool_] | None, task: Task) -> Scale:
-    return scale_of([plane if inside is None else plane[inside]], task.normalisation)
+    values = plane if inside is None else plane[inside]
+    return scale_of([values] if values.size else [], task.normalisation)
 
 
 def _resize(plane: NDArray[np.float32], target: NDArray[np.float32]) -> None:

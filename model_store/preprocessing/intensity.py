@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,13 +77,13 @@ class Scale:
         return scaled
 
 
-def scale_of(parts: Iterable[NDArray[Any]], normalisation: Normalisation) -> Scale:
+def scale_of(parts: Sequence[NDArray[Any]], normalisation: Normalisation) -> Scale:
     """Compute the normalisation of all values in `parts` together: an image, or a volume's slices in order.
 
-    Moments are merged part by part in float64 (Chan, Golub and LeVeque, 1979). So a volume is not copied, and
-    the result does not depend on the file's stored axis order.
+    No part may be empty. Moments are merged part by part in float64 (Chan, Golub and LeVeque, 1979). So a
+    volume is not copied (but for percentiles of more than 16 bits), and the result does not depend on the
+    file's stored axis order.
     """
-    parts = [part for part in parts if part.size]
     low, high = normalisation.window or (-math.inf, math.inf)
     if not parts:
         return Scale(low, high, 0.0, 0.0)
@@ -101,7 +101,7 @@ def scale_of(parts: Iterable[NDArray[Any]], normalisation: Normalisation) -> Sca
     return Scale(low, high, mean, 0.0 if constant else 1 / deviation)
 
 
-def _moments(parts: list[NDArray[Any]], low: float, high: float) -> tuple[float, float]:
+def _moments(parts: Sequence[NDArray[Any]], low: float, high: float) -> tuple[float, float]:
     clipped = math.isfinite(low) or math.isfinite(high)
     count, mean, squares = 0, 0.0, 0.0
     for part in parts:
@@ -125,13 +125,14 @@ def _moments(parts: list[NDArray[Any]], low: float, high: float) -> tuple[float,
 
 
 def _percentiles(
-    parts: list[NDArray[Any]], low: float, high: float, wanted: tuple[float, float]
+    parts: Sequence[NDArray[Any]], low: float, high: float, wanted: tuple[float, float]
 ) -> tuple[float, float]:
     """Compute np.percentile (linear) of the clipped values. 8 and 16 bit integers are counted, not sorted."""
     dtype = parts[0].dtype
     if dtype.kind in "iu" and dtype.itemsize <= 2:
-        least = min(int(part.min()) for part in parts)
-        size = max(int(part.max()) for part in parts) - least + 1
+        ranges = [(int(part.min()), int(part.max())) for part in parts]
+        least = min(first for first, _ in ranges)
+        size = max(last for _, last in ranges) - least + 1
         counts = np.zeros(size, np.int64)
         for part in parts:
             counts += np.bincount(part.ravel().astype(np.int64) - least, minlength=size)

@@ -9,9 +9,9 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.errors import ScanTooLarge
-from model_store.preprocessing import Restorer, check_restorable, geometry_of, restore
+from model_store.preprocessing import Restorer, check_restorable, geometry_of, prepare, restore
 from model_store.scan import Scan
-from model_store.task import Task
+from model_store.task import Normalisation, Task
 
 
 def tilted(shape: tuple[int, int, int], degrees: float = 30) -> Scan:
@@ -46,6 +46,18 @@ def test_restorer_holds_the_probabilities_of_a_tilted_volume_once() -> None:
     np.testing.assert_array_equal(mask, expected)
     assert len(np.unique(mask)) == 5
     assert peak < 1.3 * probabilities.nbytes
+
+
+@pytest.mark.parametrize("plane", ["axial", "sagittal"])
+def test_normalisation_of_a_volume_takes_one_slice_at_a_time(plane: str) -> None:
+    scan = Scan(np.zeros((128, 128, 128, 1), np.int16), np.eye(4), "nifti")
+    normalisation = Normalisation(scope="volume", percentiles=(1, 99))
+    task = Task(name="t", labels={"a": (1,)}, size=(16, 16), plane=plane, normalisation=normalisation)
+    tracemalloc.start()
+    prepare(scan, task)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < scan.voxels.nbytes / 4
 
 
 def test_restorer_rejects_a_batch_with_another_number_of_classes() -> None:
