@@ -1,8 +1,9 @@
-"""Bounded gzip decompression: only as many bytes as requested."""
+"""Bounded decompression: only as many bytes as requested, at a cost that grows with the number of bytes."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterable, Iterator
 
 from model_store.errors import DamagedScan
 
@@ -12,6 +13,21 @@ _SLICE = 2**14
 # BGZF files end with one member without data, and may be concatenated. A long run of them only costs time.
 _MOST_EMPTY = 1024
 _GZIP = 16 + zlib.MAX_WBITS
+# zlib copies input that it cannot use yet, so it gets little at a time.
+_PART = 2**16
+
+
+def inflated(stream: zlib._Decompress, packed: Iterable[memoryview]) -> Iterator[bytes]:
+    """Yield what `stream` makes of the packed data, at most 1 MiB at a time. Raises zlib.error.
+
+    It stops behind the end of the stream, with `unused_data` if there are more data.
+    """
+    for data in packed:
+        for start in range(0, len(data), _PART):
+            rest: bytes | memoryview = data[start : start + _PART]
+            while rest and not stream.unused_data:
+                yield stream.decompress(rest, _STEP)
+                rest = stream.unconsumed_tail
 
 
 class BoundedGunzip:

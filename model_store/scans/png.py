@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from model_store.errors import DamagedScan, UnsupportedScan
+from model_store.scans.inflate import inflated
 from model_store.scans.pixels import decode_pixels
 from model_store.scans.types import Limits, Scan, check_sides
 
@@ -27,9 +28,6 @@ _ADAM7 = (
     *((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2)),
     (0, 1, 1, 2),
 )
-_STEP = 2**20
-# zlib copies input that it cannot use yet, so it gets little at a time.
-_SLICE = 2**16
 # A colour image of 4096 x 4096 in the small chunks that encoders write has a fifth of this number. Even an
 # empty chunk costs some hundred bytes of memory.
 _MOST_CHUNKS = 65536
@@ -164,12 +162,10 @@ def _check_amount(header: _Header, packed: list[memoryview]) -> None:
     expected, found = header.data_bytes, 0
     stream = zlib.decompressobj()
     try:
-        for part in _slices(packed):
-            rest: bytes | memoryview = part
-            # After the end of its stream zlib only collects its input. Such a file is rejected below.
-            while rest and found <= expected and not stream.unused_data:
-                found += len(stream.decompress(rest, _STEP))
-                rest = stream.unconsumed_tail
+        for part in inflated(stream, packed):
+            found += len(part)
+            if found > expected:
+                break
     except zlib.error as error:
         raise DamagedScan(f"PNG: the compressed pixels are damaged ({error}); send the file again") from error
     if found != expected or not stream.eof or stream.unused_data:
@@ -177,12 +173,6 @@ def _check_amount(header: _Header, packed: list[memoryview]) -> None:
             f"PNG: the header announces {header.width} x {header.height} pixels ({expected} bytes), "
             f"found {'more' if found >= expected else f'{found} bytes'}; send the whole file"
         )
-
-
-def _slices(packed: list[memoryview]) -> Iterator[memoryview]:
-    for part in packed:
-        for start in range(0, len(part), _SLICE):
-            yield part[start : start + _SLICE]
 
 
 def _printable(kind: bytes) -> str:

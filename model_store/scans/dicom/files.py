@@ -21,6 +21,7 @@ from pydicom.uid import DeflatedExplicitVRLittleEndian
 
 from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.scans.foreign import is_dicom
+from model_store.scans.inflate import inflated
 from model_store.scans.types import Limits, Parts
 
 # pydicom quotes values of headers, hence patients, in what it logs and warns of.
@@ -32,7 +33,6 @@ ZIP = b"PK\x03\x04"
 MOST_FILES = 20_000
 # A zip with a DICOM file is recognised by one of its first files.
 _SNIFFED_FILES = 64
-_STEP = 2**20
 _MODERN = "export the series again as DICOM files (PS3.10)"
 
 Content = Callable[[], bytes]
@@ -139,10 +139,8 @@ def _check_inflated(content: bytes, limits: Limits, where: str) -> None:
     if meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
         return
     inflater, found = zlib.decompressobj(-zlib.MAX_WBITS), 0
-    rest: bytes = content[stream.tell() :]
-    while rest and not inflater.eof:
-        found += len(inflater.decompress(rest, _STEP))
-        rest = inflater.unconsumed_tail
+    for part in inflated(inflater, [memoryview(content)[stream.tell() :]]):
+        found += len(part)
         if found > limits.max_decompressed:
             raise ScanTooLarge(
                 f"DICOM: {where} inflates to more than {limits.max_decompressed} bytes; send a smaller scan"

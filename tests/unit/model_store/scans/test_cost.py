@@ -12,10 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydicom.uid import CTImageStorage, DeflatedExplicitVRLittleEndian
 
 from model_store.errors import DamagedScan
 from model_store.scan import decode
 from model_store.scans.inflate import BoundedGunzip
+from tests.helpers.model_store.dicom_files import header, written
 from tests.helpers.model_store.scan_files import nifti1, png, tiff
 
 _EMPTY = gzip.compress(b"")
@@ -186,6 +188,21 @@ def test_png_with_data_after_the_pixels_is_rejected(
     Handed(monkeypatch, 20)
     with pytest.raises(DamagedScan, match="found more"):
         decode(with_data(pixels, idat(data) + idat(more) if apart else idat(data + more)))
+
+
+# --------------------------------------------------------------------------------------------------- DICOM
+
+
+def test_deflated_dicom_is_passed_to_zlib_about_once_for_each_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    dataset = header(noise(2400, 2400), CTImageStorage)
+    dataset.file_meta.TransferSyntaxUID = DeflatedExplicitVRLittleEndian
+    content = written(dataset)
+    handed = Handed(monkeypatch, 10**6)
+    np.testing.assert_array_equal(decode(content).voxels[..., 0], noise(2400, 2400))
+    # The header is read first, and then the pixels.
+    assert handed.bytes < 2.2 * len(content)
 
 
 # ---------------------------------------------------------------------------------------------------- TIFF
