@@ -41,9 +41,7 @@ def dice_official(pred: Tensor, gt: Tensor, classes: int) -> float:
     return float((2 * overlap / (size_pred + size_gt + 1e-5)).mean(dim=0).mean())
 
 
-def dice_by_patient(
-    pred: Tensor, gt: Tensor, patients: Sequence[str], classes: int, empty: Empty = "nan"
-) -> dict[str, Tensor]:
+def dice_by_patient(pred: Tensor, gt: Tensor, patients: Sequence[str], classes: int) -> dict[str, Tensor]:
     """Compute Dice [K] of every patient, with all slices of a patient as one volume; in order of appearance.
 
     `pred` and `gt` are [N, H, W] class indices and `patients` the N patients the slices belong to.
@@ -53,18 +51,16 @@ def dice_by_patient(
     result: dict[str, Tensor] = {}
     for patient in dict.fromkeys(patients):
         own = torch.tensor([name == patient for name in patients], device=pred.device)
-        result[patient] = dice(pred[own].unsqueeze(0), gt[own].unsqueeze(0), classes, empty)[0]
+        result[patient] = dice(pred[own].unsqueeze(0), gt[own].unsqueeze(0), classes)[0]
     return result
 
 
-def foreground_dice(
-    pred: Tensor, gt: Tensor, patients: Sequence[str], classes: int, empty: Empty = "nan"
-) -> dict[str, float]:
+def foreground_dice(pred: Tensor, gt: Tensor, patients: Sequence[str], classes: int) -> dict[str, float]:
     """Compute every patient's foreground Dice: the mean over classes 1..K-1 of `dice_by_patient` without NaN.
 
     It is NaN for a patient without foreground in prediction and ground truth.
     """
-    by_patient = dice_by_patient(pred, gt, patients, classes, empty)
+    by_patient = dice_by_patient(pred, gt, patients, classes)
     return {patient: float(values[1:].nanmean()) for patient, values in by_patient.items()}
 
 

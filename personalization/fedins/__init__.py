@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from personalization.fedins.lookup import PoolLookup, look_up, random_entries
 from personalization.fedins.losses import fedins_loss, key_matching_loss
-from personalization.fedins.merge import merge_single
 from personalization.fedins.network import Answer, InstanceAdaptive
 from personalization.fedins.points import Point, adapted, points_of
 from personalization.fedins.pool import Delta, SsfPool
@@ -25,7 +24,6 @@ __all__ = [
     "key_entropy",
     "key_matching_loss",
     "look_up",
-    "merge_single",
     "points_of",
     "prompted",
     "random_entries",

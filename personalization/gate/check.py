@@ -31,8 +31,8 @@ _HOLDS: Mapping[Bound, Callable[[float, float], bool]] = {
 class CheckResult:
     """One check of a verdict; the fields are those of its JSON, in this order.
 
-    A `value` of None was not measured and does not count against the candidate. NaN fails; JSON has None for
-    it too, with `passed` False. `meaning` is the check's sentence.
+    A `value` of None was not measured and does not count against the candidate. NaN fails; a job's JSON has
+    null for both, and `passed` tells them apart. `meaning` is the check's sentence.
     """
 
     name: str
@@ -89,7 +89,10 @@ class GateVerdict:
     checks: tuple[CheckResult, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it: {"passed": ..., "checks": [{"name", "value", "limit", "bound", ...}]}."""
+        """As JSON has it: {"passed": ..., "checks": [{"name", "value", "limit", "bound", ...}]}.
+
+        NaN is kept.
+        """
         return {"passed": self.passed, "checks": [asdict(result) for result in self.checks]}
 
 

@@ -60,8 +60,6 @@ def blend_statistics(
     doses: Sequence[float],
     batch_size: int = 16,
     check_cancelled: CancelCheck = never_cancelled,
-    *,
-    between: bool = True,
 ) -> nn.Module:
     """Move every batch norm's running statistics towards those of its input over the images, in place.
 
@@ -70,8 +68,8 @@ def blend_statistics(
 
         mean <- (1 - a) m + a m'        variance <- (1 - a) v + a v' + a (1 - a) (m - m')^2
 
-    `doses` has one number per batch norm, in the order of `nn.Module.modules`; see `doses_by_depth`. Without
-    `between` the last term is left out, as in most published code. Passes, cost and errors are those of
+    `doses` has one number per batch norm, in the order of `nn.Module.modules`; see `doses_by_depth`. Most
+    published code leaves out the last term of the variance. Passes, cost and errors are those of
     `bake_statistics`.
     """
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
@@ -83,7 +81,7 @@ def blend_statistics(
 
     def settle(_name: str, norm: nn.BatchNorm2d, mean_C: Tensor, variance_C: Tensor) -> None:
         dose, mean, variance = dose_of[norm], _of(norm.running_mean), _of(norm.running_var)
-        apart = dose * (1 - dose) * (mean - mean_C).square() if between else 0.0
+        apart = dose * (1 - dose) * (mean - mean_C).square()
         blend = (1 - dose) * variance + dose * variance_C + apart
         _of(norm.running_mean).copy_((1 - dose) * mean + dose * mean_C)
         _of(norm.running_var).copy_(blend)

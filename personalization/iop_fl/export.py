@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from personalization.cancellation import CancelCheck, never_cancelled
 from personalization.errors import ExportError
 from personalization.export import to_onnx
-from personalization.iop_fl.batch_norm import PRIOR_IMAGES, recalibrate_statistics
+from personalization.iop_fl.batch_norm import recalibrate_statistics
 from personalization.iop_fl.network import routed_layers
 from personalization.iop_fl.routers import PooledRouter
 from personalization.iop_fl.space import RoutingSpace
@@ -21,8 +21,6 @@ def to_dynamic_onnx(
     network: nn.Module,
     images_NCHW: Tensor,
     *,
-    batch_size: int = 16,
-    prior_images: float = PRIOR_IMAGES,
     check_cancelled: CancelCheck = never_cancelled,
 ) -> bytes:
     """Export a routed network, with batch norm recalibrated on these images. The graph takes their size.
@@ -41,14 +39,7 @@ def to_dynamic_onnx(
             f"{len(space.names)} experts: "
             "serve the merged network, or route over fewer models"
         )
-    baked = recalibrate_statistics(
-        space,
-        network,
-        images_NCHW,
-        batch_size=batch_size,
-        prior_images=prior_images,
-        check_cancelled=check_cancelled,
-    )
+    baked = recalibrate_statistics(space, network, images_NCHW, check_cancelled=check_cancelled)
     single = any(isinstance(module, PooledRouter) for module in baked.modules())
     _, channels, height, width = images_NCHW.shape
     return to_onnx(baked, channels, (height, width), any_batch=not single)

@@ -228,7 +228,7 @@ class _Run:
         self._network.eval()
 
     def _learn(self, epoch: int) -> EpochRecord | None:
-        """Train one epoch and measure; the record is not safe if the epoch broke off."""
+        """Train one epoch. Returns a record that is not safe if the epoch broke off, otherwise None."""
         self._network.train()
         config, objective = self._config, self._objective
         for step, chosen in enumerate(objective.epoch_batches(len(self._images), config, epoch)):

@@ -20,10 +20,10 @@ _PARTS = ("state", "optimiser", "best", "initial")
 class EpochRecord:
     """One epoch as measured after it, over all images, with the noise that is the same for every epoch.
 
-    `loss` is what the epochs are compared by: the weighted sum of `consistency`, `shape` and `entropy`.
-    `foreground` is the share of all pixels that are no background, `agreement` the Dice with step 0's masks.
-    `reason` says why an epoch is not `safe`. Numbers that are not finite, or were not measured because the
-    epoch broke off, are None.
+    `loss` is what the epochs are compared by: the preset's objective. `consistency`, `shape` and `entropy`
+    are those of its terms that it records. `foreground` is the share of all pixels that are no background,
+    `agreement` the Dice with step 0's masks. `reason` says why an epoch is not `safe`. Numbers that are not
+    finite, or were not measured, are None.
     """
 
     epoch: int

@@ -13,8 +13,6 @@ Legend: B images of a batch, K classes, N images.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor, nn
 
@@ -66,8 +64,6 @@ def _view(images_BCHW: Tensor, answers_BKHW: Tensor, generator: torch.Generator)
 
 class Distilled(Recipe):
     """The federation's models in one. Three forward passes of every model, then an epoch's training each."""
-
-    objective: ClassVar[type[Distillation]] = Distillation
 
     def learning(
         self,
