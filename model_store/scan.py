@@ -79,7 +79,7 @@ def deidentify(content: bytes, limits: Limits, key: bytes) -> bytes:
     """Remove what may name the patient or a date from a scan that `decode` has read.
 
     What is left decodes to the same voxels and affine. Equal bytes and key give equal bytes; `key` maps the
-    UIDs of DICOM. Raises as `decode`.
+    UIDs of DICOM. Raises as `decode`, and UnsupportedScan for a DICOM file without the UIDs that one needs.
     """
     known = format_of(content)
     if known is None:

@@ -16,6 +16,7 @@ from typing import Any
 from pydicom import Dataset, FileMetaDataset
 from pydicom.sequence import Sequence as Items
 
+from model_store.errors import UnsupportedScan
 from model_store.scans.dicom.files import reported
 from model_store.scans.dicom.reading import open_series
 from model_store.scans.types import Limits, Parts
@@ -42,7 +43,8 @@ _UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID", "SOPIns
 def deidentify(content: bytes | Parts, limits: Limits, key: bytes) -> bytes:
     """Write one DICOM file, or a stored zip of a series in slice order, that decodes to the same scan.
 
-    Equal input and key give equal bytes. Raises as `open_series`.
+    Equal input and key give equal bytes. Raises as `open_series`, and UnsupportedScan for a file without
+    SOPClassUID or SOPInstanceUID, which can be read but not written.
     """
     series = open_series(content, limits)
     order = list(dict.fromkeys(frame.file for frame in series.frames))
@@ -58,6 +60,12 @@ def deidentify(content: bytes | Parts, limits: Limits, key: bytes) -> bytes:
 
 
 def _kept(source: Dataset, key: bytes, place: int) -> Dataset:
+    for keyword in ("SOPClassUID", "SOPInstanceUID"):
+        if not source.get(keyword):
+            raise UnsupportedScan(
+                f"DICOM: expected a {keyword} in every file, found one without; export it again as "
+                "DICOM files (PS3.10)"
+            )
     kept = Dataset()
     _copy(source, kept, (*_PIXELS, *_GEOMETRY))
     for name in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):

@@ -523,6 +523,16 @@ class TestDeidentified:
         assert cleaned == deidentify(content, Limits(), b"key")
         assert cleaned != deidentify(content, Limits(), b"another")
 
+    @pytest.mark.parametrize("keyword", ["SOPClassUID", "SOPInstanceUID"])
+    def test_file_without_a_uid_that_it_needs_is_named(self, keyword: str) -> None:
+        dataset = pydicom.dcmread(io.BytesIO(image(VOLUME[0].astype(np.uint16))))
+        delattr(dataset, keyword)
+        content = io.BytesIO()
+        dataset.save_as(content, enforce_file_format=False)
+        assert decode(content.getvalue()).grid == (12, 10)
+        with pytest.raises(UnsupportedScan, match=f"expected a {keyword} in every file"):
+            deidentify(content.getvalue(), Limits(), b"key")
+
     def test_real_series(self, real_data: Path) -> None:
         folder = real_data / "io_samples" / "dicom" / "mr_series"
         files = {path.name: path.read_bytes() for path in folder.iterdir()}
