@@ -68,11 +68,21 @@ def averages_updates(phase: Phase, group: Group) -> bool:
 
 
 def check_privacy(plan: Sequence[Phase | ServerStage], privacy: RunPrivacy | None) -> None:
-    """Check that every group for which a run declares privacy can have it. Raises ConfigurationError."""
+    """Check that every group for which a run declares privacy can have it. Raises ConfigurationError.
+
+    An upload of the same kind without noise beside it may reveal the update: SCAFFOLD's change of the control
+    is the update, scaled.
+    """
     if privacy is None:
         return
     uploads = [(phase, group) for phase in plan if isinstance(phase, Phase) for group in phase.uploads]
-    able = sorted({group.name for phase, group in uploads if averages_updates(phase, group)})
+    able = sorted(
+        {
+            group.name
+            for phase, group in uploads
+            if all(averages_updates(phase, other) for other in _of_kind(phase, group))
+        }
+    )
     advice = f"groups that can: {', '.join(able) or 'none'}"
     problems = []
     for name in privacy.groups:
@@ -85,8 +95,19 @@ def check_privacy(plan: Sequence[Phase | ServerStage], privacy: RunPrivacy | Non
             for phase, group in found
             if not averages_updates(phase, group)
         ]
+        problems += [
+            f"privacy.groups: '{name}' in phase '{phase.name}' leaves beside '{other.name}', which may "
+            f"reveal it without noise; {advice}"
+            for phase, group in found
+            for other in _of_kind(phase, group)
+            if other.name not in privacy.groups
+        ]
     if problems:
         raise ConfigurationError("differential privacy does not fit the method", problems)
+
+
+def _of_kind(phase: Phase, group: Group) -> list[Group]:
+    return [other for other in phase.uploads if other.kind == group.kind]
 
 
 def check_plan(plan: Sequence[Phase | ServerStage], sites: Sequence[SiteSpec]) -> None:

@@ -10,13 +10,15 @@ from scipy.integrate import quad
 from scipy.stats import norm
 
 from tests.helpers.training.sites import TASK
-from training.algorithm import ClientResult
+from training.algorithm import ClientResult, Phase
 from training.config import RunConfig, parse
 from training.engine.egress import SiteSpec, check_plan, check_privacy, let_out, may_take_part
 from training.errors import ConfigurationError, EgressRefused
+from training.methods.fedavg import WEIGHTS as WEIGHT_GROUP
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedoap.config import FedOapConfig
 from training.methods.fedoap.method import FedOap
+from training.methods.scaffold import CONTROL, Scaffold, ScaffoldConfig
 from training.privacy import Noising, PrivacyDemand, RunPrivacy, epsilon_of
 
 HOW = Noising(clip=1.0, noise=2.0)
@@ -85,6 +87,16 @@ def test_privacy_of_a_group_that_is_no_mean_of_updates_is_refused_before_the_run
     check_privacy(method.plan(), WEIGHTS)
     with pytest.raises(ConfigurationError, match=why):
         check_privacy(method.plan(), RunPrivacy(groups={group: HOW}))
+
+
+def test_privacy_of_weights_beside_another_upload_of_them_without_noise_is_refused():
+    plan = Scaffold(ScaffoldConfig(), TASK).plan()
+    with pytest.raises(ConfigurationError, match=r"leaves beside 'control_change', .* groups that can: none"):
+        check_privacy(plan, WEIGHTS)
+    both = [Phase("train", 1, (WEIGHT_GROUP, CONTROL), (WEIGHT_GROUP, CONTROL))]
+    check_privacy(both, RunPrivacy(groups={"weights": HOW, "control": HOW}))
+    with pytest.raises(ConfigurationError, match=r"beside 'control'.* groups that can: control, weights"):
+        check_privacy(both, WEIGHTS)
 
 
 def test_demand_of_a_hospital_keeps_what_cannot_have_noise_at_home():
