@@ -71,7 +71,7 @@ __all__ = [
 GroupKind = Literal["weights", "features", "statistics", "images"]
 Reduction = Literal["mean", "sum", "concat", "collect"]
 Data = TypeVar("Data")
-Noise = Callable[[str], np.random.Generator]
+Noise = Callable[[str, State, float], np.random.Generator]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ class Memory:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
-def _no_key(purpose: str) -> np.random.Generator:
+def _no_key(purpose: str, content: State, deviation: float) -> np.random.Generator:  # noqa: ARG001
     raise TypeError(f"noise for '{purpose}' is available only in the client steps that an engine runs")
 
 
@@ -138,8 +138,10 @@ class StepContext:
 
     `generator(purpose)` creates a CPU generator that depends only on the run's seed, the phase, the round,
     the site and the purpose: the same call gives the same numbers again. `bounds` are the site's bounds on
-    features that leave it. `noise(purpose)` creates a generator for privacy noise. It also depends on the
-    site's secret key, because the run's seed is published, and the noise could be subtracted with it.
+    features that leave it. `noise(purpose, content, deviation)` creates a generator for the privacy noise of
+    this deviation on `content`. It also depends on the site's secret key, because the run's seed is
+    published, and on what it hides, because an operator can have a step repeated with other weights: the same
+    noise twice could be subtracted.
     """
 
     phase: str

@@ -12,7 +12,7 @@ import torch
 from training.algorithm import Algorithm, Memory, Phase, State, StepContext
 from training.engine.egress import Outgoing, SiteSpec, let_out
 from training.engine.folder import SiteFolder
-from training.engine.release import with_noise
+from training.engine.release import digest_of, with_noise
 from training.engine.seeds import generator, keyed
 
 
@@ -55,8 +55,9 @@ def run_step(
     Raises what `client_step`, `let_out` and `with_noise` raise.
     """
 
-    def noise(purpose: str) -> np.random.Generator:
-        return keyed(own.key(), phase.name, context.round, site.name, purpose)
+    def noise(purpose: str, content: State, deviation: float) -> np.random.Generator:
+        hidden = digest_of([deviation], content)
+        return keyed(own.key(), phase.name, context.round, site.name, purpose, hidden)
 
     context = replace(context, bounds=site.bounds, noise=noise)
     result = algorithm.client_step(context, received, memory, data)

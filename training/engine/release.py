@@ -117,8 +117,13 @@ def identify(
     group: str, phase: str, round_: int, how: Noising, received: State, update: Mapping[str, torch.Tensor]
 ) -> str:
     """The digest of a release, by which its noise is drawn and by which it counts once."""
-    digest = hashlib.sha256(json.dumps([group, phase, round_, how.clip, how.noise]).encode())
-    for content in (received, update):
+    return digest_of([group, phase, round_, how.clip, how.noise], received, update)
+
+
+def digest_of(head: Sequence[str | float], *contents: Mapping[str, torch.Tensor]) -> str:
+    """The digest of tensors, in the order of their names, and of what describes them."""
+    digest = hashlib.sha256(json.dumps(head).encode())
+    for content in contents:
         for name in sorted(content):
             tensor = content[name].detach().cpu().contiguous()
             digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())

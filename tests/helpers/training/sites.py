@@ -42,8 +42,8 @@ def context(phase: str, round_: int, rounds: int = 3, site: str | None = None) -
     return StepContext(phase, round_, rounds, torch.device("cpu"), draw, site)
 
 
-def noise(purpose: str) -> np.random.Generator:
-    """The keyed generator that a context gives for `purpose`."""
+def noise(purpose: str, *hidden: object) -> np.random.Generator:
+    """The keyed generator that a context gives for `purpose`; here the same for whatever it hides."""
     return keyed(b"a key", purpose)
 
 

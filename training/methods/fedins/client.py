@@ -61,7 +61,9 @@ def summed_queries(queries_NQ: Tensor, patients: Sequence[str], bounds: FeatureB
         return {}
     total = clipped(queries_NQ[:, None].double(), bounds.clip).squeeze(1).sum(0)
     if bounds.noise and bounds.clip is not None:
-        total += torch.from_numpy(noise("queries").normal(0, bounds.noise * bounds.clip, total.shape))
+        deviation = bounds.noise * bounds.clip
+        draws = noise("queries", {"sum": total}, deviation)
+        total += torch.from_numpy(draws.normal(0, deviation, total.shape))
     return {"sum": total, "count": torch.tensor(float(len(queries_NQ)))}
 
 

@@ -37,7 +37,8 @@ def mean_tokens(
             sums[name] = sums[name] + added if name in sums else added
     mean = {name: total / len(slices) for name, total in sums.items()}
     if bounds.noise and bounds.clip is not None:
-        deviation, draws = bounds.noise * bounds.clip / len(slices), noise("tokens")
+        deviation = bounds.noise * bounds.clip / len(slices)
+        draws = noise("tokens", mean, deviation)
         for tensor in mean.values():
             tensor += torch.from_numpy(draws.normal(0, deviation, tensor.shape))
     return {name: tensor.float() for name, tensor in mean.items()}

@@ -96,11 +96,15 @@ def test_clip_and_noise_are_what_they_say() -> None:
         torch.testing.assert_close(found[name], (mean + added).float(), rtol=1e-4, atol=1e-6)
 
 
-def entry(root: Path, federal: dict[str, float], own: FeatureBounds) -> State:
-    """What A sends after a round of training, with the key in its folder in `root`."""
+def entry(root: Path, federal: dict[str, float], own: FeatureBounds, scale: float = 1.0) -> State:
+    """What A sends after a round of training, with the key in its folder in `root`.
+
+    It receives the initial weights times `scale`.
+    """
     federation = Federation(CONFIG.model_copy(update=federal))
     phase = federation.phase("train")
-    received = federation.algorithm.broadcast(phase, federation.server, "A")
+    received = dict(federation.algorithm.broadcast(phase, federation.server, "A"))
+    received["weights"] = {name: (t * scale).to(t.dtype) for name, t in received["weights"].items()}
     where = context("train", 0, site="A")
     site = SiteSpec("A", dict, bounds=own)
     folder = SiteFolder(root, "A")
@@ -139,9 +143,26 @@ def test_who_knows_the_seed_does_not_know_the_noise(tmp_path: Path) -> None:
     assert float(hidden.std()) == pytest.approx(0.5 * 0.25 / 5, rel=0.2)
 
 
+def test_noise_of_a_step_repeated_with_other_weights_or_another_clip_cannot_be_subtracted(
+    tmp_path: Path,
+) -> None:
+    """With one noise for all, the difference of two uploads is that of the features."""
+
+    def hidden(clip: float, scale: float) -> Tensor:
+        bounds = [FeatureBounds(clip=clip, noise=noise) for noise in (0.5, 0.0)]
+        noisy, exact = (entry(tmp_path, {}, own, scale)["key"].double() for own in bounds)
+        return ((noisy - exact) / (0.5 * clip / 5)).flatten()
+
+    first = hidden(0.25, 1.0)
+    torch.testing.assert_close(hidden(0.25, 1.0), first)
+    for other in (hidden(0.25, 0.9), hidden(0.2, 1.0)):
+        together = torch.corrcoef(torch.stack([first, other]))[0, 1]
+        assert abs(float(together)) < 4 / first.numel() ** 0.5
+
+
 def test_only_a_step_at_a_site_has_noise() -> None:
     with pytest.raises(TypeError, match="noise for 'tokens'"):
-        context("train", 0, site="A").noise("tokens")
+        context("train", 0, site="A").noise("tokens", {}, 1.0)
 
 
 FEATURES = Group("tokens", "features", "collect", essential=False)
