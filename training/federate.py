@@ -31,6 +31,7 @@ from training.config import MethodConfig, RunConfig, parse, read_sections
 from training.data.cases import Federation, digest_of_sites
 from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
+from training.engine.folder import MOST_KEPT
 from training.errors import ConfigurationError, TrainingError
 from training.methods.registry import Method, methods
 from training.methods.registry import method as find_method
@@ -109,7 +110,10 @@ def federate(
         typer.Option(help="PHASE:ROUND, such as train:17: take that round and later ones back, and go on."),
     ] = None,
     keep_rounds: Annotated[
-        int, typer.Option(min=1, max=25, help="Rounds that can be taken back; each costs the disk a memory.")
+        int,
+        typer.Option(
+            min=1, max=MOST_KEPT, help="Rounds that can be taken back; each costs the disk a memory."
+        ),
     ] = 1,
     engine: Annotated[
         Engine, typer.Option(help="Where the hospitals are: folders here, or processes on a network.")

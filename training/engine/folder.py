@@ -11,9 +11,9 @@ RUN/sites/SITE/key           secret from which the site's noise is drawn, if it 
 RUN/sites/SITE/releases.json what left the site with noise, for its epsilon; stays at the site
 RUN/exchange/                tensors in transit between processes; emptied when the run ends or is stopped
 
-Memories take turns in a ring of slots, one more than the rounds that can be taken back. A step writes the
-slot after the one that the last committed round points at, so a file left half-written by a crash is never
-read. A round is committed by replacing checkpoint.json in one rename.
+A step writes its memory to a slot that no committed round in checkpoint.json refers to, so a file left
+half-written by a crash is never read, also after rounds are taken back. Slots are two more than the rounds
+that can be taken back. A round is committed by replacing checkpoint.json in one rename.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 from model_store.durable import sync_folder, write_durably
@@ -35,12 +36,8 @@ from training.errors import RunMismatch, TrainingError
 
 Slot = str
 FAILURES = "failures.log"
+MOST_KEPT = 24  # with the last committed round and the one under way, as many slots as letters
 _RELEASES = "releases.json"
-
-
-def following(slot: Slot | None, kept: int) -> Slot:
-    """Return the slot to write while `slot` and the `kept - 1` before it must be kept."""
-    return "a" if slot is None else chr(ord("a") + (ord(slot) - ord("a") + 1) % (kept + 1))
 
 
 @dataclass(frozen=True)
@@ -65,6 +62,15 @@ class RunCheckpoint:
     def to_json(self) -> dict[str, Any]:
         """The content of checkpoint.json."""
         return asdict(self)
+
+
+def free_slot(checkpoint: RunCheckpoint | None, site: str | None = None) -> Slot:
+    """Return a slot for the next memory of a site, or of the server: none that the checkpoint refers to."""
+    used: set[Slot | None] = set()
+    if checkpoint is not None:
+        for each in (checkpoint, *checkpoint.before[:MOST_KEPT]):
+            used.add(each.server_slot if site is None else each.site_slots.get(site))
+    return next(slot for slot in ascii_lowercase if slot not in used)
 
 
 class SiteFolder:
@@ -119,7 +125,7 @@ class RunFolder:
     """The server's part of a run's folder."""
 
     def __init__(self, root: Path, kept: int = 1) -> None:
-        """`kept` is how many committed rounds can be taken back, at most 25; each costs the disk a memory."""
+        """`kept` is how many committed rounds can be taken back, at most 24; each costs the disk a memory."""
         self.root = Path(root)
         self.exchange = self.root / "exchange"
         self.kept = kept

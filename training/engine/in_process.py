@@ -19,7 +19,7 @@ from training.algorithm import Algorithm, Memory, Phase, ServerStage
 from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan, may_take_part
-from training.engine.folder import RunCheckpoint, RunFolder, following
+from training.engine.folder import RunCheckpoint, RunFolder, free_slot
 from training.engine.history import Observer, RoundEntry, Silent
 from training.engine.pool import Inline, Pool, WorkerPool
 from training.engine.rounds import Rounds
@@ -107,7 +107,6 @@ class InProcessEngine:
                         pool,
                         self._folder.exchange,
                         participation=self._participation,
-                        kept=self._folder.kept,
                         defence=self._defence,
                         observer=self._observer,
                     )
@@ -162,20 +161,20 @@ class InProcessEngine:
         """Run and commit one round of a phase or one step of a server stage."""
         checkpoint = standing.checkpoint
         index, round_ = (checkpoint.step, checkpoint.round) if checkpoint else (0, 0)
-        slots = dict(checkpoint.site_slots) if checkpoint else {}
         step = self._plan[index]
         if isinstance(step, Phase):
             server, entry, slots = rounds.run(
-                index, step, round_, standing.server, slots, _announced(standing.history, step)
+                index, step, round_, standing.server, checkpoint, _announced(standing.history, step)
             )
         else:
+            slots = dict(checkpoint.site_slots) if checkpoint else {}
             server, entry = self._stage(step, round_, standing.server)
         last = round_ + 1 >= entry.rounds
         committed = self._folder.commit(
             RunCheckpoint(
                 index + 1 if last else index,
                 0 if last else round_ + 1,
-                following(checkpoint.server_slot if checkpoint else None, self._folder.kept),
+                free_slot(checkpoint),
                 slots,
                 checkpoint.history_bytes if checkpoint else 0,
             ),

@@ -14,7 +14,7 @@ from training.algorithm import Algorithm, Memory, Phase, State
 from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, may_take_part
-from training.engine.folder import Slot, following
+from training.engine.folder import RunCheckpoint, Slot, free_slot
 from training.engine.history import Observer, RoundEntry, SiteEntry
 from training.engine.pool import Pool
 from training.engine.reduction import Reducer
@@ -40,7 +40,6 @@ class Rounds:
         exchange: Path,
         *,
         participation: float,
-        kept: int,
         defence: Defence,
         observer: Observer,
     ) -> None:
@@ -50,7 +49,6 @@ class Rounds:
         self._pool = pool
         self._exchange = exchange
         self._participation = participation
-        self._kept = kept
         self._defence = defence
         self._observer = observer
 
@@ -60,24 +58,25 @@ class Rounds:
         phase: Phase,
         round_: int,
         server: Memory,
-        slots: Mapping[str, Slot],
+        checkpoint: RunCheckpoint | None,
         announced: Mapping[str, float],
     ) -> tuple[Memory, RoundEntry, dict[str, Slot]]:
         """Run one round. Returns the server's new memory, the history entry, and the sites' memory slots.
 
-        `announced` has the weight that each site gave in its first round of this phase: it may not claim more
-        later.
+        `checkpoint` is that of the last committed round, with the slots of the sites' memories. `announced`
+        has the weight that each site gave in its first round of this phase: it may not claim more later.
 
         Raises RoundFailed when every site failed, AlgorithmError when the method violates its declaration.
         """
         started = time.perf_counter()
+        slots = checkpoint.site_slots if checkpoint else {}
         new_slots = dict(slots)
         sites, absent = self._participants(phase, round_)
         self._observer.round_started(phase.name, round_, phase.rounds, tuple(site.name for site in sites))
         entries: dict[str, SiteEntry] = {}
         dropped: dict[str, str] = {}
         if sites:
-            tasks, sent = self._tasks(step, phase, round_, server, slots, sites)
+            tasks, sent = self._tasks(step, phase, round_, server, checkpoint, sites)
             expected = self._algorithm.expected(phase, server)
             reducer = Reducer(phase, self._defence)
             cases = {site.name: site.cases for site in sites}
@@ -160,7 +159,7 @@ class Rounds:
         phase: Phase,
         round_: int,
         server: Memory,
-        slots: Mapping[str, Slot],
+        checkpoint: RunCheckpoint | None,
         sites: Sequence[SiteSpec],
     ) -> tuple[list[Task], dict[str, Mapping[str, State]]]:
         """Write the downloads and build the sites' tasks, with what each site downloads by group."""
@@ -188,8 +187,8 @@ class Rounds:
             # defence needs all of them together.
             place = index if self._defence.needs_all else index % self._pool.window
             upload = self._exchange / f"up-{place}"
-            slot = slots.get(site.name)
-            to = following(slot, self._kept)
+            slot = checkpoint.site_slots.get(site.name) if checkpoint else None
+            to = free_slot(checkpoint, site.name)
             tasks.append(Task(site.name, step, round_, downloads, slot, to=to, upload=upload))
         return tasks, sent
 

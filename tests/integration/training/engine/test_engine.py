@@ -129,6 +129,32 @@ def test_a_run_that_takes_rounds_back_ends_with_the_same_bits(tmp_path, workers)
     assert {len(trail) for trail in again.server.facts["trails"].values()} == {4}
 
 
+@pytest.mark.parametrize(("kept", "later"), [(1, 1), (3, 1), (2, 4)])
+def test_a_run_stopped_in_a_round_goes_back_with_the_memories_of_the_rounds_it_keeps(tmp_path, kept, later):
+    """Also where the round under way keeps fewer rounds, or more, than those before."""
+
+    class Stop(Silent):
+        def site_finished(self, phase, round, site, entry):
+            if (round, site) == (4, "B"):
+                raise KeyboardInterrupt
+
+    sites = [replace(each, consents=True) for each in three_sites()]
+    plain = run(tmp_path / "plain", sites, Toy(rounds=6))
+    root = tmp_path / "stopped"
+    with pytest.raises(RoundFailed):
+        run(
+            root,
+            three_sites(A={4: "raise"}, B={4: "raise"}, C={4: "raise"}),
+            Toy(rounds=6),
+            folder=RunFolder(root, kept),
+        )
+    with pytest.raises(KeyboardInterrupt):
+        run(root, sites, Toy(rounds=6), folder=RunFolder(root, later), observer=Stop())
+    RunFolder(root).take_back_to("train", 5 - kept)
+    again = run(root, sites, Toy(rounds=6))
+    assert again.server.facts == plain.server.facts
+
+
 def test_result_depends_on_the_seed(tmp_path):
     first = run(tmp_path / "0", three_sites(), Toy(noise=True), seed=0)
     second = run(tmp_path / "1", three_sites(), Toy(noise=True), seed=1)

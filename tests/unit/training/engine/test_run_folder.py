@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from training.algorithm import Memory
-from training.engine.folder import RunCheckpoint, RunFolder, SiteFolder, following
+from training.engine.folder import MOST_KEPT, RunCheckpoint, RunFolder, SiteFolder, free_slot
 from training.errors import RunMismatch, TrainingError
 
 
@@ -14,15 +14,16 @@ def memory(value):
     return Memory({"w": torch.tensor([value])}, {"round": value})
 
 
-def test_slots_take_turns_in_a_ring():
-    def walk(kept, count):
-        slots = [following(None, kept)]
-        while len(slots) < count:
-            slots.append(following(slots[-1], kept))
-        return "".join(slots)
-
-    assert walk(1, 5) == "ababa"
-    assert walk(3, 9) == "abcdabcda"
+@pytest.mark.parametrize("kept", [1, 3, MOST_KEPT])
+def test_slot_of_the_next_memory_is_one_that_no_round_in_the_checkpoint_needs(tmp_path, kept):
+    folder = committed(tmp_path, kept, 2 * kept + 3)
+    found = folder.checkpoint()
+    needed = [each.server_slot for each in (found, *found.before)]
+    assert len(set(needed)) == kept + 1
+    assert free_slot(found) not in needed
+    assert free_slot(found, "A") not in needed
+    assert free_slot(found, "new") == free_slot(None) == "a"
+    assert len(list(tmp_path.glob("server-*"))) == kept + 2
 
 
 def test_commit_interrupted_by_a_kill_leaves_the_previous_checkpoint(tmp_path):
@@ -46,7 +47,7 @@ def committed(root, kept, rounds):
     """A folder after so many rounds of `train`, each with its number for the server's memory."""
     folder, checkpoint = RunFolder(root, kept), None
     for number in range(rounds):
-        slot = following(checkpoint.server_slot if checkpoint else None, kept)
+        slot = free_slot(checkpoint)
         bytes_ = checkpoint.history_bytes if checkpoint else 0
         new = RunCheckpoint(0, number + 1, slot, {"A": slot}, bytes_)
         note = {"phase": "train", "round": number}
