@@ -124,7 +124,6 @@ def site(
         try:
             screen.say(f"{opened.name}: {hospital.run()}")
         except KeyboardInterrupt:
-            hospital.leave("stopped by the hospital")
             screen.say("left the run; the same command joins again")
             raise typer.Exit(INTERRUPTED) from None
     except (TrainingError, LocumStoreError, OSError) as error:

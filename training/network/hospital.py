@@ -143,7 +143,8 @@ class Hospital:
         """Take part until the operator's run ends; returns the operator's words on its end.
 
         Raises TrainingError when the hospital cannot or must not take part: its folder, its policy, a version
-        or a digest that differs, or a certificate that the operator rejects.
+        or a digest that differs, or a certificate that the operator rejects. After a KeyboardInterrupt the
+        hospital leaves the run.
         """
         self._cell.start()
         try:
@@ -162,10 +163,13 @@ class Hospital:
                     continue
                 if over is not None:
                     return over
+        except KeyboardInterrupt:
+            self._leave("stopped by the hospital")  # while the cell is still connected
+            raise
         finally:
             self._cell.stop()
 
-    def leave(self, reason: str) -> None:
+    def _leave(self, reason: str) -> None:
         """Tell the operator, if it can be reached, that this hospital stops."""
         if self._session is not None:
             with suppress(Unreachable, Rejected):  # the round's deadline tells the operator

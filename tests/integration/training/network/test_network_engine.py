@@ -126,6 +126,27 @@ def test_hospital_obeys_its_own_policy(consortium):
     assert "the hospital's policy pauses its part" in paused
 
 
+@pytest.fixture
+def interruptible():
+    """Processes that obey SIGINT, also where the shell that runs the tests in its background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
+def test_hospital_stopped_by_ctrl_c_notifies_the_operator_and_the_rounds_go_on(consortium):
+    """Without the notice, the operator would wait for it: there is no deadline."""
+    operator = started(consortium, "--method", "fedavg", "--config", consortium.root / "config.yaml")
+    sites = {site: consortium.start_site(site) for site in SITES}
+    sites["cedar"].wait_for("train 1/2: computing")
+    sites["cedar"].process.send_signal(signal.SIGINT)
+    assert sites["cedar"].end(30) == 130, sites["cedar"].text()
+    assert "left the run; the same command joins again" in sites["cedar"].text()
+    assert operator.end() == 0, operator.text()
+    assert "cedar left the run: stopped by the hospital" in operator.text()
+
+
 def test_hospital_is_turned_away_once_its_certificate_is_revoked(consortium):
     command = ("--method", "fedavg", "--config", consortium.root / "config.yaml")
     operator = started(consortium, *command, "--deadline", 3, "--quorum", 2)
