@@ -218,7 +218,11 @@ def _take(
         raise AlgorithmError(answer.reason) if answer.fatal else SiteFailed(answer.reason)
     # Totals are computed from views; kept tensors must outlive the next overwrite of the file.
     kept = {group.name for group in phase.uploads if group.reduction in ("collect", "concat")}
-    uploads = {name: read_tensors(path, copy=name in kept)[0] for name, path in answer.files.items()}
+    try:
+        uploads = {name: read_tensors(path, copy=name in kept)[0] for name, path in answer.files.items()}
+    except Exception as error:
+        # Whatever a site sends, only the site fails.
+        raise SiteFailed(f"site {answer.site}: its upload cannot be read ({type(error).__name__})") from error
     reducer.add(answer.site, uploads, answer.weight, answer.metrics, sent=sent, cases=cases)
     return answer
 

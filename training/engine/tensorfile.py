@@ -45,6 +45,8 @@ _ALIGNMENT = 8  # views of a buffer need their type's alignment
 _sync = getattr(os, "fdatasync", os.fsync)
 _LONGEST_HEADER = 16 * 2**20
 _MOST_AXES = 16
+_MOST_VALUES = 2**48
+_FACTS = "__metadata__"  # the format's name for what is no tensor
 _MOST_BUFFERS = 512  # POSIX guarantees at least 16 for writev; Linux and macOS accept 1024
 
 
@@ -71,9 +73,7 @@ def write_tensors(
             )
     order, header = _layout(tuple((name, tensor.dtype, tensor.shape) for name, tensor in state.items()))
     if facts:
-        header = (
-            f'{{"__metadata__":{json.dumps({"facts": json.dumps(facts)})}{"," if state else ""}{header[1:]}'
-        )
+        header = f'{{"{_FACTS}":{json.dumps({"facts": json.dumps(facts)})}{"," if state else ""}{header[1:]}'
     encoded = header.encode()
     encoded += b" " * (-len(encoded) % _ALIGNMENT)
     buffers = [_bytes_of(state[name]) for name in order if state[name].numel()]
@@ -138,8 +138,9 @@ def read_tensors(path: Path, *, copy: bool = True) -> tuple[State, dict[str, Any
 def check_tensors(path: Path) -> int:
     """Check the header of a file from another machine before a tensor is read. Returns the tensors' bytes.
 
-    Every tensor must have a known type and a shape that fills its bytes, the tensors must fill the file
-    without gaps, and there must be no facts. Raises TrainingError.
+    Every tensor must have a name of printable ASCII, since errors show it, a known type and a shape that
+    fills its bytes. The tensors must fill the file without gaps, aligned to their types, and there must be no
+    facts. Raises TrainingError.
     """
 
     def refuse(why: str) -> TrainingError:
@@ -151,6 +152,8 @@ def check_tensors(path: Path) -> int:
         length = _LENGTH.unpack(prefix)[0] if len(prefix) == _LENGTH.size else 0
         if not 2 <= length <= min(_LONGEST_HEADER, size - _LENGTH.size):
             raise refuse(f"expected a header of 2 to {_LONGEST_HEADER} bytes, found {length}")
+        if length % _ALIGNMENT:
+            raise refuse(f"expected a header of a multiple of {_ALIGNMENT} bytes, found {length}")
         try:
             entries = json.loads(file.read(length))
         except (ValueError, RecursionError) as error:
@@ -161,12 +164,16 @@ def check_tensors(path: Path) -> int:
     for name, entry in entries.items():
         match entry:
             case {"dtype": str(dtype), "shape": list(shape), "data_offsets": [int(begin), int(end)]}:
-                axes = len(shape) <= _MOST_AXES and all(type(n) is int and 0 <= n < 2**48 for n in shape)
-                known = axes and len(entry) == 3 and dtype in _NAMES
-                if known and math.prod(shape) * _NAMES[dtype].itemsize == end - begin:
+                axes = len(shape) <= _MOST_AXES and all(type(n) is int and n >= 0 for n in shape)
+                # torch multiplies the axes of an empty tensor, too.
+                counted = axes and math.prod(n or 1 for n in shape) < _MOST_VALUES
+                width = _NAMES[dtype].itemsize if dtype in _NAMES else 0
+                named = name.isascii() and name.isprintable() and name != _FACTS
+                fits = width and begin % width == 0 and math.prod(shape) * width == end - begin
+                if counted and named and fits and len(entry) == 3:
                     placed.append((begin, end))
                     continue
-        raise refuse(f"tensor {name[:64]!r} is not described as the format requires")
+        raise refuse(f"tensor {name[:64]!a} is not described as the format requires")
     at = 0
     for begin, end in sorted(placed):
         if begin != at:
@@ -203,7 +210,7 @@ class _Header:
 def _parsed(content: bytes) -> _Header:
     """Parse a header. Raises ValueError if this module did not write it."""
     entries: dict[str, Any] = json.loads(content)
-    facts = entries.pop("__metadata__", {}).get("facts", "{}")
+    facts = entries.pop(_FACTS, {}).get("facts", "{}")
     placed = sorted(entries.items(), key=lambda item: item[1]["data_offsets"])
     runs = []
     end = 0

@@ -13,6 +13,7 @@ from training.engine.client import RunEnvironment
 from training.engine.folder import RunFolder, SiteFolder
 from training.engine.history import Silent
 from training.engine.in_process import InProcessEngine
+from training.engine.pool import Inline
 from training.errors import AlgorithmError, EgressRefused, FederationError, RoundFailed
 
 
@@ -83,6 +84,20 @@ def test_an_upload_of_another_shape_drops_its_own_site_though_it_is_the_first(tm
     outcome = run(tmp_path, three_sites(A={0: "shape"}))
     assert "group 'weights': tensor 'w': expected [2]" in outcome.history[0].dropped["A"]
     assert set(outcome.history[0].sites) == {"B", "C"}
+
+
+def test_an_upload_that_cannot_be_read_drops_its_site(tmp_path):
+    class Damaged(Inline):
+        def run(self, tasks):
+            for answer in super().run(tasks):
+                if answer.site == "B" and answer.files:
+                    answer.files["weights"].write_bytes(b"torn")
+                yield answer
+
+    sites = three_sites()
+    outcome = run(tmp_path, sites, pool=Damaged(Toy(), sites, RunEnvironment(0), tmp_path))
+    assert "site B: its upload cannot be read (TrainingError)" in outcome.history[0].dropped["B"]
+    assert set(outcome.history[0].sites) == {"A", "C"}
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -83,6 +83,12 @@ def test_size_of_sums_the_bytes_of_the_tensors():
 class TestCheckTensors:
     """Files from another machine."""
 
+    def write(self, path, header, padded=True):
+        """A file of this header and four bytes."""
+        content = header.encode()
+        content += b" " * (-len(content) % 8 if padded else 0)
+        path.write_bytes(len(content).to_bytes(8, "little") + content + b"\0\0\0\0")
+
     def test_written_file_passes_and_its_bytes_are_counted(self, tmp_path):
         write_tensors(tmp_path / "x", STATE)
         assert check_tensors(tmp_path / "x") == size_of(STATE)
@@ -108,13 +114,32 @@ class TestCheckTensors:
             ' "v": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
             '{"__metadata__": {"facts": "x"}, "w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
             "[" * 100_000,
+            '{"__metadata__": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+            r'{"\ud800": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+            r'{"\u001b[2J": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+            # Not aligned to its type, between two bytes.
+            '{"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]},'
+            ' "w": {"dtype": "F16", "shape": [1], "data_offsets": [1, 3]},'
+            ' "z": {"dtype": "U8", "shape": [1], "data_offsets": [3, 4]}}',
+            # Empty, but with more values in its other axes than torch can count.
+            '{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "v": {"dtype": "F32",'
+            ' "shape": [140737488355328, 140737488355328, 0], "data_offsets": [4, 4]}}',
             '{"w": {"dtype": "F32", "shape": [' + "1," * 20 + '1], "data_offsets": [0, 4]}}',
         ],
     )
     def test_header_that_does_not_describe_the_file_is_rejected(self, tmp_path, header):
-        content = header.encode()
-        (tmp_path / "x").write_bytes(len(content).to_bytes(8, "little") + content + b"\0\0\0\0")
-        with pytest.raises(TrainingError, match="not a file of tensors"):
+        self.write(tmp_path / "x", header)
+        with pytest.raises(TrainingError, match="not a file of tensors") as refused:
+            check_tensors(tmp_path / "x")
+        assert str(refused.value).isascii()
+        assert str(refused.value).isprintable()
+
+    def test_header_that_is_not_padded_is_rejected_as_the_tensors_are_not_aligned(self, tmp_path):
+        header = '{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}'
+        self.write(tmp_path / "x", header)
+        assert check_tensors(tmp_path / "x") == 4
+        self.write(tmp_path / "x", header, padded=False)
+        with pytest.raises(TrainingError, match="a multiple of 8 bytes"):
             check_tensors(tmp_path / "x")
 
     @pytest.mark.parametrize("content", [b"", b"\xff" * 8, b"\x05" + b"\0" * 7 + b"{}", b"\x80\x04K\x01."])
