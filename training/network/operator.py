@@ -15,7 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -255,7 +255,10 @@ class Operator:
                 )
         finally:
             with self._changed:
-                self._work = {}
+                ended, self._work = self._work, {}
+            for work in ended.values():
+                with work.writing:
+                    pass  # the next round writes the same files
 
     def _quorum(self) -> int:
         """Hospitals that must deliver in the current round; fewer may take part in it."""
@@ -427,6 +430,15 @@ class Operator:
                 raise Rejected("the task is not current; its round went on", "stale")
             return work
 
+    @contextmanager
+    def _writing(self, peer: str, task: str) -> Iterator[_Work]:
+        """Give the current task, to which no other request writes meanwhile.
+
+        The engine then reads what `done` checked. Raises Rejected for a task that is not current.
+        """
+        with self._current(peer, task).writing:
+            yield self._current(peer, task)
+
     def _read(self, peer: str, said: Slice) -> bytes:
         self._in_session(peer, said)
         path = self._current(peer, said.task).download(said.group)
@@ -436,9 +448,8 @@ class Operator:
 
     def _write(self, peer: str, said: Slice, body: bytes) -> Written:
         self._in_session(peer, said)
-        work = self._current(peer, said.task)
-        path = work.upload(said.group)
-        with work.writing:
+        with self._writing(peer, said.task) as work:
+            path = work.upload(said.group)
             others = sum(size for name, size in work.received.items() if name != said.group)
             if said.total + others > self._limits.upload_bytes or said.offset + len(body) > said.total:
                 raise Rejected(f"an upload has at most {self._limits.upload_bytes} bytes", "stale")
@@ -455,12 +466,12 @@ class Operator:
 
     def _done(self, peer: str, said: Report) -> None:
         self._in_session(peer, said)
-        work = self._current(peer, said.task)
-        answer = self._delivery(work, said) if said.failure is None else None
-        with self._changed:
-            if work.answer is None:
-                work.answer = answer or Failure(peer, printable(said.failure or "no reason was given"))
-                self._changed.notify_all()
+        with self._writing(peer, said.task) as work:
+            answer = self._delivery(work, said) if said.failure is None else None
+            with self._changed:
+                if work.answer is None:
+                    work.answer = answer or Failure(peer, printable(said.failure or "no reason was given"))
+                    self._changed.notify_all()
 
     def _delivery(self, work: _Work, said: Report) -> Delivery | Failure:
         """Check a report against the plan and its files against their headers, before a tensor is read."""
@@ -473,9 +484,7 @@ class Operator:
         files = {name: work.upload(name) for name in said.groups}
         sent: dict[str, int] = {}
         for name, path in files.items():
-            with work.writing:
-                size = work.received.get(name, -1)
-            if not path.exists() or path.stat().st_size != size:
+            if not path.exists() or path.stat().st_size != work.received.get(name, -1):
                 return Failure(task.site, f"group '{name}' was not uploaded completely")
             try:
                 sent[name] = check_tensors(path)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 import torch
 
 from training.config import RunConfig
-from training.engine.tensorfile import write_tensors
+from training.engine.tensorfile import check_tensors, write_tensors
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import RoundFailed
 from training.methods.fedavg import FedAvgConfig
@@ -239,6 +239,25 @@ class TestRound:
         rejected("stale", lambda: birch.report(task.id, weight=9.0))
         rejected("stale", lambda: birch.upload(task.id, "weights", b"x"))
         assert operator._work["birch"].answer.weight == 3.0
+
+    def test_upload_is_not_replaced_while_its_report_is_checked(self, birch, round_, tmp_path, monkeypatch):
+        task, good = birch.task().id, tensor_file(tmp_path)
+        with ThreadPoolExecutor(1) as pool:
+            writes = []
+
+            def check(path):
+                if not writes:
+                    writes.append(pool.submit(birch.upload, task, "scores", b"x" * len(good)))
+                    wait(writes, 0.5)  # it never ends before the report does
+                return check_tensors(path)
+
+            monkeypatch.setattr("training.network.operator.check_tensors", check)
+            for group in ("weights", "scores"):
+                birch.upload(task, group, good)
+            birch.report(task)
+            rejected("stale", writes[0].result)
+        assert birch.operator._work["birch"].answer.sent == {"weights": 12, "scores": 12}
+        assert (tmp_path / "up" / "up-birch-scores").read_bytes() == good
 
     def test_repeated_chunk_is_written_once(self, birch, round_, tmp_path):
         task, content = birch.task(), tensor_file(tmp_path)
