@@ -10,7 +10,8 @@
     leave     Leave                -> {}            the hospital stops
 
 Every request but the first two names the session that `join` opened, so an older process of a hospital, or
-one with a revoked certificate, cannot continue. The operator sends only `wake`: there is a task to ask for.
+one with a revoked certificate, cannot continue, not even its step. The operator sends only `wake`: there is
+a task to ask for.
 """
 
 from __future__ import annotations

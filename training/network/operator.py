@@ -85,7 +85,6 @@ class RoundLimits:
 class _Session:
     token: str
     serial: int
-    seen: float
     connected: bool = True
     heard_end: bool = False
 
@@ -354,7 +353,7 @@ class Operator:
             if before is None or before.consents != said.consents:
                 self._remember(peer, said if before is None else before, said.consents)
             token = secrets.token_hex(32)
-            self._sessions[peer] = _Session(token, serial, time.monotonic())
+            self._sessions[peer] = _Session(token, serial)
             self._left.pop(peer, None)
             self._changed.notify_all()
         return Welcome(session=token)
@@ -400,12 +399,16 @@ class Operator:
                 raise Rejected("there is no such session; join again", "session")
             if not secrets.compare_digest(session.token.encode(), said.session.encode()):
                 raise Rejected("another process of this hospital joined after this one", "replaced")
-            session.seen, session.connected = time.monotonic(), True
+            session.connected = True
+        try:
+            self._check_revoked(session.serial)
+        except Rejected:
+            self._dismiss(peer, "its certificate was revoked")
+            raise
         return session
 
     def _next(self, peer: str, said: Session) -> Next:
         session = self._in_session(peer, said)
-        self._check_revoked(session.serial)
         with self._changed:
             if self._over is not None:
                 session.heard_end = True
@@ -497,15 +500,18 @@ class Operator:
 
     def _leave(self, peer: str, said: Leave) -> None:
         self._in_session(peer, said)
+        self._dismiss(peer, f"left the run: {printable(said.reason)}")
+
+    def _dismiss(self, peer: str, reason: str) -> None:
+        """Go on without a hospital until it joins again."""
         with self._changed:
-            reason = f"left the run: {printable(said.reason)}"
             self._left[peer] = reason
             self._sessions.pop(peer, None)
             work = self._work.get(peer)
             if work is not None and work.answer is None:
                 work.answer = Failure(peer, reason)
             self._changed.notify_all()
-        self.warn(f"{peer} {reason}")
+        self.warn(f"{peer}: {reason}")
 
     def _disconnected(self, peer: str) -> None:
         with self._changed:

@@ -144,7 +144,7 @@ def test_hospital_stopped_by_ctrl_c_notifies_the_operator_and_the_rounds_go_on(c
     assert sites["cedar"].end(30) == 130, sites["cedar"].text()
     assert "left the run; the same command joins again" in sites["cedar"].text()
     assert operator.end() == 0, operator.text()
-    assert "cedar left the run: stopped by the hospital" in operator.text()
+    assert "cedar: left the run: stopped by the hospital" in operator.text()
 
 
 def test_hospital_is_turned_away_once_its_certificate_is_revoked(consortium):

@@ -228,6 +228,16 @@ class TestRound:
         assert (first.site, second.site) == SITES
         assert first.sent == {"weights": 12, "scores": 12}
 
+    def test_revoked_hospital_delivers_nothing_more_of_its_step_and_the_round_goes_on_without_it(
+        self, birch, operator, kits, round_, tmp_path
+    ):
+        task = birch.task().id
+        birch.upload(task, "weights", tensor_file(tmp_path))
+        revoke(kits, "birch")
+        rejected("revoked", lambda: birch.upload(task, "scores", tensor_file(tmp_path)))
+        assert operator._work["birch"].answer == Failure("birch", "its certificate was revoked")
+        rejected("session", lambda: birch.report(task))
+
     def test_task_stays_until_it_is_reported(self, birch, round_):
         assert birch.task() == birch.task()
         before = birch.task().id
