@@ -77,6 +77,10 @@ class _Screen:
         """Show a step after which nothing left."""
         self._console.print(f"{phase.name} {round + 1}: nothing left: {reason}")
 
+    def dropped(self, reason: str) -> None:
+        """Show why a step does not count."""
+        self._console.print(f"the operator dropped this hospital from the round: {reason}")
+
     def say(self, text: str) -> None:
         """Show a line."""
         self._console.print(text)

@@ -103,6 +103,9 @@ class Watcher(Protocol):
     def refused(self, phase: Phase, round: int, reason: str) -> None:
         """Handle a step that sent nothing."""
 
+    def dropped(self, reason: str) -> None:
+        """Handle a step that the operator does not count."""
+
 
 @dataclass(frozen=True)
 class _Prepared:
@@ -295,7 +298,9 @@ class Hospital:
             try:
                 self._step(session, self._prepared, found.task)
             except Rejected as error:
-                if error.code != "stale":
+                if error.code == "too large":
+                    self._watcher.dropped(str(error))
+                elif error.code != "stale":
                     raise
 
     def _step(self, session: str, prepared: _Prepared, said: TaskMessage) -> None:

@@ -454,8 +454,15 @@ class Operator:
         with self._writing(peer, said.task) as work:
             path = work.upload(said.group)
             others = sum(size for name, size in work.received.items() if name != said.group)
-            if said.total + others > self._limits.upload_bytes or said.offset + len(body) > said.total:
-                raise Rejected(f"an upload has at most {self._limits.upload_bytes} bytes", "stale")
+            if said.offset + len(body) > said.total:
+                raise Rejected(f"the chunk ends behind the upload's {said.total} bytes")
+            if said.total + others > self._limits.upload_bytes:
+                reason = f"its upload has more than the {self._limits.upload_bytes} bytes that a round allows"
+                with self._changed:
+                    # The same step would have the same size.
+                    work.answer = Failure(peer, reason)
+                    self._changed.notify_all()
+                raise Rejected(reason, "too large")
             at = 0 if said.offset == 0 else work.received.get(said.group, 0)
             if said.offset == at:
                 path.parent.mkdir(parents=True, exist_ok=True)

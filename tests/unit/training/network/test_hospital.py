@@ -17,13 +17,13 @@ from training.data.federation import load_federation
 from training.engine.client import RunEnvironment
 from training.engine.tensorfile import write_tensors
 from training.engine.worker import Task
-from training.errors import ConfigurationError, TrainingError
+from training.errors import ConfigurationError, RoundFailed, TrainingError
 from training.methods.common.state_tree import part
 from training.methods.registry import method as find_method
 from training.network.hospital import Hospital
 from training.network.kits import Kit, provision
 from training.network.messages import Invitation, Next, Session, pack, unpack
-from training.network.operator import Operator
+from training.network.operator import Operator, RoundLimits
 from training.phantom import write_federation
 from training.privacy import epsilon_of
 from training.run import Run, execute
@@ -94,6 +94,9 @@ class Screen:
 
     def refused(self, phase, round, reason):
         self.lines.append(f"refused {phase.name}: {reason}")
+
+    def dropped(self, reason):
+        self.lines.append(f"dropped: {reason}")
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +185,16 @@ def test_what_left_is_shown_and_logged_before_it_counts(tmp_path, data, kits):
         if group != "metrics"
     )
     assert total == counted
+
+
+def test_hospital_with_too_large_an_upload_says_so_and_does_not_compute_it_again(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+    together.operator._limits = RoundLimits(upload_bytes=5000)
+    with pytest.raises(RoundFailed, match="more than the 5000 bytes that a round allows"):
+        together.run()
+    lines = together.screens["birch"].lines
+    assert lines.count("started train") == 1
+    assert lines[-1] == "dropped: its upload has more than the 5000 bytes that a round allows"
 
 
 def test_terminal_of_a_hospital_shows_kinds_bytes_and_the_sum(tmp_path, data, kits, capsys, monkeypatch):

@@ -289,10 +289,14 @@ class TestRound:
         side = HospitalSide(operator, kits, "birch").join()
         operator._work = {"birch": operator._new(Task("birch", TRAIN, 0, {}, None, upload=tmp_path / "up"))}
         task = side.task().id
-        rejected("stale", lambda: side.upload(task, "weights", b"x" * 101))
         side.upload(task, "weights", b"x" * 60)
-        rejected("stale", lambda: side.upload(task, "scores", b"x" * 41))
-        rejected("stale", lambda: side.upload(task, "weights", b"x" * 60, total=10))
+        rejected("rejected", lambda: side.upload(task, "weights", b"x" * 60, total=10))
+        assert "100 bytes that a round allows" in rejected(
+            "too large", lambda: side.upload(task, "scores", b"x" * 41)
+        )
+        # The round goes on without the hospital, which would compute the same again.
+        assert side.task() is None
+        assert isinstance(operator._work["birch"].answer, Failure)
 
     @pytest.mark.parametrize("content", [b"", b"\x80\x04pickle", b"\xff" * 8, b"\x02\0\0\0\0\0\0\0{}tail"])
     def test_file_that_is_none_of_tensors_drops_the_hospital(
