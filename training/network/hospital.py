@@ -4,16 +4,16 @@ The hospital only calls out. It builds the method from its own installed Locum b
 reads its own folder, and keeps its memory, its key and a log of what left in `state`:
 
 STATE/RUN/sites/NAME/   memory, key and failures.log of one run (see training.engine.folder)
-STATE/RUN/sent.jsonl    one line per step: the groups and bytes that left, and what stayed
+STATE/RUN/sent.jsonl    one line per step, before it is sent: groups and bytes that leave, and what stays
 STATE/RUN/files/        tensors in transit; overwritten every round
 """
 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -117,6 +117,34 @@ class _Prepared:
     spec: SiteSpec
     announcement: Announcement
     folder: Path
+    log: _SentLog
+
+
+class _SentLog:
+    """The hospital's log of what left in a run. `total` is the sum of its bytes."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        content = path.read_bytes() if path.exists() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if whole != content:
+            os.truncate(path, len(whole))  # the line that a killed process had begun; nothing of it left
+        self.total = sum(sum(json.loads(line)["sent"].values()) for line in whole.splitlines())
+
+    def add(self, phase: Phase, round_: int, answer: Delivery) -> None:
+        """Append a line on what is about to leave."""
+        line = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "phase": phase.name,
+            "round": round_ + 1,
+            "sent": dict(answer.sent),
+            "metrics": dict(answer.metrics),
+            "withheld": list(answer.withheld),
+            "privacy": {name: asdict(cost) for name, cost in answer.privacy.items()},
+        }
+        with self._path.open("a") as log:
+            log.write(json.dumps(line) + "\n")
+        self.total += sum(answer.sent.values())
 
 
 class Hospital:
@@ -252,7 +280,8 @@ class Hospital:
             signature="-",
             **ours,
         )
-        return _Prepared(invitation, algorithm, worker, spec, announcement, folder)
+        log = _SentLog(folder / SENT_FILE)
+        return _Prepared(invitation, algorithm, worker, spec, announcement, folder, log)
 
     def _check(self, invitation: Invitation, policy: Policy) -> None:
         problems = differences(versions(), invitation.software, "the operator")
@@ -333,9 +362,22 @@ class Hospital:
             self._watcher.refused(phase, said.round, answer.reason)
             self._ask("done", Report(session=session, task=said.id, failure=answer.reason[:2000]))
             return
+        # Before the first byte leaves: the round may end, or this process, while it does.
+        prepared.log.add(phase, said.round, answer)
         for group, path in answer.files.items():
             self._upload(session, said.id, group, path)
-        self._note(prepared.folder, phase, said.round, answer)
+        self._watcher.sent(
+            Sent(
+                phase.name,
+                said.round,
+                answer.sent,
+                tuple(answer.metrics),
+                answer.withheld,
+                prepared.log.total,
+                answer.seconds,
+                answer.privacy,
+            )
+        )
         self._ask(
             "done",
             Report(
@@ -414,36 +456,6 @@ class Hospital:
 
     def _ask(self, topic: str, message: Message, body: bytes = b"", timeout: float = _TIMEOUT_S) -> bytes:
         return self._cell.request(topic, pack(message, body), timeout)
-
-    def _note(self, folder: Path, phase: Phase, round_: int, answer: Delivery) -> None:
-        """Log what is about to be counted by the operator, and show it."""
-        path = folder / SENT_FILE
-        line = {
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "phase": phase.name,
-            "round": round_ + 1,
-            "sent": dict(answer.sent),
-            "metrics": dict(answer.metrics),
-            "withheld": list(answer.withheld),
-            "privacy": {name: asdict(cost) for name, cost in answer.privacy.items()},
-        }
-        with path.open("a") as log:
-            log.write(json.dumps(line) + "\n")
-        sums: Counter[str] = Counter()
-        for text in path.read_text().splitlines():
-            sums.update(json.loads(text)["sent"])
-        self._watcher.sent(
-            Sent(
-                phase.name,
-                round_,
-                answer.sent,
-                tuple(answer.metrics),
-                answer.withheld,
-                sum(sums.values()),
-                answer.seconds,
-                answer.privacy,
-            )
-        )
 
 
 def _of_policy(policy: Policy) -> dict[str, Any]:

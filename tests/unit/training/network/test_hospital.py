@@ -20,6 +20,7 @@ from training.engine.worker import Task
 from training.errors import ConfigurationError, RoundFailed, TrainingError
 from training.methods.common.state_tree import part
 from training.methods.registry import method as find_method
+from training.network.cell import Rejected
 from training.network.hospital import Hospital
 from training.network.kits import Kit, provision
 from training.network.messages import Invitation, Next, Session, pack, unpack
@@ -185,6 +186,38 @@ def test_what_left_is_shown_and_logged_before_it_counts(tmp_path, data, kits):
         if group != "metrics"
     )
     assert total == counted
+
+
+def test_log_has_what_left_before_its_round_ended_and_survives_a_kill_in_its_line(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+    hospital = together.hospital("birch")
+    session = hospital._join()
+    start_round(together, 1)
+    task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+
+    def end(topic, reply):
+        if topic == "write":  # the first chunk is there, and the deadline passes
+            together.operator._work = {}
+        return reply
+
+    hospital._cell.change = end
+    with pytest.raises(Rejected, match="its round went on"):
+        hospital._step(session, hospital._prepared, task)
+    (log,) = (tmp_path / "state" / "birch").glob("*/sent.jsonl")
+    (line,) = map(json.loads, log.read_text().splitlines())
+    assert set(line["sent"]) == {"weights", "scores"}
+
+    with log.open("a") as file:
+        file.write('{"time": "2026')
+    again = together.hospital("birch")
+    session = again._join()
+    start_round(together, 1)
+    task = unpack(Next, again._ask("next", pack_session(session)))[0].task
+    again._step(session, again._prepared, task)
+    first, second = map(json.loads, log.read_text().splitlines())
+    assert first == line
+    total = 2 * sum(second["sent"].values())
+    assert together.screens["birch"].lines[-1] == f"sent train ['scores', 'weights'] {total}"
 
 
 def test_hospital_with_too_large_an_upload_says_so_and_does_not_compute_it_again(tmp_path, data, kits):
