@@ -243,8 +243,9 @@ class Algorithm(ABC, Generic[Data]):
     def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
         """Return, by group, tensors with the names, shapes and types that uploads of a phase must have.
 
-        Only for groups that were not sent, or differ from what was sent under their name. Their values
-        are not read.
+        Only for groups that were not sent, or differ from what was sent under their name. Their values are
+        what an update begins at, which a bound on its norm needs; tensors on the `meta` device have none, and
+        their groups have no bound.
         """
         return {}
 

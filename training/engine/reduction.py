@@ -33,7 +33,7 @@ _NOTHING: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class _Uploads:
-    """What one site delivered, and what it had received."""
+    """What one site delivered, and what its updates began at."""
 
     groups: Mapping[str, State]
     weight: float
@@ -84,7 +84,8 @@ class Reducer:
         except PersonalizationError as error:
             raise SiteFailed(f"site {site}: {error}") from error
         self._likes = likes | self._likes
-        found = _Uploads(uploads, weight, metrics, sent)
+        begun = {name: state for name, state in sent.items() if not any(t.is_meta for t in state.values())}
+        found = _Uploads(uploads, weight, metrics, begun)
         if self._defence.needs_all:
             self._pending[site] = found
         else:

@@ -61,6 +61,7 @@ from training.methods.common.local_training import (
     ValidationScore,
     batch_moments,
     evaluate,
+    moments_of,
     network_of,
     new_network,
     positive_variances,
@@ -167,6 +168,10 @@ class FedAvg(Algorithm[AnySiteData]):
         if phase in (ESTIMATE, REVALIDATE):
             return {WEIGHTS.name: self.selected(server)[0]}
         return {WEIGHTS.name: part(server.tensors, "global")} if phase.downloads else {}
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
+        """Moments of every batch norm."""
+        return {MOMENTS.name: moments_of(self.network)} if MOMENTS in phase.uploads else {}
 
     def client_step(
         self,

@@ -144,7 +144,9 @@ class IopFl(FedAvg):
 
     def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
         """An exported model is one like w_g."""
-        return {PERSONAL.name: self.selected(server)[0]} if phase.name == "export" else {}
+        if phase.name != "export":
+            return super().expected(phase, server)
+        return {PERSONAL.name: self.selected(server)[0]}
 
     def client_step(
         self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,6 +109,18 @@ class ClassCounts:
     def state(self) -> dict[str, Tensor]:
         """As it travels."""
         return {"right": self.right, "images": self.images}
+
+    @classmethod
+    def check(cls, state: Mapping[str, Tensor], cases: int | None) -> None:
+        """Raise ValueError for what no site with so many images can send: see `state`."""
+        if sorted(state) != ["images", "right"]:
+            raise ValueError(f"expected the tensors 'images' and 'right', found {sorted(state)}")
+        right, images = state["right"], state["images"]
+        whole = all(torch.equal(counts, counts.round()) for counts in (right, images))
+        if right.shape != images.shape or not (whole and bool(((right >= 0) & (right <= images)).all())):
+            raise ValueError("expected right answers and images of every class, whole and 0 or more")
+        if cases is not None and images.sum() > cases:
+            raise ValueError(f"expected counts of {cases} images at most, found {images.sum():g}")
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
         return ClassCounts(self.right + other.right, self.images + other.images)

@@ -257,6 +257,18 @@ def batch_moments(network: nn.Module, slices: TrainingExamples, batch_size: int 
     return found
 
 
+def moments_of(spec: NetworkSpec) -> State:
+    """Names, shapes and types of a network's `batch_moments`, without values."""
+    with torch.device("meta"):
+        network = build(spec.name, **spec.arguments)
+        return {
+            f"{path}.{kind}": torch.empty(norm.num_features, dtype=torch.float64)
+            for path, norm in network.named_modules()
+            if isinstance(norm, nn.BatchNorm2d)
+            for kind in ("mean", "square")
+        }
+
+
 def with_moments(state: Mapping[str, Tensor], moments: Mapping[str, Tensor]) -> State:
     """A network's state with the running batch-norm statistics that `batch_moments` describe."""
     statistics: State = {}

@@ -40,7 +40,7 @@ from training.methods.common.state_tree import join, part
 
 SEED = Group("seed", "statistics", "collect")
 MODEL = Group("model", "weights", "collect")
-COUNTS = Group("counts", "statistics", "collect", essential=False)
+COUNTS = Group("counts", "statistics", "collect", essential=False, check=ClassCounts.check)
 LOCAL = Phase("local", 1, (SEED,), (MODEL, STATISTICS), everyone=True)
 
 Start = Literal["average", "largest_client", "random"]
@@ -103,8 +103,10 @@ class OneShot(Algorithm[LabelledData]):
         return Memory({"seed": torch.randint(2**62, (1,), generator=context.generator("weights"))})
 
     def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:  # noqa: ARG002
-        """An upload is a network of the task."""
-        return {MODEL.name: shapes_of(self.network)} if MODEL in phase.uploads else {}
+        """An upload is a network of the task, or counts of its classes."""
+        none = torch.zeros(self.classes, dtype=torch.float64)
+        found = {MODEL.name: shapes_of(self.network), COUNTS.name: ClassCounts(none, none).state()}
+        return {group.name: found[group.name] for group in phase.uploads if group.name in found}
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:  # noqa: ARG002
         """The seed."""

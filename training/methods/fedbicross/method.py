@@ -21,6 +21,7 @@ Stays:   images, labels, and the personal model, unless the hospital agrees to i
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -43,8 +44,8 @@ from training.data.classification import LabelledData
 from training.errors import ConfigurationError, SiteFailed
 from training.methods.common.classifier_training import ClassCounts, counts_from, logits_of, train_classifier
 from training.methods.common.data_statistics import described
-from training.methods.common.local_training import network_of, shapes_of, state_of
-from training.methods.common.one_shot import COUNTS, LOCAL, SEED, OneShot, keep_uploads
+from training.methods.common.local_training import network_of, state_of
+from training.methods.common.one_shot import COUNTS, LOCAL, MODEL, SEED, OneShot, keep_uploads
 from training.methods.common.state_tree import join, part
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.server import chunks, cluster_models, synthesise
@@ -53,7 +54,7 @@ from training.methods.registry import Panel, register
 
 CLUSTER = Group("cluster", "weights", "collect")
 PERSONAL = Group("personal", "weights", "collect")
-PERSONAL_COUNTS = Group("personal_counts", "statistics", "collect", essential=False)
+PERSONAL_COUNTS = replace(COUNTS, name="personal_counts")
 SYNTHESIS = "synthesise+bilevel"
 
 
@@ -87,10 +88,11 @@ class FedBiCross(OneShot):
         )
 
     def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
-        """Every model is a network of the task."""
-        if PERSONAL in phase.uploads:
-            return {PERSONAL.name: shapes_of(self.network)}
-        return super().expected(phase, server)
+        """Every model is a network of the task, with counts of its classes."""
+        if PERSONAL not in phase.uploads:
+            return super().expected(phase, server)
+        alike = super().expected(replace(phase, uploads=(MODEL, COUNTS)), server)
+        return {PERSONAL.name: alike[MODEL.name], PERSONAL_COUNTS.name: alike[COUNTS.name]}
 
     def broadcast(self, phase: Phase, server: Memory, site: str) -> Mapping[str, State]:
         """The seed; G_k of the site's cluster. A site without one is sent the first."""

@@ -64,10 +64,23 @@ from training.methods.fedins.client import (
 from training.methods.fedins.config import FedInsConfig
 from training.methods.registry import Panel, register
 
+
+def check_queries(state: State, cases: int | None) -> None:  # noqa: ARG001 - an image is not a case
+    """Raise ValueError without an image: the server divides by their number."""
+    if not state["count"].item() >= 1:
+        raise ValueError(f"expected the sum of 1 image at least, found {state['count'].item():g}")
+
+
+def check_usage(state: State, cases: int | None) -> None:  # noqa: ARG001
+    """Raise ValueError for a negative number of picks."""
+    if bool((state["picks"] < 0).any()):
+        raise ValueError("expected a number of picks of every entry, found a negative one")
+
+
 # A sum and a number are a mean of what a network makes of images.
-QUERIES = Group("queries", "features", "sum", essential=False, bounded=True)
+QUERIES = Group("queries", "features", "sum", essential=False, bounded=True, check=check_queries)
 CENTRE = Group("centre", "features")
-USAGE = Group("usage", "statistics", "sum", essential=False)
+USAGE = Group("usage", "statistics", "sum", essential=False, check=check_usage)
 _CENTRED = ("unet",)
 _FLOAT_BYTES = 4
 
@@ -135,6 +148,15 @@ class FedIns(Algorithm[AnySiteData]):
             USAGE.name: part(server.tensors, "usage") or {"picks": torch.zeros(self.config.entries)},
         }
         return {group.name: groups[group.name] for group in phase.downloads}
+
+    def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
+        """A sum of queries; picks, which are whole, unlike those that are sent."""
+        total = torch.zeros_like(part(server.tensors, "fixed")["centre"], dtype=torch.float64)
+        found = {
+            QUERIES.name: {"sum": total, "count": torch.zeros(())},
+            USAGE.name: {"picks": torch.zeros(self.config.entries, dtype=torch.int64)},
+        }
+        return {group.name: found[group.name] for group in phase.uploads if group.name in found}
 
     # ------------------------------------------------------------------ at a site
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from model_store.manifest import NetworkSpec
@@ -31,7 +32,7 @@ from personalization.adamw import cosine
 from personalization.fedoap.joining import predict
 from personalization.fedoap.losses import binary_loss
 from personalization.fedoap.parts import split
-from personalization.networks import FedOapUNet
+from personalization.networks import FedOapUNet, build
 from training.algorithm import (
     Algorithm,
     ClientResult,
@@ -76,6 +77,7 @@ class FedOap(Algorithm[SiteData]):
     def __init__(self, config: FedOapConfig, task: Task) -> None:
         models.check_task(task)
         self.config = config
+        self.size = task.size
         self.network = NetworkSpec(
             name="fedoap", arguments={"in_channels": task.in_channels, **config.network}
         )
@@ -100,7 +102,13 @@ class FedOap(Algorithm[SiteData]):
         return Memory(join({"global": shared, "drawn": personal}), {"exported": {}})
 
     def expected(self, phase: Phase, server: Memory) -> Mapping[str, State]:
-        """An exported model is a whole network."""
+        """An exported model is a whole network; tokens are as many as of an image."""
+        if TOKENS in phase.uploads:
+            with torch.device("meta"):
+                network = build(self.network.name, **self.network.arguments)
+                assert isinstance(network, FedOapUNet)
+                found = network.keys_and_values(torch.empty(1, network.in_channels, *self.size))
+            return {TOKENS.name: {name: t[0] for name, t in zip(("key", "value"), found, strict=True)}}
         whole = {**part(server.tensors, "global"), **part(server.tensors, "drawn")}
         return {PERSONAL.name: whole} if phase.name == EXPORT.name else {}
 

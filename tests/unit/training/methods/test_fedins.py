@@ -73,7 +73,8 @@ def step(method, server, data, memories, phase, round_):
         context = sites.context(phase, round_, planned.rounds, name)
         received = method.broadcast(planned, server, name)
         results[name] = method.client_step(context, received, memories[name], data[name])
-        reducer.add(name, results[name].uploads, results[name].weight, results[name].metrics)
+        sent = {**received, **method.expected(planned, server)}
+        reducer.add(name, results[name].uploads, results[name].weight, results[name].metrics, sent=sent)
     context = sites.context(phase, round_, planned.rounds)
     return method.server_step(context, server, reducer.result()), results
 
@@ -254,6 +255,29 @@ def test_a_site_below_its_minimum_is_left_out_of_the_centre_and_the_run_goes_on(
         expected = torch.cat(means).mean(0) if means else torch.zeros(32)
         torch.testing.assert_close(server.tensors["fixed/centre"], expected)
         step(method, server, data, memories, "train", 0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "bad"),
+    [
+        ("describe", {"queries": {"sum": torch.zeros(1).double(), "count": torch.tensor(1.0)}}),
+        ("describe", {"queries": {"sum": torch.zeros(32).double(), "count": torch.tensor(-6.0)}}),
+        ("train", {"usage": {"picks": torch.zeros(1, dtype=torch.int64)}}),
+        ("train", {"usage": {"picks": torch.full((ENTRIES,), -1)}}),
+    ],
+)
+def test_queries_and_picks_that_no_site_can_have_are_rejected(store, monkeypatch, phase, bad):
+    data, method = {"a": sites.site_data("a", 6, 2, 0)}, method_of(store)
+    server, memories = started(method, data)
+    make = method.client_step
+
+    def lying(*arguments):
+        found = make(*arguments)
+        return replace(found, uploads={**found.uploads, **bad})
+
+    monkeypatch.setattr(method, "client_step", lying)
+    with pytest.raises(SiteFailed, match=f"group '{next(iter(bad))}'"):
+        step(method, server, data, memories, phase, 0)
 
 
 def test_where_no_site_lets_statistics_out_there_is_no_centre_and_no_usage(store):
