@@ -28,7 +28,7 @@ from model_store.store import REPORT, Store
 from model_store.task import Task, TaskKind
 from training.algorithm import Publication
 from training.config import MethodConfig, RunConfig, parse, read_sections
-from training.data.cases import Federation, digest_of_sites
+from training.data.cases import Federation, RemoteSite, digest_of_sites
 from training.data.classification import Partition
 from training.data.federation import TASK_FILE, load_federation
 from training.engine.folder import MOST_KEPT
@@ -163,6 +163,7 @@ def federate(
                     deadline,
                     quorum,
                     listen,
+                    resume,
                 )
             )
         else:
@@ -206,6 +207,7 @@ def _over_network(
     deadline: float | None,
     quorum: int,
     listen: str | None,
+    resume: bool,
 ) -> Iterator[_Planned]:
     """Listen for the kit's hospitals and wait until they joined; stop listening at the end."""
     try:
@@ -233,7 +235,7 @@ def _over_network(
     with Operator(opened, folder, sites, method, config, settings, task, limits, listen) as operator:
         console.print(f"listening on {listen or opened.content.address}", highlight=False)
         joined: tuple[Any, ...] = operator.gather(
-            lambda missing: console.print(f"waiting for {', '.join(missing)}", highlight=False)
+            lambda missing: console.print(f"waiting for {', '.join(missing)}", highlight=False), resume=resume
         )
         federation: Federation[Any] = Federation(folder, task, joined, False, digest_of_sites(task, joined))
         # Sites that are left out are not in this federation.
@@ -447,10 +449,14 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
         console.print(f"{label:>8}  {_escaped(value)}", highlight=False, soft_wrap=True)
     unexported = [entry for entry in result.history if entry.phase == "export" and not entry.sites]
     if unexported:
+        consent = (
+            "have hospitals set `consents: true` in their policies, add --resume, and have them join again"
+            if any(isinstance(site, RemoteSite) for site in result.run.federation.sites)
+            else "add --resume and --consent all, or --consent SITE,SITE"
+        )
         console.print(
             "No hospital agreed to the export of its personal model: only the global model was published.\n"
-            "To publish the others too, add --resume and --consent all, or --consent SITE,SITE: "
-            "nothing is trained again.",
+            f"To publish the others too, {consent}: nothing is trained again.",
             highlight=False,
             soft_wrap=True,
         )

@@ -220,8 +220,11 @@ class Hospital:
         )
         prepared = before if same and before is not None else self._prepare(invitation)
         self._prepared = prepared
+        with suppress(ConfigurationError):  # then no step runs, either
+            self._policy = Policy.read(self._policy_file)
         nonce = invitation.nonce
-        signed = prepared.announcement.model_copy(update={"nonce": nonce, "signature": self._sign(nonce)})
+        said = {"nonce": nonce, "signature": self._sign(nonce), "consents": self._policy.consents}
+        signed = prepared.announcement.model_copy(update=said)
         welcome, _ = unpack(Welcome, self._cell.request("join", pack(signed), _TIMEOUT_S))
         if not same:
             self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec)

@@ -32,6 +32,7 @@ from training.bounds import NO_BOUNDS
 from training.config import MethodConfig, RunConfig
 from training.data.cases import RemoteSite, SiteCounts
 from training.engine.egress import ALL_KINDS, check_privacy
+from training.engine.folder import RunFolder
 from training.engine.tensorfile import check_tensors
 from training.engine.worker import Delivery, Failure, Task
 from training.errors import ConfigurationError, RoundFailed, TrainingError
@@ -206,19 +207,43 @@ class Operator:
             )
         self._open.close()
 
-    def gather(self, waiting: Callable[[tuple[str, ...]], None]) -> tuple[RemoteSite, ...]:
+    def gather(
+        self, waiting: Callable[[tuple[str, ...]], None], *, resume: bool = False
+    ) -> tuple[RemoteSite, ...]:
         """Wait until every hospital of the run has joined, now or before the run was resumed.
 
-        `waiting` is called with the names of those that are missing, whenever they change.
+        `waiting` is called with the names of those that are missing, whenever they change. A resumed run of
+        which only the export is left waits for those that are not in it to join now, for the deadline of a
+        round at most: they may have consented since.
         """
         missing: tuple[str, ...] = ()
+        asked, started = self._unexported() if resume else frozenset(), time.monotonic()
+
+        def now_missing() -> tuple[str, ...]:
+            deadline = self._limits.deadline
+            late = deadline is not None and time.monotonic() - started >= deadline
+            here = {name for name, session in self._sessions.items() if session.connected}
+            wanted = frozenset() if late else asked - here
+            return tuple(name for name in self._sites if name not in self.announced or name in wanted)
+
         with self._changed:
-            while now := tuple(name for name in self._sites if name not in self.announced):
+            while now := now_missing():
                 if now != missing:
                     missing = now
                     waiting(missing)
                 self._changed.wait(_POLL_S)
             return tuple(_remote(name, self.announced[name]) for name in self._sites)
+
+    def _unexported(self) -> frozenset[str]:
+        """The hospitals that are not in the last phase of a finished run, if it is one that needs consent."""
+        folder = RunFolder(self._record.parent)
+        checkpoint, last = folder.checkpoint(), self._plan[-1]
+        if checkpoint is None or checkpoint.step < len(self._plan):
+            return frozenset()
+        if not isinstance(last, Phase) or not last.consent:
+            return frozenset()
+        exported = folder.history(checkpoint)[-1]["sites"]
+        return frozenset(name for name in self._sites if name not in exported)
 
     def policies(self, settings: RunConfig) -> RunConfig:
         """Return the settings with the hospitals' policies: what may leave, bounds, privacy, consent."""

@@ -101,7 +101,8 @@ def _zero_shot(config: FedOapConfig, server: Memory) -> tuple[State, str]:
         raise PublishError(
             "kv: own keeps query stages, keys and values at the sites, and no site exported its model: a "
             "global model would answer with untrained ones. Add --resume and --consent all, or --consent "
-            "SITE,SITE: nothing is trained again. With kv: averaged the shared ones can stand in"
+            "SITE,SITE (on a network hospitals set `consents: true` in their policies): nothing is trained "
+            "again. With kv: averaged the shared ones can stand in"
         )
     if sites and (own_keys or config.zero_shot == "mean"):
         mean = StreamingMean()

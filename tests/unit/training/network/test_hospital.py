@@ -17,7 +17,7 @@ from training.data.federation import load_federation
 from training.engine.client import RunEnvironment
 from training.engine.tensorfile import write_tensors
 from training.engine.worker import Task
-from training.errors import ConfigurationError, RoundFailed, TrainingError
+from training.errors import ConfigurationError, PublishError, RoundFailed, TrainingError
 from training.methods.common.state_tree import part
 from training.methods.registry import method as find_method
 from training.network.cell import Rejected
@@ -134,18 +134,18 @@ class Together:
         made._cell = Line(self.operator, site)
         return made
 
-    def run(self, store=None):
+    def run(self, store=None, resume=False):
         """Run the federation to its end; returns the digests of what is published, and the result."""
         hospitals = [self.hospital(site) for site in SITES]
         with ThreadPoolExecutor(len(SITES)) as threads:
             ends = [threads.submit(hospital.run) for hospital in hospitals]
             try:
-                joined = self.operator.gather(lambda _: None)
+                joined = self.operator.gather(lambda _: None, resume=resume)
                 federation = Federation(
                     self.root, self.task, joined, False, digest_of_sites(self.task, joined)
                 )
                 run = Run(federation, self.method, self.config, self.operator.policies(self.settings))
-                result = execute(run, self.root / "run", store=store, pool=self.operator)
+                result = execute(run, self.root / "run", store=store, pool=self.operator, resume=resume)
             finally:
                 with self.operator._changed:
                     self.operator._over = "over"
@@ -168,6 +168,37 @@ def test_every_kind_of_method_gives_the_digests_of_one_process(method, tmp_path,
     # What stays at a hospital is on its own disk, and not in the operator's folder. FedAvg keeps nothing.
     assert any((tmp_path / "state" / "birch").glob("*/sites/birch/*")) == (method == "fedrep")
     assert not (tmp_path / "run" / "sites").exists()
+
+
+def test_consent_given_after_the_run_counts_once_the_hospital_joins_the_resumed_one(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits, "fedrep")
+    for path in together.policies.values():
+        path.write_text(POLICY.replace("true", "false"))
+    with pytest.raises(PublishError):  # FedRep has no global model
+        together.run(Store(tmp_path / "store"))
+    together.policies["birch"].write_text(POLICY)
+    again = Together(tmp_path, data, kits, "fedrep")
+    again.policies["aster"].write_text(POLICY.replace("true", "false"))
+    _, result = again.run(Store(tmp_path / "store"), resume=True)
+    assert set(result.history[-1].sites) == {"birch"}
+    assert [line for line in again.screens["birch"].lines if line.startswith("started")] == ["started export"]
+
+
+def test_resumed_run_waits_for_hospitals_that_may_consent_until_the_deadline(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+    together.run()
+    # FedAvg's last phase needs no consent.
+    assert len(Together(tmp_path, data, kits).operator.gather(pytest.fail, resume=True)) == 2
+    asking = Together(tmp_path / "asking", data, kits, "fedrep")
+    for path in asking.policies.values():
+        path.write_text(POLICY.replace("true", "false"))
+    with pytest.raises(PublishError):
+        asking.run(Store(tmp_path / "store"))
+    asking.operator._limits = RoundLimits(deadline=0.1)
+    asking.operator._sessions.clear()
+    missing = []
+    asking.operator.gather(missing.append, resume=True)
+    assert missing == [SITES]
 
 
 def test_what_left_is_shown_and_logged_before_it_counts(tmp_path, data, kits):
