@@ -54,6 +54,7 @@ from training.algorithm import (
 )
 from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
+from training.engine.egress import may_take_part
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
 from training.engine.in_process import InProcessEngine
@@ -68,6 +69,8 @@ EPISODES = Group("episodes", "statistics", "collect")
 MEASURE = Phase("measure", 1, (), (TARGETS,), consent=True, everyone=True)
 PRACTISE = Phase("practise", 1, (SPACE, TARGETS), (EPISODES,), consent=True, everyone=True)
 
+_FEWEST = 2  # members; a recipe of each is judged by the others
+_NO_PLAYBOOK = "the federation's practice came to no playbook"
 
 LADDER = {
     "quarter": (0.25, 0.25, 0.25),
@@ -112,15 +115,9 @@ def make_playbook(
 ) -> Made:
     """Rotate, practise and fit. `place` gives the folder of a rotation's run; one that is there goes on.
 
-    Raises ConfigurationError for a run with fewer than two members, or with none that consents.
+    Raises ConfigurationError where fewer than two members can practise, and FederationError where fewer did.
     """
-    check_practises(run)
-    members = [spec.name for spec in run.specs() if spec.consents]
-    if len(run.specs()) < 2 or not members:
-        raise ConfigurationError(
-            "the federation cannot practise",
-            [f"expected at least two members, one of which consents, found {len(run.specs())}, {members}"],
-        )
+    members = check_practises(run)
     spaces: dict[str, tuple[ModelDraft, ...]] = {}
     warnings: list[str] = []
     rounds, sent = 0, Counter[str]()
@@ -137,6 +134,8 @@ def make_playbook(
         spaces[member] = result.publication.models
         rounds += len(result.history)
         sent["rotations"] += sum(_sent(result.history).values())
+    if len(spaces) < _FEWEST:
+        raise FederationError(_NO_PLAYBOOK, warnings)
     algorithm = Rotations(run.federation.task, spaces, practice)
     specs = [spec for spec in run.specs() if spec.name in spaces]
     folder = RunFolder(place(run) / "practice")
@@ -159,7 +158,7 @@ def make_playbook(
         after = {trial.name: trial.after for trial in practice.trials}
         playbook = fit(episodes, options, _typical(outcome.server.facts["targets"]), after)
     except ValueError as error:
-        raise FederationError("the federation's practice came to no playbook", [str(error)]) from error
+        raise FederationError(_NO_PLAYBOOK, [str(error)]) from error
     sent.update(_sent(outcome.history))
     return Made(playbook, episodes, rounds, dict(sent), (*warnings, *_dropped(outcome.history)))
 
@@ -183,13 +182,27 @@ def with_playbook(publication: Publication, made: Made) -> Publication:
     )
 
 
-def check_practises(run: Run) -> None:
-    """Raise ConfigurationError for a run that publishes nothing that a playbook is for."""
+def check_practises(run: Run) -> tuple[str, ...]:
+    """Return the members that can practise.
+
+    Raises ConfigurationError for a run that publishes nothing that a playbook is for, or with too few members
+    that can.
+    """
     if run.method != "iop-fl":
         raise ConfigurationError(
             "the federation cannot practise",
             [f"expected --method iop-fl, which publishes a routing space, found {run.method}"],
         )
+    members = tuple(spec.name for spec in run.specs() if may_take_part(PRACTISE, spec))
+    if len(members) < _FEWEST:
+        raise ConfigurationError(
+            "the federation cannot practise",
+            [
+                f"expected at least {_FEWEST} members that consent and let statistics out, found "
+                f"{', '.join(members) or 'none'}; use --consent or wider policies, or leave out --playbook"
+            ],
+        )
+    return members
 
 
 def rotation_of(run: Run, member: str) -> Run:

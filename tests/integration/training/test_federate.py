@@ -175,6 +175,27 @@ def test_a_rotation_that_fails_costs_its_own_episodes_only(data, config, tmp_pat
     assert playbook.members == ("aster", "cedar")
 
 
+@pytest.mark.parametrize(
+    ("consent", "policies", "found"),
+    [
+        ((), "{}", "found none"),
+        (("--consent", "birch"), "{}", "found birch"),
+        (("--consent", "all"), "{aster: [weights], cedar: [weights, images]}", "found birch"),
+    ],
+)
+def test_a_playbook_that_fewer_than_two_members_can_make_is_rejected_before_training(
+    data, tmp_path, consent, policies, found
+):
+    (tmp_path / "config.yaml").write_text(f"method: {{width: 2}}\nrun: {{egress: {policies}}}\n")
+    refused = invoke(
+        "--method", "iop-fl", *options(data, tmp_path / "config.yaml", tmp_path, *consent, "--playbook")
+    )
+    assert refused.exit_code == 2
+    said = " ".join(refused.output.split())
+    assert f"expected at least 2 members that consent and let statistics out, {found}" in said
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_playbook_is_rejected_for_a_method_without_a_routing_space(data, config, tmp_path):
     refused = invoke("--method", "fedavg", *options(data, config, tmp_path, "--playbook"))
     assert refused.exit_code == 2
