@@ -320,7 +320,7 @@ def _sent(history: tuple[RoundEntry, ...]) -> Counter[str]:
     """Bytes that left the sites, by group."""
     found: Counter[str] = Counter()
     for entry in history:
-        for site in entry.sites.values():
+        for site in entry.deliveries.values():
             found.update(site.sent)
     return found
 

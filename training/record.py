@@ -109,7 +109,7 @@ class RunRecord(_Strict):
         sent: Counter[str] = Counter()
         received: Counter[str] = Counter()
         for entry in self.rounds:
-            for site in entry.sites.values():
+            for site in entry.deliveries.values():
                 sent.update(site.sent)
                 received.update(site.received)
         return {"sent": dict(sent), "received": dict(received)}

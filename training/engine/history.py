@@ -32,7 +32,8 @@ class RoundEntry:
     """One round of a phase, or one step of a server stage (which has no sites).
 
     `dropped` gives the reason for each participating site that failed; `absent` for each site that did not
-    participate.
+    participate. `refused` has the part of each dropped site that had delivered: it does not count in the
+    result, but it left the site.
     """
 
     phase: str
@@ -42,6 +43,12 @@ class RoundEntry:
     sites: Mapping[str, SiteEntry] = field(default_factory=dict)
     dropped: Mapping[str, str] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict)
+    refused: Mapping[str, SiteEntry] = field(default_factory=dict)
+
+    @property
+    def deliveries(self) -> dict[str, SiteEntry]:
+        """All that left the sites in the round."""
+        return {**self.sites, **self.refused}
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as JSON, as stored in checkpoints and records."""
@@ -50,17 +57,20 @@ class RoundEntry:
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> RoundEntry:
         """Build an entry from the result of `to_json`."""
-        sites = {
-            name: SiteEntry(
-                **{
-                    **entry,
-                    "withheld": tuple(entry["withheld"]),
-                    "privacy": {group: Spent(**said) for group, said in entry.get("privacy", {}).items()},
-                }
-            )
-            for name, entry in content["sites"].items()
+        parts = {
+            field: {
+                name: SiteEntry(
+                    **{
+                        **entry,
+                        "withheld": tuple(entry["withheld"]),
+                        "privacy": {group: Spent(**said) for group, said in entry.get("privacy", {}).items()},
+                    }
+                )
+                for name, entry in content.get(field, {}).items()
+            }
+            for field in ("sites", "refused")
         }
-        return cls(**{**content, "sites": sites})
+        return cls(**{**content, **parts})
 
 
 class Observer(Protocol):

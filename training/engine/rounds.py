@@ -75,6 +75,7 @@ class Rounds:
         self._observer.round_started(phase.name, round_, phase.rounds, tuple(site.name for site in sites))
         entries: dict[str, SiteEntry] = {}
         dropped: dict[str, str] = {}
+        refused: dict[str, SiteEntry] = {}
         if sites:
             tasks, sent = self._tasks(step, phase, round_, server, checkpoint, sites)
             expected = self._algorithm.expected(phase, server)
@@ -82,22 +83,24 @@ class Rounds:
             cases = {site.name: site.cases for site in sites}
             for answer in self._pool.run(tasks):
                 name = answer.site
+                received = {group: size_of(state) for group, state in sent[name].items()}
                 try:
                     if isinstance(answer, Delivery):
                         _check_weight(answer, announced.get(name))
                     delivery = _take(phase, answer, reducer, {**sent[name], **expected}, cases[name])
                 except SiteFailed as error:
                     dropped[answer.site] = str(error)
+                    if isinstance(answer, Delivery):
+                        refused[name] = replace(_entry(answer, received), weight=0.0)
                     self._observer.warning(
                         f"phase '{phase.name}', round {round_ + 1}: site {answer.site} dropped: {error}"
                     )
                     continue
                 if delivery.slot is not None:
                     new_slots[answer.site] = delivery.slot
-                received = {group: size_of(state) for group, state in sent[name].items()}
                 entries[name] = _entry(delivery, received)
                 self._observer.site_finished(phase.name, round_, name, entries[name])
-            self._settle(phase, round_, reducer, entries, dropped, new_slots, slots)
+            self._settle(phase, round_, reducer, entries, dropped, refused, new_slots, slots)
             if not entries:
                 reasons = "; ".join(f"{site}: {reason}" for site, reason in dropped.items())
                 raise RoundFailed(
@@ -109,7 +112,7 @@ class Rounds:
         else:
             self._observer.warning(f"phase '{phase.name}' skipped: {'; '.join(sorted(set(absent.values())))}")
         seconds = time.perf_counter() - started
-        entry = RoundEntry(phase.name, round_, phase.rounds, seconds, entries, dropped, absent)
+        entry = RoundEntry(phase.name, round_, phase.rounds, seconds, entries, dropped, absent, refused)
         return server, entry, new_slots
 
     def _settle(
@@ -119,17 +122,18 @@ class Rounds:
         reducer: Reducer,
         entries: dict[str, SiteEntry],
         dropped: dict[str, str],
+        refused: dict[str, SiteEntry],
         new_slots: dict[str, Slot],
         slots: Mapping[str, Slot],
     ) -> None:
         """Apply the defence, and note what it did."""
-        factors, refused = reducer.settle()
+        factors, reasons = reducer.settle()
         head = f"phase '{phase.name}', round {round_ + 1}: site"
         for site, factor in factors.items():
             entries[site] = replace(entries[site], scaled=factor)
             self._observer.warning(f"{head} {site}: its update was scaled by {factor:.3g}")
-        for site, reason in refused.items():
-            del entries[site]
+        for site, reason in reasons.items():
+            refused[site] = replace(entries.pop(site), weight=0.0)
             dropped[site] = reason
             new_slots.pop(site, None)
             if site in slots:

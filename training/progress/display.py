@@ -123,8 +123,8 @@ class PlainProgress(_Display):
         for metric in state.metrics:
             here = {name: site.metrics.get(metric) for name, site in entry.sites.items()}
             parts += _summary(heading(metric), {k: v for k, v in here.items() if v is not None})
-        if entry.sites:
-            parts.append(format.size(sum(map(bytes_of, entry.sites.values()))))
+        if entry.deliveries:
+            parts.append(format.size(sum(map(bytes_of, entry.deliveries.values()))))
         parts.append(f"{entry.seconds:.1f} s")
         if time := _time(state, "left"):
             parts.append(time)

@@ -190,8 +190,7 @@ def _traffic_chart(record: RunRecord, rounds: Sequence[RoundEntry]) -> str:
     for i, site in enumerate(record.sites):
         total, points = 0, []
         for entry in rounds:
-            if site.name in entry.sites:
-                found = entry.sites[site.name]
+            if found := entry.deliveries.get(site.name):
                 total += sum(found.sent.values()) + sum(found.received.values())
             points.append((float(entry.round + 1), float(total)))
         lines[site.name] = Line(points, colour_of(i))
@@ -202,7 +201,7 @@ def _site_rows(record: RunRecord) -> list[dict[str, Any]]:
     rows = []
     scores = [metric for metric in _metric_names(record) if _is_score(metric)]
     for site in record.sites:
-        entries = [entry.sites[site.name] for entry in record.rounds if site.name in entry.sites]
+        entries = [found for entry in record.rounds if (found := entry.deliveries.get(site.name))]
         rows.append(
             {
                 "name": site.name,
@@ -242,13 +241,13 @@ def _privacy(rounds: Sequence[RoundEntry]) -> dict[str, Any] | None:
     last = {
         (name, group): cost
         for entry in rounds
-        for name, site in entry.sites.items()
+        for name, site in entry.deliveries.items()
         for group, cost in site.privacy.items()
     }
     plain = {
         group
         for entry in rounds
-        for site in entry.sites.values()
+        for site in entry.deliveries.values()
         for group in site.sent
         if group not in site.privacy
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ from tests.helpers.training.toy_federation import Toy, site
 from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.folder import RunFolder, SiteFolder
-from training.engine.history import Silent
+from training.engine.history import RoundEntry, Silent
 from training.engine.in_process import InProcessEngine
 from training.engine.pool import Inline
 from training.errors import AlgorithmError, EgressRefused, FederationError, RoundFailed
@@ -70,6 +71,10 @@ def test_a_site_that_claims_more_weight_than_before_is_dropped_from_the_round(tm
         "expected a weight of at most 1, which it announced, found 1e+15" in outcome.history[1].dropped["B"]
     )
     assert [set(entry.sites) for entry in outcome.history[:3]] == [{*"ABC"}, {*"AC"}, {*"ABC"}]
+    # It left the site nevertheless.
+    first, second, _ = (entry.deliveries["B"] for entry in outcome.history[:3])
+    assert (second.sent, second.received, second.weight) == (first.sent, first.received, 0.0)
+    assert RoundEntry.from_json(json.loads(json.dumps(outcome.history[1].to_json()))) == outcome.history[1]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -107,6 +112,8 @@ def test_a_robust_reduction_does_not_depend_on_the_number_of_workers(tmp_path, w
     # Means of 2, 5 and 3: 5 is more than 1.5 times the median of 2 and 3, so it is dropped; the median of
     # the others is 2.5.
     assert [set(entry.dropped) for entry in outcome.history[:3]] == [{"B"}] * 3
+    first = outcome.history[0]
+    assert first.refused["B"].sent["weights"] == first.sites["C"].sent["weights"]
     assert outcome.server.tensors["w"].tolist() == pytest.approx([3 * 2.5 * 4] * 2)
 
 

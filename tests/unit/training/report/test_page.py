@@ -95,6 +95,20 @@ class TestReport:
         assert "north | weights | 1.5 | 10 | 25 | 4.39 | 1e-05" in text
         assert "Left without noise: metrics" in text
 
+    def test_bytes_and_epsilon_of_a_delivery_that_did_not_count_are_reported(self, tmp_path: Path) -> None:
+        record = make_record()
+        cost = Spent(clip=1.5, noise=10.0, releases=2, epsilon=1.25, delta=1e-5)
+        second = record.rounds[1]
+        south = replace(record.rounds[0].sites["south"], weight=0.0, privacy={"weights": cost})
+        before = record.traffic()
+        dropped = replace(second, refused={"south": south})
+        record = make_record(rounds=(record.rounds[0], dropped, *record.rounds[2:]))
+        assert RunRecord.read(record.write(tmp_path / "record.json")) == record
+        assert record.traffic()["sent"]["weights"] == before["sent"]["weights"] + 1000
+        assert record.traffic()["received"]["weights"] == before["received"]["weights"] + 500
+        text = " | ".join(read(write_report(record, tmp_path / "report.html")).texts)
+        assert "south | weights | 1.5 | 10 | 2 | 1.25 | 1e-05" in text
+
     def test_report_shows_sites_dropouts_warnings_and_published_models(self, tmp_path: Path) -> None:
         text = " | ".join(read(write_report(make_record(), tmp_path / "report.html")).texts)
         for fragment in (
