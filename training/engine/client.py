@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,6 +30,20 @@ class RunEnvironment:
         torch.set_num_threads(self.threads)
         torch.backends.cudnn.benchmark = False
         torch.backends.cudnn.deterministic = True
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Run a block in that mode, and restore the process's own after it.
+
+        The order of a sum, and so the result, may depend on both.
+        """
+        before = torch.get_num_threads(), torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+        self.apply()
+        try:
+            yield
+        finally:
+            threads, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = before
+            torch.set_num_threads(threads)
 
     def context(self, phase: str, round_: int, rounds: int, site: str | None = None) -> StepContext:
         """Build the context of one step. The context of a server step has no site."""

@@ -8,12 +8,10 @@ resumed.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
-
-import torch
 
 from training.algorithm import Algorithm, Memory, Phase, ServerStage
 from training.config import Defence
@@ -42,17 +40,6 @@ class _Standing:
     checkpoint: RunCheckpoint | None
     server: Memory
     history: tuple[RoundEntry, ...]
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Use as many threads as a site's step, since the order of a sum, and so the result, may depend on it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class InProcessEngine:
@@ -189,7 +176,7 @@ class InProcessEngine:
         started = time.perf_counter()
         self._observer.round_started(stage.name, step, stage.steps, ())
         context = self._surroundings.context(stage.name, step, stage.steps)
-        with _threads(self._surroundings.threads):
+        with self._surroundings.applied():
             server = self._algorithm.server_stage(context, server)
         return server, RoundEntry(stage.name, step, stage.steps, time.perf_counter() - started)
 

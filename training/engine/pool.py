@@ -14,8 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-import torch
-
 from training.algorithm import Algorithm
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
@@ -41,17 +39,13 @@ class Inline:
     ) -> None:
         self.window = 1
         self._worker = Worker(algorithm, sites, surroundings, root)
-        self._threads = surroundings.threads
+        self._surroundings = surroundings
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
         """Run the tasks in order."""
         for task in tasks:
-            before = torch.get_num_threads()
-            torch.set_num_threads(self._threads)
-            try:
+            with self._surroundings.applied():
                 answer = self._worker.answer(task)
-            finally:
-                torch.set_num_threads(before)
             yield answer
 
 

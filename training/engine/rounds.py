@@ -108,7 +108,8 @@ class Rounds:
                     "Fix the cause and resume"
                 )
             context = self._surroundings.context(phase.name, round_, phase.rounds)
-            server = self._algorithm.server_step(context, server, reducer.result())
+            with self._surroundings.applied():
+                server = self._algorithm.server_step(context, server, reducer.result())
         else:
             self._observer.warning(f"phase '{phase.name}' skipped: {'; '.join(sorted(set(absent.values())))}")
         seconds = time.perf_counter() - started

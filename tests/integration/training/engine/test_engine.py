@@ -177,6 +177,36 @@ def test_a_run_stopped_in_a_round_goes_back_with_the_memories_of_the_rounds_it_k
     assert again.server.facts == plain.server.facts
 
 
+def test_every_step_in_this_process_has_the_runs_threads_and_the_deterministic_mode(tmp_path, monkeypatch):
+    seen = []
+
+    class Watched(Toy):
+        def watch(self):
+            cudnn = torch.backends.cudnn
+            seen.append((torch.get_num_threads(), cudnn.benchmark, cudnn.deterministic))
+
+        def client_step(self, *arguments):
+            self.watch()
+            return super().client_step(*arguments)
+
+        def server_step(self, *arguments):
+            self.watch()
+            return super().server_step(*arguments)
+
+        def server_stage(self, *arguments):
+            self.watch()
+            return super().server_stage(*arguments)
+
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    before = torch.get_num_threads()
+    folder = RunFolder(tmp_path)
+    InProcessEngine(Watched(rounds=1), three_sites(), RunEnvironment(0, threads=3), folder, workers=0).run()
+    assert seen == [(3, False, True)] * (3 + 1 + 2)
+    assert torch.get_num_threads() == before
+    assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (True, False)
+
+
 def test_result_depends_on_the_seed(tmp_path):
     first = run(tmp_path / "0", three_sites(), Toy(noise=True), seed=0)
     second = run(tmp_path / "1", three_sites(), Toy(noise=True), seed=1)
