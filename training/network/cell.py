@@ -115,9 +115,9 @@ class Cell:
         """Try the port: NVFLARE does not report one that is taken, and gRPC shares it between processes."""
         host, _, port = self._listen.rpartition(":")
         try:
-            with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            with socket.socket(socket.AF_INET) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind((host.strip("[]"), int(port)))
+                probe.bind((host, int(port)))
         except OSError as error:
             raise ConfigurationError(
                 "the operator's cell cannot listen",

@@ -28,7 +28,8 @@ _AUTHORITY = ".authority"
 _STATE = Path("state/cert.json")
 # A cell's name is a path with dots, so a name has none. NVFLARE's own cells begin with a tilde or a dash.
 _SITE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
-_ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:]+\]|[A-Za-z0-9.-]+)(:(?P<port>\d{1,5}))?")
+# NVFLARE splits an address at its colons, so it cannot be one of IPv6.
+_ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9.-]+)(:(?P<port>\d{1,5}))?")
 
 
 class KitFile(BaseModel):
@@ -213,9 +214,10 @@ def _address(text: str) -> tuple[str, int]:
     port = int(match["port"] or 8002) if match else 0
     if not match or not 0 < port < 65536:
         raise ConfigurationError(
-            "the address cannot be used", [f"expected HOST or HOST:PORT, found '{text}'"]
+            "the address cannot be used",
+            [f"expected HOST or HOST:PORT, with a name or an IPv4 address, found '{text}'"],
         )
-    return match["host"].strip("[]"), port
+    return match["host"], port
 
 
 def _check_names(project: str, host: str, sites: Sequence[str]) -> None:

@@ -72,7 +72,9 @@ def test_name_that_a_cell_or_a_path_cannot_have_is_rejected(tmp_path, site):
         provision(tmp_path, "hearts", ADDRESS, [site])
 
 
-@pytest.mark.parametrize("address", ["", "host:0", "host:70000", "a b", "host:x", "http://host"])
+@pytest.mark.parametrize(
+    "address", ["", "host:0", "host:70000", "a b", "host:x", "http://host", "[::1]:8002"]
+)
 def test_address_that_is_none_is_rejected(tmp_path, address):
     with pytest.raises(ConfigurationError, match="address"):
         provision(tmp_path, "hearts", address, ["birch"])
