@@ -1,6 +1,6 @@
 """Write each site's overlay page after a run, from the site's own data and its models only.
 
-Each page is made in a process of its own, like a site's steps: pictures never pass through the process of the
+Pages are made in worker processes, like the sites' steps: pictures never pass through the process of the
 server.
 """
 
@@ -88,7 +88,7 @@ def _page(
     sources: tuple[str, ...] | None,
     attend: Callable[[Any, Tensor], Tensor] | None,
 ) -> Path:
-    """Write one site's page. Runs in a process of the site."""
+    """Write one site's page. Runs in a worker process."""
     torch.set_num_threads(1)
     shown = Site(site.name, site.of_split("val") or site.of_split("train"))
     slices = SiteData.load(all_for_testing(shown), task).test

@@ -1,8 +1,8 @@
 """What FedBiCross takes: every number of the paper, and a name for all that it leaves open.
 
-The defaults suit a laptop: 25 passes over a site's images, as many as the other methods' 25 rounds take, and
-two trajectories. The paper's sizes are PAPER_SIZES, and its letter is LITERAL_READING: there the student
-starts at random and learns in the six outer steps only. `recipe: paper` takes both.
+The defaults suit a laptop: 20 passes over a site's images, and two trajectories. The paper's sizes are
+PAPER_SIZES, and its letter is LITERAL_READING: there the student starts at random and learns in the six outer
+steps only. `recipe: paper` takes both.
 """
 
 from __future__ import annotations
