@@ -12,6 +12,7 @@ from typing import Any, Generic, Literal
 from typing_extensions import TypeVar
 
 from model_store.task import Task
+from training.errors import FederationError
 
 Split = Literal["train", "val", "test"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -171,3 +172,9 @@ class Federation(Generic[AnyCase]):
         """Return the federation with the named sites only. The digest stays that of the whole folder."""
         kept = set(names)
         return replace(self, sites=tuple(site for site in self.sites if site.name in kept))
+
+
+def untrainable(root: Path, problems: Sequence[str]) -> FederationError:
+    """The error of a folder with these problems."""
+    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
+    return FederationError(f"{root} is not a federation that can be trained on ({count}):", problems)

@@ -9,7 +9,7 @@ from typing import Any
 
 from model_store.errors import TaskError
 from model_store.task import Task
-from training.data.cases import Case, Federation, Site, digest_of_cases, digest_of_sites
+from training.data.cases import Case, Federation, Site, digest_of_cases, digest_of_sites, untrainable
 from training.data.classification import Partition, holds_classes, load_classes, load_folders, load_npz
 from training.data.segmentation.infer_task import infer_task
 from training.data.segmentation.inspection import Look, look_at
@@ -36,12 +36,12 @@ def load_federation(
         return load_npz(root, task, partition or Partition())
     problems: list[str] = []
     if partition is not None:
-        raise _refused(root, ["clients and their shares are for an .npz; the sites of a folder are given"])
+        raise untrainable(root, ["clients and their shares are for an .npz; the sites of a folder are given"])
     if task is None and (root / TASK_FILE).is_file():
         try:
             task = Task.load(root / TASK_FILE)
         except TaskError as error:
-            raise _refused(root, [str(error)]) from error
+            raise untrainable(root, [str(error)]) from error
     if task.kind == "classification" if task else holds_classes(root):
         return load_folders(root, task)
     sites = [read_site(folder, task, problems) for folder in find_sites(root, problems)]
@@ -50,11 +50,11 @@ def load_federation(
         try:
             task = infer_task(root, sites)
         except TaskError as error:
-            raise _refused(root, [*problems, str(error)]) from error
+            raise untrainable(root, [*problems, str(error)]) from error
     looks = look_at(sites, task)
     problems += [problem for look in looks for problem in look.problems]
     if problems:
-        raise _refused(root, problems)
+        raise untrainable(root, problems)
     sites = [_with_digest(site, looks) for site in sites]
     return Federation(root, task, tuple(sites), inferred, digest_of_sites(task, sites), _repeated(looks))
 
@@ -85,11 +85,6 @@ def _with_digest(site: Site, looks: Sequence[Look]) -> Site:
         if look.site == site.name
     )
     return replace(site, digest=digest_of_cases(rows))
-
-
-def _refused(root: Path, problems: Sequence[str]) -> FederationError:
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return FederationError(f"{root} is not a federation that can be trained on ({count}):", problems)
 
 
 def _repeated(looks: Sequence[Look]) -> tuple[tuple[str, ...], ...]:

@@ -23,7 +23,14 @@ from model_store.preprocessing import geometry_of
 from model_store.preprocessing.intensity import match_channels
 from model_store.scan import decode
 from model_store.task import LEAST_SIDE, Task
-from training.data.cases import Federation, LabelledCase, Site, digest_of_cases, digest_of_sites
+from training.data.cases import (
+    Federation,
+    LabelledCase,
+    Site,
+    digest_of_cases,
+    digest_of_sites,
+    untrainable,
+)
 from training.data.scan_files import content_digest, read_content, read_scan, scans_in, stem_of
 from training.data.segmentation.layout import (
     CASES,
@@ -61,11 +68,11 @@ def load_folders(root: Path, task: Task | None) -> Federation[LabelledCase]:
         except ValueError as error:
             problems.append(f"{root}: no task.yaml, and none can be inferred: {error}")
     if task is None:
-        raise _refused(root, problems)
+        raise untrainable(root, problems)
     sites = tuple(_read_site(folder, task, problems) for folder in folders)
     sites = tuple(_checked(site, task, problems) for site in sites)
     if problems:
-        raise _refused(root, problems)
+        raise untrainable(root, problems)
     return Federation(root, task, sites, inferred, digest_of_sites(task, sites))
 
 
@@ -170,8 +177,3 @@ def _inferred(root: Path, folders: Sequence[Path]) -> Task:
         colour="refuse" if len(channels) <= 1 else "replicate",
         size=(min(round(height), _LARGEST_SIDE), min(round(width), _LARGEST_SIDE)),
     )
-
-
-def _refused(root: Path, problems: Sequence[str]) -> FederationError:
-    count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-    return FederationError(f"{root} is not a federation that can be trained on ({count}):", problems)
