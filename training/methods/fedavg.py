@@ -67,6 +67,7 @@ from training.methods.common.local_training import (
     positive_variances,
     state_of,
     train_locally,
+    weight_of,
     with_moments,
 )
 from training.methods.common.state_tree import join, part
@@ -181,7 +182,7 @@ class FedAvg(Algorithm[AnySiteData]):
         data: AnySiteData,
     ) -> ClientResult:
         """Validate w_g; in training, go on to train from it."""
-        weight = float(len(data.train)) if self.config.aggregation == "sample" else 1.0
+        weight = weight_of(data, self.config.aggregation)
         if context.phase == "describe":
             return describe(data, weight)
         network = network_of(self.network, received[WEIGHTS.name], context.device)

@@ -44,6 +44,7 @@ from training.methods.common.local_training import (
     parameter_names,
     state_of,
     train_locally,
+    weight_of,
 )
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
@@ -122,7 +123,7 @@ class Scaffold(FedAvg):
         kept = {name: own[name] + change[name] for name in self._trained}
         return ClientResult(
             {WEIGHTS.name: after, CHANGE.name: change, SCORES.name: score.state()},
-            float(len(data.train)) if self.config.aggregation == "sample" else 1.0,
+            weight_of(data, self.config.aggregation),
             Memory(join({_C: kept})),
             {**score.metrics(self.metric), "loss": loss},
         )

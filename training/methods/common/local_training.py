@@ -59,6 +59,11 @@ class Schedule:
     weight_decay: float = 0.0
 
 
+def weight_of(data: AnySiteData, aggregation: Literal["sample", "uniform"]) -> float:
+    """A site's weight in a mean: its number of training images n_k, or 1."""
+    return float(len(data.train)) if aggregation == "sample" else 1.0
+
+
 def new_network(spec: NetworkSpec, generator: torch.Generator) -> nn.Module:
     """A network with fresh weights from `generator` alone."""
     return initialise(build(spec.name, **spec.arguments), generator)

@@ -36,6 +36,7 @@ from training.methods.common.local_training import (
     evaluate,
     network_of,
     shapes_of,
+    weight_of,
 )
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
@@ -128,7 +129,7 @@ class FullPersonalFedAvg(PersonalModels):
         )
         return ClientResult(
             {WEIGHTS.name: found.shared, SCORES.name: score.state()},
-            float(len(data.train)) if self.config.aggregation == "sample" else 1.0,
+            weight_of(data, self.config.aggregation),
             kept,
             {
                 **score.metrics(self.metric),

@@ -50,7 +50,7 @@ from training.algorithm import (
 from training.backbones import has_head_for
 from training.errors import SiteFailed
 from training.methods.common.data_statistics import STATISTICS, describe, described, merge_described
-from training.methods.common.local_training import AnySiteData
+from training.methods.common.local_training import AnySiteData, weight_of
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import SCORES, WEIGHTS, note_scores
 from training.methods.fedins.client import (
@@ -165,7 +165,7 @@ class FedIns(Algorithm[AnySiteData]):
     ) -> ClientResult:
         """Score the pool that came and count its picks; in training, go on to train from it."""
         config = self.config
-        weight = float(len(data.train)) if config.aggregation == "sample" else 1.0
+        weight = weight_of(data, config.aggregation)
         network = self._on(context.device)
         queries = memory.tensors or self._queries(network, data)
         if context.phase == "describe":

@@ -48,7 +48,13 @@ from training.algorithm import (
 from training.data.segmentation.dataset import SiteData
 from training.methods.common.data_statistics import DESCRIBE, describe, merge_described
 from training.methods.common.export import EXPORT, PERSONAL, keep_exported
-from training.methods.common.local_training import ValidationScore, evaluate, new_network, state_of
+from training.methods.common.local_training import (
+    ValidationScore,
+    evaluate,
+    new_network,
+    state_of,
+    weight_of,
+)
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS
 from training.methods.fedoap import client as local
@@ -167,7 +173,7 @@ class FedOap(Algorithm[SiteData]):
         kept = join({"personal": personal, "optimiser": optimiser.moments})
         return ClientResult(
             uploads,
-            float(len(data.train)) if config.aggregation == "sample" else 1.0,
+            weight_of(data, config.aggregation),
             Memory(kept, {"taken": optimiser.taken}),
             {**score.metrics(local.JOINED), "loss": mean},
         )
