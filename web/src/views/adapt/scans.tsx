@@ -1,5 +1,5 @@
 /** The scans of a cohort that a job learns from: choose or make the cohort, add scans, start the job. */
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
 import { type Cohort, CohortSelect } from "../../app/cohorts";
 import { address } from "../../app/router";
@@ -7,7 +7,7 @@ import { DropZone } from "../../ui/controls";
 import { Rejection } from "../../ui/notice";
 import { add, retry, uploads } from "./uploads";
 
-/** `onChange` is called with the cohort after each scan that arrived. */
+/** `onChange` is called after each scan that was sent to the cohort. */
 export function CohortScans(given: {
   hospital: string;
   cohorts: readonly Cohort[];
@@ -25,12 +25,17 @@ export function CohortScans(given: {
         id = (await call("post", "/hospitals/{hospital}/cohorts", { path: { hospital }, json: {} })).data.id;
         given.onCohort(id);
       }
-      await add(hospital, id, files, given.onChange);
+      await add(hospital, id, files);
     } catch (found) {
       setError(found);
     }
   };
   const mine = uploads.value.filter((each) => each.cohort === cohort);
+  // A scan may have arrived though its answer was lost.
+  const ended = mine.filter((each) => each.state === "done" || each.state === "failed").length;
+  useEffect(() => {
+    if (ended > 0) given.onChange();
+  }, [cohort, ended]);
   return (
     <>
       <CohortSelect
@@ -57,7 +62,7 @@ export function CohortScans(given: {
         </ul>
       )}
       {mine.some((each) => each.state === "failed") && (
-        <button type="button" class="button small" onClick={() => retry(hospital, given.onChange)}>
+        <button type="button" class="button small" onClick={() => retry(cohort)}>
           Send the failed ones again
         </button>
       )}

@@ -5,6 +5,7 @@ import { kindOf } from "../../viewer/nifti";
 
 export interface Sending {
   key: string;
+  hospital: string;
   cohort: string;
   file: File;
   state: "waiting" | "sending" | "done" | "failed";
@@ -20,9 +21,10 @@ const change = (key: string, next: Partial<Sending>) => {
 };
 
 /** The DICOM files among `files` are sent together, as the series that they are. */
-export async function add(hospital: string, cohort: string, files: readonly File[], done: () => void): Promise<void> {
+export async function add(hospital: string, cohort: string, files: readonly File[]): Promise<void> {
   const added = (await scansIn(files)).map((file) => ({
     key: `${cohort}/${file.name}`,
+    hospital,
     cohort,
     file,
     state: "waiting" as const,
@@ -31,7 +33,7 @@ export async function add(hospital: string, cohort: string, files: readonly File
   }));
   const keys = new Set(added.map((each) => each.key));
   uploads.value = [...uploads.value.filter((each) => !keys.has(each.key)), ...added];
-  void work(hospital, done);
+  void work();
 }
 
 async function scansIn(files: readonly File[]): Promise<File[]> {
@@ -51,15 +53,15 @@ async function scansIn(files: readonly File[]): Promise<File[]> {
 
 const stemOf = (name: string) => name.replace(/\.dcm$/i, "");
 
-/** Send again what failed. The service changes nothing for bytes that it has. */
-export function retry(hospital: string, done: () => void): void {
+/** Send again what failed of a cohort. The service changes nothing for bytes that it has. */
+export function retry(cohort: string): void {
   uploads.value = uploads.value.map((each) =>
-    each.state === "failed" ? { ...each, state: "waiting", share: 0, error: null } : each,
+    each.cohort === cohort && each.state === "failed" ? { ...each, state: "waiting", share: 0, error: null } : each,
   );
-  void work(hospital, done);
+  void work();
 }
 
-async function work(hospital: string, done: () => void): Promise<void> {
+async function work(): Promise<void> {
   if (busy) return;
   busy = true;
   try {
@@ -69,7 +71,7 @@ async function work(hospital: string, done: () => void): Promise<void> {
       change(next.key, { state: "sending" });
       try {
         await call("put", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}", {
-          path: { hospital, cohort: next.cohort, name: next.file.name },
+          path: { hospital: next.hospital, cohort: next.cohort, name: next.file.name },
           // Without a type, which a browser guesses by the name: the service goes by the content.
           body: new Blob([next.file], { type: "application/octet-stream" }),
           onSent: (share) => change(next.key, { share }),
@@ -78,7 +80,6 @@ async function work(hospital: string, done: () => void): Promise<void> {
       } catch (error) {
         change(next.key, { state: "failed", error });
       }
-      done();
     }
   } finally {
     busy = false;

@@ -1,0 +1,55 @@
+"""Adapt: files reach the cohort that they were dropped for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.e2e.page.conftest import Service, opened_page
+
+
+def test_scans_of_two_hospitals_reach_their_own_cohorts(browser: Any, service: Service) -> None:
+    with opened_page(browser, service.address, expected=("net::ERR_",)) as page:
+        drop_for_two_hospitals(page, service)
+
+
+def drop_for_two_hospitals(page: Any, service: Service) -> None:
+    paths = list(service.scans.values())
+    made = {
+        name: service.client.post(f"/hospitals/{name}/cohorts").headers["location"]
+        for name in ("dune", "aster")
+    }
+    held: list[Any] = []
+    page.route("**/scans/*", lambda request: held.append(request))
+
+    def wait_for(count: int) -> None:
+        while len(held) < count:
+            page.wait_for_timeout(20)
+
+    def drop(hospital: str, path: Any) -> None:
+        page.goto(f"{service.address}/#/adapt?hospital={hospital}&model=organ&cohort={made[hospital][-32:]}")
+        page.get_by_label("Drop scans here").set_input_files(path)
+
+    uploads = page.get_by_role("list", name="Uploads")
+    start = page.get_by_role("button", name="Start the adaptation")
+    drop("dune", paths[0])
+    wait_for(1)
+    # The second hospital's file waits for the first one's, and the first view was closed meanwhile.
+    drop("aster", paths[1])
+    uploads.get_by_text("waiting").wait_for()
+    page.get_by_label("Hospital").select_option("dune")
+    page.get_by_label("Cohort").select_option(made["dune"][-32:])
+    assert start.is_disabled()
+    held[0].continue_()
+    uploads.get_by_text("done").wait_for()
+    page.wait_for_function("button => !button.disabled", arg=start.element_handle())
+    wait_for(2)
+    held[1].abort()
+    page.get_by_label("Hospital").select_option("aster")
+    page.get_by_label("Cohort").select_option(made["aster"][-32:])
+    uploads.get_by_text("failed").wait_for()
+    page.unroute("**/scans/*")
+    page.get_by_role("button", name="Send the failed ones again").click()
+    uploads.get_by_text("done").wait_for()
+    for (hospital, cohort), path in zip(made.items(), paths, strict=False):
+        listed = service.client.get(f"{cohort}/scans").json()["scans"]
+        assert [each["name"] for each in listed] == [path.name], hospital
