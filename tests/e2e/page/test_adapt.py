@@ -1,4 +1,4 @@
-"""Adapt: files reach the cohort that they were dropped for."""
+"""Adapt: files reach the cohort that they were dropped for, and a job that is gone is not asked for again."""
 
 from __future__ import annotations
 
@@ -53,3 +53,17 @@ def drop_for_two_hospitals(page: Any, service: Service) -> None:
     for (hospital, cohort), path in zip(made.items(), paths, strict=False):
         listed = service.client.get(f"{cohort}/scans").json()["scans"]
         assert [each["name"] for each in listed] == [path.name], hospital
+
+
+def test_job_that_is_gone_is_asked_for_once(browser: Any, service: Service) -> None:
+    with opened_page(browser, service.address, expected=("status of 404",)) as page:
+        page.clock.install()
+        asked: list[str] = []
+        page.on("request", lambda sent: asked.append(sent.url) if "/jobs/" in sent.url else None)
+        page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&job={32 * '0'}")
+        page.get_by_text("No such job").wait_for()
+        # Far beyond every pause before another attempt.
+        for _ in range(3):
+            page.clock.run_for(10_000)
+            page.evaluate("fetch('health/live')")
+        assert asked == [f"{service.address}/jobs/{32 * '0'}"]

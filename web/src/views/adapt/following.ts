@@ -1,5 +1,5 @@
 /** Follow a job by server-sent events. The browser reconnects, and continues after the last event it has. */
-import { call, type Schema } from "../../api/client";
+import { call, Problem, type Schema } from "../../api/client";
 
 export type Job = Schema<"JobView">;
 
@@ -26,7 +26,10 @@ export function follow(id: string, onChange: (job: Job) => void, onError: (error
       onChange(data);
       if (FINISHED.includes(data.state)) stop();
     } catch (error) {
-      if (!over) onError(error);
+      if (over) return;
+      // No such job, here or for this caller: the next answer would be the same.
+      if (error instanceof Problem && (error.status === 404 || error.status === 422)) stop();
+      onError(error);
     }
   };
   // Events arrive in bursts, and the job is read once for each.
