@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,9 +22,15 @@ from tests.helpers.service.asking import note, take
 @pytest.fixture(scope="module")
 def api(service: Service, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """The models of `service` behind API keys, with two hospitals and no worker."""
-    state = tmp_path_factory.mktemp("state")
-    settings = Settings(store=service.store, state_dir=state, device="cpu", redis_url=NO_REDIS, auth="keys")
-    with running(settings) as found:
+    with behind_keys(service, tmp_path_factory.mktemp("state"), redis_url=NO_REDIS) as found:
+        yield found
+
+
+@contextmanager
+def behind_keys(service: Service, state: Path, **settings: Any) -> Iterator[Api]:
+    with running(
+        Settings(store=service.store, state_dir=state, device="cpu", auth="keys", **settings)
+    ) as found:
         now = datetime.now(UTC)
         with found.context.database.write() as session:
             for name in ("dune", "ridge"):
@@ -84,6 +91,32 @@ def test_reader_sees_only_its_hospital_and_what_a_reader_may_do(browser: Any, ap
         page.get_by_role("button", name="Sign out").click()
         page.get_by_role("heading", name="Sign in").wait_for()
         assert page.request.get(f"{api.client.base_url}/hospitals").status == 401
+
+
+def test_key_that_no_header_can_carry_is_rejected_before_it_is_sent(browser: Any, api: Api) -> None:
+    with visitor(browser, api) as page:
+        sign_in(page, "locum_ключ")
+        assert "Copy the key again" in page.get_by_role("alert").inner_text()
+        sign_in(page, key(api, "rosa", "reader"))
+        assert views(page) == ["Look", "Adapt", "Oversee"]
+
+
+def test_caller_above_its_limit_reads_so_when_it_signs_in_or_returns(
+    browser: Any, service: Service, tmp_path: Path
+) -> None:
+    with behind_keys(service, tmp_path, redis_url=None, rate_limit="1/day") as limited:
+        secret = key(limited, "lina", "reader")
+        alert = "Too many requests"
+        with visitor(browser, limited, "status of 429") as page:
+            sign_in(page, secret)
+            views(page)
+            page.reload()
+            page.get_by_role("button", name="Try again").wait_for()
+            assert alert in page.get_by_role("alert").inner_text()
+        with visitor(browser, limited, "status of 429") as page:
+            sign_in(page, secret)
+            page.get_by_role("alert").filter(has_text=alert).wait_for()
+            assert page.get_by_label("API key").input_value() == secret
 
 
 def test_federation_sees_models_and_health_and_no_hospital(browser: Any, api: Api) -> None:

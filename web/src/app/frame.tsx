@@ -2,11 +2,11 @@
 import type { FunctionComponent } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { Segmented } from "../ui/controls";
-import { Notice } from "../ui/notice";
+import { Notice, Rejection } from "../ui/notice";
 import { VIEWS } from "../views/registry";
 import icon from "./icon.svg";
 import { address, place } from "./router";
-import { actor, has, resume, session, signOut, state } from "./session";
+import { actor, has, refusal, resume, session, signOut, state } from "./session";
 import { SignIn } from "./sign-in";
 import { chooseTheme, theme } from "./theme";
 
@@ -63,13 +63,11 @@ function skip(event: Event): void {
 function Content({ view }: { view: string | undefined }) {
   if (state.value === "starting") return <p class="center soft">Loading …</p>;
   if (state.value === "signed-out") return <SignIn />;
-  if (state.value === "unreachable") {
+  if (state.value === "unknown") {
     return (
       <div class="center">
         <div class="stack">
-          <Notice tone="bad" title="The service does not answer">
-            Check that it runs and that this address is right.
-          </Notice>
+          <Rejection error={refusal.value} />
           <button type="button" class="button" onClick={() => void resume()}>
             Try again
           </button>

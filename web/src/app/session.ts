@@ -6,9 +6,10 @@ type SessionView = Schema<"SessionView">;
 export type Role = "reader" | "operator" | "approver" | "admin" | "federation";
 
 export const session = signal<SessionView | null>(null);
-/** `starting` until the service has answered who this is. */
-export const state = signal<"starting" | "signed-out" | "signed-in" | "unreachable">("starting");
-export const refusal = signal<string | null>(null);
+/** `starting` until the service has answered who this is; `unknown` where it could not. */
+export const state = signal<"starting" | "signed-out" | "signed-in" | "unknown">("starting");
+/** Why the person is not signed in, where there is more to say than that. */
+export const refusal = signal<unknown>(null);
 
 /** What each role includes: a role of people includes the ones before it. */
 const LADDER: Role[] = ["reader", "operator", "approver", "admin"];
@@ -33,18 +34,24 @@ export async function resume(): Promise<void> {
   try {
     begin((await call("get", "/session")).data);
   } catch (error) {
-    leave(error);
+    const status = error instanceof Problem ? error.status : 0;
+    refusal.value = status === 401 ? null : error;
+    // A caller without a role can sign in with another key.
+    state.value = status === 401 || status === 403 ? "signed-out" : "unknown";
   }
 }
 
 /** Exchange a key, or an access token, for a session. The page does not keep it. */
 export async function signIn(credential: string): Promise<void> {
   try {
+    // No header carries other characters: the browser would not send them.
+    if (!/^[!-~]+$/.test(credential)) {
+      throw new Error("Expected ASCII letters, digits and signs, found another character. Copy the key again.");
+    }
     const headers = { Authorization: `Bearer ${credential}` };
     begin((await call("post", "/session", { headers })).data);
   } catch (error) {
-    leave(error);
-    if (error instanceof Problem) refusal.value = error.detail;
+    refusal.value = error;
   }
 }
 
@@ -55,15 +62,10 @@ export async function signOut(): Promise<void> {
   state.value = "signed-out";
 }
 
-function leave(error: unknown): void {
-  session.value = null;
-  state.value = error instanceof Problem && error.status === 401 ? "signed-out" : "unreachable";
-}
-
 /** Sign in again where the session ended while the page was open. */
 window.addEventListener("locum:unauthenticated", () => {
   if (state.peek() !== "signed-in") return;
-  refusal.value = "The session has ended: sign in again.";
+  refusal.value = new Problem(401, "", "The session has ended", "Sign in again.", {});
   session.value = null;
   state.value = "signed-out";
 });

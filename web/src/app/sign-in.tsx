@@ -1,6 +1,6 @@
 /** Sign in with a key. The service keeps a session, and the page keeps nothing. */
 import { useId, useState } from "preact/hooks";
-import { Notice } from "../ui/notice";
+import { Rejection } from "../ui/notice";
 import { refusal, signIn } from "./session";
 
 export function SignIn() {
@@ -21,7 +21,7 @@ export function SignIn() {
           Use the API key that the operator of this service gave you. The page exchanges it for a session and does not
           store it.
         </p>
-        {refusal.value && <Notice tone="bad">{refusal.value}</Notice>}
+        <Rejection error={refusal.value} />
         <div class="field">
           <label for={id}>API key</label>
           <input
