@@ -101,7 +101,7 @@ def test_key_that_no_header_can_carry_is_rejected_before_it_is_sent(browser: Any
         assert views(page) == ["Look", "Adapt", "Oversee"]
 
 
-def test_caller_above_its_limit_reads_so_when_it_signs_in_or_returns(
+def test_caller_above_its_limit_reads_so_when_it_signs_in_or_out_or_returns(
     browser: Any, service: Service, tmp_path: Path
 ) -> None:
     with behind_keys(service, tmp_path, redis_url=None, rate_limit="1/day") as limited:
@@ -110,6 +110,10 @@ def test_caller_above_its_limit_reads_so_when_it_signs_in_or_returns(
         with visitor(browser, limited, "status of 429") as page:
             sign_in(page, secret)
             views(page)
+            page.get_by_role("button", name="Sign out").click()
+            # Beside the view, which is rejected, too.
+            page.locator(".frame > [role=alert]").get_by_text(alert).wait_for()
+            assert page.get_by_role("button", name="Sign out").is_visible()
             page.reload()
             page.get_by_role("button", name="Try again").wait_for()
             assert alert in page.get_by_role("alert").inner_text()

@@ -48,6 +48,7 @@ export function Frame() {
           </span>
         )}
       </header>
+      {state.value === "signed-in" && <Rejection error={refusal.value} />}
       <main id="main" tabIndex={-1}>
         <Content view={current?.name} />
       </main>

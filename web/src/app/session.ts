@@ -8,7 +8,7 @@ export type Role = "reader" | "operator" | "approver" | "admin" | "federation";
 export const session = signal<SessionView | null>(null);
 /** `starting` until the service has answered who this is; `unknown` where it could not. */
 export const state = signal<"starting" | "signed-out" | "signed-in" | "unknown">("starting");
-/** Why the person is not signed in, where there is more to say than that. */
+/** Why the person could not sign in or out. */
 export const refusal = signal<unknown>(null);
 
 /** What each role includes: a role of people includes the ones before it. */
@@ -56,7 +56,14 @@ export async function signIn(credential: string): Promise<void> {
 }
 
 export async function signOut(): Promise<void> {
-  await call("delete", "/session");
+  refusal.value = null;
+  try {
+    await call("delete", "/session");
+  } catch (error) {
+    // A session that had ended is reported below.
+    if (state.peek() === "signed-in") refusal.value = error;
+    return;
+  }
   session.value = null;
   csrf.value = null;
   state.value = "signed-out";
