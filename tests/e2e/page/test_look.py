@@ -190,6 +190,16 @@ def test_answer_has_its_receipt_and_a_command_that_returns_its_mask(
     assert (found != np.asanyarray(mask_of(service).dataobj).ravel(order="F")).any()
 
 
+@pytest.mark.parametrize(("model", "personalization"), [("organ", "cluster"), ("retina", "member")])
+def test_personalization_of_an_address_that_the_model_does_not_offer_is_auto(
+    page: Any, service: Service, model: str, personalization: str
+) -> None:
+    page.goto(f"{service.address}/?again#/look?model={model}&personalization={personalization}")
+    page.get_by_label("Hospital of the scan").locator("option").nth(2).wait_for(state="attached")
+    assert page.get_by_label("Model").input_value() == model
+    assert page.get_by_label("Who answers").input_value() == "auto"
+
+
 def test_file_that_is_no_scan_gets_a_reason(page: Any, service: Service) -> None:
     page.set_input_files("input[type=file]", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"hello"})
     assert "expected a NIfTI volume" in page.get_by_role("alert").inner_text()

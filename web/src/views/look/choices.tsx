@@ -14,14 +14,16 @@ const WORDS: Record<Personalization, { label: string; hint: string }> = {
   scan: { label: "Adapted to this scan alone", hint: "The model fits itself to this one scan, and nothing is kept. It takes longer." },
 };
 
-/** What a model of each kind can answer with. */
-const OFFERED: Record<string, Personalization[]> = {
+const OFFERED: Record<string, readonly Personalization[]> = {
   model: ["auto", "global"],
   "personal-models": ["auto", "member"],
   "routing-space": ["auto", "global", "member", "hospital", "scan"],
   "cross-attention": ["auto", "global", "member", "hospital"],
   "ssf-pool": ["auto"],
 };
+
+/** What a model of this kind can answer with. */
+export const offeredBy = (kind: string | undefined): readonly Personalization[] => OFFERED[kind ?? ""] ?? ["auto"];
 
 /** Versions that answer for a segmentation. */
 export const segmenters = () => models.value.filter((model) => model.answers === "/segment" && model.latest !== null);
@@ -30,7 +32,6 @@ export function Choices(given: { question: Question; onChange: (question: Questi
   const { question, onChange } = given;
   const all = segmenters();
   const model = all.find((each) => referenceOf(each) === question.model);
-  const offered = OFFERED[model?.kind ?? ""] ?? ["auto"];
   const change = (changed: Partial<Question>) => onChange({ ...question, ...changed });
   return (
     <>
@@ -62,7 +63,7 @@ export function Choices(given: { question: Question; onChange: (question: Questi
       <Select
         label="Who answers"
         value={question.personalization}
-        options={offered.map((value) => ({
+        options={offeredBy(model?.kind).map((value) => ({
           value,
           label: WORDS[value].label,
           disabled: value === "hospital" && question.hospital === "",

@@ -12,10 +12,10 @@ import { maskOfPicture } from "../../viewer/picture";
 import { type Layout, LAYOUTS } from "../../viewer/layouts";
 import type { Viewer } from "../../viewer/viewer";
 import "../../viewer/stage.css";
-import { Choices, segmenters } from "./choices";
+import { Choices, offeredBy, segmenters } from "./choices";
 import "./look.css";
 import { Result, servedBy } from "./result";
-import { type Answer, type Personalization, uncertaintyOf } from "./asking";
+import { type Answer, uncertaintyOf } from "./asking";
 import { StoredScans } from "./stored";
 import { answer, cancel, failure, kept, type OpenScan, openFiles, progress, question, scan, segment } from "./state";
 
@@ -239,11 +239,12 @@ async function chooseFirst(): Promise<void> {
   const model = found ?? present.find((each) => each.hospital === null) ?? present[0];
   if (model === undefined) return;
   const hospital = wanted.get("hospital") ?? question.peek().hospital;
+  const personalization = wanted.get("personalization") ?? question.peek().personalization;
   question.value = {
     ...question.peek(),
     model: referenceOf(model),
     hospital: hospitals.peek().some((each) => each.id === hospital) ? hospital : "",
-    personalization: (wanted.get("personalization") ?? question.peek().personalization) as Personalization,
+    personalization: offeredBy(model.kind).find((each) => each === personalization) ?? "auto",
   };
 }
 
