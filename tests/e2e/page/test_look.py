@@ -18,7 +18,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from tests.e2e.page.conftest import Service
+from tests.e2e.page.conftest import Service, opened_page
 from tests.helpers.model_store.dicom_files import series, turned
 from tests.helpers.service.joining_federation import drawn_scans
 
@@ -198,6 +198,14 @@ def test_personalization_of_an_address_that_the_model_does_not_offer_is_auto(
     page.get_by_label("Hospital of the scan").locator("option").nth(2).wait_for(state="attached")
     assert page.get_by_label("Model").input_value() == model
     assert page.get_by_label("Who answers").input_value() == "auto"
+
+
+def test_viewer_that_does_not_load_is_no_fault_of_the_browser(browser: Any, service: Service) -> None:
+    with opened_page(browser, service.address, expected=("net::ERR_",)) as page:
+        page.route("**/viewer.js", lambda request: request.abort())
+        page.set_input_files("input[type=file]", service.scans[SCAN])
+        page.get_by_text("The viewer could not be loaded").wait_for()
+        assert page.get_by_text("WebGL").count() == 0
 
 
 def test_file_that_is_no_scan_gets_a_reason(page: Any, service: Service) -> None:

@@ -16,7 +16,7 @@ export function Pane(given: {
 }) {
   const canvas = useRef<HTMLCanvasElement>(null);
   const [place, setPlace] = useState("");
-  const [failed, setFailed] = useState(false);
+  const [failure, setFailure] = useState<string | null>(null);
   useEffect(() => {
     let opened: Viewer | null = null;
     let over = false;
@@ -28,7 +28,10 @@ export function Pane(given: {
         if (over) opened.close();
         else given.onOpen(opened);
       } catch {
-        setFailed(true);
+        const hasWebGL = document.createElement("canvas").getContext("webgl2") !== null;
+        setFailure(
+          hasWebGL ? "The viewer could not be loaded. Reload the page." : "This browser cannot draw volumes: it needs WebGL 2.",
+        );
       }
     })();
     return () => {
@@ -42,7 +45,7 @@ export function Pane(given: {
     <figure class="pane">
       <div class="pane-canvas">
         <canvas ref={canvas} tabIndex={0} aria-label={given.label} role={given.role ?? "img"} aria-describedby={given.describedBy} />
-        {failed && <p class="pane-text">This browser cannot draw volumes: it needs WebGL 2.</p>}
+        {failure && <p class="pane-text">{failure}</p>}
         {given.name && (
           <span class="pane-name" aria-hidden="true">
             {given.name}
