@@ -190,6 +190,19 @@ def test_answer_has_its_receipt_and_a_command_that_returns_its_mask(
     assert (found != np.asanyarray(mask_of(service).dataobj).ravel(order="F")).any()
 
 
+def test_text_that_the_browser_does_not_copy_is_not_called_copied(page: Any, service: Service) -> None:
+    segment(page, service)
+    # Both ways of a browser that forbids it.
+    page.evaluate(
+        """() => {
+            navigator.clipboard.writeText = async () => { throw new Error("forbidden") };
+            document.execCommand = () => false;
+        }"""
+    )
+    page.get_by_role("button", name="Copy as curl").click()
+    page.get_by_role("button", name="Not copied").wait_for()
+
+
 @pytest.mark.parametrize(("model", "personalization"), [("organ", "cluster"), ("retina", "member")])
 def test_personalization_of_an_address_that_the_model_does_not_offer_is_auto(
     page: Any, service: Service, model: str, personalization: str

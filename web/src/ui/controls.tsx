@@ -143,10 +143,11 @@ export function DropZone(given: {
   );
 }
 
-/** Copies a text, and says so. */
+/** Copies a text, and says whether it did. */
 export function CopyButton({ text, label }: { text: string; label: string }) {
-  const [done, setDone] = useState(false);
+  const [outcome, setOutcome] = useState<string | null>(null);
   const copy = async () => {
+    let isCopied = true;
     try {
       await navigator.clipboard.writeText(text);
     } catch {
@@ -155,15 +156,15 @@ export function CopyButton({ text, label }: { text: string; label: string }) {
       area.value = text;
       (document.querySelector("dialog[open]") ?? document.body).append(area);
       area.select();
-      document.execCommand("copy");
+      isCopied = document.execCommand("copy");
       area.remove();
     }
-    setDone(true);
-    setTimeout(() => setDone(false), 2000);
+    setOutcome(isCopied ? "Copied" : "Not copied");
+    setTimeout(() => setOutcome(null), 2000);
   };
   return (
     <button type="button" class="button small" onClick={() => void copy()}>
-      <span aria-live="polite">{done ? "Copied" : label}</span>
+      <span aria-live="polite">{outcome ?? label}</span>
     </button>
   );
 }
