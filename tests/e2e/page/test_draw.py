@@ -310,6 +310,12 @@ def test_dicom_series_of_several_files_is_one_scan_and_drawn_on_its_grid(page: A
         [{"name": name, "mimeType": "", "buffer": content} for name, content in files.items()]
     )
     page.get_by_role("list", name="Uploads").get_by_text("done").wait_for()
+    # In another order it is the same scan.
+    with page.expect_response(lambda answer: answer.request.method == "PUT"):
+        page.get_by_label("Drop scans here").set_input_files(
+            [{"name": name, "mimeType": "", "buffer": files[name]} for name in reversed(files)]
+        )
+    page.get_by_role("list", name="Uploads").get_by_text("done").wait_for()
     (listed,) = service.client.get(f"{cohort}/scans").json()["scans"]
     assert listed["format"] == "dicom"
     page.get_by_role("button", name=f"{listed['name']} no mask").click()

@@ -42,12 +42,12 @@ async function scansIn(files: readonly File[]): Promise<File[]> {
   if (parts.length < 2) return [...files];
   const { zipSync } = await import("fflate");
   const contents = await Promise.all(parts.map(async (part) => new Uint8Array(await part.arrayBuffer())));
-  // In the order of the names, and without a time: the same files are the same scan.
+  // Ordered and called by the names, and without a time: the same files are the same scan.
   const order = parts.map((part, i) => ({ name: part.webkitRelativePath || part.name, i }));
   order.sort((one, other) => (one.name < other.name ? -1 : 1));
   const entries = order.map(({ i }, number) => [`${String(number).padStart(5, "0")}`, contents[i]!]);
   const zip = zipSync(Object.fromEntries(entries) as Record<string, Uint8Array>, { level: 0, mtime: "1980-01-01" });
-  const series = new File([zip as Uint8Array<ArrayBuffer>], `${stemOf(parts[0]!.name)}.zip`);
+  const series = new File([zip as Uint8Array<ArrayBuffer>], `${stemOf(parts[order[0]!.i]!.name)}.zip`);
   return [...files.filter((_, i) => kinds[i] !== "dicom"), series];
 }
 
