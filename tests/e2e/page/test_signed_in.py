@@ -13,6 +13,7 @@ import pytest
 
 from service.database import Hospital, Role
 from service.identity import keys
+from service.jobs import records
 from service.settings import Settings
 from tests.e2e.page.conftest import Service, opened_page
 from tests.helpers.service.api import NO_REDIS, Api, running
@@ -135,6 +136,27 @@ def test_federation_sees_models_and_health_and_no_hospital(browser: Any, api: Ap
         assert "Dune" not in page.get_by_role("main").inner_text()
         for hidden in ("Hospitals", "Drift", "Jobs"):
             assert page.get_by_role("region", name=hidden).count() == 0
+
+
+def test_job_on_a_pacs_is_listed_in_words_to_its_hospital_alone(browser: Any, api: Api) -> None:
+    with api.context.database.write() as session:
+        for hospital, kind in (("dune", "pacs-segment"), ("ridge", "pacs-cohort")):
+            records.create(
+                session,
+                api.settings,
+                kind=kind,
+                hospital=hospital,
+                model="",
+                parent="",
+                cohort=None,
+                options={},
+            )
+    with visitor(browser, api, "status of 503") as page:
+        sign_in(page, key(api, "remy", "reader"))
+        page.get_by_role("link", name="Oversee").click()
+        jobs = page.get_by_role("region", name="Jobs")
+        jobs.get_by_text("pacs segment").wait_for()
+        assert jobs.get_by_text("pacs cohort").count() == 0
 
 
 def test_job_is_followed_on_after_the_connection_was_cut(browser: Any, api: Api, service: Service) -> None:

@@ -16,12 +16,8 @@ function stored(): Theme {
 export const theme = signal<Theme>(stored());
 const systemIsDark = window.matchMedia("(prefers-color-scheme: dark)");
 
-/** Whether the page is dark now, for what CSS does not draw. */
-export const isDark = signal(false);
-
 export function applyTheme(): void {
   const dark = theme.value === "dark" || (theme.value === "system" && systemIsDark.matches);
-  isDark.value = dark;
   document.documentElement.dataset.theme = dark ? "dark" : "light";
 }
 

@@ -206,11 +206,6 @@ export class Viewer {
     this.niivue.drawScene();
   }
 
-  /** Step through the slices of the plane that is shown, or of the axial one. */
-  step(slices: number): void {
-    this.niivue.moveCrosshairInVox(0, 0, slices);
-  }
-
   /** Move both viewers' cross-hairs together. The other one begins where this one is. */
   link(other: Viewer): void {
     other.leader = this;

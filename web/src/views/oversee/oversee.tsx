@@ -194,7 +194,7 @@ function Jobs() {
                 job.kind === "adaptation" ? (
                   <a href={address("adapt", { hospital: job.hospital, model: job.model, job: job.id })}>adaptation</a>
                 ) : (
-                  job.kind.replaceAll("_", " ")
+                  job.kind.replaceAll("-", " ")
                 ),
             },
             { title: "Hospital", cell: (job) => job.hospital ?? "–" },
