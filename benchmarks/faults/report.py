@@ -38,12 +38,12 @@ def sections(rows: Sequence[Row], jobs_at_once: int) -> list[str]:
         f"## Violated invariants: {len(broken)}",
         "\n".join(said),
         "Checked after each batch: every accepted job is there and over, with a reason and its lease given "
-        "up; its states follow each other as they may, its claims are numbered 1, 2, 3, ... and no epoch is "
-        "told of twice; at most one version is of one job, and exactly one where it succeeded; every version "
-        "opens with all its digests, nothing is left in staging; the interrupted came to the same weights as "
-        "the undisturbed; every scan that was answered 201 is stored; SQLite's file passes its integrity "
-        "check, and the audit trail its verification; no request was answered 500; no orphaned process is "
-        "left.",
+        "up; its states follow each other as they may, its claims are numbered 1, 2, 3, ... and no epoch "
+        "is reported twice; at most one version is of one job, and exactly one where it succeeded; every "
+        "version opens with all its digests, nothing is left in staging; the interrupted came to the same "
+        "weights as the undisturbed; every scan that was answered 201 is stored; SQLite's file passes its "
+        "integrity check, and the audit trail its verification; no request was answered 500; no orphaned "
+        "process is left.",
         "Not among them, since nothing but that process can end it: a process that is stopped for good, not "
         "killed, within the milliseconds in which it holds SQLite's write lock or writes its version. Until "
         "it goes on or is killed, writes are answered 503, or jobs of that hospital wait at their end, up to "

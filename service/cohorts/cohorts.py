@@ -252,7 +252,7 @@ def _check_not_below(session: Session, cohort_id: str, name: str) -> None:
     scan = session.scalars(query).first()
     if scan is not None:
         raise ScanNameTaken(
-            f"'{name}' lies below the scan '{scan}' of cohort {cohort_id}: its mask goes to …/{scan}/mask; "
+            f"'{name}' is below the scan '{scan}' of cohort {cohort_id}: its mask goes to …/{scan}/mask; "
             "choose another name for a scan"
         )
 

@@ -238,7 +238,7 @@ class CohortScan(Base):
 
 
 class CohortMask(Base):
-    """The mask of one scan, drawn by the hospital; its file lies beside the scan's, called by `sha256`.
+    """The mask of one scan, drawn by the hospital; its file is beside the scan's, called by `sha256`.
 
     `label_values` are the values that occur in it, ascending.
     """
