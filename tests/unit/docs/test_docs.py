@@ -62,6 +62,14 @@ def test_no_setting_is_documented_that_does_not_exist() -> None:
     assert named <= {name.upper() for name in Settings.model_fields}
 
 
+@pytest.mark.parametrize("room", ["model_store", "personalization", "training", "service"])
+def test_every_folder_of_a_room_is_in_the_architecture(room: str) -> None:
+    page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    _, _, tree = page.partition(f"\n    {room}/\n")
+    named = re.findall(r"(\w+)/", tree.partition("\n\n")[0])
+    assert {path.parent.name for path in ROOT.glob(f"{room}/*/__init__.py")} <= set(named)
+
+
 def test_make_targets_that_are_named_exist() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     named = {
