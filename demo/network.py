@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from rich.console import Console
 from demo import api
 from demo.__main__ import MEMBERS, OUTSIDE, federate
 from demo.phantom_scans import PhantomScan
-from demo.service_process import running_service
+from demo.service_process import free_port, running_service
 from model_store.manifest import WEIGHTS
 from model_store.store import Store
 from training.phantom import phantom_of
@@ -123,12 +122,9 @@ def main(
     training = {**phantom.training, **({"rounds": rounds} if rounds else {})}
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump({"method": training}))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        free = probe.getsockname()[1]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     console.rule("1  three hospitals train together over a network")
-    over_network = train_over_a_network(folder, data, free, config)
+    over_network = train_over_a_network(folder, data, free_port(), config)
     console.rule("2  the same federation on one machine, by the command of `make demo`")
     local = folder / "local" / "store"
     checked(shown(federate(local, "iop-fl", api.MODEL, rounds)))

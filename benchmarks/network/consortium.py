@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO
 
+from demo.service_process import free_port
 from training.network import kits
 
 POLICY = "allows: [weights, features, statistics, images]\nconsents: true\n"
@@ -119,14 +119,6 @@ def _process(module: str, options: Sequence[object], output: IO[bytes]) -> subpr
         stderr=subprocess.STDOUT,
         env=environment,
     )
-
-
-def free_port() -> int:
-    """Find a TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def until(condition: Callable[[], bool], seconds: float = 60) -> None:
