@@ -22,6 +22,9 @@ import pydicom
 import pytest
 import SimpleITK as sitk
 
+from model_store.guard import ReferenceStatistics, summarise
+from model_store.preprocessing import prepare
+from model_store.scan import decode
 from model_store.task import Code, LabelCodes, Normalisation, Task
 from service.audit import trail
 from service.database import Hospital
@@ -129,6 +132,8 @@ def test_slicer_connects_and_segments_voxel_for_voxel(
     assert params["receipt"]["model"]["name"] == "coded@1"
     assert params["labels"]["bright"]["voxels"] == int((VOLUME > THRESHOLD).sum())
     assert params["notice"] == "research use only"
+    report = api.segment(scan.read_bytes(), model="coded", output="json").json()
+    assert params["uncertainty"] == report["uncertainty"] > 0
     assert slicer.json("DELETE", f"/session/{session}")["session_id"] == session
     status, _, _ = slicer.send("GET", f"/session/{session}")
     assert status == 404
@@ -142,6 +147,20 @@ def test_slicer_sends_a_chosen_hospital_and_personalization(api: Any, scan: Path
     _, _, params = slicer.segment("bright", "x", slicer.create_session(scan))
     options = params["receipt"]["options"]
     assert (options["hospital"], options["personalization"], options["preset"]) == ("north", "global", None)
+
+
+def test_slicer_reads_the_warnings_of_a_scan_that_is_unlike_the_task(
+    start: Any, publish_bright: Any, make_png: Callable[..., bytes], scan: Path, tmp_path: Path
+) -> None:
+    picture = decode(make_png(np.random.default_rng(0).integers(0, 200, (32, 32), np.uint8)))
+    reference = ReferenceStatistics.of(summarise(picture, prepare(picture, CODED)))
+    publish_bright(tmp_path / "store", "coded", task=CODED, statistics=reference)
+    found = start(tmp_path / "store", monailabel="prefix")
+    slicer = Slicer(url(found), tmp_path)
+    slicer.connect()
+    _, _, params = slicer.segment("coded", "x", slicer.create_session(scan))
+    report = found.segment(scan.read_bytes(), model="coded", output="json").json()
+    assert params["warnings"] == report["warnings"] != []
 
 
 def test_slicer_uploads_an_image_and_segments_it_by_its_name(api: Any, scan: Path, tmp_path: Path) -> None:
