@@ -159,8 +159,8 @@ def test_job_on_a_pacs_is_listed_in_words_to_its_hospital_alone(browser: Any, ap
         assert jobs.get_by_text("pacs cohort").count() == 0
 
 
-def test_job_is_followed_on_after_the_connection_was_cut(browser: Any, api: Api, service: Service) -> None:
-    secret = key(api, "olga", "operator")
+def adaptation(api: Api, service: Service, secret: str) -> str:
+    """Start a job of the hospital `dune`; returns its id."""
     with httpx.Client(
         base_url=api.client.base_url, headers={"Authorization": f"Bearer {secret}"}, timeout=60
     ) as operator:
@@ -168,7 +168,13 @@ def test_job_is_followed_on_after_the_connection_was_cut(browser: Any, api: Api,
         for name, path in service.scans.items():
             operator.put(f"{cohort}/scans/{name}", content=path.read_bytes()).raise_for_status()
         body = {"cohort": cohort[-32:], "model": "organ"}
-        job = operator.post("/hospitals/dune/adaptations", json=body).raise_for_status().json()["id"]
+        found = operator.post("/hospitals/dune/adaptations", json=body).raise_for_status().json()
+    return str(found["id"])
+
+
+def test_job_is_followed_on_after_the_connection_was_cut(browser: Any, api: Api, service: Service) -> None:
+    secret = key(api, "olga", "operator")
+    job = adaptation(api, service, secret)
     lease = take(api, job)
     with visitor(browser, api, "net::ERR_") as page:
         streams: list[Any] = []
@@ -192,5 +198,23 @@ def test_job_is_followed_on_after_the_connection_was_cut(browser: Any, api: Api,
             page.wait_for_timeout(100)
         assert int(streams[1].all_headers()["last-event-id"]) > 0
         reach(3)
+        page.get_by_role("button", name="Cancel the job").click()
+        page.get_by_role("region", name="Jobs").get_by_text("Stopping").wait_for()
+
+
+def test_job_is_followed_where_a_proxy_keeps_its_events_back(
+    browser: Any, api: Api, service: Service
+) -> None:
+    secret = key(api, "petra", "operator")
+    job = adaptation(api, service, secret)
+    lease = take(api, job)
+    with visitor(browser, api) as page:
+        page.route("**/events", lambda route: None)
+        sign_in(page, secret)
+        views(page)
+        page.goto(f"{api.client.base_url}/#/adapt?hospital=dune&model=organ&job={job}")
+        for number in (1, 2):
+            note(api, lease, "progress", {"stage": "adapting", "epoch": number, "epochs": 9})
+            page.get_by_role("status").get_by_text(f"pass {number} of 9").wait_for()
         page.get_by_role("button", name="Cancel the job").click()
         page.get_by_role("region", name="Jobs").get_by_text("Stopping").wait_for()

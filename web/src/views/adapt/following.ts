@@ -1,4 +1,7 @@
-/** Follow a job by server-sent events. The browser reconnects, and continues after the last event it has. */
+/**
+ * Follow a job by server-sent events. The browser reconnects, and continues after the last event it has; where no
+ * event arrives, the job is read every few seconds.
+ */
 import { call, Problem, type Schema } from "../../api/client";
 
 export type Job = Schema<"JobView">;
@@ -7,6 +10,8 @@ export const FINISHED: readonly string[] = ["succeeded", "fell_back", "failed", 
 const EVENTS = ["state", "progress", "epoch", "gate", "warning"];
 const GATHER_MS = 250;
 const RETRY_MS = 3000;
+/** A proxy may keep events back, and a dead connection is silent. */
+const POLL_MS = 10_000;
 
 /** Call `onChange` with the job now and after every change. Returns how to stop. */
 export function follow(id: string, onChange: (job: Job) => void, onError: (error: unknown) => void): () => void {
@@ -16,6 +21,7 @@ export function follow(id: string, onChange: (job: Job) => void, onError: (error
   const stop = () => {
     over = true;
     source?.close();
+    clearInterval(poll);
     if (timer !== null) clearTimeout(timer);
   };
   const look = async () => {
@@ -36,6 +42,7 @@ export function follow(id: string, onChange: (job: Job) => void, onError: (error
   const soon = () => {
     timer ??= setTimeout(() => void look(), GATHER_MS);
   };
+  const poll = setInterval(soon, POLL_MS);
   const open = () => {
     if (over) return;
     source = new EventSource(`jobs/${id}/events`);
