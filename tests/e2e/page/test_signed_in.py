@@ -131,7 +131,7 @@ def test_federation_sees_models_and_health_and_no_hospital(browser: Any, api: Ap
         assert views(page) == ["Oversee"]
         page.get_by_role("region", name="Models").get_by_role("button", name="organ@1").wait_for()
         health = page.get_by_role("region", name="Health").get_by_role("listitem")
-        health.filter(has_text="redis").get_by_text("not well").wait_for()
+        health.filter(has_text="queue").get_by_text("not well").wait_for()
         assert health.filter(has_text="store").get_by_text("well", exact=True).is_visible()
         assert "Dune" not in page.get_by_role("main").inner_text()
         for hidden in ("Hospitals", "Drift", "Jobs"):
