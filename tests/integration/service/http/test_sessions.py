@@ -35,7 +35,7 @@ def key(api: Any, name: str, role: str = "operator", hospital: str | None = "nor
 @pytest.fixture
 def browser(api: Any) -> Any:
     """A client that keeps cookies, as a browser does."""
-    with httpx.Client(base_url=api.client.base_url) as client:
+    with httpx.Client(base_url=api.client.base_url, timeout=60) as client:
         yield client
 
 
@@ -68,7 +68,7 @@ def test_cookie_takes_the_place_of_the_key(api: Any, browser: httpx.Client) -> N
 
 def test_change_by_cookie_needs_the_token_against_forgery(api: Any, browser: httpx.Client) -> None:
     csrf = sign_in(browser, key(api, "drawing")[1])["csrf"]
-    with httpx.Client(base_url=api.client.base_url) as second:
+    with httpx.Client(base_url=api.client.base_url, timeout=60) as second:
         other = sign_in(second, key(api, "another")[1])["csrf"]
     for found in ({}, {"Locum-CSRF": other}, {"Locum-CSRF": "é"}):
         sent = {name: value.encode() for name, value in found.items()}
