@@ -186,7 +186,7 @@ def _own(setting: Setting, arm: str) -> str | None:
 
 def _change(setting: Setting, arm: str) -> Change | None:
     own = _own(setting, arm)
-    return None if own is None else setting.change(own)
+    return None if own is None else setting.changes.get(own)
 
 
 def _shown(setting: Setting, arm: str) -> str:
@@ -195,7 +195,7 @@ def _shown(setting: Setting, arm: str) -> str:
         return ""
     if own == setting.baseline:
         return f"**{100 * setting.level(own):.1f}**"
-    found = setting.change(own)
+    found = setting.changes[own]
     if found is None:
         return "–"
     text = f"{100 * found.mean:+.1f}"

@@ -98,9 +98,10 @@ class Setting:
         """Mean over sites of the mean over patients, then over seeds."""
         return fmean(site_mean(found, self.sites) for found in self.scores[arm].values())
 
-    def change(self, arm: str) -> Change | None:
-        """The arm less the baseline; None for the baseline, and where they share no patient."""
-        return None if arm == self.baseline else self.compare(arm, self.baseline)
+    @cached_property
+    def changes(self) -> dict[str, Change | None]:
+        """Each other arm less the baseline; None where they share no patient."""
+        return {arm: self.compare(arm, self.baseline) for arm in self.scores if arm != self.baseline}
 
 
 def by_patients(scores: Scores) -> Comparison:

@@ -98,7 +98,7 @@ def test_a_change_is_the_mean_over_patients_of_their_means_over_seeds() -> None:
     for unit, value in dice["FedProx"].items():
         if unit in dice["FedAvg"]:
             pairs[unit[1:]].append(value - dice["FedAvg"][unit])
-    change = setting.change("FedProx")
+    change = setting.changes["FedProx"]
     assert change is not None
     assert change.mean == pytest.approx(fmean(map(fmean, pairs.values())))
 
