@@ -101,16 +101,17 @@ class Bucket:
         return sorted(self._listing().versions.get(name, ()))
 
     def artefact(self, name: str, number: int) -> Artefact:
-        """Read and check a version's manifest, from the cache if it is there."""
+        """Read and check a version's manifest, from the cache if it is there as published."""
         digest = self._digest(name, number)
         folder = self._cache / digest.removeprefix("sha256:")
-        if not (folder / MANIFEST).exists():
-            content = self._get(_content(digest, MANIFEST))
-            self._keep(folder / DIGEST_FILE, digest.encode())
-            # Last: with it the folder is a version's.
-            self._keep(folder / MANIFEST, content)
-            published = self._listing().versions[name][number].timestamp()
-            os.utime(folder / MANIFEST, (published, published))
+        with suppress(ArtefactDamaged):
+            return Artefact.read_from(folder, name, number, self)
+        content = self._get(_content(digest, MANIFEST))
+        self._keep(folder / DIGEST_FILE, digest.encode())
+        # Last: with it the folder is a version's.
+        self._keep(folder / MANIFEST, content)
+        published = self._listing().versions[name][number].timestamp()
+        os.utime(folder / MANIFEST, (published, published))
         return Artefact.read_from(folder, name, number, self)
 
     def publish(

@@ -170,6 +170,18 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(
     assert store.open("brain").path_of("graph.onnx").read_bytes() == b"graph of w"
 
 
+@pytest.mark.parametrize("file", ["manifest.json", "manifest.sha256"])
+def test_a_damaged_manifest_of_the_cache_is_fetched_again(
+    store: Store, bucket_url: str, tmp_path: Path, file: str
+) -> None:
+    published = store.publish(model(), files())
+    path = published.path / file
+    path.unlink()
+    path.write_text("{}")
+    assert Store(bucket_url, tmp_path / "cache").open("brain").manifest == published.manifest
+    assert path.read_text() != "{}"
+
+
 def test_the_cache_keeps_within_its_bound_but_not_at_the_cost_of_what_is_in_use(
     bucket_url: str, tmp_path: Path
 ) -> None:
