@@ -55,6 +55,26 @@ def drop_for_two_hospitals(page: Any, service: Service) -> None:
         assert [each["name"] for each in listed] == [path.name], hospital
 
 
+def test_file_dropped_again_while_it_is_sent_is_sent_too(browser: Any, service: Service) -> None:
+    path = next(iter(service.scans.values()))
+    cohort = service.client.post("/hospitals/dune/cohorts").headers["location"]
+    held: list[Any] = []
+    with opened_page(browser, service.address, expected=()) as page:
+        page.route("**/scans/*", lambda request: held.append(request))
+        page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&cohort={cohort[-32:]}")
+        uploads = page.get_by_role("list", name="Uploads")
+        for state in ("sending", "waiting"):
+            page.get_by_label("Drop scans here").set_input_files(path)
+            uploads.get_by_text(state).wait_for()
+        assert uploads.get_by_role("listitem").count() == 1
+        for sent in (1, 2):
+            while len(held) < sent:
+                page.wait_for_timeout(20)
+            assert uploads.get_by_text("done").count() == 0
+            held[-1].continue_()
+        uploads.get_by_text("done").wait_for()
+
+
 def test_job_that_is_gone_is_asked_for_once(browser: Any, service: Service) -> None:
     with opened_page(browser, service.address, expected=("status of 404",)) as page:
         page.clock.install()

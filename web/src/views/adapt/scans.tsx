@@ -50,7 +50,7 @@ export function CohortScans(given: {
       {mine.length > 0 && (
         <ul class="files" aria-label="Uploads">
           {mine.map((each) => (
-            <li key={each.key}>
+            <li key={each.id}>
               <div class="row">
                 <span class="mono grow">{each.file.name}</span>
                 <span class={`chip ${each.state === "done" ? "good" : each.state === "failed" ? "bad" : ""}`}>{each.state}</span>

@@ -4,7 +4,7 @@ import { call } from "../../api/client";
 import { kindOf } from "../../viewer/nifti";
 
 export interface Sending {
-  key: string;
+  id: number;
   hospital: string;
   cohort: string;
   file: File;
@@ -15,15 +15,19 @@ export interface Sending {
 
 export const uploads = signal<readonly Sending[]>([]);
 let busy = false;
+let added = 0;
 
-const change = (key: string, next: Partial<Sending>) => {
-  uploads.value = uploads.value.map((each) => (each.key === key ? { ...each, ...next } : each));
+const change = (id: number, next: Partial<Sending>) => {
+  uploads.value = uploads.value.map((each) => (each.id === id ? { ...each, ...next } : each));
 };
 
-/** The DICOM files among `files` are sent together, as the series that they are. */
+/**
+ * The DICOM files among `files` are sent together, as the series that they are. A file takes the place of one of the
+ * same name in the list, and is sent also if that one is being sent.
+ */
 export async function add(hospital: string, cohort: string, files: readonly File[]): Promise<void> {
-  const added = (await scansIn(files)).map((file) => ({
-    key: `${cohort}/${file.name}`,
+  const next = (await scansIn(files)).map((file) => ({
+    id: added++,
     hospital,
     cohort,
     file,
@@ -31,8 +35,9 @@ export async function add(hospital: string, cohort: string, files: readonly File
     share: 0,
     error: null,
   }));
-  const keys = new Set(added.map((each) => each.key));
-  uploads.value = [...uploads.value.filter((each) => !keys.has(each.key)), ...added];
+  const names = new Set(next.map((each) => each.file.name));
+  const others = uploads.value.filter((each) => each.cohort !== cohort || !names.has(each.file.name));
+  uploads.value = [...others, ...next];
   void work();
 }
 
@@ -68,17 +73,17 @@ async function work(): Promise<void> {
     for (;;) {
       const next = uploads.value.find((each) => each.state === "waiting");
       if (next === undefined) return;
-      change(next.key, { state: "sending" });
+      change(next.id, { state: "sending" });
       try {
         await call("put", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}", {
           path: { hospital: next.hospital, cohort: next.cohort, name: next.file.name },
           // Without a type, which a browser guesses by the name: the service goes by the content.
           body: new Blob([next.file], { type: "application/octet-stream" }),
-          onSent: (share) => change(next.key, { share }),
+          onSent: (share) => change(next.id, { share }),
         });
-        change(next.key, { state: "done", share: 1 });
+        change(next.id, { state: "done", share: 1 });
       } catch (error) {
-        change(next.key, { state: "failed", error });
+        change(next.id, { state: "failed", error });
       }
     }
   } finally {
