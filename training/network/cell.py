@@ -74,6 +74,8 @@ class Cell:
             own = {params.SERVER_CERT.value: str(kit.certificate), params.SERVER_KEY.value: str(kit.key)}
         else:
             own = {params.CLIENT_CERT.value: str(kit.certificate), params.CLIENT_KEY.value: str(kit.key)}
+        # Without a path, NVFLARE searches the current folder and all below it for a file that configures it.
+        self._parts.ConfigService.initialize({}, [str(kit.folder)])
         self._core = self._make(
             self._name, f"grpc://{self._listen}", True, {params.CA_CERT.value: str(kit.authority), **own}
         )
@@ -178,6 +180,7 @@ class _Parts:
         from nvflare.fuel.f3.cellnet.utils import make_reply
         from nvflare.fuel.f3.drivers.driver_params import DriverParams
         from nvflare.fuel.f3.message import Message
+        from nvflare.fuel.utils.config_service import ConfigService
 
         self.CellChannel = defs.CellChannel
         self.CellChannelTopic = defs.CellChannelTopic
@@ -185,6 +188,7 @@ class _Parts:
         self.MessageHeaderKey = defs.MessageHeaderKey
         self.MessagePropKey = defs.MessagePropKey
         self.ReturnCode = defs.ReturnCode
+        self.ConfigService = ConfigService
         self.DriverParams = DriverParams
         self.Message = Message
         self.make_reply = make_reply

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
+from demo.service_process import free_port
 from training.network.cell import CHANNEL, CHUNK, Cell
 from training.network.kits import Kit, provision
 
 pytest.importorskip("nvflare")
+ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
@@ -77,3 +84,29 @@ def test_objects_are_dropped_before_nvflare_decodes_them(kits):
     names = CoreCell._process_received_msg.__code__.co_names
     assert names.index("in_filter_reg") < names.index("_process_request")
     assert "decode_payload" not in names
+
+
+@pytest.mark.process
+def test_a_file_in_the_current_folder_does_not_configure_nvflare(tmp_path):
+    """NVFLARE would obey it, and search every folder below for it: minutes in a home directory."""
+    provision(tmp_path / "kits", "hearts", f"localhost:{free_port()}", ["birch"])
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/comm_config.json").write_text('{"heartbeat_interval": 86399}')
+    code = """if True:
+        import os, sys
+        from pathlib import Path
+        from nvflare.fuel.f3.comm_config import CommConfigurator
+        from training.network.cell import Cell
+        from training.network.kits import Kit
+
+        cell = Cell(Kit.open(Path(sys.argv[1]), server=True), lambda *_: b"")
+        cell.start()
+        print(CommConfigurator().get_config(), flush=True)
+        os._exit(0)  # NVFLARE's threads outlive the cell.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "kits/server")],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["None"]
