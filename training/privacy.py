@@ -23,7 +23,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 
 from training.algorithm import GroupKind
@@ -81,6 +80,9 @@ def epsilon_of(noises: Iterable[float], delta: float) -> float:
         return 0.0
     # From above by the tail bound of a Gaussian.
     most = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    # The import takes half a second and only private runs need it, so it is not done at start-up.
+    from scipy.optimize import brentq
+
     return float(brentq(lambda epsilon: _delta(epsilon, mu) - delta, 0.0, most, xtol=1e-9))
 
 
