@@ -17,9 +17,10 @@ demo: install
 demo-network: install
 	$(BIN)/python -m demo.network
 
-# In the order of the folders: the long tests of tests/e2e start first, not last.
+# In the order of the folders: the long tests of tests/e2e start first, not last. Three processes keep two cores busy,
+# since tests of the service wait for a third of their time.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder --quiet
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --quiet
 
 # Unit tests without processes, for every save.
 test-fast: install
