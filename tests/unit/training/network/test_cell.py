@@ -106,7 +106,11 @@ def test_a_file_in_the_current_folder_does_not_configure_nvflare(tmp_path):
     """
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "kits/server")],
-        cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["None"]
