@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
+import pickle
 from collections import deque
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
@@ -18,6 +18,7 @@ from training.algorithm import Algorithm
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
 from training.engine.worker import Delivery, Failure, Task, Worker, serve
+from training.processes import process_context
 
 _GOODBYE_S = 5.0
 
@@ -63,11 +64,12 @@ class WorkerPool:
         root: Path,
         workers: int,
     ) -> None:
-        self._arguments = (algorithm, tuple(sites), surroundings, root)
+        # By plain pickle: in the arguments of a process torch sends each tensor as a file descriptor, and a
+        # message holds 256 of them.
+        self._work = pickle.dumps((algorithm, tuple(sites), surroundings, root))
         self._worker_of = spread(sites, workers)
         self.window = 2 * workers + 1
-        # spawn, because a forked child would inherit torch's thread pools in an undefined state
-        self._spawn = multiprocessing.get_context("spawn")
+        self._context = process_context()
         self._processes = [self._start() for _ in range(workers)]
 
     def __enter__(self) -> WorkerPool:
@@ -146,8 +148,8 @@ class WorkerPool:
         return code
 
     def _start(self) -> tuple[BaseProcess, Connection]:
-        here, there = self._spawn.Pipe()
-        process = self._spawn.Process(target=serve, args=(there, *self._arguments), daemon=True)
+        here, there = self._context.Pipe()
+        process = self._context.Process(target=serve, args=(there, self._work), daemon=True)
         process.start()
         # Only the child may hold its end: then its death closes the pipe, and our death ends the child.
         there.close()

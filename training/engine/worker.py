@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import multiprocessing
 import os
+import pickle
 import signal
 import threading
 import time
@@ -90,18 +91,16 @@ class Failure:
     fatal: bool = False
 
 
-def serve(
-    connection: Connection,
-    algorithm: Algorithm[Any],
-    sites: Sequence[SiteSpec],
-    surroundings: RunEnvironment,
-    root: Path,
-) -> None:
-    """Run the worker's main loop. Returns when the other end of the pipe closes."""
+def serve(connection: Connection, work: bytes) -> None:
+    """Run the worker's main loop. Returns when the other end of the pipe closes.
+
+    `work` is the pickled tuple of the algorithm, its sites, the run's environment and its folder.
+    """
     # Ctrl-C reaches the whole process group; only the engine handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     keep_freed_memory()
+    algorithm, sites, surroundings, root = pickle.loads(work)
     surroundings.apply()
     worker = Worker(algorithm, sites, surroundings, root)
     try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from training.data.segmentation.dataset import SiteData
 from training.data.splits import all_for_testing
 from training.methods.common.local_training import predict
 from training.methods.registry import method
+from training.processes import process_context
 from training.report.overlays import write_overlays
 from training.run import Result
 
@@ -47,7 +47,7 @@ def write_site_pages(result: Result, folder: Path, workers: int = 1) -> dict[str
     # All models of a publication have the same sources.
     sources = next((draft.sources for draft in result.publication.models if draft.sources), None)
     task = result.run.federation.task
-    with ProcessPoolExecutor(max(1, workers), mp_context=get_context("spawn")) as pool:
+    with ProcessPoolExecutor(max(1, workers), mp_context=process_context()) as pool:
         pages = {
             site.name: pool.submit(
                 _page, folder / "sites" / site.name, site, task, models[site.name], sources, attention

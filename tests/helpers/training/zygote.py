@@ -26,7 +26,7 @@ from training.run import Run, execute
 
 def run(command: dict) -> None:
     torch.set_num_threads(1)
-    pool.multiprocessing.get_context = lambda _: context  # type: ignore[attr-defined]
+    pool.process_context = lambda: context
     # A forked worker inherits both ends of its pipe and never sees it closed: do not wait for it to end.
     pool._GOODBYE_S = 0.0
     job = Run(

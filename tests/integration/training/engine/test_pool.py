@@ -18,6 +18,7 @@ from training.engine.egress import SiteSpec
 from training.engine.pool import WorkerPool
 from training.engine.tensorfile import read_tensors, write_tensors
 from training.engine.worker import Task, Worker
+from training.processes import PRELOADED, process_context
 
 
 def test_worker_continues_before_its_answer_is_consumed(tmp_path: Path) -> None:
@@ -28,6 +29,21 @@ def test_worker_continues_before_its_answer_is_consumed(tmp_path: Path) -> None:
         # The second answer has not been requested yet.
         wait_for((tmp_path / "B").exists)
         assert next(answers).site == "B"
+
+
+def test_algorithm_with_many_tensors_reaches_its_worker(tmp_path: Path) -> None:
+    algorithm = Toy()
+    algorithm.filters = [torch.ones(1) for _ in range(300)]  # type: ignore[attr-defined]
+    with WorkerPool(algorithm, [SiteSpec("A", tuple)], RunEnvironment(0), tmp_path, workers=1) as pool:
+        assert [answer.site for answer in pool.run([Task("A")])] == ["A"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="started empty elsewhere")
+def test_processes_of_a_run_start_with_their_imports_made() -> None:
+    # A name that cannot be imported is ignored, and each process then imports it itself.
+    with process_context().Pool(1) as pool:
+        # By `eval`, since a function of this module would import them.
+        assert set(pool.apply(eval, ["list(__import__('sys').modules)"])) >= set(PRELOADED)
 
 
 def test_worker_reads_a_download_once_per_round(tmp_path: Path) -> None:
