@@ -161,8 +161,8 @@ class Worker:
             head = f"phase '{self._plan[task.step].name}', round {task.round + 1}"
             text = "".join(traceback.format_exception(error))
             SiteFolder(self._root, task.site).note_failure(f"{head}\n{text}")
-            told = f"see sites/{task.site}/{FAILURES} in the run's folder"
-            return Failure(task.site, f"{type(error).__name__} at {place}; {told}")
+            pointer = f"see sites/{task.site}/{FAILURES} in the run's folder"
+            return Failure(task.site, f"{type(error).__name__} at {place}; {pointer}")
 
     def _do(self, task: Task) -> Delivery:
         started = time.perf_counter()

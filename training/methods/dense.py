@@ -12,7 +12,7 @@ published. The printed algorithm trains S on the epoch's own images; the authors
 `pool` says of how many. The code also draws a fresh G in every epoch, moves z with it, and crops and flips
 what D sees; here G goes on, as printed. Both optimisers start afresh in every epoch.
 
-Classification only: the generator starts from a class. All f_k begin alike unless told otherwise.
+Classification only: the generator starts from a class. By default all f_k begin alike.
 
 Shared:  f_k with its batch-norm statistics, once; the number of training images; summary statistics of the
          training scans; right answers by class on validation images.

@@ -10,8 +10,8 @@ model from G_k, f_i and its private data (Stage 3):
 The paper's algorithm prints Stage 3 inside the server's routine; it needs private data, so it runs at the
 hospital. Classification only: the synthesis starts from a class.
 
-All f_i begin alike unless told otherwise: weights that begin apart have no average to start G_k from, and
-their answers to noise tell seeds apart rather than hospitals. The sites are sent a seed for it, 8 bytes.
+By default all f_i begin alike: weights that begin apart have no average to start G_k from, and
+their outputs for noise differ by seed rather than by hospital. The sites are sent a seed for it, 8 bytes.
 
 Shared:  f_i with its batch-norm statistics, once; the number of training images; summary statistics of the
          training scans; right answers by class on validation images.

@@ -87,7 +87,7 @@ def run_network(store: Store, name: str, image: NDArray[np.float32]) -> NDArray[
     return found
 
 
-def told(answer: httpx.Response) -> NDArray[np.float64]:
+def probabilities_of(answer: httpx.Response) -> NDArray[np.float64]:
     assert answer.status_code == 200, answer.text
     return np.array(list(answer.json()["probabilities"].values()))
 
@@ -149,11 +149,13 @@ def test_classify_with_each_part_equals_its_graph_run_alone(api: Any, grey: Pixe
         assert response.headers.get("locum-personalization") == owner, (asked, response.text)
         assert response.headers["locum-graph"] == store.open(name).manifest.files[GRAPH].sha256, asked
         expected = run_alone(store, name, seen(pixels))
-        np.testing.assert_allclose(told(response), expected, rtol=0, atol=TOLERANCE, err_msg=str(asked))
+        np.testing.assert_allclose(
+            probabilities_of(response), expected, rtol=0, atol=TOLERANCE, err_msg=str(asked)
+        )
         trained = run_network(store, name, seen(pixels))
         np.testing.assert_allclose(expected, trained, rtol=0, atol=FAR / 10, err_msg=name)
         assert response.json()["predicted"] == SHAPES.class_names[int(expected.argmax())]
-        answered[name] = told(response)
+        answered[name] = probabilities_of(response)
 
     assert set(answered) == {name for name in store.names() if GRAPH in store.open(name).manifest.files}
     # Each answer differs from all others but its copy, so the figures show which one answered.
@@ -210,16 +212,18 @@ def test_classify_of_the_same_pixels_is_equal_in_every_format(
     }
     expected = run_alone(api.store, f"{model}.{site}", seen(pixels))
     for name, answer in answers.items():
-        np.testing.assert_array_equal(told(answer), told(answers["PNG"]), err_msg=name)
+        np.testing.assert_array_equal(
+            probabilities_of(answer), probabilities_of(answers["PNG"]), err_msg=name
+        )
         report, volume_sent = answer.json(), name.startswith("NIfTI")
         assert report["shape"] == ([columns, rows, 1] if volume_sent else [rows, columns])
         assert (report["slices"] is not None) == volume_sent
-    np.testing.assert_allclose(told(answers["PNG"]), expected, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(probabilities_of(answers["PNG"]), expected, rtol=0, atol=TOLERANCE)
 
 
 def test_colour_image_reaches_a_grey_network_as_luminance(api: Any, colour: Pixels) -> None:
     fields = {"model": "shapes", "personalization": "member", "site": "elm"}
-    found = told(api.classify(file_of(colour, "PNG"), **fields))
+    found = probabilities_of(api.classify(file_of(colour, "PNG"), **fields))
     expected = run_alone(api.store, "shapes.elm", seen(colour.astype(np.float64) @ LUMINANCE))
     np.testing.assert_allclose(found, expected, rtol=0, atol=TOLERANCE)
     for wrong in (colour.astype(np.float64).mean(axis=-1), colour.astype(np.float64) @ LUMINANCE[::-1]):

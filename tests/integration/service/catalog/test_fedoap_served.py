@@ -43,8 +43,8 @@ def api(start: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> 
     (root / "run.yaml").write_text(yaml.safe_dump({"method": {**METHOD, "learning_rate": 0.01}}))
     app = typer.Typer()
     app.command()(federate)
-    told = {"data": data, "out": root / "store", "config": root / "run.yaml", "consent": "aster,birch"}
-    options = [str(word) for name, value in told.items() for word in (f"--{name}", value)]
+    given = {"data": data, "out": root / "store", "config": root / "run.yaml", "consent": "aster,birch"}
+    options = [str(word) for name, value in given.items() for word in (f"--{name}", value)]
     with pytest.MonkeyPatch.context() as patched:
         # Overlays are drawn in processes of their own, which take seconds to start.
         patched.setattr("training.report.write_site_pages", lambda _result, _folder: {})

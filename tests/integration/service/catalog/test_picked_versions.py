@@ -35,8 +35,8 @@ def if_match(entry: int) -> dict[str, str]:
     return {"If-Match": f'"{entry}"'}
 
 
-def told(answer: httpx.Response) -> dict[str, Any]:
-    """Everything in an answer that the network decides, and who it says it is from."""
+def prediction_of(answer: httpx.Response) -> dict[str, Any]:
+    """Return what the network decides in an answer, and the model that the answer names."""
     assert answer.status_code == 200, answer.text
     report = answer.json()
     said = {name: report[name] for name in ("predicted", "probabilities", "entropy", "warnings")}
@@ -56,7 +56,7 @@ def test_picked_version_is_assigned_serves_and_is_rolled_back(api: Any) -> None:
     looked_at = [*pictures("elm", 3, 7), *pictures("hazel", 3, 7)]
 
     def served() -> list[dict[str, Any]]:
-        return [told(api.classify(as_png(pixels), hospital="oak")) for pixels in looked_at]
+        return [prediction_of(api.classify(as_png(pixels), hospital="oak")) for pixels in looked_at]
 
     answers = {}
     for entry, (site, cluster) in enumerate((("elm", "1"), ("hazel", "2")), start=1):

@@ -353,9 +353,9 @@ def test_site_that_failed_in_the_export_is_retried_on_resume(tmp_path):
 def test_error_details_of_a_site_stay_in_its_own_folder(tmp_path):
     sites = three_sites(B={1: "bug"})
     outcome = run(tmp_path, sites)
-    (told,) = (entry.dropped["B"] for entry in outcome.history if entry.dropped)
-    assert told.startswith("KeyError at toy_federation.py:")
-    assert told.endswith("; see sites/B/failures.log in the run's folder")
+    (reason,) = (entry.dropped["B"] for entry in outcome.history if entry.dropped)
+    assert reason.startswith("KeyError at toy_federation.py:")
+    assert reason.endswith("; see sites/B/failures.log in the run's folder")
     naming = [path for path in tmp_path.rglob("*") if path.is_file() and b"jane-doe" in path.read_bytes()]
     assert naming == [tmp_path / "sites" / "B" / "failures.log"]
     assert naming[0].stat().st_mode & 0o777 == 0o600
