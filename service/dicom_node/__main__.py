@@ -8,6 +8,8 @@ import sys
 import threading
 from contextlib import ExitStack
 
+import typer
+
 from service.dicom_node.configuration import load_node
 from service.dicom_node.forward import Forwarder
 from service.dicom_node.scp import StorageScp
@@ -45,7 +47,10 @@ def run(settings: Settings, stopping: threading.Event) -> None:
 
 
 def main() -> None:
-    """Run the command."""
+    """Receive series by C-STORE, and store their segmentations, until SIGTERM or Ctrl-C.
+
+    LOCUM_DICOM_NODE names the configuration (YAML), LOCUM_STATE_DIR the folder of the queue.
+    """
     settings = settings_or_exit()
     logs.configure(settings, whole_process=True)
     stopping = threading.Event()
@@ -58,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    typer.run(main)
