@@ -39,8 +39,8 @@ def test_algorithm_with_many_tensors_reaches_its_worker(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="started empty elsewhere")
 def test_processes_of_a_run_start_with_their_imports_made() -> None:
-    # A module that cannot be imported there is ignored. The program is one that starts the server, and it asks
-    # by `eval`, since a function would import its own module.
+    # A module that cannot be imported there is ignored. The program starts a server of its own,
+    # and asks by `eval`, since a function would import its own module.
     script = """
 from training.processes import PRELOADED, process_context
 with process_context().Pool(1) as pool:
