@@ -127,7 +127,7 @@ class Features:
         certainty_change: the candidate's minus the parent's.
         size_change: logarithm of the candidate's target over the parent's, squashed.
         size_gain: how much nearer the candidate's target is than the parent's to the federation's, in
-            logarithms, squashed: beyond a factor of two a target is found or lost.
+            logarithms, squashed: beyond a factor of two a target is found or lost. 0 if that size is unknown.
         disagreement: 1 - Dice of the candidate's masks with the parent's, all images as one.
     """
 
@@ -151,14 +151,15 @@ FEATURES = tuple(Features.__dataclass_fields__)
 def features_of(parent: View, candidate: View, share: float) -> Features:
     """Of a candidate beside its parent, from what both say of the cohort that was adapted to.
 
-    `share` is the share of the pixels that are a target at the federation's members. The parent's view has
-    its shift.
+    `share` is the share of the pixels that are a target at the federation's members, 0 if it is unknown. The
+    parent's view has its shift.
     """
     assert parent.shift is not None
     early, middle, late = (math.sqrt(shift) for shift in parent.shift)
     ours, theirs = candidate.maps > 0, parent.maps > 0
     both = int(ours.sum()) + int(theirs.sum())
     agreement = 2 * int((ours & (candidate.maps == parent.maps)).sum()) / both if both else 1.0
+    away, still_away = (abs(_log_ratio(view.foreground, share)) for view in (parent, candidate))
     return Features(
         early,
         middle,
@@ -166,9 +167,7 @@ def features_of(parent: View, candidate: View, share: float) -> Features:
         parent.certainty,
         candidate.certainty - parent.certainty,
         math.tanh(2 * _log_ratio(candidate.foreground, parent.foreground)),
-        math.tanh(
-            2 * (abs(_log_ratio(parent.foreground, share)) - abs(_log_ratio(candidate.foreground, share)))
-        ),
+        math.tanh(2 * (away - still_away)) if share else 0.0,
         1 - agreement,
     )
 

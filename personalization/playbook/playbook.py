@@ -159,8 +159,9 @@ class Playbook(_Frozen):
         """What a bound means, for a person."""
         count = len(self.members)
         return (
-            f"Of {count + 1} hospitals like the {count} members, about one may do worse than the bound. It "
-            f"was calibrated on {', '.join(self.members)} in {self.episodes} episodes of each recipe, as they"
+            f"Of {count + 1} hospitals like the {count} members, about one may do worse than the bound of a "
+            "recipe, and more than one where the highest of several bounds was chosen. The bounds were "
+            f"calibrated on {', '.join(self.members)} in {self.episodes} episodes of each recipe, as they"
             " are and through drawn scanners. A hospital that is unlike all of these has no such promise."
         )
 

@@ -259,7 +259,13 @@ class _Calibration:
 def _gate(rows: Sequence[Row]) -> list[str]:
     every, chosen, planted = _tried(rows), _chosen(rows), _planted(rows)
     body = []
-    for name, some in (("chosen by the playbook", chosen), ("every candidate", every), ("planted", planted)):
+    accepted = [each for each in chosen if not each["failed"]]
+    for name, some in (
+        ("chosen by the playbook", chosen),
+        ("chosen and accepted", accepted),
+        ("every candidate", every),
+        ("planted", planted),
+    ):
         gained = [each for each in some if each["change"] > POINT]
         lost = [each for each in some if each["change"] < -POINT]
         body.append(

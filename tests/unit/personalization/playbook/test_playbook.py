@@ -96,6 +96,8 @@ def test_features_compare_a_candidate_with_its_parent() -> None:
     assert found.size_gain == pytest.approx(math.tanh(-2 * halved))
     away = features_of(parent, candidate, share=0.2)
     assert away.size_gain == pytest.approx(math.tanh(2 * halved))
+    # Neither nearer nor farther, where the federation's size is unknown.
+    assert features_of(parent, candidate, share=0.0).size_gain == 0.0
 
 
 # ---------------------------------------------------------------------- practice
@@ -246,6 +248,7 @@ def test_a_playbook_is_json_with_what_it_promises() -> None:
     assert Playbook.model_validate_json(found.to_bytes()) == found
     assert found.certainty == 0.8
     assert "Of 5 hospitals like the 4 members, about one may do worse" in found.promise
+    assert "where the highest of several bounds was chosen" in found.promise
 
 
 # ---------------------------------------------------------------------- decide
