@@ -20,6 +20,8 @@ from model_store.scans.types import Scan
 from model_store.task import Task
 
 _WHOLE = 1e-3
+# Share of the gap between planes by which a plane of a SEG may be off its scan's.
+_OFF_PLANE = 0.2
 
 
 def class_map(mask: Scan, task: Task) -> NDArray[np.uint8]:
@@ -119,16 +121,27 @@ def align(mask: Scan, grid: tuple[int, ...], affine: ArrayLike | None) -> Scan:
 def _filled(mask: Scan, grid: tuple[int, ...], affine: NDArray[np.float64]) -> Scan:
     """Add the planes that a SEG leaves out; unchanged where it is no part of the grid."""
     assert mask.affine is not None
-    start = np.rint((np.linalg.inv(affine) @ mask.affine[:, 3])[:3]).astype(int)
-    end = start + mask.grid
-    if (start < 0).any() or (end > grid).any():
+    # Plane by plane: where no two planes are adjacent, the mask's own gap is several of the scan's.
+    count = mask.grid[2]
+    origins = mask.affine @ np.stack([np.zeros(count), np.zeros(count), np.arange(count), np.ones(count)])
+    starts = (np.linalg.inv(affine) @ origins)[:3]
+    x, y, planes = np.rint(starts).astype(int)
+    if (
+        np.abs(starts[2] - planes).max() > _OFF_PLANE
+        or (np.diff(planes) < 1).any()
+        or (x != x[0]).any()
+        or (y != y[0]).any()
+        or min(x[0], y[0], planes[0]) < 0
+        or x[0] + mask.grid[0] > grid[0]
+        or y[0] + mask.grid[1] > grid[1]
+        or planes[-1] >= grid[2]
+    ):
         return mask
     whole = np.zeros((*grid, 1), mask.voxels.dtype)
-    whole[tuple(slice(a, b) for a, b in zip(start, end, strict=True))] = mask.voxels
+    whole[x[0] : x[0] + mask.grid[0], y[0] : y[0] + mask.grid[1], planes] = mask.voxels
     own = mask.affine.copy()
-    if mask.grid[2] == 1:
-        own[:, 2] = affine[:, 2]
-    own[:, 3] = own @ np.array([*-start, 1.0])
+    own[:, 2] = affine[:, 2]
+    own[:, 3] = own @ np.array([-x[0], -y[0], -planes[0], 1.0])
     return replace(mask, voxels=whole, affine=own)
 
 

@@ -24,13 +24,16 @@ def decode_pixels(
     kind: Literal["png", "tiff"],
     notes: tuple[str, ...] = (),
     view: type[np.generic] | None = None,
+    grey_bits: int = 8,
 ) -> Scan:
     """Decode `content`. `view` reinterprets the bits of grey samples that Pillow reads as another type.
+
+    Grey samples of 2 and 4 bits, `grey_bits`, keep their values; Pillow spreads them over 0…255.
 
     Raises DamagedScan, UnsupportedScan.
     """
     try:
-        voxels = _array(content, kind, view)
+        voxels = _array(content, kind, view, 255 // (2**grey_bits - 1) if grey_bits in (2, 4) else 1)
     except ScanError:
         raise
     except MemoryError as error:
@@ -47,7 +50,7 @@ def decode_pixels(
     return Scan(voxels, None, kind, notes=notes)
 
 
-def _array(content: bytes, kind: str, view: type[np.generic] | None) -> NDArray[Any]:
+def _array(content: bytes, kind: str, view: type[np.generic] | None, spread: int) -> NDArray[Any]:
     with _SILENCE, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image: Image.Image = Image.open(io.BytesIO(content), formats=(kind.upper(),))
@@ -66,6 +69,8 @@ def _array(content: bytes, kind: str, view: type[np.generic] | None) -> NDArray[
         grey_pixels = np.array(image)
         if not grey_pixels.dtype.isnative:
             grey_pixels = grey_pixels.astype(grey_pixels.dtype.newbyteorder("="))
+        if spread > 1:
+            grey_pixels = grey_pixels // spread
         return (grey_pixels if view is None else grey_pixels.view(view))[..., None]
     if image.mode == "RGB":
         return np.array(image)

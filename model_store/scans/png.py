@@ -56,7 +56,7 @@ class _Header:
 
 
 def read_png(data: bytes, limits: Limits) -> Scan:
-    """Read a PNG of 1 to 16 bits. A grey sample keeps its value: 0…65535 at 16 bits, 0 and 1 at one bit.
+    """Read a PNG of 1 to 16 bits. A grey sample keeps its value: 0…65535 at 16 bits, 0…3 at two.
 
     Raises DamagedScan, UnsupportedScan, ScanTooLarge.
     """
@@ -83,7 +83,7 @@ def read_png(data: bytes, limits: Limits) -> Scan:
     _check_amount(header, packed)
     note = "16 bits per colour are read as 8; only grey images keep 16"
     notes = (note,) if header.bits == 16 and header.colour != 0 else ()
-    return decode_pixels(b"".join(kept), "png", notes)
+    return decode_pixels(b"".join(kept), "png", notes, grey_bits=8 if header.colour else header.bits)
 
 
 def deidentify_png(data: bytes, _limits: Limits, _key: bytes) -> bytes:

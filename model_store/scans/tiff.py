@@ -56,6 +56,8 @@ class _Entry:
 def read_tiff(data: bytes, limits: Limits) -> Scan:
     """Read a one-page TIFF of 1 to 32 bits, integer or float, grey, RGB or palette.
 
+    A grey sample keeps its value.
+
     Raises DamagedScan, UnsupportedScan, ScanTooLarge.
     """
     order = "<" if data[:2] == b"II" else ">"
@@ -73,7 +75,7 @@ def read_tiff(data: bytes, limits: Limits) -> Scan:
         one = struct.pack(order + "H2x", 2)
         entries[_FORMAT] = _Entry(_FORMAT, 3, 1, one, (2,))
     notes = ("16 bits per colour are read as 8; only grey images keep 16",) if bits == 16 and not grey else ()
-    return decode_pixels(_rewrite(data, order, entries), "tiff", notes, view)
+    return decode_pixels(_rewrite(data, order, entries), "tiff", notes, view, grey_bits=bits if grey else 8)
 
 
 def deidentify_tiff(data: bytes, _limits: Limits, _key: bytes) -> bytes:

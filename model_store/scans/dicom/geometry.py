@@ -21,6 +21,8 @@ from model_store.errors import DamagedScan, UnsupportedScan
 # through the stack, in mm, or this fraction of the gap.
 _ROUNDING_MM = 0.11
 _ROUNDING_GAP = 0.02
+# Planes that a SEG may leave out between any two that it has, if no two of its planes are adjacent.
+_MOST_LEFT_OUT = 9
 # Cosines are written with about six digits; scanners of the same protocol repeat them exactly.
 _COSINE = 1e-3
 _TILT_DEGREES = 0.5
@@ -175,12 +177,9 @@ def place(frames: Sequence[Frame]) -> tuple[list[int], int, NDArray[np.float64]]
     kept = [frames[i] for _, i in sorted(first.items())]
     levels = np.array(sorted(first))
     gaps = np.diff(levels)
-    if gaps.size and gaps.max() > 1.5 * gaps.min():
-        # Some planes are left out. The smallest gap is the usual one, and the others are its multiples.
-        usual = float(gaps.min())
-        steps = np.rint(gaps / usual)
-        if np.abs(gaps - steps * usual).max() > 2 * _ROUNDING_MM + _ROUNDING_GAP * usual:
-            raise UnsupportedScan("SEG: its planes are unevenly spaced; send the mask as NIfTI")
+    if gaps.size and gaps.max() > 1.1 * gaps.min():
+        # Some planes are left out.
+        steps = _steps(gaps)
         _, affine, _ = stack(kept[:1])
         step = (_position(kept[-1]) - _position(kept[0])) / steps.sum()
         affine[:3, 2] = _LPS_TO_RAS[:3, :3] @ step
@@ -190,6 +189,19 @@ def place(frames: Sequence[Frame]) -> tuple[list[int], int, NDArray[np.float64]]
         _, affine, _ = stack(kept)
         count, gap = len(kept), float(gaps.mean()) if gaps.size else 1.0
     return [round((value - float(levels[0])) / gap) for value in along.tolist()], count, affine
+
+
+def _steps(gaps: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How many planes each gap goes on. The smallest is of one plane, or of more where the others say so."""
+    for planes in range(1, _MOST_LEFT_OUT + 2):
+        usual = float(gaps.min()) / planes
+        tolerance = 2 * _ROUNDING_MM + _ROUNDING_GAP * usual
+        if planes > 1 and tolerance > usual / 4:
+            break  # nearly every gap would be a multiple
+        steps = np.rint(gaps / usual)
+        if np.abs(gaps - steps * usual).max() <= tolerance:
+            return steps
+    raise UnsupportedScan("SEG: its planes are unevenly spaced; send the mask as NIfTI")
 
 
 def _check_placed(frames: Sequence[Frame]) -> None:

@@ -235,8 +235,10 @@ def _values(frame: NDArray[Any], dataset: Dataset, layout: Layout, photometric: 
     if layout.photometric == "PALETTE COLOR":
         coloured = apply_color_lut(frame, dataset)
         if coloured.dtype.itemsize > 1:
-            # Palettes of 16 bits; some hold 8-bit values all the same.
-            coloured = coloured >> 8 if coloured.max() > 255 else coloured
+            # Palettes of 16 bits; some hold 8-bit values all the same. All their entries decide.
+            range_ = np.iinfo(frame.dtype)
+            entries = np.arange(range_.min, range_.max + 1).astype(frame.dtype)
+            coloured = coloured >> 8 if apply_color_lut(entries, dataset).max() > 255 else coloured
         return coloured[..., :3].astype(np.uint8)
     if layout.samples == 3:
         if photometric != "RGB":

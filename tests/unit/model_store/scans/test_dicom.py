@@ -298,6 +298,17 @@ class TestPixels:
             values[f"{colour}PaletteColorLookupTableData"] = (entries << 8).tobytes()  # type: ignore[assignment]
         np.testing.assert_array_equal(decode(image(pixels, **values)).voxels, table.T[pixels])
 
+    def test_palette_gives_a_dark_frame_the_scale_of_its_other_frames(self) -> None:
+        values = {"PhotometricInterpretation": "PALETTE COLOR"}
+        for colour in ("Red", "Green", "Blue"):
+            values[f"{colour}PaletteColorLookupTableDescriptor"] = [2, 0, 16]  # type: ignore[assignment]
+            table = np.array([100, 65535], np.uint16).tobytes()
+            values[f"{colour}PaletteColorLookupTableData"] = table  # type: ignore[assignment]
+        bright = np.zeros((9, 9), np.uint8)
+        bright[0, 0] = 1
+        assert decode(image(bright, **values)).voxels[5, 5].tolist() == [0, 0, 0]
+        assert decode(image(np.zeros((9, 9), np.uint8), **values)).voxels[5, 5].tolist() == [0, 0, 0]
+
     def test_ybr_is_converted(self) -> None:
         ybr = np.full((8, 8, 3), (76, 85, 255), np.uint8)  # pure red
         values = {"SamplesPerPixel": 3, "PhotometricInterpretation": "YBR_FULL", "PlanarConfiguration": 0}
@@ -420,12 +431,12 @@ class TestRealFiles:
 
 
 class TestMasks:
-    @pytest.mark.parametrize("kept", [range(6), (1, 2, 5), (3,)])
+    @pytest.mark.parametrize("kept", [range(8), (1, 2, 5), (3,), (2, 4), (1, 7), (0, 2, 5), (0, 2, 4, 6)])
     @pytest.mark.parametrize("kind", ["BINARY", "LABELMAP"])
     def test_seg_with_planes_left_out_is_the_mask_on_the_scan(self, kept: Any, kind: str) -> None:
-        files = series(VOLUME, turned(8), SliceThickness=2.5)
+        files = series(RNG.integers(-900, 1900, (8, 12, 10)).astype(np.int16), turned(8), SliceThickness=2.5)
         scan = decode(files)
-        drawn = np.zeros((6, 12, 10), np.uint8)
+        drawn = np.zeros((8, 12, 10), np.uint8)
         drawn[list(kept)] = RNG.integers(0, 3, (len(kept), 12, 10))
         mask = decode_mask(seg(files, drawn, kind))
         found = align(mask, scan.grid, scan.affine)

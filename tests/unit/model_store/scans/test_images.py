@@ -42,10 +42,16 @@ def test_grey_png_of_8_and_16_bits_keeps_its_values_and_dtype() -> None:
         np.testing.assert_array_equal(scan.voxels[..., 0], pixels)
 
 
-def test_one_bit_png_decodes_to_zero_and_one() -> None:
-    pixels = ramp("u1", (16, 16)) % 2
-    packed = b"".join(b"\0" + row.tobytes() for row in np.packbits(pixels, axis=1))
-    np.testing.assert_array_equal(decode(png(16, 16, 1, 0, packed)).voxels[..., 0], pixels)
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_grey_image_of_less_than_8_bits_keeps_its_values(bits: int) -> None:
+    pixels = ramp("u1", (16, 16)) % 2**bits
+    # Each sample's lowest bits, the first sample highest in its byte.
+    packed = np.packbits(np.unpackbits(pixels[..., None], axis=2)[..., -bits:].reshape(16, -1), axis=1)
+    np.testing.assert_array_equal(decode(png(16, 16, bits, 0, rows(packed))).voxels[..., 0], pixels)
+    for photometric in (0, 1):  # 0 is white, or black
+        shown = pixels if photometric else 2**bits - 1 - pixels
+        found = decode(tiff(packed, t256=16, t258=bits, t262=photometric)).voxels[..., 0]
+        np.testing.assert_array_equal(found, shown)
 
 
 def test_png_alpha_channel_is_dropped_where_opaque() -> None:
