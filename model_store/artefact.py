@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -118,14 +118,17 @@ class Artefact(Generic[Manifest]):
         return content
 
     def verify(self) -> None:
-        """Hash every file. Raises ArtefactDamaged naming the first file that is not as published."""
+        """Hash every file, in a bucket the bucket's. Raises ArtefactDamaged for the first not as published.
+
+        A damaged copy in the cache of a bucket is deleted, so that the next reader fetches the file again.
+        """
         for file in self.manifest.files:
-            if self.remote is not None and not (self.path / file).exists():
-                found = self.remote.digest_of(self, file)
-            else:
+            if self.remote is None:
                 found = self._read(file, sha256_of_file)
-                if self.remote is not None and self._drop_damaged_copy(file, found):
-                    found = self.remote.digest_of(self, file)
+            else:
+                found = self.remote.digest_of(self, file)
+                with suppress(FileNotFoundError):
+                    self._drop_damaged_copy(file, sha256_of_file(self.path / file))
             self._check(file, found)
 
     def _read(self, file: str, read: Callable[[Path], Content]) -> Content:

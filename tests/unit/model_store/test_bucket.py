@@ -170,6 +170,20 @@ def test_a_damaged_file_of_the_cache_is_fetched_again(
     assert store.open("brain").path_of("graph.onnx").read_bytes() == b"graph of w"
 
 
+@pytest.mark.parametrize("damage", [None, b"graph of W"])
+def test_verify_finds_a_damaged_file_of_the_bucket_behind_an_intact_copy(
+    store: Store, objects: S3Store, damage: bytes | None
+) -> None:
+    artefact = store.publish(model(), files())
+    assert artefact.read("graph.onnx") == b"graph of w"
+    (path,) = (path for path in paths(objects, "content/") if path.endswith("graph.onnx"))
+    obstore.delete(objects, path)
+    if damage is not None:
+        obstore.put(objects, path, damage)
+    with pytest.raises(ArtefactDamaged, match=r"graph\.onnx"):
+        artefact.verify()
+
+
 @pytest.mark.parametrize("file", ["manifest.json", "manifest.sha256"])
 def test_a_damaged_manifest_of_the_cache_is_fetched_again(
     store: Store, bucket_url: str, tmp_path: Path, file: str
