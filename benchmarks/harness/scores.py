@@ -52,6 +52,17 @@ def site_mean(scores: Mapping[Patient, float], sites: Sequence[str]) -> float:
     return _average([_mean(scores, [site]) for site in sites])
 
 
+def pair(first: float, second: float) -> tuple[float, float]:
+    """Two Dice of one patient, to be compared.
+
+    A Dice is undefined (NaN) where there is no target and none is found. Beside the 0 of a network that finds
+    one there, it counts as 1; where both are undefined they stay so.
+    """
+    if math.isnan(first) == math.isnan(second):
+        return first, second
+    return (1.0, second) if math.isnan(first) else (first, 1.0)
+
+
 def differences_table(
     scores: Scores, comparisons: Sequence[tuple[str, str]], everyone: str = "all patients"
 ) -> str | None:
@@ -83,8 +94,8 @@ def difference_by_seed(
     """Mean paired difference of each seed in which a patient has both."""
     means = []
     for seed in sorted(first.keys() & second.keys()):
-        pairs = [value - second[seed].get(unit, math.nan) for unit, value in first[seed].items()]
-        means.append(_average(pairs))
+        pairs = [pair(v, second[seed][unit]) for unit, v in first[seed].items() if unit in second[seed]]
+        means.append(_average([one - other for one, other in pairs]))
     return [value for value in means if math.isfinite(value)]
 
 
@@ -94,9 +105,9 @@ def _over_seeds(
     """Each patient's mean over the seeds in which both arms have a defined Dice."""
     pairs: dict[Patient, list[tuple[float, float]]] = {}
     for seed in sorted(first.keys() & second.keys()):
-        for unit, value in first[seed].items():
-            other = second[seed].get(unit, math.nan)
-            if math.isfinite(value) and math.isfinite(other):
+        for unit in [unit for unit in first[seed] if unit in second[seed]]:
+            value, other = pair(first[seed][unit], second[seed][unit])
+            if math.isfinite(value):
                 pairs.setdefault(unit, []).append((value, other))
     return (
         {unit: float(np.mean([a for a, _ in values])) for unit, values in pairs.items()},

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from benchmarks.accuracy.outside.arms import Models, Turn
 from benchmarks.harness.evaluation import Scans, mean_dice, predict
+from benchmarks.harness.scores import pair
 from model_store.guard import ReferenceStatistics, check
 from model_store.task import Task
 from personalization.gate import ROUTING, Observed, consensus, judge, shift_of_statistics
@@ -53,7 +54,8 @@ class Judge:
         reported = turn.reported
         after = reported.dice(predict(candidate, reported.images))
         before = reported.dice(predict(self.models.network(), reported.images))
-        change = {patient: after[patient] - before[patient] for patient in after}
+        pairs = {patient: pair(before[patient], after[patient]) for patient in after}
+        change = {patient: second - first for patient, (first, second) in pairs.items()}
         return {
             "candidate": kind,
             "verdict": self.verdict(candidate, replicas, turn.learned),

@@ -22,6 +22,7 @@ from benchmarks.accuracy.outside.planted import ONE_LAYER, RATE_FACTOR
 from benchmarks.accuracy.unseen.official import TargetSlices, by_official_protocol
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
 from benchmarks.harness.evaluation import BATCH, Scans, mean_dice, predict
+from benchmarks.harness.scores import pair
 from personalization.iop_fl.network import route
 from personalization.iop_fl.space import GLOBAL, RoutingSpace
 from personalization.playbook import (
@@ -344,8 +345,8 @@ def _dice(network: nn.Module, scans: Scans) -> Dice:
 
 
 def _changes(before: Dice, after: Dice) -> list[float]:
-    changes = [after[patient] - before[patient] for patient in after]
-    return [change for change in changes if math.isfinite(change)]
+    pairs = [pair(before[patient], after[patient]) for patient in after]
+    return [after - before for before, after in pairs if math.isfinite(before)]
 
 
 def _change(before: Dice, after: Dice) -> float:
