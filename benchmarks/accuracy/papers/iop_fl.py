@@ -134,7 +134,7 @@ PROFILES = {
 NOTES = {
     "inside": "Each seed tests another third of every site's patients, by the model that the site is served.",
     "outside": "Each site is left out in turn and all its patients are reported. Seconds are those of the "
-    "members' training and of the arm's own adaptation.",
+    "members' training and of the arm's own adaptation with the scoring of the site's scans.",
 }
 _DIFFERS = """\
 **What differs from the paper.** The paper has prostate MRI of six sites, and fundus photographs of four with
