@@ -1,4 +1,9 @@
-"""Delete expired scans of cohorts and viewers, job files and orphaned files."""
+"""Delete expired scans of cohorts and viewers, job files and orphaned files.
+
+A folder without a row may be another database's: of a service with the wrong LOCUM_DATABASE_URL or
+LOCUM_FILES, or beside a database that was restored from an older backup. So a cohort's folder without a row
+is kept, and a job's until its files would have expired.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +28,17 @@ from service.viewers.scans import sweep
 
 _log = logging.getLogger("locum.service")
 
+# A request that has just started writes its files before its row.
+_SHORTEST_SECONDS = 3600.0
+# Folders of cohorts without a row that this process has warned of.
+_unknown: set[str] = set()
+
 
 def expire(database: Database, settings: Settings) -> None:
-    """Delete expired scans and files of jobs, and files without a row in the database."""
+    """Delete expired scans and files of jobs, and files without a row in a cohort of the database."""
     files = settings.open_files()
     _expire_cohorts(database, settings)
-    _expire_jobs(database, files)
+    _expire_jobs(database, settings, files)
     with log_and_continue("the scans of viewers"):
         sweep(settings.viewer_scans)
     with log_and_continue("what was left half written"):
@@ -51,19 +61,20 @@ def _expire_cohorts(database: Database, settings: Settings) -> None:
             _log.info("cohort %s has expired; its scans are deleted", cohort_id)
 
 
-def _expire_jobs(database: Database, files: Files) -> None:
+def _expire_jobs(database: Database, settings: Settings, files: Files) -> None:
+    lifetime = max(settings.job_files_lifetime_days * 86400, _SHORTEST_SECONDS)
     for job_id, changed in _folders(files, JOBS):
         with log_and_continue(f"the files of job {job_id}"):
-            _expire_job(database, files, job_id, changed)
+            _expire_job(database, files, job_id, changed + lifetime)
 
 
-def _expire_job(database: Database, files: Files, job_id: str, changed: float) -> None:
+def _expire_job(database: Database, files: Files, job_id: str, orphan_expires: float) -> None:
     now = datetime.now(UTC)
     with database.read() as session:
         job = session.get(Job, job_id)
     over = job is not None and job.state in TERMINAL
-    # A folder without a row belongs to a request that was cut off, or to one that just started.
-    due = now.timestamp() - changed > 3600 if job is None else over and job.expires_at < now
+    # A folder without a row belongs to a request that was cut off, or to another database's job.
+    due = orphan_expires < now.timestamp() if job is None else over and job.expires_at < now
     folder = JobFolder(files, job_id)
     if due:
         folder.delete()
@@ -76,10 +87,26 @@ def _expire_job(database: Database, files: Files, job_id: str, changed: float) -
 def _sweep(database: Database, files: Files, cohort_id: str) -> None:
     with database.write() as session:
         # Locked, so that no scan has its file without its row at this moment.
-        session.get(Cohort, cohort_id, with_for_update=True)
+        cohort = session.get(Cohort, cohort_id, with_for_update=True)
+        if cohort is None:
+            _warn_of_unknown(files, cohort_id)
+            return
         removed = CohortFolder(files, cohort_id).sweep(cohorts.digests(session, cohort_id))
     if removed:
         _log.warning("%d files of cohort %s belonged to no scan and are deleted", removed, cohort_id)
+
+
+def _warn_of_unknown(files: Files, cohort_id: str) -> None:
+    """Warn once of a cohort that this database never had: rows come before files, and are never deleted."""
+    if cohort_id not in _unknown:
+        _unknown.add(cohort_id)
+        _log.warning(
+            "%s/%s/%s: expected a cohort of this database, found none, so the files are kept: compare "
+            "LOCUM_DATABASE_URL and LOCUM_FILES with those of the service that wrote them",
+            files.location,
+            COHORTS,
+            cohort_id,
+        )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Expired files are deleted, files that a job needs are kept, and files without a record are swept."""
+"""Expired files are deleted, files that a job or another database needs are kept, orphans are swept."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import update
 
 from service.cohorts import cohorts
-from service.database import Cohort, Job
+from service.database import Cohort, Database, Job, upgrade
 from service.files.folder import Folder
 from service.jobs.expiry import expire
 from service.jobs.files import JobFolder, StoredResult
@@ -48,11 +48,38 @@ def test_orphaned_cohort_files_are_deleted(bench: Bench) -> None:
     for path in (cut_off, under_way):
         path.write_bytes(b"half")
     os.utime(cut_off, (time.time() - 7200, time.time() - 7200))
-    strange = bench.settings.state_dir / "cohorts" / ("0" * 32)
-    strange.mkdir()
-    (strange / "scan").write_bytes(b"of no cohort")
     expire(bench.database, bench.settings)
     assert sorted(bench.files()) == sorted([f"{bench.cohort}/{digest(b'one')}", ".incoming/2"])
+
+
+def test_expire_beside_another_database_keeps_the_files_of_the_first(
+    bench: Bench, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As with a forgotten LOCUM_DATABASE_URL, or with LOCUM_FILES of another service."""
+    bench.add("a", b"one")
+    job_id = bench.job()
+    folder = JobFolder(bench.settings.open_files(), job_id)
+    folder.write(folder.INPUT, b"of a patient")
+    os.utime(bench.settings.state_dir / "jobs" / job_id, (time.time() - 7200, time.time() - 7200))
+    second = Database(f"sqlite:///{tmp_path / 'second.db'}")
+    upgrade(second)
+    for _ in range(2):
+        expire(second, bench.settings)
+    assert bench.files() == {f"{bench.cohort}/{digest(b'one')}": b"one"}
+    assert folder.names == [folder.INPUT]
+    assert caplog.text.count(bench.cohort) == 1
+    assert "compare LOCUM_DATABASE_URL and LOCUM_FILES" in caplog.text
+    second.dispose()
+
+
+def test_orphaned_job_folder_is_deleted_after_the_lifetime_of_job_files(bench: Bench) -> None:
+    """As a request leaves it that is cut off before its row."""
+    lifetime = bench.settings.job_files_lifetime_days * 86400
+    for job_id, age in (("e" * 32, lifetime - 3600), ("f" * 32, lifetime + 3600)):
+        JobFolder(bench.settings.open_files(), job_id).write("input", b"of a patient")
+        os.utime(bench.settings.state_dir / "jobs" / job_id, (0, time.time() - age))
+    expire(bench.database, bench.settings)
+    assert [path.name for path in (bench.settings.state_dir / "jobs").iterdir()] == ["e" * 32]
 
 
 def test_job_files_are_deleted_when_the_ended_job_expires(bench: Bench) -> None:
@@ -131,9 +158,6 @@ def test_undeletable_cohort_does_not_block_other_cohorts(
     odd = bench.settings.state_dir / "cohorts" / ".incoming" / "odd"
     odd.mkdir(parents=True, exist_ok=True)
     os.utime(odd, (0, 0))
-    of_nobody = bench.settings.state_dir / "cohorts" / ("0" * 32) / "scan"
-    of_nobody.parent.mkdir()
-    of_nobody.write_bytes(b"of no cohort")
     expire(bench.database, bench.settings)
     assert list(bench.files()) == [stuck]
     assert "what was left half written cannot be deleted" in caplog.text
@@ -147,7 +171,7 @@ def test_undeletable_cohort_does_not_block_other_cohorts(
         assert cohorts.get(session, "north", stuck).deleted_at is not None
 
 
-def test_undeletable_job_and_orphaned_folder_do_not_block_others(
+def test_undeletable_job_and_orphaned_file_do_not_block_others(
     bench: Bench, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stuck, due = bench.job("failed"), bench.job("failed")
@@ -156,23 +180,25 @@ def test_undeletable_job_and_orphaned_folder_do_not_block_others(
     folder.write("result", b"of a patient")
     with bench.database.write() as session:
         session.execute(update(Job).where(Job.id == due).values(expires_at=OLD))
-    of_nobody, odd = (bench.settings.state_dir / "cohorts" / (digit * 32) for digit in "01")
-    for path in (of_nobody / "scan", odd / "scan"):
+    with bench.database.write() as session:
+        odd = cohorts.create(session, bench.settings, "north").id
+    orphan, kept = (bench.settings.state_dir / "cohorts" / of / "scan" for of in (bench.cohort, odd))
+    for path in (orphan, kept):
         path.parent.mkdir(parents=True)
-        path.write_bytes(b"of no cohort")
+        path.write_bytes(b"of no scan")
     remove = Folder.remove
 
     def on_a_broken_disk(self: Folder, *keys: str) -> None:
-        if any(stuck in key or odd.name in key for key in keys):
+        if any(stuck in key or odd in key for key in keys):
             raise OSError(errno.EIO, "Input/output error")
         remove(self, *keys)
 
     monkeypatch.setattr(Folder, "remove", on_a_broken_disk)
     expire(bench.database, bench.settings)
     assert not folder.names
-    assert not (of_nobody / "scan").exists()
+    assert not orphan.exists()
     assert f"the files of job {stuck} cannot be deleted" in caplog.text
-    assert f"the files of cohort {odd.name} cannot be deleted" in caplog.text
+    assert f"the files of cohort {odd} cannot be deleted" in caplog.text
 
 
 def test_partial_files_of_a_killed_worker_are_deleted(bench: Bench) -> None:
