@@ -1,7 +1,7 @@
 """The database: hospitals, API keys, the serving log, cohorts, jobs, verifications of the store."""
 
 from service.database.caller import ANONYMOUS, PUBLIC, Caller, Role, caller_of
-from service.database.engine import Database, database_failure, in_turn
+from service.database.engine import Database, database_failure, database_now, in_turn
 from service.database.models import (
     ApiKey,
     Assignment,
@@ -43,6 +43,7 @@ __all__ = [
     "caller_of",
     "check",
     "database_failure",
+    "database_now",
     "in_turn",
     "is_current",
     "upgrade",

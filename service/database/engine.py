@@ -7,6 +7,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, create_engine, event, func, make_url, select
@@ -17,6 +18,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from service.database.caller import SERVICE, Caller, acting_for
+from service.database.models import UtcDateTime
 from service.errors import DatabaseDamaged, DatabaseFull, DatabaseUnavailable, ServiceError
 
 BUSY_SECONDS = 30.0
@@ -122,6 +124,18 @@ def in_turn(session: Session, what: str) -> None:
     """
     if session.get_bind().dialect.name == "postgresql":
         session.execute(select(func.pg_advisory_xact_lock(zlib.crc32(what.encode()))))
+
+
+def database_now(session: Session) -> datetime:
+    """Return the time by the one clock that all processes share.
+
+    It is that of PostgreSQL's machine. The processes of an SQLite file run on one machine; its clock is read
+    after the wait for the write lock.
+    """
+    connection = session.connection()
+    if connection.dialect.name == "postgresql":
+        return session.scalars(select(func.clock_timestamp(type_=UtcDateTime()))).one()
+    return datetime.now(UTC)
 
 
 def _first_lines(context: ExceptionContext) -> None:

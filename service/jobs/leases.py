@@ -8,8 +8,7 @@
 
 A worker that was suspended for longer than its lease does not know that it lost it. So every claim takes the
 next fencing token, and a write under an older token is rejected (Kleppmann, "How to do distributed locking",
-2016). Times are by each process's own clock. Clocks that disagree can only cost an attempt, because the token
-decides, never the time.
+2016). Times are by the database's clock, because those of the machines may differ by more than a lease.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from sqlalchemy import and_, func, literal, or_, update
 from sqlalchemy.orm import Session
 
 from service.audit import trail
-from service.database import Database, Job
+from service.database import Database, Job, database_now
 from service.database.models import UtcDateTime
 from service.errors import LeaseLost
 from service.jobs import records
@@ -57,29 +56,29 @@ def claim(database: Database, job_id: str, owner: str, settings: Settings) -> Le
     Return None for a job that cannot be claimed: unknown, finished, leased, being cancelled, postponed, or
     out of attempts.
     """
-    now = datetime.now(UTC)
-    expired = and_(Job.state == "running", Job.lease_until < now)
-    statement = (
-        update(Job)
-        .where(
-            Job.id == job_id,
-            or_(Job.state == "queued", expired),
-            Job.cancel_requested.is_(False),
-            or_(Job.retry_at.is_(None), Job.retry_at <= now),
-            Job.attempt < settings.max_attempts,
-        )
-        .values(
-            state="running",
-            token=Job.token + 1,
-            attempt=Job.attempt + 1,
-            owner=owner,
-            lease_until=now + timedelta(seconds=settings.lease_seconds),
-            started_at=func.coalesce(Job.started_at, literal(now, UtcDateTime())),
-        )
-        .returning(Job.id)
-        .execution_options(synchronize_session=False)
-    )
     with database.write() as session:
+        now = database_now(session)
+        expired = and_(Job.state == "running", Job.lease_until < now)
+        statement = (
+            update(Job)
+            .where(
+                Job.id == job_id,
+                or_(Job.state == "queued", expired),
+                Job.cancel_requested.is_(False),
+                or_(Job.retry_at.is_(None), Job.retry_at <= now),
+                Job.attempt < settings.max_attempts,
+            )
+            .values(
+                state="running",
+                token=Job.token + 1,
+                attempt=Job.attempt + 1,
+                owner=owner,
+                lease_until=now + timedelta(seconds=settings.lease_seconds),
+                started_at=func.coalesce(Job.started_at, literal(now, UtcDateTime())),
+            )
+            .returning(Job.id)
+            .execution_options(synchronize_session=False)
+        )
         # One statement: the second of two claimers finds nothing to update, on every database.
         if session.scalar(statement) is None:
             return None
@@ -90,14 +89,13 @@ def claim(database: Database, job_id: str, owner: str, settings: Settings) -> Le
 
 def renew(database: Database, lease: Lease) -> RenewState:
     """Renew the lease. An expired lease that no other worker has claimed becomes valid again."""
-    until = datetime.now(UTC) + timedelta(seconds=lease.seconds)
-    statement = (
-        update(Job)
-        .where(Job.id == lease.job_id, Job.token == lease.token, Job.state.in_(HELD))
-        .values(lease_until=until)
-        .returning(Job.cancel_requested)
-    )
     with database.write() as session:
+        statement = (
+            update(Job)
+            .where(Job.id == lease.job_id, Job.token == lease.token, Job.state.in_(HELD))
+            .values(lease_until=database_now(session) + timedelta(seconds=lease.seconds))
+            .returning(Job.cancel_requested)
+        )
         cancel = session.scalar(statement)
     return RenewState(lost=cancel is None, cancel=bool(cancel))
 
@@ -170,8 +168,8 @@ def finish(
 def postpone(database: Database, lease: Lease, until: datetime, why: str) -> bool:
     """Return the job to the queue until a time, because another system does not answer.
 
-    It does not count as an attempt: `max_attempts` bounds the lost workers. `why` is shown to the job's
-    readers. A job that is to be cancelled ends.
+    It does not count as an attempt: `max_attempts` bounds the lost workers. `until` is by this process's
+    clock. `why` is shown to the job's readers. A job that is to be cancelled ends.
 
     Returns:
         whether the job waits.
@@ -183,9 +181,10 @@ def postpone(database: Database, lease: Lease, until: datetime, why: str) -> boo
         if job.cancel_requested:
             records.transition(session, job, "cancelled", f"cancelled while it waited: {why}")
             return False
-        job.retry_at = until
+        job.retry_at = database_now(session) + (until - datetime.now(UTC))
         job.attempt -= 1
-        job.progress = {"stage": "waiting", "why": why, "retry_at": until.isoformat(timespec="seconds")}
+        again = job.retry_at.isoformat(timespec="seconds")
+        job.progress = {"stage": "waiting", "why": why, "retry_at": again}
         records.transition(session, job, "queued")
         records.append_event(session, job, "progress", job.progress)
         return True

@@ -20,7 +20,7 @@ from redis import RedisError
 from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
-from service.database import Database, Job
+from service.database import Database, Job, database_now
 from service.errors import BrokerError
 from service.jobs import records
 from service.jobs.expiry import expire, log_and_continue
@@ -94,7 +94,7 @@ class Reconciler:
     def _recover(self) -> None:
         """Requeue, fail or cancel the jobs of workers without a heartbeat within their lease."""
         lost = or_(
-            Job.state.in_(HELD) & (Job.lease_until < datetime.now(UTC)),
+            Job.state.in_(HELD) & (Job.lease_until < self._now()),
             (Job.state == "queued") & (Job.attempt >= self._settings.max_attempts),
         )
         for job_id in self._matching(lost):
@@ -129,7 +129,7 @@ class Reconciler:
 
     def _resend(self) -> None:
         """Send messages that were never sent, and those of jobs that wait although their message is lost."""
-        due = (Job.state == "queued") & or_(Job.retry_at.is_(None), Job.retry_at <= datetime.now(UTC))
+        due = (Job.state == "queued") & or_(Job.retry_at.is_(None), Job.retry_at <= self._now())
         waiting = self._matching(due)
         messages = self._queue.waiting()
         self._metrics.queue_messages.set(messages)
@@ -153,6 +153,10 @@ class Reconciler:
                 )
             if mine is not None and not send(self._database, self._queue, job_id):
                 return
+
+    def _now(self) -> datetime:
+        with self._database.read() as session:
+            return database_now(session)
 
     def _matching(self, condition: ColumnElement[bool]) -> list[str]:
         with self._database.read() as session:

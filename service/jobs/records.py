@@ -19,7 +19,7 @@ from typing import Any, Literal
 from sqlalchemy import and_, func, or_, select
 from sqlalchemy.orm import Session
 
-from service.database import Caller, Job, JobEvent, caller_of, in_turn
+from service.database import Caller, Job, JobEvent, caller_of, database_now, in_turn
 from service.errors import IdempotencyConflict, JobUnknown, QueueFull
 from service.jobs.states import HELD, TERMINAL, JobKind, JobState
 from service.settings import Settings
@@ -179,7 +179,7 @@ def turns(session: Session) -> list[str]:
     oldest job of a hospital is its next. A job of no hospital counts for its maker.
     """
     owner = func.coalesce(Job.hospital, Job.actor, "")
-    due = or_(Job.retry_at.is_(None), Job.retry_at <= datetime.now(UTC))
+    due = or_(Job.retry_at.is_(None), Job.retry_at <= database_now(session))
     waiting = select(Job.id, owner).where(Job.state == "queued", due).order_by(Job.created_at, Job.id)
     heads: dict[str, str] = {}
     for job_id, of in session.execute(waiting):
@@ -232,7 +232,8 @@ def transition(session: Session, job: Job, state: JobState, reason: str | None =
     """
     if state not in _ALLOWED.get(job.state, frozenset()):
         raise ValueError(f"job {job.id}: no way leads from {job.state} to {state}")
-    now = datetime.now(UTC)
+    # By the clock that `started_at` is by.
+    now = database_now(session)
     job.state = state
     if reason is not None:
         job.reason = reason

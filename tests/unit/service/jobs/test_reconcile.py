@@ -6,18 +6,19 @@ import asyncio
 import json
 import threading
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import update
 
-from service.database import Database, Job
-from service.jobs import records, submission
+from service.database import Database, Job, engine
+from service.jobs import leases, reconcile, records, submission
 from service.jobs.expiry import expire
 from service.jobs.files import JobFolder
-from service.jobs.leases import Lease, claim, fenced, finish
+from service.jobs.leases import Lease, claim, fenced, finish, postpone, renew
 from service.jobs.reconcile import Reconciler
 from service.runtime.broker import Broker
 from service.runtime.metrics import Metrics
@@ -178,6 +179,51 @@ def test_worker_with_a_valid_lease_keeps_its_job(bench: Bench) -> None:
     finish(bench.database, lease, "succeeded")
     bench.reconciler.look()
     assert bench.job(lease.job_id).state == "succeeded"
+
+
+# Processes that share an SQLite file share a clock.
+BETWEEN_MACHINES = pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)
+
+
+@contextmanager
+def clock_off(seconds: float) -> Iterator[None]:
+    """Set this process's clock so many seconds ahead of the database's."""
+
+    class Off(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Off:
+            return super().now(tz) + timedelta(seconds=seconds)
+
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (engine, leases, reconcile, records):
+            patched.setattr(module, "datetime", Off)
+        yield
+
+
+@BETWEEN_MACHINES
+def test_reconciler_with_a_clock_off_of_the_database_leaves_a_job_to_its_worker(bench: Bench) -> None:
+    lease = bench.take(bench.submit())
+    for _ in range(3):
+        with clock_off(bench.settings.lease_seconds + 5):
+            bench.reconciler.look()
+        assert not renew(bench.database, lease).lost
+    job = bench.job(lease.job_id)
+    assert (job.state, job.attempt) == ("running", 1)
+
+
+@BETWEEN_MACHINES
+def test_lease_and_retry_of_a_worker_with_a_clock_behind_are_by_the_database(bench: Bench) -> None:
+    job_id, now = bench.submit(), datetime.now(UTC)
+    with clock_off(-3600):
+        lease = bench.take(job_id)
+        assert not renew(bench.database, lease).lost
+        bench.reconciler.look()
+        assert bench.job(job_id).state == "running"
+        postpone(bench.database, lease, leases.datetime.now(UTC) + timedelta(seconds=60), "no answer")
+    job = bench.job(job_id)
+    assert job.retry_at is not None
+    assert 59 < (job.retry_at - now).total_seconds() < 120
+    assert claim(bench.database, job_id, "w2", bench.settings) is None
 
 
 def test_concurrent_reconcilers_recover_a_job_once(bench: Bench) -> None:
