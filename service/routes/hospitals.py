@@ -109,7 +109,8 @@ def _put(
     now = datetime.now(UTC)
     with database.write() as session:
         require_visible(session, hospital)
-        row = session.get(Hospital, hospital)
+        # Locked, so that no other change comes between the comparison with If-Match and the commit.
+        row = session.get(Hospital, hospital, with_for_update=True)
         moved = row is not None and row.site != body.site
         if moved or if_match is not None:
             expected_sequence(0 if row is None else _sequence(row), if_match)
