@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-from sqlalchemy import and_, func, or_, select
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from service.database import Caller, Job, JobEvent, caller_of, database_now, in_turn
@@ -172,31 +172,42 @@ def listed(
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id).limit(limit)))
 
 
+_OWNER = func.coalesce(Job.hospital, Job.actor, "")
+"""The job's hospital, or its maker. The jobs of an owner are taken by age, and the owners take turns."""
+
+
+def _due(session: Session) -> ColumnElement[bool]:
+    """Condition: a worker may take the job now."""
+    return and_(Job.state == "queued", or_(Job.retry_at.is_(None), Job.retry_at <= database_now(session)))
+
+
 def turns(session: Session) -> list[str]:
     """List the next job of each hospital in the order in which workers take them: fair between hospitals.
 
     First is the hospital with the fewest running jobs, then the one of which a job began the longest ago. The
     oldest job of a hospital is its next. A job of no hospital counts for its maker.
     """
-    owner = func.coalesce(Job.hospital, Job.actor, "")
-    due = or_(Job.retry_at.is_(None), Job.retry_at <= database_now(session))
-    waiting = select(Job.id, owner).where(Job.state == "queued", due).order_by(Job.created_at, Job.id)
+    waiting = select(Job.id, _OWNER).where(_due(session)).order_by(Job.created_at, Job.id)
     heads: dict[str, str] = {}
     for job_id, of in session.execute(waiting):
         heads.setdefault(of, job_id)
-    running = select(owner, func.count()).where(Job.state.in_(HELD)).group_by(owner)
+    running = select(_OWNER, func.count()).where(Job.state.in_(HELD)).group_by(_OWNER)
     at_work = {row[0]: row[1] for row in session.execute(running)}
-    begun = select(owner, func.max(Job.started_at)).where(owner.in_(list(heads))).group_by(owner)
+    begun = select(_OWNER, func.max(Job.started_at)).where(_OWNER.in_(list(heads))).group_by(_OWNER)
     last = {of: began.timestamp() for of, began in session.execute(begun) if began is not None}
     # A sort keeps the order of those that are alike: that of their oldest jobs.
     return [heads[of] for of in sorted(heads, key=lambda of: (at_work.get(of, 0), last.get(of, 0.0)))]
 
 
 def queue_position(session: Session, job: Job) -> int | None:
-    """Number of queued jobs accepted before this one; None if it does not wait."""
+    """Number of the owner's jobs that workers take before this one; None if it does not wait.
+
+    Jobs of other owners are not counted: they are taken in turns with it, and its readers may not see them.
+    """
     if job.state != "queued":
         return None
-    query = select(func.count()).where(Job.state == "queued", Job.created_at < job.created_at)
+    owner = job.hospital or job.actor or ""
+    query = select(func.count()).where(_due(session), _OWNER == owner, Job.created_at < job.created_at)
     return session.scalar(query)
 
 

@@ -35,7 +35,10 @@ class JobSummary(BaseModel):
     attempt: int = Field(
         description="Number of workers that have started it; more than one if a worker was lost."
     )
-    queue_position: int | None = Field(description="Number of jobs ahead of it in the queue.")
+    queue_position: int | None = Field(
+        description="Number of jobs of the same hospital that workers take before it; null if it does not "
+        "wait. A job of no hospital counts those of its maker."
+    )
     progress: dict[str, Any] = Field(
         description="`stage`, and the progress within it; `seconds_left`, an estimate of adapting and "
         "judging, where there is one. A job that waits for a PACS has `why` and `retry_at`."

@@ -12,7 +12,7 @@ from sqlalchemy import update
 from service.database import Database, Job, JobEvent
 from service.errors import JobUnknown, LeaseLost
 from service.jobs import records
-from service.jobs.leases import Lease, RenewState, claim, fenced, finish, renew
+from service.jobs.leases import Lease, RenewState, claim, fenced, finish, postpone, renew
 from service.jobs.states import JobEnd
 from service.settings import Settings
 
@@ -290,6 +290,23 @@ def test_queue_position_counts_earlier_waiting_jobs(database: Database) -> None:
     assert places() == [0, 1, 2]
     claimed(database, first)
     assert places() == [None, 0, 1]
+
+
+def test_queue_position_of_a_hospital_does_not_count_the_jobs_of_others(database: Database) -> None:
+    for owner in ("north", "north", None):
+        submitted(database, hospital=owner)
+    theirs, own = submitted(database, hospital="south"), submitted(database, hospital=None)
+    with database.read() as session:
+        assert records.queue_position(session, records.get(session, theirs)) == 0
+        # The maker's second job of no hospital.
+        assert records.queue_position(session, records.get(session, own)) == 1
+
+
+def test_queue_position_does_not_count_postponed_jobs(database: Database) -> None:
+    first, second = (submitted(database) for _ in range(2))
+    postpone(database, claimed(database, first), datetime.now(UTC) + timedelta(hours=1), "no answer")
+    with database.read() as session:
+        assert records.queue_position(session, records.get(session, second)) == 0
 
 
 @pytest.mark.parametrize("state", ["succeeded", "cancelled"])
