@@ -50,7 +50,11 @@ Found = Mapping[str, Any]
 
 
 class PacsClient:
-    """A client of one PACS. `keep_on` is called between pieces of an answer, and raises to stop."""
+    """A client of one PACS.
+
+    `keep_on` is called between pieces of an answer, and raises to stop. It is not called any more from the
+    first instance on that `store` sends or finds: the caller records it, and stores what belongs to it.
+    """
 
     def __init__(self, name: str, server: PacsServer, keep_on: KeepOn = lambda: None) -> None:
         """Connect nothing yet. Raises PacsRefused if a secret or a certificate cannot be read."""
@@ -215,7 +219,9 @@ class PacsClient:
         study, series, instance = map(
             str, (made.StudyInstanceUID, made.SeriesInstanceUID, made.SOPInstanceUID)
         )
-        if self.has(study, series, instance):
+        is_there = self.has(study, series, instance)
+        self._limit.stop_asking()
+        if is_there:
             return False
         with self._answered(_ANSWER_BYTES):
             answer = self._stow.store_instances([made], study)
@@ -305,6 +311,9 @@ class _Limit:
 
     def begin(self, most: int) -> None:
         self._most = self._left = most
+
+    def stop_asking(self) -> None:
+        self._keep_on = lambda: None
 
     def take(self, size: int) -> None:
         self._keep_on()

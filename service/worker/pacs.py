@@ -1,7 +1,8 @@
 """Run the jobs on a PACS: segment a series, and store the SEG or keep the answer; fill a cohort.
 
 What is to be stored is kept as the job's checkpoint before it is sent, so that a later attempt sends the same
-instances, whatever the PACS holds by then.
+instances, whatever the PACS holds by then. A job that is cancelled while it stores stores the rest, too, and
+succeeds: the PACS must have no SEG without its row in the audit trail, and none without its report.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -18,11 +19,13 @@ import pytest
 from service.audit import trail
 from service.context import ServiceContext
 from service.database import Job
+from service.errors import JobCancelled
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.leases import claim
 from service.pacs.requests import PacsSubmission, SeriesSegmentation
 from service.runtime.embedded_worker import worker_environment
+from service.worker.attempt import Attempt
 from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import uid
 from tests.helpers.service.coded import SERIES, STUDY, VOLUME, coded_series
@@ -207,6 +210,34 @@ def test_rows_of_the_trail_say_what_was_fetched_and_stored(place: Workplace) -> 
     assert {row["hospital"] for row in rows} == {"dune"}
     assert rows[0]["scan"].startswith("sha256:")
     assert STUDY not in repr(rows)
+
+
+@pytest.mark.parametrize("output", ["dicom-seg", "dicom-sr"])
+def test_job_cancelled_while_it_stores_stores_all_and_records_it(
+    place: Workplace, orthanc: Orthanc, gate: Gate, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    job_id, cancelled = ask(place, output=output), threading.Event()
+
+    def cancelling(method: str, path: str) -> None:
+        if method == "POST":
+            with place.database.write() as session:
+                records.cancel(session, job_id)
+            cancelled.set()
+
+    def check(attempt: Attempt) -> None:
+        # Without the time until the next heartbeat.
+        if cancelled.is_set():
+            raise JobCancelled(f"cancelled while {attempt.stage}")
+
+    gate.rule = cancelling
+    monkeypatch.setattr(Attempt, "check_cancelled", check)
+    job = done(place, job_id)
+    assert (job.state, job.result) == ("succeeded", {"stored": True, "new": True}), job.reason
+    reports = ["report.stored"] if output == "dicom-sr" else []
+    assert (len(orthanc.instances("SEG")), len(orthanc.instances("SR"))) == (1, len(reports))
+    with place.database.read() as session:
+        rows = [row for row in trail.rows(session) if row["details"].get("job") == job_id]
+    assert [row["action"] for row in rows] == ["scan.fetched", "mask.stored", *reports]
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
