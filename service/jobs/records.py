@@ -207,7 +207,7 @@ def queue_position(session: Session, job: Job) -> int | None:
     if job.state != "queued":
         return None
     owner = job.hospital or job.actor or ""
-    query = select(func.count()).where(_due(session), _OWNER == owner, Job.created_at < job.created_at)
+    query = select(func.count()).where(_due(session), owner == _OWNER, Job.created_at < job.created_at)
     return session.scalar(query)
 
 
