@@ -1,7 +1,7 @@
 """The database: hospitals, API keys, the serving log, cohorts, jobs, verifications of the store."""
 
 from service.database.caller import ANONYMOUS, PUBLIC, Caller, Role, caller_of
-from service.database.engine import Database, database_failure, database_now, in_turn
+from service.database.engine import DATABASE_ERRORS, Database, database_failure, database_now, in_turn
 from service.database.models import (
     ApiKey,
     Assignment,
@@ -22,6 +22,7 @@ from service.database.schema import check, is_current, upgrade
 
 __all__ = [
     "ANONYMOUS",
+    "DATABASE_ERRORS",
     "PUBLIC",
     "ApiKey",
     "Assignment",

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, func, make_url,
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DatabaseError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -27,6 +28,18 @@ DAMAGED = (
     "The file of the database has other bytes than were written: stop the service, and restore the database "
     "from a backup."
 )
+DATABASE_ERRORS = (DatabaseError, PoolTimeout)
+"""What `database_failure` explains. PoolTimeout: no connection of the pool was free in time."""
+
+# libpq waits for ever by default. A silent host is given up after 5 s while connecting, after 15 s without an
+# acknowledgement (milliseconds), and after 45 s idle.
+_LIBPQ_OPTIONS = {
+    "connect_timeout": 5,
+    "tcp_user_timeout": 15_000,
+    "keepalives_idle": 30,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+}
 _BEGIN = "locum_begin"
 # A scan's name may be a patient's, so errors and logs have no parameters of statements.
 _PRIVATE = {"hide_parameters": True}
@@ -45,8 +58,11 @@ class Database:
         if self.is_sqlite:
             self.engine = _sqlite_engine(url)
         else:
+            libpq = self.url.get_driver_name().startswith("psycopg")
+            # The URL's own options come first.
+            options = {k: v for k, v in _LIBPQ_OPTIONS.items() if libpq and k not in self.url.query}
             # A connection that the server closed while it idled is replaced instead of failing a request.
-            self.engine = create_engine(url, pool_pre_ping=True, **_PRIVATE)
+            self.engine = create_engine(url, connect_args=options, pool_pre_ping=True, **_PRIVATE)
         event.listen(self.engine, "handle_error", _first_lines)
         writer = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
         self._readers = sessionmaker(self.engine, expire_on_commit=False)
@@ -92,13 +108,16 @@ class Database:
         self.engine.dispose()
 
 
-def database_failure(error: DatabaseError) -> ServiceError | None:
+def database_failure(error: DatabaseError | PoolTimeout) -> ServiceError | None:
     """Return what is wrong with the database itself; None where the statement was at fault."""
+    retry = {"Retry-After": str(RETRY_SECONDS)}
+    if isinstance(error, PoolTimeout):
+        return DatabaseUnavailable("Every connection to it is in use: send the request again.", headers=retry)
     found = failure_of(error.orig)
     if found is None and isinstance(error, OperationalError):
         return DatabaseUnavailable(
             "It is away, or another process holds it: ask again when /health/ready says that it works.",
-            headers={"Retry-After": str(RETRY_SECONDS)},
+            headers=retry,
         )
     return found
 

@@ -18,7 +18,7 @@ from anyio import to_thread
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -26,7 +26,7 @@ from starlette.responses import Response
 from model_store.errors import LocumStoreError
 from service.audit import trail
 from service.context import ServiceContext
-from service.database import Database, Job, database_failure
+from service.database import DATABASE_ERRORS, Database, Job, database_failure
 from service.errors import ServiceError
 from service.http.problems import from_store_error
 
@@ -150,7 +150,7 @@ def _status(error: Exception) -> int:
     if isinstance(error, HTTPException):
         cause = error.__cause__
         return cause.status if isinstance(cause, ServiceError) else error.status_code
-    if isinstance(error, DatabaseError):
+    if isinstance(error, DATABASE_ERRORS):
         error = database_failure(error) or error
     if isinstance(error, ServiceError):
         return error.status

@@ -10,11 +10,11 @@ from contextlib import suppress
 from ipaddress import ip_address
 
 from fastapi import Request
-from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from service.context import ServiceContext
-from service.database import PUBLIC, Caller
+from service.database import DATABASE_ERRORS, PUBLIC, Caller
 from service.errors import CsrfTokenMissing, NotOnLoopback, ServiceError
 from service.http import problems
 from service.identity import sessions
@@ -57,7 +57,7 @@ class AuthenticationMiddleware:
                 request.state.caller = PUBLIC if _is_open(scope["path"]) else await _caller(request)
         except ServiceError as error:
             await problems.respond(request, error)(scope, receive, send)
-        except DatabaseError as error:
+        except DATABASE_ERRORS as error:
             await problems.respond(request, problems.from_database_error(error))(scope, receive, send)
         else:
             await self.app(scope, receive, send)

@@ -23,12 +23,13 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
 from model_store import errors as store_errors
-from service.database import database_failure
+from service.database import DATABASE_ERRORS, database_failure
 from service.errors import RequestInvalid, ServiceError
 from service.http.request_id import RequestIdMiddleware
 from service.validation import MOST_ENTRIES, place, reason
@@ -112,13 +113,13 @@ def respond(request: Request, error: ServiceError) -> Response:
     return Response(body, status_code=error.status, headers=error.headers, media_type=MEDIA_TYPE)
 
 
-def from_database_error(error: DatabaseError) -> ServiceError:
+def from_database_error(error: DatabaseError | PoolTimeout) -> ServiceError:
     """The problem for a database that does not work. Any other error of the database is raised."""
     found = database_failure(error)
     if found is None:
         raise error
     # The error's text has statements and values; the log has its kind, and readiness says the rest.
-    _log.error("%s: %s", found.title, error.orig)
+    _log.error("%s: %s", found.title, error.orig if isinstance(error, DatabaseError) else error)
     return found
 
 
@@ -198,14 +199,15 @@ def install(app: FastAPI) -> None:
         return respond(request, problem)
 
     async def on_database_error(request: Request, error: Exception) -> Response:
-        assert isinstance(error, DatabaseError)
+        assert isinstance(error, DATABASE_ERRORS)
         return respond(request, from_database_error(error))
 
     app.add_exception_handler(ServiceError, on_service_error)
     app.add_exception_handler(store_errors.LocumStoreError, on_store_error)
     app.add_exception_handler(RequestValidationError, on_validation_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(DatabaseError, on_database_error)
+    for kind in DATABASE_ERRORS:
+        app.add_exception_handler(kind, on_database_error)
     app.add_middleware(RequestIdMiddleware)
     _describe(app)
 

@@ -172,7 +172,7 @@ def listed(
     return list(session.scalars(query.order_by(Job.created_at.desc(), Job.id).limit(limit)))
 
 
-_OWNER = func.coalesce(Job.hospital, Job.actor, "")
+_owner = func.coalesce(Job.hospital, Job.actor, "")
 """The job's hospital, or its maker. The jobs of an owner are taken by age, and the owners take turns."""
 
 
@@ -187,13 +187,13 @@ def turns(session: Session) -> list[str]:
     First is the hospital with the fewest running jobs, then the one of which a job began the longest ago. The
     oldest job of a hospital is its next. A job of no hospital counts for its maker.
     """
-    waiting = select(Job.id, _OWNER).where(_due(session)).order_by(Job.created_at, Job.id)
+    waiting = select(Job.id, _owner).where(_due(session)).order_by(Job.created_at, Job.id)
     heads: dict[str, str] = {}
     for job_id, of in session.execute(waiting):
         heads.setdefault(of, job_id)
-    running = select(_OWNER, func.count()).where(Job.state.in_(HELD)).group_by(_OWNER)
+    running = select(_owner, func.count()).where(Job.state.in_(HELD)).group_by(_owner)
     at_work = {row[0]: row[1] for row in session.execute(running)}
-    begun = select(_OWNER, func.max(Job.started_at)).where(_OWNER.in_(list(heads))).group_by(_OWNER)
+    begun = select(_owner, func.max(Job.started_at)).where(_owner.in_(list(heads))).group_by(_owner)
     last = {of: began.timestamp() for of, began in session.execute(begun) if began is not None}
     # A sort keeps the order of those that are alike: that of their oldest jobs.
     return [heads[of] for of in sorted(heads, key=lambda of: (at_work.get(of, 0), last.get(of, 0.0)))]
@@ -207,7 +207,7 @@ def queue_position(session: Session, job: Job) -> int | None:
     if job.state != "queued":
         return None
     owner = job.hospital or job.actor or ""
-    query = select(func.count()).where(_due(session), owner == _OWNER, Job.created_at < job.created_at)
+    query = select(func.count()).where(_due(session), _owner == owner, Job.created_at < job.created_at)
     return session.scalar(query)
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import inspect, text
+from sqlalchemy import event, inspect, text
 from sqlalchemy.exc import DBAPIError, IntegrityError, StatementError
 
 from service.database import (
@@ -23,12 +24,13 @@ from service.database import (
     Database,
     Hospital,
     check,
+    engine,
     in_turn,
     is_current,
     upgrade,
 )
 from service.database.schema import configuration
-from service.errors import DatabaseNotMigrated
+from service.errors import DatabaseNotMigrated, DatabaseUnavailable
 from tests.helpers.service.cohort_bench import Bench
 
 
@@ -214,6 +216,37 @@ def test_reader_does_not_wait_for_a_writer(database: Database) -> None:
         reader.start()
         reader.join(10)
         assert seen == [0]
+
+
+def test_silent_database_host_is_unavailable_within_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The least that libpq takes.
+    monkeypatch.setitem(engine._LIBPQ_OPTIONS, "connect_timeout", 2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        database = Database(f"postgresql+psycopg://u:p@127.0.0.1:{silent.getsockname()[1]}/x")
+        # Ends the wait of a client without a timeout.
+        release = threading.Timer(30, silent.shutdown, [socket.SHUT_RDWR])
+        release.start()
+        began = time.monotonic()
+        with pytest.raises(DatabaseUnavailable):
+            upgrade(database)
+        assert time.monotonic() - began < 20
+        release.cancel()
+    database.dispose()
+
+
+def test_connection_options_of_the_database_url_are_kept() -> None:
+    given: dict[str, object] = {}
+    database = Database("postgresql+psycopg://u:p@db/x?connect_timeout=60&keepalives_idle=7")
+
+    @event.listens_for(database.engine, "do_connect")
+    def _keep(_dialect: object, _record: object, _args: object, options: dict[str, object]) -> None:
+        given.update(options)
+        raise ConnectionRefusedError
+
+    with pytest.raises(ConnectionRefusedError), database.read() as session:
+        session.connection()
+    assert (given["connect_timeout"], given["keepalives_idle"]) == ("60", "7")
+    assert given["tcp_user_timeout"] == 15_000
 
 
 def test_writers_that_read_first_are_serialized(database: Database) -> None:
