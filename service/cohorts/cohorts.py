@@ -89,7 +89,7 @@ def scans(session: Session, cohort_id: str) -> list[CohortScan]:
 
 def file_of(settings: Settings, row: CohortScan | CohortMask, name: str) -> ScanFile:
     """Return the file of the scan of this name, or of its mask."""
-    what = "scan" if isinstance(row, CohortScan) else "the mask of scan"
+    what = "scan" if isinstance(row, CohortScan) else "mask"
     files = settings.open_files()
     return ScanFile(name, files, CohortFolder(files, row.cohort).scan(row.sha256), row.sha256, what)
 

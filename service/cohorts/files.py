@@ -16,11 +16,19 @@ from service.files import Files, Staged
 COHORTS = "cohorts"
 
 
+def label_of(sha256: str) -> str:
+    """Return how a job's reason and warnings name a scan: by digest, since its name may be a patient's.
+
+    They outlive the deletion of the scan, and any reader of the job sees them.
+    """
+    return f"scan {sha256[:12]}"
+
+
 @dataclass(frozen=True)
 class ScanFile:
     """A scan of a cohort, or its mask: the client's name, its file, and the digest the file should have.
 
-    `what` stands before the name in errors.
+    `what` stands before the digest in errors.
     """
 
     name: str
@@ -33,10 +41,13 @@ class ScanFile:
         """Read the file. Raises CohortDeleted if it is missing or its digest differs, FilesUnavailable."""
         data = self.files.read(self.key)
         if data is None:
-            raise CohortDeleted(f"{self.what} '{self.name}' is not stored any more: upload the cohort again")
+            raise CohortDeleted(
+                f"{self.what} {self.sha256[:12]} is not stored any more: upload the cohort again"
+            )
         if sha256(data) != f"sha256:{self.sha256}":
             raise CohortDeleted(
-                f"{self.what} '{self.name}' was changed where it is stored since its upload: upload it again"
+                f"{self.what} {self.sha256[:12]} was changed where it is stored since its upload: upload it "
+                "again"
             )
         return data
 

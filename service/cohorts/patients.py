@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from model_store.errors import TaskError
 from model_store.scan import strip_suffix
 from model_store.task import Task
+from service.cohorts.files import label_of
 from service.errors import AdaptationRejected
 
 # One for training and one for validation.
@@ -40,10 +41,13 @@ def shows_target(label_values: Iterable[int], task: Task) -> bool:
     return not foreground.isdisjoint(label_values)
 
 
-def other_values(label_values: Mapping[str, Iterable[int]], task: Task) -> str | None:
+def other_values(
+    label_values: Mapping[str, Iterable[int]], digests: Mapping[str, str], task: Task
+) -> str | None:
     """Describe masks that have values besides 0 but no target; None if there are none.
 
-    Such masks typically have the class indices of an answer instead of the task's own values.
+    Such masks typically have the class indices of an answer instead of the task's own values. `digests` are
+    those of the scans, by name.
     """
     found = {name: sorted({*values} - {0}) for name, values in label_values.items()}
     found = {name: values for name, values in found.items() if values and not shows_target(values, task)}
@@ -53,9 +57,9 @@ def other_values(label_values: Mapping[str, Iterable[int]], task: Task) -> str |
     wanted = ", ".join(str(value) for task_class in task.classes[1:] for value in task_class.values)
     count = "1 mask counts" if len(found) == 1 else f"{len(found)} masks count"
     return (
-        f"{count} as drawn and without a target, in spite of values besides 0 (scan "
-        f"'{name}': {', '.join(map(str, values))}): the target's are {wanted}; what /segment answers has "
-        "class indices, to be replaced by these"
+        f"{count} as drawn and without a target, in spite of values besides 0 "
+        f"({label_of(digests[name])}: {', '.join(map(str, values))}): the target's are {wanted}; what "
+        "/segment answers has class indices, to be replaced by these"
     )
 
 
@@ -68,8 +72,8 @@ def numbered(names: Sequence[str], task: Task) -> list[int]:
     found = []
     for name in names:
         try:
-            patient: tuple[str, ...] = (_patient(name, task),)
-        except AdaptationRejected:
+            patient: tuple[str, ...] = (task.patient_of(strip_suffix(name)),)
+        except TaskError:
             patient = ("unknown", name)
         found.append(numbers.setdefault(patient, len(numbers)))
     return found
@@ -97,7 +101,7 @@ def split_by_patient(
             "with a target: PUT /hospitals/HOSPITAL/cohorts/COHORT/scans/NAME/mask adds one; a form with "
             "scans has no place for them"
         )
-    patients = _united({name: _patient(name, task) for name in drawn}, digests)
+    patients = _united({name: _patient(name, digests[name], task) for name in drawn}, digests)
     ill = {patients[name] for name, there in drawn.items() if there}
     if len(ill) < FEWEST:
         raise AdaptationRejected(
@@ -138,8 +142,11 @@ def _some(patients: set[str], share: float, seed: int, least: int) -> set[str]:
     return set(order[:count])
 
 
-def _patient(name: str, task: Task) -> str:
+def _patient(name: str, digest: str, task: Task) -> str:
     try:
         return task.patient_of(strip_suffix(name))
-    except TaskError as error:
-        raise AdaptationRejected(f"scan {error}") from error
+    except TaskError:
+        raise AdaptationRejected(
+            f"{label_of(digest)}: no patient in the name; task '{task.name}' expects {task.patient!r}. "
+            "Upload it under such a name, or correct `patient` in task.yaml"
+        ) from None

@@ -51,7 +51,7 @@ def check(session: Session, parent: Artefact, cohort: str) -> None:
     try:
         split_by_patient(there, digests, task, 0.5, 0)
     except AdaptationRejected as error:
-        hint = other_values({name: mask.label_values for name, mask in drawn.items()}, task)
+        hint = other_values({name: mask.label_values for name, mask in drawn.items()}, digests, task)
         raise MasksMissing(f"{error}. {hint}" if hint else str(error)) from error
 
 

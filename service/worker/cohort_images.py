@@ -19,7 +19,7 @@ from model_store.task import Task
 from personalization.cancellation import CancelCheck
 from personalization.fedoap.joining import JoiningExamples
 from service.cohorts import cohorts, masks
-from service.cohorts.files import ScanFile
+from service.cohorts.files import ScanFile, label_of
 from service.cohorts.patients import PatientSplit, numbered, other_values, shows_target
 from service.errors import AdaptationRejected
 from service.worker.attempt import Attempt
@@ -71,8 +71,9 @@ def masks_of(attempt: Attempt, task: Task) -> tuple[dict[str, ScanFile], frozens
     assert attempt.job.cohort is not None
     with attempt.database.read() as session:
         rows = masks.of_cohort(session, attempt.job.cohort)
+        digests = {scan.name: scan.sha256 for scan in cohorts.scans(session, attempt.job.cohort)}
     files = {name: cohorts.file_of(attempt.settings, row, name) for name, row in rows.items()}
-    if hint := other_values({name: row.label_values for name, row in rows.items()}, task):
+    if hint := other_values({name: row.label_values for name, row in rows.items()}, digests, task):
         attempt.warn(hint)
     return files, frozenset(name for name, row in rows.items() if shows_target(row.label_values, task))
 
@@ -90,7 +91,7 @@ def load_labelled(
     training.
 
     Raises:
-        ScanError, TaskError: a file cannot be read or does not fit; the message names it.
+        ScanError, TaskError: a file cannot be read or does not fit; the message has its digest.
         CohortDeleted: a file is not there.
     """
     images, targets, names, drawn_on, statistics, left_out = [], [], [], [], [], 0
@@ -105,7 +106,7 @@ def load_labelled(
             if mask is not None:
                 target = prepare_mask(decode(mask.read(), limits), task, prepared.geometry)
         except LocumStoreError as error:
-            raise type(error)(f"scan '{file.name}': {error}") from error
+            raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         # An equal share of the slices that the earlier scans left.
         budget = max(1, room // after)
         # Copies, because slices with neighbours share memory and torch tensors must not.
@@ -184,7 +185,7 @@ def load_images(
     """Decode and prepare every scan.
 
     Raises:
-        ScanError: a scan cannot be read or does not fit the task; the message names it.
+        ScanError: a scan cannot be read or does not fit the task; the message has its digest.
         CohortDeleted: a file is not there.
     """
     budget = max(1, MOST_IMAGES // len(files))
@@ -194,7 +195,7 @@ def load_images(
         try:
             slices, summary = prepare_scan(file.read(), task, limits)
         except ScanError as error:
-            raise type(error)(f"scan '{file.name}': {error}") from error
+            raise type(error)(f"{label_of(file.sha256)}: {error}") from error
         total += len(slices)
         parts.append(evenly(slices, budget))
         summaries.append(summary)

@@ -35,6 +35,7 @@ from personalization.fedoap.joining import (
 from personalization.gate import judge
 from personalization.networks import FedOapUNet, build
 from personalization.state import from_safetensors, to_safetensors
+from service.cohorts.files import label_of
 from service.cohorts.patients import PatientSplit, same_bytes, split_by_patient
 from service.errors import AdaptationRejected
 from service.jobs import records
@@ -73,9 +74,9 @@ def run_joining(attempt: Attempt) -> PublishedCandidate:
     masks, ill = masks_of(attempt, task)
     files = cohort_files(attempt)
     cohort = load_labelled(files, masks, task, scan_limits(attempt.settings), attempt.check_cancelled)
-    _say_what_was_lost(attempt, cohort, ill)
-    # Split by the resampled masks: a patient without a target left is no use for training or validation.
     digests = {file.name: file.sha256 for file in files}
+    _say_what_was_lost(attempt, cohort, ill, digests)
+    # Split by the resampled masks: a patient without a target left is no use for training or validation.
     split = split_by_patient(cohort.drawn, digests, task, config.validation, config.seed)
     _say_what_is_little(attempt, split, digests)
     parent.network.to(device_of(attempt.settings))
@@ -169,7 +170,9 @@ def _join(
         return go(None)
 
 
-def _say_what_was_lost(attempt: Attempt, cohort: LabelledImages, ill: frozenset[str]) -> None:
+def _say_what_was_lost(
+    attempt: Attempt, cohort: LabelledImages, ill: frozenset[str], digests: Mapping[str, str]
+) -> None:
     if cohort.left_out:
         attempt.warn(
             f"the cohort has {cohort.left_out} slices more than are taken at once: {len(cohort.images)}, "
@@ -179,17 +182,17 @@ def _say_what_was_lost(attempt: Attempt, cohort: LabelledImages, ill: frozenset[
     if lost:
         rows, columns = cohort.targets.shape[1:]
         attempt.warn(
-            f"of the target of {len(lost)} mask{'s' if len(lost) > 1 else ''}, first scan '{lost[0]}', "
-            f"nothing is left in the slices of {rows}x{columns} pixels that the network sees: counted as "
-            "drawn and without a target"
+            f"of the target of {len(lost)} mask{'s' if len(lost) > 1 else ''}, first "
+            f"{label_of(digests[lost[0]])}, nothing is left in the slices of {rows}x{columns} pixels that "
+            "the network sees: counted as drawn and without a target"
         )
 
 
 def _say_what_is_little(attempt: Attempt, split: PatientSplit, digests: Mapping[str, str]) -> None:
     if groups := same_bytes(split.patients, digests):
         attempt.warn(
-            f"{sum(map(len, groups))} scans with masks are the same bytes as another, first "
-            f"{' and '.join(repr(name) for name in groups[0][:2])}: counted as one patient's"
+            f"{sum(map(len, groups))} scans with masks are the same bytes as another, first {len(groups[0])} "
+            f"times {label_of(digests[groups[0][0]])}: counted as one patient's"
         )
     if split.deciding < _FEW_PATIENTS:
         attempt.warn(

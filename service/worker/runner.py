@@ -85,7 +85,7 @@ def _attend(attempt: Attempt) -> None:
         return
     if state is None:
         return
-    # Without the reason, which may have the hospital's name of a scan: only readers of the job may see it.
+    # Without the reason, which describes the hospital's scans: only readers of the job may see it.
     _log.info("job %s: %s", attempt.lease.job_id, state)
     # Only an unfinished job can continue. What cannot be deleted now is deleted by the reconciler.
     with log_and_continue(f"the files of job {attempt.lease.job_id}"):

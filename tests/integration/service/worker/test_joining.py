@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -87,6 +88,12 @@ def png(pixels: NDArray[np.uint8]) -> bytes:
 def ask(api: Any, cohort: str, **body: Any) -> httpx.Response:
     answer: httpx.Response = api.client.post("/hospitals/dune/adaptations", json={"cohort": cohort, **body})
     return answer
+
+
+def digests(api: Any, cohort: str, *names: str) -> set[str]:
+    """The digests of these scans, as a job's warnings have them."""
+    listed = api.client.get(f"/hospitals/dune/cohorts/{cohort}/scans").json()["scans"]
+    return {scan["sha256"].removeprefix("sha256:")[:12] for scan in listed if scan["name"] in names}
 
 
 def named(answer: httpx.Response) -> list[str]:
@@ -327,7 +334,7 @@ def test_joining_without_masks_of_two_patients_is_422(api: Any) -> None:
     assert problem(ask(api, upload(api, twice))) == (422, "masks-missing")
     nameless = ask(api, upload(api, {f"x-{name}": files for name, files in drawn.items()}))
     assert problem(nameless) == (422, "masks-missing")
-    assert "no patient in the name" in nameless.json()["detail"]
+    assert re.match("scan [0-9a-f]{12}: no patient in the name", nameless.json()["detail"])
     sent = api.client.post("/hospitals/dune/adaptations", files=[("scans", drawn[one][0])])
     assert problem(sent) == (422, "masks-missing")
 
@@ -369,7 +376,8 @@ def test_joining_ignores_a_target_lost_in_resizing_with_a_warning(api: Any) -> N
     assert found["state"] == "failed"
     assert "found 1 among 2 masks of 2 patients" in found["reason"]
     (warning,) = found["warnings"]
-    assert warning.startswith("of the target of 1 mask, first scan 'patient-600.png', nothing is left")
+    (digest,) = digests(api, found["cohort"], "patient-600.png")
+    assert warning.startswith(f"of the target of 1 mask, first scan {digest}, nothing is left")
 
 
 def test_joining_counts_one_scan_under_two_names_as_one_patient(api: Any) -> None:
@@ -380,7 +388,8 @@ def test_joining_counts_one_scan_under_two_names_as_one_patient(api: Any) -> Non
     run_job(job, api.settings)
     found = api.client.get(f"/jobs/{job}").json()
     assert (found["result"]["train_patients"], found["result"]["validation_patients"]) == (1, 1)
-    said = "first 'patient-500.nii.gz' and 'patient-900.nii.gz': counted as one patient's"
+    (digest,) = digests(api, found["cohort"], twice, "patient-900.nii.gz")
+    said = f"2 scans with masks are the same bytes as another, first 2 times scan {digest}: counted"
     assert any(said in warning for warning in found["warnings"])
     same = {twice: drawn[twice], "patient-900.nii.gz": drawn[twice]}
     assert problem(ask(api, upload(api, same))) == (422, "masks-missing")

@@ -101,7 +101,9 @@ def test_picking_with_an_unfit_scan_or_withdrawn_cluster_fails_with_a_reason(api
     colour[..., 1] = np.arange(20) * 12
     failed = finished(api, submit(api, [*pictures("elm", 1), colour]))
     assert failed["state"] == "failed"
-    assert "scan '0002'" in failed["reason"]
+    cohort = f"/hospitals/{failed['hospital']}/cohorts/{failed['cohort']}"
+    listed = api.client.get(f"{cohort}/scans").json()["scans"]
+    assert f"scan {listed[1]['sha256'].removeprefix('sha256:')[:12]}: " in failed["reason"]
     job = submit(api, pictures("elm", 2))
     api.store.withdraw("shapes.cluster-1@1", actor="ada", reason="wrong labels")
     gone = finished(api, job)

@@ -31,12 +31,13 @@ def test_shows_target_requires_a_foreground_value() -> None:
 
 
 def test_other_values_reports_masks_without_target_values() -> None:
-    assert other_values({"empty": [0], "ill": [0, 1, 2]}, TASK) is None
-    said = other_values({"empty": [0], "a": [0, 1], "ill": [0, 2], "b": [1]}, TASK)
+    scans = {name: name * 64 for name in "ab"}
+    assert other_values({"empty": [0], "ill": [0, 1, 2]}, scans, TASK) is None
+    said = other_values({"empty": [0], "a": [0, 1], "ill": [0, 2], "b": [1]}, scans, TASK)
     assert said is not None
     assert said.startswith("2 masks count as drawn and without a target")
-    assert "(scan 'a': 1): the target's are 2;" in said
-    one = other_values({"a": [0, 1]}, TASK)
+    assert "(scan aaaaaaaaaaaa: 1): the target's are 2;" in said
+    one = other_values({"a": [0, 1]}, scans, TASK)
     assert one is not None
     assert one.startswith("1 mask counts as drawn and without a target")
 
@@ -92,7 +93,7 @@ def test_split_by_patient_without_a_pattern_treats_each_scan_as_a_patient() -> N
         ({"case-1": True}, "found 1 among 1 masks of 1 patients"),
         ({"case-1-a": True, "case-1-b": True}, "found 1 among 2 masks of 1 patients"),
         ({"case-1": True, "case-2": False}, "found 1 among 2 masks of 2 patients"),
-        ({"case-1": True, "scan": True}, "no patient in the name"),
+        ({"case-1": True, "scan": True}, "^scan digest of sc: no patient in the name"),
     ],
 )
 def test_split_by_patient_with_too_few_patients_is_rejected(drawn: dict[str, bool], words: str) -> None:
