@@ -22,7 +22,7 @@ from typing import Any, cast
 from sqlalchemy import Table, delete, func, insert, select
 from sqlalchemy.orm import Session
 
-from service.database import Assignment, AuditCheckpoint, AuditRow, caller_of, in_turn
+from service.database import Assignment, AuditCheckpoint, AuditRow, Database, caller_of, in_turn
 from service.errors import AuditBroken
 from service.runtime.logs import current_request
 
@@ -149,23 +149,13 @@ def verify(session: Session, expected: Head | None = None) -> Verified:
     for row in rows(session):
         if row["id"] <= start.number:
             raise AuditBroken(f"row {row['id']} is there, but a checkpoint says that it was removed")
-        if row["id"] != last.number + 1:
-            raise AuditBroken(f"row {last.number + 1} is missing: row {row['id']} follows row {last.number}")
-        content = {name: value for name, value in row.items() if name != "digest"}
-        if row["previous"] != last.digest:
-            raise AuditBroken(
-                f"row {row['id']} has another digest before it than row {last.number} has: one of them was "
-                "changed or moved"
-            )
-        if digest_of(content) != row["digest"]:
-            raise AuditBroken(f"row {row['id']} ({row['action']}, {row['at']}) was changed")
+        last, count = _next(last, row), count + 1
         if row["action"] in ASSIGNED:
             assigned[row["details"]["assignment"]] = row
         elif row["action"] == "trail.begun":
             covered = row["details"]["assignments"]
         elif row["action"] == "trail.removed":
             sealed.add(row["details"]["seal"])
-        last, count = Head(row["id"], row["digest"]), count + 1
         if expected is not None and expected.number == last.number and expected != last:
             raise AuditBroken(f"row {last.number} has another digest than was noted: the trail was rewritten")
     if expected is not None and expected.number > last.number:
@@ -176,21 +166,38 @@ def verify(session: Session, expected: Head | None = None) -> Verified:
     return Verified(count, start.number, last)
 
 
-def remove_before(session: Session, before: datetime) -> Verified | None:
+def remove_before(database: Database, before: datetime) -> Verified | None:
     """Remove the rows from before an instant, and leave a sealed checkpoint; None where there are none.
 
+    The trail is verified in a snapshot, while others append. Under the trail's lock only the chain of the
+    rows is verified that they appended meanwhile.
+
     Args:
-        session: of a writing transaction.
+        database: for the caller that removes.
         before: aware.
 
     Raises:
         AuditBroken: the trail is not in order, so nothing is removed.
     """
-    in_turn(session, _LOCK)
-    verify(session)
+    while True:
+        with database.snapshot() as session:
+            seen = verify(session).head
+            checkpoint = _next_checkpoint(session, before, seen)
+        if checkpoint is None:
+            return None
+        with database.write() as session:
+            in_turn(session, _LOCK)
+            earlier = _last_checkpoint(session)
+            if checkpoint["previous"] == (FIRST_PREVIOUS if earlier is None else earlier.seal):
+                return _remove(session, checkpoint, seen)
+        # Another removal came first.
+
+
+def _next_checkpoint(session: Session, before: datetime, last: Head) -> dict[str, Any] | None:
+    """The columns of a checkpoint that replaces the rows from before an instant; None if there are none."""
     # The last row stays, so that the chain has a beginning.
     upto = session.scalar(select(func.max(AuditRow.id)).where(AuditRow.at < before)) or 0
-    upto = min(upto, head(session).number - 1)
+    upto = min(upto, last.number - 1)
     earlier = _last_checkpoint(session)
     if upto <= (0 if earlier is None else earlier.upto):
         return None
@@ -200,7 +207,7 @@ def remove_before(session: Session, before: datetime) -> Verified | None:
     )
     for action, details in session.execute(going):
         covered = max(covered, details["assignments" if action == "trail.begun" else "assignment"])
-    content: dict[str, Any] = {
+    return {
         "upto": upto,
         "digest": session.execute(select(AuditRow.digest).where(AuditRow.id == upto)).scalar_one(),
         "at": datetime.now(UTC),
@@ -208,13 +215,37 @@ def remove_before(session: Session, before: datetime) -> Verified | None:
         "assignments": covered,
         "previous": FIRST_PREVIOUS if earlier is None else earlier.seal,
     }
-    seal = digest_of(content)
-    session.add(AuditCheckpoint(**content, seal=seal))
+
+
+def _remove(session: Session, checkpoint: Mapping[str, Any], seen: Head) -> Verified:
+    """Replace rows by this checkpoint, in a trail that was verified up to row `seen`."""
+    if session.scalar(select(AuditRow.digest).where(AuditRow.id == seen.number)) != seen.digest:
+        raise AuditBroken(f"row {seen.number} was changed since the trail was verified")
+    last = seen
+    for row in rows(session, seen.number + 1):
+        last = _next(last, row)
+    upto, seal = checkpoint["upto"], digest_of(checkpoint)
+    session.add(AuditCheckpoint(**checkpoint, seal=seal))
     session.flush()
     session.execute(delete(AuditRow).where(AuditRow.id <= upto))
     append(session, "trail.removed", details={"upto": upto, "seal": seal})
-    session.flush()
-    return verify(session)
+    last = head(session)
+    return Verified(last.number - upto, upto, last)
+
+
+def _next(last: Head, row: Mapping[str, Any]) -> Head:
+    """The head after a row that follows `last`. Raises AuditBroken if it does not, or was changed."""
+    if row["id"] != last.number + 1:
+        raise AuditBroken(f"row {last.number + 1} is missing: row {row['id']} follows row {last.number}")
+    content = {name: value for name, value in row.items() if name != "digest"}
+    if row["previous"] != last.digest:
+        raise AuditBroken(
+            f"row {row['id']} has another digest before it than row {last.number} has: one of them was "
+            "changed or moved"
+        )
+    if digest_of(content) != row["digest"]:
+        raise AuditBroken(f"row {row['id']} ({row['action']}, {row['at']}) was changed")
+    return Head(row["id"], row["digest"])
 
 
 def _verified_checkpoints(session: Session) -> AuditCheckpoint | None:

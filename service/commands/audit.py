@@ -60,8 +60,8 @@ def remove(
     ],
 ) -> None:
     """Verify the trail, then replace its oldest rows by a checkpoint. Export them first."""
-    with opened(context.obj) as database, database.write() as session:
-        found = trail.remove_before(session, before.replace(tzinfo=UTC))
+    with opened(context.obj) as database:
+        found = trail.remove_before(database, before.replace(tzinfo=UTC))
     if found is None:
         typer.echo("no row is that old", err=True)
         return

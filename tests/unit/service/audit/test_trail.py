@@ -249,28 +249,24 @@ def test_removed_rows_leave_a_checkpoint_from_which_the_chain_goes_on(
     assign(database)
     before = aged(3)
     write(database, 2)
-    with database.write() as session:
-        found = trail.remove_before(session, before)
+    found = trail.remove_before(database, before)
     # The first row, the assignment and three; then two, and the row on the removal.
     assert found is not None
     assert (found.removed, found.rows, found.head.number) == (5, 3, 8)
     assert verified(database, found.head) == found
     second = aged(2)
     write(database)
-    with database.write() as session:
-        again = trail.remove_before(session, second)
+    again = trail.remove_before(database, second)
     assert again is not None
     assert again.removed == 10
-    with database.write() as session:
-        assert trail.remove_before(session, before) is None
+    assert trail.remove_before(database, before) is None
     write(database)
     verified(database)
 
 
 def test_whole_trail_is_never_removed(database: Database) -> None:
     write(database, 3)
-    with database.write() as session:
-        found = trail.remove_before(session, datetime.now(UTC) + timedelta(days=1))
+    found = trail.remove_before(database, datetime.now(UTC) + timedelta(days=1))
     assert found is not None
     assert (found.removed, found.rows) == (3, 2)
 
@@ -286,8 +282,7 @@ def test_whole_trail_is_never_removed(database: Database) -> None:
 )
 def test_changed_checkpoint_is_found(database: Database, statement: str, message: str) -> None:
     write(database, 3)
-    with database.write() as session:
-        trail.remove_before(session, datetime.now(UTC) + timedelta(days=1))
+    trail.remove_before(database, datetime.now(UTC) + timedelta(days=1))
     behind_its_back(database, statement)
     with pytest.raises(AuditBroken, match=message):
         verified(database)
@@ -296,9 +291,65 @@ def test_changed_checkpoint_is_found(database: Database, statement: str, message
 def test_broken_trail_is_not_shortened(database: Database) -> None:
     write(database, 3)
     behind_its_back(database, "UPDATE audit SET actor = 'x' WHERE id = 2")
-    with database.write() as session, pytest.raises(AuditBroken):
-        trail.remove_before(session, datetime.now(UTC) + timedelta(days=1))
+    with pytest.raises(AuditBroken):
+        trail.remove_before(database, datetime.now(UTC) + timedelta(days=1))
     assert len(exported(database)) == 4
+
+
+def paused(monkeypatch: pytest.MonkeyPatch, during: Callable[[], object]) -> None:
+    """Let this happen once in another thread, and end, while the next removal verifies the trail."""
+    verify = trail.verify
+
+    def pauses(*given: Any) -> trail.Verified:
+        monkeypatch.setattr(trail, "verify", verify)
+        found = verify(*given)
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(during).result(timeout=20)
+        return found
+
+    monkeypatch.setattr(trail, "verify", pauses)
+
+
+def test_row_is_appended_while_a_removal_verifies_the_trail(
+    database: Database, aged: Callable[[int], datetime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = aged(3)
+    write(database)
+    paused(monkeypatch, lambda: write(database, 2))
+    found = trail.remove_before(database, before)
+    # The first row and three; then one, the two that were appended meanwhile, and the row on the removal.
+    assert found is not None
+    assert (found.removed, found.rows, found.head.number) == (4, 4, 8)
+    assert verified(database) == found
+
+
+def test_row_that_is_changed_while_a_removal_verifies_the_trail_is_found(
+    database: Database, aged: Callable[[int], datetime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = aged(3)
+    write(database)
+
+    def tamper() -> None:
+        write(database, 2)
+        behind_its_back(database, "UPDATE audit SET actor = 'key:eve' WHERE id = 6")
+
+    paused(monkeypatch, tamper)
+    with pytest.raises(AuditBroken, match=r"row 6 .* was changed"):
+        trail.remove_before(database, before)
+    assert len(exported(database)) == 7
+
+
+def test_removal_after_a_concurrent_one_starts_over(
+    database: Database, aged: Callable[[int], datetime], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = aged(2)
+    second = aged(2)
+    write(database)
+    paused(monkeypatch, lambda: trail.remove_before(database, first))
+    found = trail.remove_before(database, second)
+    assert found is not None
+    assert found.removed == 5
+    assert verified(database) == found
 
 
 def test_dicom_message_has_who_what_and_when(database: Database) -> None:
