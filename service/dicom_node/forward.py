@@ -66,13 +66,20 @@ class Forwarder:
         """Look until `stopping` is set; the series that is sent is finished first."""
         swept = float("-inf")
         while not self.stopping.is_set():
-            self.complete(open_series())
-            worked = self.look()
-            if time.monotonic() - swept > _SWEEP_SECONDS:
-                swept = time.monotonic()
-                self.spool.sweep(self.node.failed_days * 24 * 3600)
-            if not worked:
-                self.stopping.wait(_LOOK_SECONDS)
+            pause = _LOOK_SECONDS
+            try:
+                # What frees space comes before what needs some.
+                if time.monotonic() - swept > _SWEEP_SECONDS:
+                    swept = time.monotonic()
+                    self.spool.sweep(self.node.failed_days * 24 * 3600)
+                if self.look():
+                    pause = 0
+                self.complete(open_series())
+            except OSError as error:
+                # The disk is full, say. The node still answers its senders.
+                _log.error("the queue cannot be worked off: %s", _brief(error))
+                pause = self.node.retry_seconds
+            self.stopping.wait(pause)
 
     def complete(self, open_series: set[str]) -> None:
         """Make every series ready of which no object has come for long enough."""
@@ -95,8 +102,7 @@ class Forwarder:
         except Never as error:
             self._fail(entry, str(error))
         except OSError as error:
-            # Not its whole text, which has a path.
-            self._postpone(entry, f"{type(error).__name__}: {error.strerror}")
+            self._postpone(entry, _brief(error))
         except Exception as error:
             # A bug: keep the series, and the others going.
             _log.exception("series %s", entry.id)
@@ -124,7 +130,10 @@ class Forwarder:
     def _postpone(self, entry: Entry, why: str) -> None:
         if time.time() - entry.completed_at > self.node.give_up_hours * 3600:
             self._fail(entry, f"{why}, {self.node.give_up_hours:.3g} h after it was complete")
-            return
+        else:
+            self._pause(entry, why)
+
+    def _pause(self, entry: Entry, why: str) -> None:
         before = self._waiting.get(entry.id)
         pause = self.node.retry_seconds if before is None else 2 * before.pause
         pause = min(pause, max(_LONGEST_PAUSE_SECONDS, self.node.retry_seconds))
@@ -132,9 +141,19 @@ class Forwarder:
         _log.warning("series %s waits %.3g s: %s", entry.id, pause, why)
 
     def _fail(self, entry: Entry, why: str) -> None:
-        self.spool.fail(entry, why)
+        try:
+            self.spool.fail(entry, why)
+        except OSError as error:
+            # It fails later, and until then delays no other series.
+            self._pause(entry, f"it cannot be moved to failed/ ({_brief(error)}): {why}")
+            return
         self._waiting.pop(entry.id, None)
         _log.error("series %s failed, and is kept in failed/: %s", entry.id, why)
+
+
+def _brief(error: OSError) -> str:
+    """Not the error's whole text, which has a path."""
+    return f"{type(error).__name__}: {error.strerror}"
 
 
 def segment(node: NodeConfiguration, route: Route, entry: Entry) -> bytes:
@@ -211,12 +230,13 @@ def deliver(ae_title: str, name: str, destination: Destination, segmentation: by
     association = ae.associate(
         destination.host, destination.port, ae_title=destination.ae_title, tls_args=tls
     )
+    # pynetdicom aborts an association without an accepted context.
+    if association.rejected_contexts and not association.accepted_contexts:
+        raise Never(f"destination '{name}' accepts no SEG")
     if not association.is_established:
         refused = "rejects the association" if association.is_rejected else "does not answer"
         raise NotNow(f"destination '{name}' {refused}")
     try:
-        if not association.accepted_contexts:
-            raise Never(f"destination '{name}' accepts no SEG")
         answer = association.send_c_store(dataset)
     except (RuntimeError, ValueError) as error:
         raise NotNow(f"destination '{name}' ended the association ({type(error).__name__})") from None

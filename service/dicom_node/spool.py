@@ -142,7 +142,8 @@ class Spool:
 
     def ready(self) -> list[Entry]:
         """The complete series, the oldest first."""
-        found = [Entry(path) for path in (self._root / "ready").iterdir()]
+        # Half deleted ones begin with a dot.
+        found = [Entry(path) for path in (self._root / "ready").glob("[!.]*")]
         return sorted(found, key=lambda entry: entry.completed_at)
 
     def finish(self, entry: Entry) -> None:
