@@ -36,6 +36,8 @@ from service.runtime.embedded_worker import worker_command
 NAME = "load"
 HOSPITAL = "outside"
 SCANS = 8
+# Learns until it is cancelled. The default of a space without a playbook learns nothing.
+LEARNS = {"preset": "paper", "epochs": 200, "batch_size": 8}
 # Between two requests: without a pause the probe itself would be the load.
 PAUSE_S = 0.01
 _PATIENCE_S = 120.0
@@ -67,8 +69,8 @@ class HealthUnderLoad(Experiment[Profile]):
     def cells(self) -> list[Cell]:
         """One cell."""
         settings = self.profile
-        cell = {"jobs": 2, "seconds": settings.seconds, "width": settings.width, "port": settings.port}
-        return on_device([cell], settings.device)
+        shared = {"seconds": settings.seconds, "width": settings.width, "port": settings.port}
+        return on_device([{"jobs": 2, "preset": LEARNS["preset"], **shared}], settings.device)
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
         """Measure the cell."""
@@ -131,12 +133,12 @@ def ask(port: int, seconds: float) -> list[float]:
     return taken
 
 
-def start_job(client: httpx.Client, epochs: int = 200) -> str:
-    """Start an adaptation, of many epochs by default. Returns the job's id."""
+def start_job(client: httpx.Client, **options: Any) -> str:
+    """Start an adaptation. Returns the job's id."""
     answer = client.post(
         f"/hospitals/{HOSPITAL}/adaptations",
         files=[("scans", (f"{number}.png", scan_bytes("png"))) for number in range(SCANS)],
-        data={"options": json.dumps({"epochs": epochs, "batch_size": 8})},
+        data={"options": json.dumps(options)},
     )
     answer.raise_for_status()
     return str(answer.json()["id"])
@@ -169,7 +171,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
         stack.enter_context(second_worker(store, state))
         client.put(f"/hospitals/{HOSPITAL}", json={"name": "Outside"}).raise_for_status()
         rest = ask(cell["port"], cell["seconds"])
-        jobs = [start_job(client) for _ in range(cell["jobs"])]
+        jobs = [start_job(client, **LEARNS) for _ in range(cell["jobs"])]
         wait_for(client, jobs, "running", adapting=True)
         load = ask(cell["port"], cell["seconds"])
         wait_for(client, jobs, "running")

@@ -57,8 +57,8 @@ class Scan:
 
 @dataclass(frozen=True)
 class Profile:
-    """Scans by name; pairs of served and bare, and scans in each at least; slots; jobs, their epochs and the
-    width of their U-Nets; requests while memory is watched.
+    """Scans by name; pairs of served and bare, and scans in each at least; slots; jobs, and the width of
+    their U-Nets; requests while memory is watched.
 
     `threads` are onnxruntime's per run, on both sides: as many as the machine has cores, and 1.
     """
@@ -69,7 +69,6 @@ class Profile:
     slots: int = 4
     threads: tuple[int, ...] = (2, 1)
     jobs: int = 6
-    epochs: int = 3
     job_width: int = 8
     requests: int = 10_800
     device: str = "cpu"
@@ -77,7 +76,7 @@ class Profile:
 
 _FEW = (1, 4)
 PROFILES = {
-    "smoke": Profile({"PNG": Scan(0, 32, 2, (2,))}, 2, 8, 2, (1,), 2, 1, 2, 1000),
+    "smoke": Profile({"PNG": Scan(0, 32, 2, (2,))}, 2, 8, 2, (1,), 2, 2, 1000),
     "cpu": Profile(
         {"PNG": Scan(0, 256, 16), "small PNG": Scan(0, 96, 8), "volume": Scan(16, 256, 16, _FEW)},
     ),
@@ -123,7 +122,7 @@ class Throughput(Experiment[Profile]):
             # One thread per run is for many clients.
             if threads == profile.threads[0] or clients == 16
         ]
-        adapted = {"jobs": profile.jobs, "epochs": profile.epochs, "width": profile.job_width, "pairs": 1}
+        adapted = {"jobs": profile.jobs, "preset": "ladder", "width": profile.job_width, "pairs": 1}
         posted = {"requests": profile.requests, "clients": 8, "slots": profile.slots, "size": 32, "width": 2}
         cells = [*served, {"what": "jobs", **adapted}, {"what": "memory", **posted}]
         return on_device(cells, profile.device)
@@ -248,7 +247,7 @@ def jobs(cell: Cell, work: Path) -> dict[str, Any]:
 
         def seconds(count: int) -> float:
             began = time.perf_counter()
-            wait_for(client, [start_job(client, cell["epochs"]) for _ in range(count)], "succeeded")
+            wait_for(client, [start_job(client, preset=cell["preset"]) for _ in range(count)], "succeeded")
             return time.perf_counter() - began
 
         # Each worker imports torch with its first job.
