@@ -136,8 +136,8 @@ def provision(root: Path, project: str, address: str, sites: Sequence[str]) -> d
         ) from error
 
     host, port = _address(address)
-    _check_names(project, host, sites)
     before = Kit.open(root / SERVER, server=True).content if (root / SERVER).exists() else None
+    _check_names(project, host, sites, before.sites if before else ())
     _check_same(root, before, KitFile(project=project, name=SERVER, address=f"{host}:{port}"))
     new = [site for site in dict.fromkeys(sites) if before is None or site not in before.sites]
     plan = Project(project, f"Locum consortium {project}")
@@ -220,17 +220,23 @@ def _address(text: str) -> tuple[str, int]:
     return match["host"], port
 
 
-def _check_names(project: str, host: str, sites: Sequence[str]) -> None:
+def _check_names(project: str, host: str, sites: Sequence[str], known: Sequence[str]) -> None:
+    """Check the names of new kits, beside those of the `known` hospitals. Raises ConfigurationError."""
     problems = [
         f"'{name}': expected at most 63 letters, digits, '_' and '-', beginning with a letter or digit"
         for name in (project, *sites)
         if not _SITE_NAME.fullmatch(name)
     ]
+    spelled = {site.lower(): site for site in known}
     for site in sites:
         check_name(site, problems)
-        # A certificate is valid for its own name as a host, so a hospital could pose as this one.
-        if site in (SERVER, host):
+        # A certificate is valid for its own name as a host, so a hospital could pose as this one. TLS and
+        # some file systems ignore case.
+        if site.lower() in (SERVER, host.lower()):
             problems.append(f"'{site}': the name is reserved for the operator")
+        other = spelled.setdefault(site.lower(), site)
+        if other != site:
+            problems.append(f"'{site}': differs from '{other}' in case only, use another name")
     if problems:
         raise ConfigurationError("the kits cannot be made", list(dict.fromkeys(problems)))
 

@@ -72,6 +72,19 @@ def test_name_that_a_cell_or_a_path_cannot_have_is_rejected(tmp_path, site):
         provision(tmp_path, "hearts", ADDRESS, [site])
 
 
+@pytest.mark.parametrize("site", ["FLARE", "Flare", "Server", "SERVER"])
+def test_name_that_differs_from_the_operators_in_case_only_is_rejected(tmp_path, site):
+    with pytest.raises(ConfigurationError, match=f"'{site}': the name is reserved for the operator"):
+        provision(tmp_path, "hearts", "flare:8002", [site])
+
+
+def test_names_of_hospitals_that_differ_in_case_only_are_rejected(root, tmp_path):
+    with pytest.raises(ConfigurationError, match="'Elm': differs from 'elm' in case only"):
+        provision(tmp_path / "new", "hearts", ADDRESS, ["elm", "Elm"])
+    with pytest.raises(ConfigurationError, match="'Birch': differs from 'birch' in case only"):
+        provision(root, "hearts", ADDRESS, ["Birch"])
+
+
 @pytest.mark.parametrize(
     "address", ["", "host:0", "host:70000", "a b", "host:x", "http://host", "[::1]:8002"]
 )
