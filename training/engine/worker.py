@@ -139,6 +139,10 @@ class Worker:
         """Use another policy for a site from its next task on; its data stays loaded."""
         self._sites[site.name] = site
 
+    def forget_downloads(self) -> None:
+        """Read the downloads of the next task again: a repeated round may bring others."""
+        self._downloads.clear()
+
     def answer(self, task: Task) -> Delivery | Failure:
         """Run a task. Every error becomes a Failure.
 

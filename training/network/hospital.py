@@ -429,6 +429,8 @@ class Hospital:
             raise SiteFailed(f"expected the downloads {sorted(declared)}, found {sorted(said.downloads)}")
         if sum(said.downloads.values()) > self._policy.megabytes_received * 2**20:
             raise SiteFailed("the download is larger than the hospital's policy allows")
+        # A round that the operator took back comes again, with other weights in the same file.
+        prepared.worker.forget_downloads()
         paths: dict[str, Path] = {}
         for group, size in said.downloads.items():
             paths[group] = prepared.folder / "files" / f"down-{group}"

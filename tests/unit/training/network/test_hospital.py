@@ -350,14 +350,30 @@ def test_policy_that_forbids_a_step_sends_only_the_reason(tmp_path, data, kits, 
     assert "write" not in hospital._cell.asked
 
 
+def test_round_that_is_repeated_with_other_weights_is_trained_from_them(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+
+    def upload_of(hospital, session, seed):
+        start_round(together, 1, seed)
+        task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+        hospital._step(session, hospital._prepared, task)
+        return (tmp_path / "up" / "up-weights").read_bytes()
+
+    hospital = together.hospital("birch")
+    session = hospital._join()
+    first, repeated = (upload_of(hospital, session, seed) for seed in (3, 4))
+    restarted = together.hospital("birch")
+    assert repeated == upload_of(restarted, restarted._join(), 4) != first
+
+
 def pack_session(session):
     return Session(session=session)
 
 
-def start_round(together, step):
+def start_round(together, step, seed=3):
     """Give birch its task of a step, with the downloads that the engine would write."""
     algorithm = find_method(together.method).build(together.config, together.task)
-    memory = algorithm.initial(RunEnvironment(3).context("initial", 0, 1))
+    memory = algorithm.initial(RunEnvironment(seed).context("initial", 0, 1))
     down = together.root / "down"
     write_tensors(down, part(memory.tensors, "global"))
     task = Task("birch", step, 0, {"weights": down}, None, upload=together.root / "up" / "up")
