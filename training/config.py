@@ -73,7 +73,9 @@ class Defence(StrictConfig):
     reduction: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
         "mean", description="of groups that are averaged; all but `mean` count every site alike"
     )
-    trim: float = Field(0.2, ge=0, lt=0.5, description="trimmed-mean: share of sites cut at either end")
+    trim: float = Field(
+        0.2, ge=0, lt=0.5, description="trimmed-mean: share of sites cut at either end, one at least"
+    )
     liars: int = Field(1, ge=0, description="krum: sites that may lie")
     most_norm: float | None = Field(
         None, gt=0, description="size of an update, in medians of the others'; more is scaled or dropped"

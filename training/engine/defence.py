@@ -5,7 +5,8 @@ Legend: n sites, x_k an upload, w what the server sent, f sites that may lie.
     size of an update      ||x_k - w||; more than `most_norm` times the median of the others' is too much:
                            x_k <- w + (x_k - w) bound / ||x_k - w||, or the site is dropped
     median                 coordinate by coordinate (Yin et al., ICML 2018)
-    trimmed mean           coordinate by coordinate, without the `trim` n lowest and highest (same paper)
+    trimmed mean           coordinate by coordinate, without the `trim` n lowest and highest, at least one of
+                           each (same paper)
     Krum                   the x_k with the least sum of squared distances to its n - f - 2 nearest
                            (Blanchard et al., NeurIPS 2017)
 
@@ -78,6 +79,13 @@ def scaled(upload: Mapping[str, Tensor], sent: Mapping[str, Tensor], factor: flo
     }
 
 
+def least_uploads(how: Robust, trim: float, liars: int) -> int:
+    """Return the number of uploads below which `robust_reduction` raises ValueError."""
+    if how == "krum":
+        return liars + 3
+    return 3 if how == "trimmed-mean" and trim else 1
+
+
 def robust_reduction(uploads: Sequence[Mapping[str, Tensor]], how: Robust, trim: float, liars: int) -> State:
     """Reduce uploads of equal names and shapes. Integer tensors are the first upload's, or the chosen one's.
 
@@ -86,7 +94,8 @@ def robust_reduction(uploads: Sequence[Mapping[str, Tensor]], how: Robust, trim:
     count = len(uploads)
     if how == "krum":
         return clone(uploads[krum(uploads, liars)])
-    cut = math.floor(trim * count)
+    # A share of few sites would round to none, and leave a plain mean.
+    cut = max(1, math.floor(trim * count)) if trim else 0
     if how == "trimmed-mean" and count <= 2 * cut:
         raise ValueError(f"trim: expected to leave a site of {count}, found {trim}")
     result: State = {}

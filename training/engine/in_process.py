@@ -77,16 +77,15 @@ class InProcessEngine:
     def run(self) -> RunOutcome:
         """Run the plan from the last committed round (or the beginning) to its end.
 
-        Raises EgressRefused before the first step, FederationError when a site's data cannot be read,
-        RoundFailed when every site of a round failed, AlgorithmError when the method violates its
-        declaration.
+        Raises EgressRefused before the first step, ConfigurationError when the defence needs more sites,
+        FederationError when a site's data cannot be read, RoundFailed when every site of a round failed,
+        AlgorithmError when the method violates its declaration.
         """
         check_plan(self._plan, self._sites)
         standing = self._standing()
         try:
             if not self._done(standing):
                 with self._pool() as pool:
-                    self._load(pool)
                     rounds = Rounds(
                         self._algorithm,
                         self._sites,
@@ -97,6 +96,8 @@ class InProcessEngine:
                         defence=self._defence,
                         observer=self._observer,
                     )
+                    rounds.check(self._plan)
+                    self._load(pool)
                     while not self._done(standing):
                         standing = self._advance(standing, rounds)
         finally:

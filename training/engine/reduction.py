@@ -25,7 +25,7 @@ from personalization.errors import PersonalizationError
 from personalization.state import StreamingMean, check_compatible, check_finite, clone
 from training.algorithm import Group, Phase, RoundResult, State
 from training.config import Defence
-from training.engine.defence import bounds, capped, robust_reduction, scaled, update_norm
+from training.engine.defence import bounds, capped, least_uploads, robust_reduction, scaled, update_norm
 from training.errors import RoundFailed, SiteFailed
 
 _NOTHING: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
@@ -94,12 +94,14 @@ class Reducer:
     def settle(self) -> tuple[dict[str, float], dict[str, str]]:
         """Apply the defence to all sites. Returns the scaled sites with their factor, and the dropped ones.
 
-        Raises RoundFailed where too few sites are left for the reduction.
+        Raises RoundFailed where too few sites are left for the reduction of an essential group. Another group
+        of too few sites counts as withheld by all.
         """
         factors, dropped = self._bound()
         left = {site: found for site, found in self._pending.items() if site not in dropped}
         weights = capped([found.weight for found in left.values()], self._defence.most_share)
-        robust = self._defence.reduction != "mean"
+        how = self._defence
+        robust = how.reduction != "mean"
         for (site, found), weight in zip(left.items(), weights, strict=True):
             groups = {
                 name: self._bounded(name, state, found.sent, factors.get(site))
@@ -109,7 +111,8 @@ class Reducer:
             self._accept(site, left[site], but="mean" if robust else None)
         for name in self._averaged() if robust else ():
             uploads = [found.groups[name] for found in left.values() if name in found.groups]
-            if uploads:
+            least = 1 if self._groups[name].essential else least_uploads(how.reduction, how.trim, how.liars)
+            if len(uploads) >= least:
                 self._robust[name] = self._reduced(uploads)
         self._pending = {}
         return factors, dropped

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from training.algorithm import Algorithm, Memory, Phase, State
+from training.algorithm import Algorithm, Memory, Phase, ServerStage, State
 from training.config import Defence
 from training.engine.client import RunEnvironment
+from training.engine.defence import least_uploads
 from training.engine.egress import SiteSpec, may_take_part
 from training.engine.folder import RunCheckpoint, Slot, free_slot
 from training.engine.history import Observer, RoundEntry, SiteEntry
@@ -21,7 +22,7 @@ from training.engine.reduction import Reducer
 from training.engine.seeds import generator
 from training.engine.tensorfile import read_tensors, size_of, write_tensors
 from training.engine.worker import Delivery, Failure, Task
-from training.errors import AlgorithmError, RoundFailed, SiteFailed
+from training.errors import AlgorithmError, ConfigurationError, RoundFailed, SiteFailed
 
 _Key = tuple[tuple[str, int], ...]
 
@@ -51,6 +52,26 @@ class Rounds:
         self._participation = participation
         self._defence = defence
         self._observer = observer
+
+    def check(self, plan: Sequence[Phase | ServerStage]) -> None:
+        """Check that every phase has the sites that the defence needs. Raises ConfigurationError."""
+        how = self._defence
+        least = least_uploads(how.reduction, how.trim, how.liars)
+        averaging = [
+            phase
+            for phase in plan
+            if isinstance(phase, Phase)
+            and any(group.essential and group.reduction == "mean" for group in phase.uploads)
+        ]
+        counts = {phase.name: len(self._participants(phase, 0)[0]) for phase in averaging}
+        problems = [
+            f"defence.reduction: {how.reduction} needs {least} sites in a round of '{name}', found {count}; "
+            "use another reduction, or more sites"
+            for name, count in counts.items()
+            if 0 < count < least
+        ]
+        if problems:
+            raise ConfigurationError("the run cannot start", problems)
 
     def run(
         self,

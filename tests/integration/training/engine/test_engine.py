@@ -15,7 +15,13 @@ from training.engine.folder import RunFolder, SiteFolder
 from training.engine.history import RoundEntry, Silent
 from training.engine.in_process import InProcessEngine
 from training.engine.pool import Inline
-from training.errors import AlgorithmError, EgressRefused, FederationError, RoundFailed
+from training.errors import (
+    AlgorithmError,
+    ConfigurationError,
+    EgressRefused,
+    FederationError,
+    RoundFailed,
+)
 
 
 def run(root, sites, algorithm=None, *, workers=0, seed=0, folder=None, **options):
@@ -115,6 +121,30 @@ def test_a_robust_reduction_does_not_depend_on_the_number_of_workers(tmp_path, w
     first = outcome.history[0]
     assert first.refused["B"].sent["weights"] == first.sites["C"].sent["weights"]
     assert outcome.server.tensors["w"].tolist() == pytest.approx([3 * 2.5 * 4] * 2)
+
+
+@pytest.mark.parametrize(
+    ("defence", "needs"),
+    [
+        (Defence(reduction="trimmed-mean"), "trimmed-mean needs 3 sites in a round of 'train', found 2"),
+        (Defence(reduction="krum"), "krum needs 4 sites in a round of 'train', found 2"),
+    ],
+)
+def test_robust_reduction_of_too_few_sites_is_refused_before_training(tmp_path, defence, needs):
+    with pytest.raises(ConfigurationError, match=needs):
+        run(tmp_path, three_sites()[:2], defence=defence)
+    with pytest.raises(ConfigurationError, match=needs):
+        run(tmp_path, three_sites(), defence=defence, participation=0.7)
+    assert RunFolder(tmp_path).checkpoint() is None
+
+
+def test_round_with_too_few_sites_for_a_robust_reduction_ends_the_run_and_can_be_resumed(tmp_path):
+    defence = Defence(reduction="trimmed-mean")
+    with pytest.raises(RoundFailed, match=r"defence\.trim: expected to leave a site of 2"):
+        run(tmp_path, three_sites(B={1: "raise"}), defence=defence)
+    outcome = run(tmp_path, three_sites(), defence=defence)
+    # Of the means 2, 5 and 3 only 3 is left.
+    assert outcome.server.tensors["w"].tolist() == pytest.approx([3 * 3 * 4] * 2)
 
 
 def test_a_bounded_update_is_reported(tmp_path):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from training.algorithm import Group, Phase
 from training.config import Defence
-from training.engine.defence import bounds, capped, krum, robust_reduction, scaled, update_norm
+from training.engine.defence import bounds, capped, krum, least_uploads, robust_reduction, scaled, update_norm
 from training.engine.reduction import Reducer
 from training.errors import RoundFailed, SiteFailed
 
@@ -43,7 +43,9 @@ def test_the_median_is_that_of_every_coordinate(sites):
     assert found["w"].dtype == torch.float32
 
 
-@pytest.mark.parametrize(("sites", "trim", "cut"), [(5, 0.2, 1), (5, 0.1, 0), (10, 0.3, 3), (3, 0.34, 1)])
+@pytest.mark.parametrize(
+    ("sites", "trim", "cut"), [(5, 0.2, 1), (5, 0.1, 1), (5, 0.0, 0), (10, 0.3, 3), (3, 0.34, 1)]
+)
 def test_the_trimmed_mean_leaves_out_the_ends_of_every_coordinate(sites, trim, cut):
     uploads = drawn(sites)
     found = robust_reduction(uploads, "trimmed-mean", trim, 1)
@@ -76,7 +78,25 @@ def test_too_few_sites_for_a_reduction_are_named():
     with pytest.raises(ValueError, match="liars: expected at most 0 of 3 sites for krum, found 1"):
         robust_reduction(drawn(3), "krum", 0.2, 1)
     with pytest.raises(ValueError, match="trim: expected to leave a site of 2"):
-        robust_reduction(drawn(2), "trimmed-mean", 0.5, 1)
+        robust_reduction(drawn(2), "trimmed-mean", Defence().trim, 1)
+
+
+@pytest.mark.parametrize(("how", "trim", "liars"), [("trimmed-mean", 0.2, 1), ("krum", 0.2, 2)])
+def test_least_uploads_is_the_fewest_that_a_reduction_accepts(how, trim, liars):
+    least = least_uploads(how, trim, liars)
+    robust_reduction(drawn(least), how, trim, liars)
+    with pytest.raises(ValueError, match="expected"):
+        robust_reduction(drawn(least - 1), how, trim, liars)
+
+
+@pytest.mark.parametrize("sites", [3, 4])
+def test_trimmed_mean_of_few_sites_at_the_default_trim_leaves_out_an_outlier(sites):
+    honest = drawn(sites - 1)
+    wild = {"w": torch.full((3, 2), 1e30), "n": torch.tensor(9)}
+    found = robust_reduction([*honest, wild], "trimmed-mean", Defence().trim, 1)
+    together = torch.stack([upload["w"] for upload in honest])
+    assert bool((found["w"] <= together.amax(dim=0)).all())
+    assert bool((found["w"] >= together.amin(dim=0)).all())
 
 
 @pytest.mark.parametrize("how", ["median", "trimmed-mean", "krum"])
@@ -167,6 +187,18 @@ def test_a_robust_reduction_of_a_round_leaves_sums_as_they_are():
     assert found.reduced["total"]["t"].tolist() == [4.0]
     with pytest.raises(RoundFailed, match=r"defence\.liars"):
         reduced(Defence(reduction="krum", liars=2), UPLOADS)
+
+
+def test_group_that_is_not_essential_of_too_few_sites_counts_as_withheld():
+    moments = Group("moments", "statistics", "mean", essential=False)
+    reducer = Reducer(Phase("p", 1, (), (WEIGHTS, moments)), Defence(reduction="trimmed-mean"))
+    for site, value in zip("ABC", (1.0, 2.0, 9.0), strict=True):
+        sent = {} if site == "C" else {"m": torch.tensor([value])}
+        reducer.add(site, {"weights": state(value, value), "moments": sent}, 1.0, {})
+    reducer.settle()
+    found = reducer.result().reduced
+    assert found.keys() == {"weights"}
+    assert found["weights"]["w"].tolist() == [2.0, 2.0]
 
 
 def test_the_share_of_one_site_is_capped():
