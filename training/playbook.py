@@ -185,15 +185,27 @@ def with_playbook(publication: Publication, made: Made) -> Publication:
 def check_practises(run: Run) -> tuple[str, ...]:
     """Return the members that can practise.
 
-    Raises ConfigurationError for a run that publishes nothing that a playbook is for, or with too few members
-    that can.
+    Raises ConfigurationError for a run that publishes nothing that a playbook is for, one with differential
+    privacy, or one with too few members that can. Each rotation has releases, keys and an epsilon of its own,
+    which are not part of the run's account.
     """
     if run.method != "iop-fl":
         raise ConfigurationError(
             "the federation cannot practise",
             [f"expected --method iop-fl, which publishes a routing space, found {run.method}"],
         )
-    members = tuple(spec.name for spec in run.specs() if may_take_part(PRACTISE, spec))
+    specs = run.specs()
+    private = [spec.name for spec in specs if spec.privacy or spec.demand]
+    if private:
+        raise ConfigurationError(
+            "the federation cannot practise",
+            [
+                "expected no privacy and no privacy_demands, found updates with noise from "
+                f"{', '.join(private)}: each member trains in more runs, which neither its epsilon nor the "
+                "report would count; leave out --playbook, or train without differential privacy"
+            ],
+        )
+    members = tuple(spec.name for spec in specs if may_take_part(PRACTISE, spec))
     if len(members) < _FEWEST:
         raise ConfigurationError(
             "the federation cannot practise",

@@ -189,6 +189,23 @@ def test_a_playbook_that_fewer_than_two_members_can_make_is_rejected_before_trai
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize(
+    ("privacy", "found"),
+    [
+        ("privacy: {groups: {weights: {clip: 1, noise: 5}}}", "aster, birch, cedar"),
+        ("privacy_demands: {birch: {kinds: {weights: {clip: 1, noise: 5}}, epsilon: 3}}", "birch"),
+    ],
+)
+@pytest.mark.parametrize("resume", [(), ("--resume",)])
+def test_a_playbook_is_rejected_for_a_run_with_differential_privacy(data, tmp_path, privacy, found, resume):
+    (tmp_path / "config.yaml").write_text(f"method: {{width: 2}}\nrun: {{{privacy}}}\n")
+    more = ("--consent", "all", "--playbook", *resume)
+    refused = invoke("--method", "iop-fl", *options(data, tmp_path / "config.yaml", tmp_path, *more))
+    assert refused.exit_code == 2
+    assert f"found updates with noise from {found}: each member" in " ".join(refused.output.split())
+    assert not (tmp_path / "store").exists()
+
+
 def test_a_playbook_is_rejected_for_a_method_without_a_routing_space(data, config, tmp_path):
     refused = invoke("--method", "fedavg", *options(data, config, tmp_path, "--playbook"))
     assert refused.exit_code == 2
