@@ -15,6 +15,7 @@ Stays:   images, masks, and the Dice of every patient.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -138,7 +139,8 @@ def make_playbook(
         raise FederationError(_NO_PLAYBOOK, warnings)
     algorithm = Rotations(run.federation.task, spaces, practice)
     specs = [spec for spec in run.specs() if spec.name in spaces]
-    folder = RunFolder(place(run) / "practice")
+    # With other members all measure again, since every practice depends on what the others measured.
+    folder = RunFolder(place(run) / "practice" / _digest([spec.name for spec in specs]))
     settings = run.settings
     if progress is not None:
         progress.run_started("practice", algorithm.plan(), [spec.name for spec in specs])
@@ -318,6 +320,10 @@ def episodes_of(server: Memory) -> dict[str, tuple[Episode, ...]]:
         site: tuple(Episode(**{**row, "features": Features(**row["features"])}) for row in rows)
         for site, rows in server.facts["episodes"].items()
     }
+
+
+def _digest(members: list[str]) -> str:
+    return hashlib.sha256(json.dumps(members).encode()).hexdigest()[:16]
 
 
 def _facts(practice: Practice) -> dict[str, Any]:

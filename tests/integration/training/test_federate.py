@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ from training.federate import federate
 from training.methods.fedavg import FedAvgConfig
 from training.methods.iop_fl import IopFlConfig
 from training.phantom import write_federation
-from training.playbook import DEFAULT
+from training.playbook import DEFAULT, Made, make_playbook
 from training.run import Run, execute
 
 app = typer.Typer()
@@ -166,6 +167,23 @@ def test_a_rotation_that_fails_costs_its_own_episodes_only(data, config, tmp_pat
     assert "no playbook without birch" in " ".join(done.output.split())
     playbook = Playbook.model_validate_json(Store(tmp_path / "store").open("phantom").read(FILE))
     assert playbook.members == ("aster", "cedar")
+
+
+def test_a_playbook_that_is_resumed_with_more_members_is_that_of_a_run_that_had_them(data, tmp_path):
+    practice = replace(DEFAULT, trials=DEFAULT.trials[:1], severities=(0.0,))
+
+    def made(folder: Path, consent: tuple[str, ...]) -> Made:
+        config = IopFlConfig(width=2, rounds=1, batch_size=8, least_steps=1)
+        run = Run(load_federation(data), "iop-fl", config, RunConfig(seed=4, consent=consent))
+        return make_playbook(
+            run, lambda each: folder / f"without-{each.settings.leave_out}", practice, workers=0
+        )
+
+    first = made(tmp_path / "resumed", ("aster", "birch"))
+    assert first.playbook.members == ("aster", "birch")
+    resumed, fresh = (made(tmp_path / folder, ("aster", "birch", "cedar")) for folder in ("resumed", "fresh"))
+    assert resumed.playbook.targets == fresh.playbook.targets != first.playbook.targets
+    assert resumed == fresh
 
 
 @pytest.mark.parametrize(
