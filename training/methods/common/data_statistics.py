@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 
 from model_store.guard import ReferenceStatistics
@@ -14,9 +15,44 @@ from training.algorithm import ClientResult, Group, Phase, RoundResult, State
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
 
+MOST_BYTES = 2**20
+MOST_SCANS = 2**40
+MOST_NAME = 64
+# Descriptors are of slices normalised to variance 1, where none is beyond 9.
+MOST_DESCRIPTOR = 16.0
 
-def _check(state: State, cases: int | None) -> None:  # noqa: ARG001
-    _unpack(state)
+
+def _check(state: State, cases: int | None) -> None:
+    """Raise for statistics that no site with so many cases can have.
+
+    They are merged after the round and stored with the model, where the guard computes with them.
+    """
+    if list(state) != ["json"]:
+        raise ValueError(f"expected the tensor 'json', found {sorted(state)}")
+    if state["json"].numel() > MOST_BYTES:
+        raise ValueError(f"expected {MOST_BYTES} bytes at most, found {state['json'].numel()}")
+    found = _unpack(state)
+    if found is None:
+        return
+    count, most = found.count, MOST_SCANS if cases is None else cases
+    if count > most:
+        raise ValueError(f"expected statistics of {most} scans at most, found more")
+    if min(found.kinds.values(), default=0) < 1 or sum(found.kinds.values()) != count:
+        raise ValueError("expected 1 scan or more of every kind, as many as there are in sum")
+    if not all(name.isprintable() and 1 <= len(name) <= MOST_NAME for name in (*found.kinds, *found.ranges)):
+        raise ValueError(f"expected printable names of kinds and ranges, with {MOST_NAME} characters at most")
+    if any(range_.low > range_.high for range_ in found.ranges.values()):
+        raise ValueError("expected ranges from a lower to a higher value")
+    sums, products = np.array(found.sums), np.array(found.products)
+    if products.shape != (len(sums), len(sums)):
+        raise ValueError(f"expected products of shape {(len(sums), len(sums))}, found {products.shape}")
+    if max(np.abs(sums).max(), np.abs(products).max() / MOST_DESCRIPTOR) > count * MOST_DESCRIPTOR:
+        raise ValueError(f"expected sums over descriptors of {MOST_DESCRIPTOR:g} at most")
+    # A sum of (1, v)(1, v)^T; without it the guard's covariance may have no inverse.
+    moments = np.block([[np.full((1, 1), count), sums[None]], [sums[:, None], products]])
+    least = -1e-9 * count * MOST_DESCRIPTOR**2
+    if not np.array_equal(moments, moments.T) or np.linalg.eigvalsh(moments).min() < least:
+        raise ValueError("expected sums and products of the same descriptors")
 
 
 STATISTICS = Group("statistics", "statistics", "collect", essential=False, check=_check)
@@ -48,5 +84,5 @@ def _pack(statistics: ReferenceStatistics | None) -> State:
 
 
 def _unpack(state: State) -> ReferenceStatistics | None:
-    content = json.loads(bytes(state["json"].tolist()))
+    content = json.loads(state["json"].numpy().tobytes())
     return None if content is None else ReferenceStatistics.model_validate(content)

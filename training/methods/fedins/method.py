@@ -72,9 +72,9 @@ def check_queries(state: State, cases: int | None) -> None:  # noqa: ARG001 - an
 
 
 def check_usage(state: State, cases: int | None) -> None:  # noqa: ARG001
-    """Raise ValueError for a negative number of picks."""
-    if bool((state["picks"] < 0).any()):
-        raise ValueError("expected a number of picks of every entry, found a negative one")
+    """Raise ValueError for a negative number of picks, or one with which the sites' sum may overflow."""
+    if bool(((state["picks"] < 0) | (state["picks"] > _MOST_PICKS)).any()):
+        raise ValueError(f"expected 0 to {_MOST_PICKS} picks of every entry, found another number")
 
 
 # A sum and a number are a mean of what a network makes of images.
@@ -83,6 +83,7 @@ CENTRE = Group("centre", "features")
 USAGE = Group("usage", "statistics", "sum", essential=False, check=check_usage)
 _CENTRED = ("unet",)
 _FLOAT_BYTES = 4
+_MOST_PICKS = 2**40
 
 
 def pool_network(

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import json
+
+import numpy as np
 import pytest
 import torch
 
+from model_store.appearance import DESCRIPTORS, describe
+from model_store.guard import ReferenceStatistics, ScanSummary
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.fedoap_federation import DATA, Federation
 from tests.helpers.training.sites import EMPTY, TASK, context, site_data
-from training.algorithm import Algorithm, State
+from training.algorithm import Algorithm, Phase, State
 from training.config import Defence
 from training.engine.reduction import Reducer
 from training.errors import SiteFailed
 from training.methods.common.classifier_training import ClassCounts
+from training.methods.common.data_statistics import (
+    DESCRIBE,
+    MOST_DESCRIPTOR,
+    STATISTICS,
+    described,
+    merge_described,
+)
 from training.methods.common.local_training import shapes_of
 from training.methods.dense import Dense, DenseConfig
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
+from training.methods.fedins.method import USAGE
 
 COUNTS = ClassCounts(torch.tensor([1.0, 0.0]).double(), torch.tensor([3.0, 1.0]).double()).state()
 
@@ -111,3 +124,76 @@ def test_tokens_of_another_shape_are_rejected(name: str) -> None:
             {**good["tokens"], name: bad},
         )
         assert f"group 'tokens': tensor '{name}'" in said
+
+
+SIZE = len(DESCRIPTORS)
+HONEST = ReferenceStatistics.of(
+    ScanSummary("grey volume", {"rows": 32.0}, tuple(np.linspace(-2, 2, SIZE).tolist()), False, ())
+)
+
+
+def packed(content: object) -> State:
+    return {"json": torch.tensor(list(json.dumps(content).encode()), dtype=torch.uint8)}
+
+
+def statistics(**changes: object) -> State:
+    return packed(HONEST.model_dump(mode="json") | changes)
+
+
+@pytest.mark.parametrize(
+    ("lie", "why"),
+    [
+        (statistics(count=10**400, kinds={"grey volume": 10**400}), "of 4 scans at most"),
+        (statistics(count=10**9, kinds={"grey volume": 10**9}), "of 4 scans at most"),
+        (statistics(products=[[1e300] * SIZE] * SIZE), "sums over descriptors of 16 at most"),
+        (statistics(sums=[1.7e308] * SIZE), "sums over descriptors of 16 at most"),
+        ({"json": torch.full((2**20 + 1,), 32, dtype=torch.uint8)}, "expected 1048576 bytes at most"),
+        (statistics(kinds={}), "1 scan or more of every kind"),
+        (statistics(kinds={"grey volume": 2, "b": -1}), "1 scan or more of every kind"),
+        (statistics(kinds={"\x1b[2J": 1}), "printable names"),
+        (statistics(ranges={"x" * 65: {"low": 0.0, "high": 1.0}}), "64 characters at most"),
+        (statistics(ranges={"rows": {"low": 1.0, "high": 0.0}}), "a lower to a higher value"),
+        (statistics(products=[[0.0]] * SIZE), "expected products of shape"),
+        (statistics(products=np.full((SIZE, SIZE), 9.0).tolist()), "of the same descriptors"),
+        (statistics(products=np.triu(HONEST.products).tolist()), "of the same descriptors"),
+        ({**statistics(), "more": torch.ones(1)}, "expected the tensor 'json'"),
+    ],
+)
+def test_statistics_that_no_site_can_have_drop_the_site_and_the_others_stand(lie: State, why: str) -> None:
+    reducer = Reducer(DESCRIBE)
+    reducer.add("A", {STATISTICS.name: statistics()}, 1.0, {}, cases=4)
+    with pytest.raises(SiteFailed, match=f"site B: group 'statistics': .*{why}"):
+        reducer.add("B", {STATISTICS.name: lie}, 1.0, {}, cases=4)
+    reducer.settle()
+    assert described(merge_described(reducer.result())) == HONEST
+
+
+def test_merged_statistics_pass_the_check_of_one_site() -> None:
+    other = ReferenceStatistics.of(ScanSummary("grey image", {}, (1.5,) * SIZE, False, ()))
+    merged = HONEST.merge(other).merge(HONEST)
+    STATISTICS.check(packed(merged.model_dump(mode="json")), 3)
+    STATISTICS.check(packed(None), 0)
+    with pytest.raises(ValueError, match="of 2 scans at most"):
+        STATISTICS.check(packed(merged.model_dump(mode="json")), 2)
+
+
+@pytest.mark.parametrize("bright", [1, 8, 64, 512])
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_descriptors_of_extreme_slices_are_within_the_limit(bright: int, sign: int) -> None:
+    slices = np.zeros((1, 1, 64, 64), np.float32)
+    # Every other pixel, of which `describe` takes the quantiles.
+    rows, columns = np.unravel_index(np.arange(bright), (32, 32))
+    slices[0, 0, 2 * rows, 2 * columns] = sign * 1e6
+    numbers, _ = describe(slices)
+    assert max(map(abs, numbers)) < MOST_DESCRIPTOR
+
+
+def test_picks_of_which_the_sum_overflows_drop_the_site_and_the_others_stand() -> None:
+    reducer = Reducer(Phase("validate", 1, (), (USAGE,)))
+    sent = {USAGE.name: {"picks": torch.zeros(3, dtype=torch.int64)}}
+    reducer.add("A", {USAGE.name: {"picks": torch.tensor([5, 4, 3])}}, 1.0, {}, sent=sent, cases=4)
+    lie = {"picks": torch.full((3,), 2**63 - 1)}
+    with pytest.raises(SiteFailed, match="site B: group 'usage': expected 0 to 1099511627776 picks"):
+        reducer.add("B", {USAGE.name: lie}, 1.0, {}, sent=sent, cases=4)
+    reducer.settle()
+    assert reducer.result().reduced[USAGE.name]["picks"].tolist() == [5, 4, 3]
