@@ -13,7 +13,8 @@ RUN/exchange/                tensors in transit between processes; emptied when 
 
 A step writes its memory to a slot that no committed round in checkpoint.json refers to, so a file left
 half-written by a crash is never read, also after rounds are taken back. Slots are two more than the rounds
-that can be taken back. A round is committed by replacing checkpoint.json in one rename.
+that can be taken back. A round is committed by replacing checkpoint.json in one rename. At the end of the run
+the server's memories that no committed round refers to are deleted.
 """
 
 from __future__ import annotations
@@ -222,6 +223,16 @@ class RunFolder:
         """Delete the exchanged tensors, so that no site's data is kept for longer than its run."""
         for path in self.exchange.glob("*"):
             path.unlink()
+
+    def delete_unused(self, checkpoint: RunCheckpoint) -> None:
+        """Delete the server's memories that neither the checkpoint nor those before it refer to.
+
+        A method may have dropped from its memory what must not be kept for longer than its run.
+        """
+        used = {self._server_file(each.server_slot) for each in (checkpoint, *checkpoint.before)}
+        for path in self.root.glob("server-*.safetensors"):
+            if path not in used:
+                path.unlink()
 
     def take_back(self, checkpoint: RunCheckpoint, rounds: int = 1) -> RunCheckpoint:
         """Undo the last committed rounds, and return the checkpoint before them.

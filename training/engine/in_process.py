@@ -103,6 +103,8 @@ class InProcessEngine:
         finally:
             # Not after every round: overwriting existing files is several times as fast.
             self._folder.empty_exchange()
+        if standing.checkpoint is not None:
+            self._folder.delete_unused(standing.checkpoint)
         return RunOutcome(standing.server, standing.history)
 
     def _done(self, standing: _Standing) -> bool:

@@ -73,7 +73,7 @@ class Centralised(FedAvg):
         return ClientResult({IMAGES.name: images}, float(len(examples)))
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:
-        """Keep the images by site; in every other phase, FedAvg's step, which drops them after training."""
+        """Keep the images by site; in every other phase, FedAvg's step."""
         if context.phase != "pool":
             return super().server_step(context, server, result)
         sent = {f"{_POOL}/{site}": dict(state) for site, state in result.collected[IMAGES.name].items()}
@@ -81,7 +81,7 @@ class Centralised(FedAvg):
         return Memory({**server.tensors, **join(sent)}, facts)
 
     def server_stage(self, context: StepContext, server: Memory) -> Memory:
-        """One round of training on all images."""
+        """One round of training on all images; after the last one, they are dropped."""
         sites = server.facts["pooled"]
         network = network_of(self.network, part(server.tensors, "global"), context.device)
         schedule = self.schedule(context.round)
@@ -89,7 +89,10 @@ class Centralised(FedAvg):
             schedule = replace(schedule, steps=schedule.steps * len(sites))
         sent = [part(server.tensors, f"{_POOL}/{site}") for site in sites]
         train_locally(network, _pooled(sent), schedule, context.generator("train"))
-        return Memory({**server.tensors, **join({"global": state_of(network)})}, server.facts)
+        tensors = {**server.tensors, **join({"global": state_of(network)})}
+        if context.round == context.rounds - 1:
+            tensors = {n: tensor for n, tensor in tensors.items() if not n.startswith(f"{_POOL}/")}
+        return Memory(tensors, server.facts)
 
 
 def _pooled(sent: list[State]) -> TrainingExamples:

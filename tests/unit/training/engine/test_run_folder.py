@@ -69,6 +69,16 @@ def test_a_round_can_be_taken_back_as_long_as_its_memory_is_kept(tmp_path, kept)
         folder.take_back_to("train", 1)
 
 
+def test_delete_unused_keeps_the_memories_that_rounds_can_be_taken_back_to(tmp_path):
+    folder = committed(tmp_path, 2, 6)
+    folder.delete_unused(folder.checkpoint())
+    assert len(list(tmp_path.glob("server-*"))) == 3
+    folder.take_back_to("train", 5)
+    assert folder.server(folder.checkpoint().server_slot).facts == {"round": 3.0}
+    folder.delete_unused(folder.checkpoint())
+    assert len(list(tmp_path.glob("server-*"))) == 1
+
+
 def test_a_round_that_cannot_be_taken_back_is_refused_with_those_that_can(tmp_path):
     folder = committed(tmp_path, 2, 5)
     for phase, round_ in (("train", 3), ("train", 6), ("export", 5)):

@@ -17,6 +17,7 @@ from training.algorithm import Phase, RoundResult
 from training.data.segmentation.dataset import SliceSet
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan
+from training.engine.tensorfile import read_tensors
 from training.errors import EgressRefused
 from training.methods.centralised import Centralised
 from training.methods.common.local_training import AnySiteData, task_loss
@@ -103,11 +104,15 @@ def test_a_site_that_keeps_its_images_refuses_the_run() -> None:
         check_plan(Centralised(CONFIG, TASK).plan(), sites)
 
 
-def test_after_training_the_server_keeps_no_image(tmp_path: Path) -> None:
+@pytest.mark.parametrize("recipe", ["paper", "locum"])
+def test_finished_centralised_run_leaves_no_image_in_its_folder(recipe: str, tmp_path: Path) -> None:
     task, data = KINDS["segmentation"]
-    algorithm = Centralised(CONFIG, task)
-    outcome = federate(algorithm, in_memory(data), RunEnvironment(0, "cpu"), tmp_path / "run", {})
-    assert not [name for name in outcome.server.tensors if name.startswith("pool/")]
+    algorithm = Centralised(FedAvgConfig(**{**SMALL, "recipe": recipe}), task)
+    outcome = federate(algorithm, in_memory(data), RunEnvironment(0, "cpu"), tmp_path, {})
+    left = {path.name: read_tensors(path)[0] for path in tmp_path.glob("server-*.safetensors")}
+    assert len(left) == 2  # of the last round, and of the one before it
+    for tensors in (outcome.server.tensors, *left.values()):
+        assert not [name for name in tensors if name.startswith("pool/")]
 
 
 def test_a_task_of_either_kind_is_served(tmp_path: Path) -> None:
