@@ -8,7 +8,7 @@
     ├── AlgorithmError           a method violated its own declaration (groups, shapes, keys)
     ├── EgressRefused            a site's egress policy refuses an essential group of the method
     ├── SiteFailed               one site's step failed; the engine drops the site for that round
-    ├── RoundFailed              every site of a round failed
+    ├── RoundFailed              every site of a round failed, or too few delivered
     └── PublishError             the trained models could not be published
 
 A message names the thing (file, site, round, tensor), what was expected, what was found and what to do.
@@ -61,7 +61,7 @@ class SiteFailed(TrainingError):
 
 
 class RoundFailed(TrainingError):
-    """Every site of a round failed."""
+    """Every site of a round failed, or too few delivered."""
 
 
 class PublishError(TrainingError):

@@ -78,8 +78,8 @@ class InProcessEngine:
         """Run the plan from the last committed round (or the beginning) to its end.
 
         Raises EgressRefused before the first step, ConfigurationError when the defence needs more sites,
-        FederationError when a site's data cannot be read, RoundFailed when every site of a round failed,
-        AlgorithmError when the method violates its declaration.
+        FederationError when a site's data cannot be read, RoundFailed when too few sites of a round
+        delivered, AlgorithmError when the method violates its declaration.
         """
         check_plan(self._plan, self._sites)
         standing = self._standing()

@@ -24,9 +24,13 @@ _GOODBYE_S = 5.0
 
 
 class Pool(Protocol):
-    """Runs tasks. `window` bounds how many uploads are on disk at once."""
+    """Runs tasks. `window` bounds how many uploads are on disk at once.
+
+    `quorum` is how many sites of a round must deliver what the server accepts, or all of a round with fewer.
+    """
 
     window: int
+    quorum: int
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
         """Run the tasks and yield their results in task order."""
@@ -39,6 +43,7 @@ class Inline:
         self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: RunEnvironment, root: Path
     ) -> None:
         self.window = 1
+        self.quorum = 1
         self._worker = Worker(algorithm, sites, surroundings, root)
         self._surroundings = surroundings
 
@@ -69,6 +74,7 @@ class WorkerPool:
         self._work = pickle.dumps((algorithm, tuple(sites), surroundings, root))
         self._worker_of = spread(sites, workers)
         self.window = 2 * workers + 1
+        self.quorum = 1
         self._context = process_context()
         self._processes = [self._start() for _ in range(workers)]
 

@@ -87,7 +87,8 @@ class Rounds:
         `checkpoint` is that of the last committed round, with the slots of the sites' memories. `announced`
         has the weight that each site gave in its first round of this phase: it may not claim more later.
 
-        Raises RoundFailed when every site failed, AlgorithmError when the method violates its declaration.
+        Raises RoundFailed when no site or fewer than the pool's quorum delivered, AlgorithmError when the
+        method violates its declaration.
         """
         started = time.perf_counter()
         slots = checkpoint.site_slots if checkpoint else {}
@@ -122,11 +123,13 @@ class Rounds:
                 entries[name] = _entry(delivery, received)
                 self._observer.site_finished(phase.name, round_, name, entries[name])
             self._settle(phase, round_, reducer, entries, dropped, refused, new_slots, slots)
-            if not entries:
+            quorum = min(self._pool.quorum, len(sites))
+            if len(entries) < quorum:
+                found = f"{len(entries)} of {len(sites)} sites delivered, the quorum is {quorum}"
                 reasons = "; ".join(f"{site}: {reason}" for site, reason in dropped.items())
                 raise RoundFailed(
-                    f"phase '{phase.name}', round {round_ + 1}: no site delivered ({reasons}). "
-                    "Fix the cause and resume"
+                    f"phase '{phase.name}', round {round_ + 1}: {found if entries else 'no site delivered'} "
+                    f"({reasons}). Fix the cause and resume"
                 )
             context = self._surroundings.context(phase.name, round_, phase.rounds)
             with self._surroundings.applied():

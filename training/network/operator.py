@@ -35,7 +35,7 @@ from training.engine.egress import ALL_KINDS, check_privacy
 from training.engine.folder import RunFolder
 from training.engine.tensorfile import check_tensors
 from training.engine.worker import Delivery, Failure, Task
-from training.errors import ConfigurationError, RoundFailed, TrainingError
+from training.errors import ConfigurationError, TrainingError
 from training.methods.registry import method as find_method
 from training.network.cell import CHUNK, Cell, Rejected, printable
 from training.network.kits import Kit
@@ -73,7 +73,7 @@ class RoundLimits:
 
     `deadline`: seconds after which hospitals that have not delivered are dropped from the round; None waits
     for all. `quorum`: hospitals that must deliver; after the deadline, too, the round waits for so many, or
-    for all of a round with fewer.
+    for all of a round with fewer. With fewer uploads that the server accepts the round fails.
     `upload_bytes`: the largest upload of one hospital in a round.
     """
 
@@ -139,6 +139,7 @@ class Operator:
                 [f"quorum: expected 1 to {len(sites)} hospitals, found {limits.quorum}"],
             )
         self.window = max(1, len(sites))
+        self.quorum = limits.quorum
         self._kit = kit
         self._sites = tuple(sites)
         self._limits = limits
@@ -267,26 +268,14 @@ class Operator:
             self._work = {task.site: self._new(task) for task in tasks}
         try:
             self._wake(*(task.site for task in tasks))
-            delivered = 0
             for task in tasks:
-                answer = self._await(task.site, started)
-                delivered += isinstance(answer, Delivery)
-                yield answer
-            if 0 < delivered < self._quorum():
-                raise RoundFailed(
-                    f"{delivered} of {len(tasks)} hospitals delivered, the quorum is {self._quorum()}. "
-                    "Fix the cause and resume"
-                )
+                yield self._await(task.site, started)
         finally:
             with self._changed:
                 ended, self._work = self._work, {}
             for work in ended.values():
                 with work.writing:
                     pass  # the next round writes the same files
-
-    def _quorum(self) -> int:
-        """Hospitals that must deliver in the current round; fewer may take part in it."""
-        return min(self._limits.quorum, len(self._work))
 
     def _new(self, task: Task) -> _Work:
         assert task.step is not None
@@ -302,10 +291,11 @@ class Operator:
         warned = False
         with self._changed:
             work = self._work[site]
+            quorum = min(self.quorum, len(self._work))
             while work.answer is None:
                 waited = time.monotonic() - started
                 delivered = sum(isinstance(w.answer, Delivery) for w in self._work.values())
-                if deadline is not None and waited >= deadline and delivered >= self._quorum():
+                if deadline is not None and waited >= deadline and delivered >= quorum:
                     work.answer = Failure(site, f"did not deliver within {deadline:g} s")
                     break
                 session = self._sessions.get(site)

@@ -123,6 +123,17 @@ def test_a_robust_reduction_does_not_depend_on_the_number_of_workers(tmp_path, w
     assert outcome.server.tensors["w"].tolist() == pytest.approx([3 * 2.5 * 4] * 2)
 
 
+def test_a_round_fails_where_the_defence_leaves_fewer_sites_than_the_quorum(tmp_path):
+    sites, defence = three_sites(), Defence(most_norm=1.5, beyond="drop")
+    pool = Inline(Toy(), sites, RunEnvironment(0), tmp_path)
+    pool.quorum = 3
+    with pytest.raises(RoundFailed, match=r"2 of 3 sites delivered, the quorum is 3 \(B: its update of"):
+        run(tmp_path, sites, pool=pool, defence=defence)
+    assert RunFolder(tmp_path).checkpoint() is None
+    pool.quorum = 2
+    assert set(run(tmp_path, sites, pool=pool, defence=defence).history[0].dropped) == {"B"}
+
+
 @pytest.mark.parametrize(
     ("defence", "needs"),
     [

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import pytest
+import torch
 
 from model_store.store import Store
 from training.config import RunConfig
@@ -259,6 +260,20 @@ def test_hospital_with_too_large_an_upload_says_so_and_does_not_compute_it_again
     lines = together.screens["birch"].lines
     assert lines.count("started train") == 1
     assert lines[-1] == "dropped: its upload has more than the 5000 bytes that a round allows"
+
+
+def test_round_with_fewer_accepted_uploads_than_the_quorum_fails(tmp_path, data, kits, monkeypatch):
+    def tampered(hospital, answer):
+        if hospital._kit.name == "birch" and "weights" in answer.files:
+            write_tensors(answer.files["weights"], {"w": torch.ones(3)})
+
+    monkeypatch.setattr(Hospital, "_check_size", tampered)
+    together = Together(tmp_path, data, kits)
+    together.operator.quorum = 2
+    with pytest.raises(
+        RoundFailed, match=r"'train', round 1: 1 of 2 sites delivered, the quorum is 2 \(birch: "
+    ):
+        together.run()
 
 
 def test_terminal_of_a_hospital_shows_kinds_bytes_and_the_sum(tmp_path, data, kits, capsys, monkeypatch):

@@ -12,7 +12,6 @@ import torch
 from training.config import RunConfig
 from training.engine.tensorfile import check_tensors, write_tensors
 from training.engine.worker import Delivery, Failure, Task
-from training.errors import RoundFailed
 from training.methods.fedavg import FedAvgConfig
 from training.network.cell import CHUNK, Rejected
 from training.network.kits import Kit, provision, revoke
@@ -397,14 +396,3 @@ class TestLimits:
                 threading.Event().wait(0.01)
             deliver(birch, tmp_path)
             assert isinstance(future.result(20)[0], Delivery)
-
-    def test_round_without_its_quorum_fails(self, kits, tmp_path):
-        operator = opened(kits, RoundLimits(quorum=2))
-        sides = [HospitalSide(operator, kits, site).join() for site in SITES]
-
-        def act():
-            deliver(sides[0], tmp_path)
-            sides[1].report(sides[1].task().id, failure="no luck", groups=(), weight=0.0)
-
-        with pytest.raises(RoundFailed, match="1 of 2 hospitals delivered, the quorum is 2"):
-            self.collected(operator, self.tasks(tmp_path), act)
