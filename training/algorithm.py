@@ -64,6 +64,7 @@ __all__ = [
     "Reduction",
     "RoundResult",
     "ServerStage",
+    "SiteSize",
     "State",
     "StepContext",
 ]
@@ -75,14 +76,25 @@ Noise = Callable[[str, State, float], np.random.Generator]
 
 
 @dataclass(frozen=True)
+class SiteSize:
+    """The number of a site's cases, and the most that a score of the site can count; None where unknown.
+
+    A segmentation is scored by patient, a classification by image, and a case may have many images: slices.
+    """
+
+    cases: int | None = None
+    scored: int | None = None
+
+
+@dataclass(frozen=True)
 class Group:
     """A named set of tensors that are sent together.
 
     A site that refuses the kind of an `essential` group cannot take part in the phase. Without `essential`, a
     site that refuses the kind, or has no tensor to send, takes part without the group. `bounded` says that
     the method applies the site's bounds on features (`StepContext.bounds`); features that are not bounded do
-    not leave a site with bounds. `check(state, cases)` raises where an upload cannot be what it should be; it
-    gets the number of the site's cases where that is known. A site that fails it is dropped from the round.
+    not leave a site with bounds. `check(state, size)` raises where an upload cannot be what it should be of a
+    site with this size. A site that fails it is dropped from the round.
     `repair(noisy, received)` returns an upload that got noise for differential privacy with values that a
     network can have, such as variances above zero.
     """
@@ -92,7 +104,7 @@ class Group:
     reduction: Reduction = "mean"
     essential: bool = True
     bounded: bool = False
-    check: Callable[[State, int | None], None] | None = None
+    check: Callable[[State, SiteSize], None] | None = None
     repair: Callable[[State, State], State] | None = None
 
 

@@ -23,9 +23,9 @@ class SiteSpec:
     `load` reads the site's data. It is called only in the process that runs the site's steps and must be
     picklable. `allows` lists the kinds that may leave the hospital. `consents` says whether the hospital
     agreed to the phases that require consent. `cases` is the number of its cases, where that is known: it
-    spreads sites over workers, and no score can count more. `bounds` are the hospital's limits on features,
-    which the method applies at the site. `privacy` is what the run declares for all sites, `demand` what this
-    hospital asks for its own updates; the stricter of both applies.
+    spreads sites over workers, and bounds what the site can send. `bounds` are the hospital's limits on
+    features, which the method applies at the site. `privacy` is what the run declares for all sites, `demand`
+    what this hospital asks for its own updates; the stricter of both applies.
     """
 
     name: str

@@ -21,8 +21,6 @@ from training.engine.folder import RunCheckpoint, RunFolder, free_slot
 from training.engine.history import Observer, RoundEntry, Silent
 from training.engine.pool import Inline, Pool, WorkerPool
 from training.engine.rounds import Rounds
-from training.engine.worker import Failure, Task
-from training.errors import FederationError
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,7 @@ class InProcessEngine:
                         observer=self._observer,
                     )
                     rounds.check(self._plan)
-                    self._load(pool)
+                    rounds.load()
                     while not self._done(standing):
                         standing = self._advance(standing, rounds)
         finally:
@@ -137,15 +135,6 @@ class InProcessEngine:
         if self._workers == 0:
             return nullcontext(Inline(*arguments))
         return WorkerPool(*arguments, min(self._workers, len(self._sites)))
-
-    def _load(self, pool: Pool) -> None:
-        """Load every site's data, so that unreadable data is reported before the first round."""
-        answers = list(pool.run([Task(site.name) for site in self._sites]))
-        failures = [
-            f"site {answer.site}: {answer.reason}" for answer in answers if isinstance(answer, Failure)
-        ]
-        if failures:
-            raise FederationError("the sites' data cannot be read", failures)
 
     def _advance(self, standing: _Standing, rounds: Rounds) -> _Standing:
         """Run and commit one round of a phase or one step of a server stage."""

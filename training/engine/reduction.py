@@ -23,12 +23,13 @@ from torch import Tensor
 
 from personalization.errors import PersonalizationError
 from personalization.state import StreamingMean, check_compatible, check_finite, clone
-from training.algorithm import Group, Phase, RoundResult, State
+from training.algorithm import Group, Phase, RoundResult, SiteSize, State
 from training.config import Defence
 from training.engine.defence import bounds, capped, least_uploads, robust_reduction, scaled, update_norm
 from training.errors import RoundFailed, SiteFailed
 
 _NOTHING: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+_UNKNOWN = SiteSize()
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,12 @@ class Reducer:
         metrics: Mapping[str, float],
         *,
         sent: Mapping[str, Mapping[str, Tensor]] = _NOTHING,
-        cases: int | None = None,
+        size: SiteSize = _UNKNOWN,
     ) -> None:
         """Add one site's uploads. A rejected site changes nothing.
 
-        `sent` has the tensors that uploads of the same name must match, `cases` how many cases the site has,
-        where that is known. A group that is not essential and has no tensors counts as withheld.
+        `sent` has the tensors that uploads of the same name must match. A group that is not essential and has
+        no tensors counts as withheld.
         Raises SiteFailed for tensors that do not match, values that are not finite or do not pass the group's
         check, or a weight that is not positive.
         """
@@ -78,7 +79,7 @@ class Reducer:
             if not 0 < weight < math.inf:
                 raise SiteFailed(f"site {site}: expected a positive weight, found {weight}")
             likes = {
-                name: self._checked(self._groups[name], state, sent.get(name), cases)
+                name: self._checked(self._groups[name], state, sent.get(name), size)
                 for name, state in uploads.items()
             }
         except PersonalizationError as error:
@@ -129,14 +130,14 @@ class Reducer:
         return RoundResult(reduced, collected, self._weights, self._metrics)
 
     def _checked(
-        self, group: Group, state: State, sent: Mapping[str, Tensor] | None, cases: int | None
+        self, group: Group, state: State, sent: Mapping[str, Tensor] | None, size: SiteSize
     ) -> State:
         """Return the names, shapes and types in which the sites must agree, after checking the upload."""
         what = f"group '{group.name}'"
         check_finite(state, what)
         if group.check is not None:
             try:
-                group.check(state, cases)
+                group.check(state, size)
             except Exception as error:
                 # Whatever a site sends, only the site fails.
                 raise PersonalizationError(f"{what}: {error}") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from training.algorithm import Algorithm, Memory, Phase, ServerStage, State
+from training.algorithm import Algorithm, Memory, Phase, ServerStage, SiteSize, State
 from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.defence import least_uploads
@@ -22,7 +22,7 @@ from training.engine.reduction import Reducer
 from training.engine.seeds import generator
 from training.engine.tensorfile import read_tensors, size_of, write_tensors
 from training.engine.worker import Delivery, Failure, Task
-from training.errors import AlgorithmError, ConfigurationError, RoundFailed, SiteFailed
+from training.errors import AlgorithmError, ConfigurationError, FederationError, RoundFailed, SiteFailed
 
 _Key = tuple[tuple[str, int], ...]
 
@@ -52,6 +52,7 @@ class Rounds:
         self._participation = participation
         self._defence = defence
         self._observer = observer
+        self._sizes: dict[str, SiteSize] = {}
 
     def check(self, plan: Sequence[Phase | ServerStage]) -> None:
         """Check that every phase has the sites that the defence needs. Raises ConfigurationError."""
@@ -72,6 +73,21 @@ class Rounds:
         ]
         if problems:
             raise ConfigurationError("the run cannot start", problems)
+
+    def load(self) -> None:
+        """Load every site's data, so that unreadable data is reported before the first round.
+
+        Raises FederationError.
+        """
+        answers = list(self._pool.run([Task(site.name) for site in self._sites]))
+        failures = [
+            f"site {answer.site}: {answer.reason}" for answer in answers if isinstance(answer, Failure)
+        ]
+        if failures:
+            raise FederationError("the sites' data cannot be read", failures)
+        for site, answer in zip(self._sites, answers, strict=True):
+            scored = answer.scored if isinstance(answer, Delivery) else None
+            self._sizes[site.name] = SiteSize(site.cases, site.cases if scored is None else scored)
 
     def run(
         self,
@@ -102,14 +118,13 @@ class Rounds:
             tasks, sent = self._tasks(step, phase, round_, server, checkpoint, sites)
             expected = self._algorithm.expected(phase, server)
             reducer = Reducer(phase, self._defence)
-            cases = {site.name: site.cases for site in sites}
             for answer in self._pool.run(tasks):
                 name = answer.site
                 received = {group: size_of(state) for group, state in sent[name].items()}
                 try:
                     if isinstance(answer, Delivery):
                         _check_weight(answer, announced.get(name))
-                    delivery = _take(phase, answer, reducer, {**sent[name], **expected}, cases[name])
+                    delivery = _take(phase, answer, reducer, {**sent[name], **expected}, self._sizes[name])
                 except SiteFailed as error:
                     dropped[answer.site] = str(error)
                     if isinstance(answer, Delivery):
@@ -240,7 +255,7 @@ def _take(
     answer: Delivery | Failure,
     reducer: Reducer,
     sent: Mapping[str, State],
-    cases: int | None,
+    size: SiteSize,
 ) -> Delivery:
     """Add a delivery to the round. Raises SiteFailed, or AlgorithmError when the method is at fault."""
     if isinstance(answer, Failure):
@@ -252,7 +267,7 @@ def _take(
     except Exception as error:
         # Whatever a site sends, only the site fails.
         raise SiteFailed(f"site {answer.site}: its upload cannot be read ({type(error).__name__})") from error
-    reducer.add(answer.site, uploads, answer.weight, answer.metrics, sent=sent, cases=cases)
+    reducer.add(answer.site, uploads, answer.weight, answer.metrics, sent=sent, size=size)
     return answer
 
 

@@ -66,7 +66,10 @@ class Task:
 
 @dataclass(frozen=True)
 class Delivery:
-    """The uploads of a site as files, and the slot of its new memory."""
+    """The uploads of a site as files, and the slot of its new memory.
+
+    When a task only loads the site's data, `scored` is the most that a score can count, if the data says so.
+    """
 
     site: str
     files: Mapping[str, Path]
@@ -77,6 +80,7 @@ class Delivery:
     slot: Slot | None
     seconds: float
     privacy: Mapping[str, Spent] = field(default_factory=dict)
+    scored: int | None = None
 
 
 @dataclass(frozen=True)
@@ -174,7 +178,9 @@ class Worker:
         if task.site not in self._data:
             self._data[task.site] = site.load()
         if task.step is None or task.upload is None:
-            return Delivery(task.site, {}, {}, 0.0, {}, (), None, time.perf_counter() - started)
+            scored = getattr(self._data[task.site], "scored", None)
+            seconds = time.perf_counter() - started
+            return Delivery(task.site, {}, {}, 0.0, {}, (), None, seconds, scored=scored)
         phase = self._plan[task.step]
         assert isinstance(phase, Phase)
         context = self._surroundings.context(phase.name, task.round, phase.rounds, task.site)

@@ -43,6 +43,7 @@ from training.algorithm import (
     Publication,
     RoundResult,
     ServerStage,
+    SiteSize,
     State,
     StepContext,
 )
@@ -68,26 +69,26 @@ from training.methods.registry import Panel, register
 PERSONAL = Group("personal", "weights", "collect", essential=False)
 
 
-def _check_comparison(state: State, cases: int | None) -> None:
+def _check_comparison(state: State, size: SiteSize) -> None:
     if sorted(state) != ["after", "before", "share"]:
         raise ValueError(f"expected the tensors 'after', 'before' and 'share', found {sorted(state)}")
-    check_score(state["before"], cases)
-    check_score(state["after"], cases)
+    check_score(state["before"], size.scored)
+    check_score(state["after"], size.scored)
     share, borrowed = state["share"].tolist()
     if share not in LAMBDAS or borrowed not in (0, 1):
         raise ValueError(f"expected a share in {LAMBDAS} and 0 or 1, found {share:g} and {borrowed:g}")
 
 
-def _check_changes(state: State, cases: int | None) -> None:
+def _check_changes(state: State, size: SiteSize) -> None:
     """A change of Dice is in -1..1, so is its square, and each case has at most one."""
     changes = state["changes"]
     if changes.shape != (len(LAMBDAS), 3):
         raise ValueError(f"expected changes of shape [{len(LAMBDAS)}, 3], found {list(changes.shape)}")
     total, squares, number = changes.unbind(dim=1)
     if bool((total.abs() > number).any() or (squares < 0).any() or (squares > number).any()) or (
-        cases is not None and float(number.max()) > cases
+        size.scored is not None and float(number.max()) > size.scored
     ):
-        raise ValueError(f"expected changes of Dice of at most {cases} cases, found {changes.tolist()}")
+        raise ValueError(f"expected changes of Dice of at most {size.scored} cases, found {changes.tolist()}")
 
 
 LEAST_PATIENTS = 3

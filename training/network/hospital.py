@@ -278,6 +278,7 @@ class Hospital:
             splits_digest=site.splits_digest,
             files=dict(split.counts.files),
             patients=dict(split.counts.patients),
+            scored=loaded.scored,
             certificate=self._kit.certificate.read_text(),
             nonce="-",
             signature="-",

@@ -33,7 +33,7 @@ from training.network.cell import Rejected
 from training.privacy import PrivacyDemand
 from training.publish import software
 
-PROTOCOL = 2
+PROTOCOL = 3
 # A different version of these computes other bits.
 _COMPARED = ("locum", "torch", "numpy")
 
@@ -68,7 +68,8 @@ class Invitation(Message):
 class Announcement(Message):
     """What a hospital says of itself.
 
-    `signature` is over the invitation's nonce, by the key of `certificate` (PEM).
+    `scored` is how many images the scores of a classification count. `signature` is over the invitation's
+    nonce, by the key of `certificate` (PEM).
     """
 
     protocol: int
@@ -83,6 +84,7 @@ class Announcement(Message):
     splits_digest: Digest
     files: dict[Split, Count]
     patients: dict[Split, Count]
+    scored: Count | None = None
     nonce: Name
     certificate: Annotated[str, Field(max_length=20_000)]
     signature: Annotated[str, Field(max_length=2_000)]

@@ -261,7 +261,9 @@ class Operator:
         """Give the hospitals their tasks, and yield their results in task order."""
         if all(task.step is None for task in tasks):
             # A hospital reads and checks its data before it joins.
-            yield from (Delivery(task.site, {}, {}, 0.0, {}, (), None, 0.0) for task in tasks)
+            scored = {name: said.scored for name, said in self.announced.items()}
+            for task in tasks:
+                yield Delivery(task.site, {}, {}, 0.0, {}, (), None, 0.0, scored=scored.get(task.site))
             return
         started = time.monotonic()
         with self._changed:

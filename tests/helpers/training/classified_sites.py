@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import nibabel as nib
 import numpy as np
 
 from model_store.task import Task
 from training.data.classification import ImageSet, LabelledData
 
 CORNERS = Task(name="corners", kind="classification", class_names=("left", "right"), size=(16, 16))
+VOLUMES = "name: light\nkind: classification\nclass_names: [dark, light]\nsize: [8, 8]\n"
 
 
 def images(count: int, seed: int) -> ImageSet:
@@ -22,3 +27,17 @@ def images(count: int, seed: int) -> ImageSet:
 
 def labelled_data(name: str, train: int, val: int, seed: int) -> LabelledData:
     return LabelledData(name, images(train, seed), images(val, seed + 1), images(0, 0), None)
+
+
+def write_volumes(root: Path, sites: Sequence[str], slices: int = 9) -> Path:
+    """Write a task, and at every site three dark and three light volumes. Returns `root`."""
+    draw = np.random.default_rng(0)
+    for site in sites:
+        for label, brightness in (("dark", 100), ("light", 500)):
+            folder = root / site / label
+            folder.mkdir(parents=True)
+            for number in range(3):
+                voxels = draw.normal(brightness, 20, (16, 16, slices)).astype(np.int16)
+                nib.save(nib.Nifti1Image(voxels, np.diag([1, 1, 3, 1])), folder / f"v{number}.nii.gz")
+    (root / "task.yaml").write_text(VOLUMES)
+    return root

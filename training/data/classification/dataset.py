@@ -59,6 +59,11 @@ class LabelledData:
     test: ImageSet
     statistics: ReferenceStatistics | None
 
+    @property
+    def scored(self) -> int:
+        """The number of images that scores count, those of validation."""
+        return len(self.val)
+
     @classmethod
     def load(cls, site: Site[LabelledCase], task: Task) -> LabelledData:
         """Decode and prepare a site. Every case must have a split.

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from personalization.precision import Precision, mixed_precision, to_float32
+from training.algorithm import SiteSize
 from training.data.classification import ImageSet, labelled_batches
 from training.methods.common.local_training import predict
 
@@ -111,16 +112,16 @@ class ClassCounts:
         return {"right": self.right, "images": self.images}
 
     @classmethod
-    def check(cls, state: Mapping[str, Tensor], cases: int | None) -> None:
-        """Raise ValueError for what no site with so many images can send: see `state`."""
+    def check(cls, state: Mapping[str, Tensor], size: SiteSize) -> None:
+        """Raise ValueError for what no site of this size can send: see `state`."""
         if sorted(state) != ["images", "right"]:
             raise ValueError(f"expected the tensors 'images' and 'right', found {sorted(state)}")
         right, images = state["right"], state["images"]
         whole = all(torch.equal(counts, counts.round()) for counts in (right, images))
         if right.shape != images.shape or not (whole and bool(((right >= 0) & (right <= images)).all())):
             raise ValueError("expected right answers and images of every class, whole and 0 or more")
-        if cases is not None and images.sum() > cases:
-            raise ValueError(f"expected counts of {cases} images at most, found {images.sum():g}")
+        if size.scored is not None and images.sum() > size.scored:
+            raise ValueError(f"expected counts of {size.scored} images at most, found {images.sum():g}")
 
     def __add__(self, other: ClassCounts) -> ClassCounts:
         return ClassCounts(self.right + other.right, self.images + other.images)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from model_store.guard import ReferenceStatistics
-from training.algorithm import ClientResult, Group, Phase, RoundResult, State
+from training.algorithm import ClientResult, Group, Phase, RoundResult, SiteSize, State
 from training.data.classification import LabelledData
 from training.data.segmentation.dataset import SiteData
 
@@ -22,8 +22,8 @@ MOST_NAME = 64
 MOST_DESCRIPTOR = 16.0
 
 
-def _check(state: State, cases: int | None) -> None:
-    """Raise for statistics that no site with so many cases can have.
+def _check(state: State, size: SiteSize) -> None:
+    """Raise for statistics that no site of this size can have.
 
     They are merged after the round and stored with the model, where the guard computes with them.
     """
@@ -34,7 +34,7 @@ def _check(state: State, cases: int | None) -> None:
     found = _unpack(state)
     if found is None:
         return
-    count, most = found.count, MOST_SCANS if cases is None else cases
+    count, most = found.count, MOST_SCANS if size.cases is None else size.cases
     if count > most:
         raise ValueError(f"expected statistics of {most} scans at most, found more")
     if min(found.kinds.values(), default=0) < 1 or sum(found.kinds.values()) != count:

@@ -21,7 +21,7 @@ from personalization.metrics import foreground_dice
 from personalization.networks import build, initialise
 from personalization.precision import Precision, mixed_precision, to_float32
 from personalization.scanner import augment_intensities
-from training.algorithm import State
+from training.algorithm import SiteSize, State
 from training.data.classification import ImageSet, LabelledData, labelled_batches
 from training.data.segmentation.dataset import SiteData, SliceSet, batches
 
@@ -209,16 +209,16 @@ def _epoch(
     )
 
 
-def check_score(score: Tensor, cases: int | None) -> None:
-    """Raise ValueError unless this is a sum of numbers in 0..1 and their count, at most one of each case."""
+def check_score(score: Tensor, most: int | None) -> None:
+    """Raise ValueError unless this is a sum of numbers in 0..1 and their count, at most `most`."""
     if score.shape != (2,) or score.dtype != torch.float64:
         raise ValueError(
             f"expected a score of shape [2] and float64, found {list(score.shape)} {score.dtype}"
         )
     total, count = score.tolist()
-    if not (0 <= total <= count and count == int(count) and (cases is None or count <= cases)):
+    if not (0 <= total <= count and count == int(count) and (most is None or count <= most)):
         raise ValueError(
-            f"expected the sum of numbers in 0..1 and their count, of {cases} cases at most, found {total:g} "
+            f"expected the sum of numbers in 0..1 and their count, {most} at most, found {total:g} "
             f"of {count:g}"
         )
 
@@ -345,11 +345,11 @@ class ValidationScore:
         return {"score": torch.tensor([self.total, self.patients], dtype=torch.float64)}
 
     @classmethod
-    def check(cls, state: State, cases: int | None) -> None:
-        """Raise ValueError for what no site with so many cases can send: see `state`."""
+    def check(cls, state: State, size: SiteSize) -> None:
+        """Raise ValueError for what no site of this size can send: see `state`."""
         if list(state) != ["score"]:
             raise ValueError(f"expected the tensor 'score', found {sorted(state)}")
-        check_score(state["score"], cases)
+        check_score(state["score"], size.scored)
 
     def metrics(self, name: str) -> dict[str, float]:
         """As a metric; nothing when no patient has a Dice."""

@@ -44,6 +44,7 @@ from training.algorithm import (
     Publication,
     RoundResult,
     ServerStage,
+    SiteSize,
     State,
     StepContext,
 )
@@ -65,13 +66,13 @@ from training.methods.fedins.config import FedInsConfig
 from training.methods.registry import Panel, register
 
 
-def check_queries(state: State, cases: int | None) -> None:  # noqa: ARG001 - an image is not a case
+def check_queries(state: State, size: SiteSize) -> None:  # noqa: ARG001
     """Raise ValueError without an image: the server divides by their number."""
     if not state["count"].item() >= 1:
         raise ValueError(f"expected the sum of 1 image at least, found {state['count'].item():g}")
 
 
-def check_usage(state: State, cases: int | None) -> None:  # noqa: ARG001
+def check_usage(state: State, size: SiteSize) -> None:  # noqa: ARG001
     """Raise ValueError for a negative number of picks, or one with which the sites' sum may overflow."""
     if bool(((state["picks"] < 0) | (state["picks"] > _MOST_PICKS)).any()):
         raise ValueError(f"expected 0 to {_MOST_PICKS} picks of every entry, found another number")

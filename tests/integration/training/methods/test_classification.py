@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.helpers.training.classified_sites import write_volumes
 from training.algorithm import Memory
 from training.config import RunConfig
 from training.data.classification import LabelledData
@@ -15,6 +16,7 @@ from training.data.federation import load_federation
 from training.data.splits import split_by_patient
 from training.engine.client import RunEnvironment
 from training.errors import ConfigurationError, SiteFailed
+from training.methods.dense import DenseConfig
 from training.methods.fedavg import FedAvgConfig
 from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
@@ -161,6 +163,29 @@ def test_fedavg_on_a_classification_publishes_the_best_resnet(federation, tmp_pa
         if entry.phase in ("train", "validate")
     )
     assert draft.metrics["val_accuracy"] == pytest.approx(best / 6)  # two validation images per site
+
+
+DENSE = DenseConfig(
+    width=1,
+    local_epochs=1,
+    batch_size=8,
+    epochs=1,
+    generator_steps=1,
+    synthesis_batch=4,
+    noise_size=4,
+    generator_width=2,
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "config"),
+    [("fedavg", FedAvgConfig(width=1, rounds=1, batch_size=8)), ("fedbicross", CONFIG), ("dense", DENSE)],
+)
+def test_volumes_of_a_classification_are_scored_by_slice_and_no_site_is_dropped(method, config, tmp_path):
+    data = load_federation(write_volumes(tmp_path / "data", ("elm", "fir")))
+    result = run(data, tmp_path / "run", config, method)
+    assert not any(entry.dropped for entry in result.history)
+    assert "val_accuracy" in result.publication.models[0].metrics
 
 
 def test_method_for_another_kind_of_task_is_rejected_by_name(federation, tmp_path):

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from training.algorithm import Group, Phase
+from training.algorithm import Group, Phase, SiteSize
 from training.config import Defence
 from training.engine.defence import bounds, capped, krum, least_uploads, robust_reduction, scaled, update_norm
 from training.engine.reduction import Reducer
@@ -220,11 +220,11 @@ def test_an_upload_is_compared_with_what_was_sent_not_with_the_first_site():
 
 
 def test_a_check_of_a_group_that_fails_drops_the_site():
-    def check(upload, cases):
-        if upload["t"].item() > cases:
+    def check(upload, size):
+        if upload["t"].item() > size.cases:
             raise KeyError("t")
 
     reducer = Reducer(Phase("p", 1, (), (Group("total", "statistics", "sum", check=check),)))
     with pytest.raises(SiteFailed, match="site A: group 'total': 't'"):
-        reducer.add("A", {"total": {"t": torch.tensor([9.0])}}, 1.0, {}, cases=3)
-    reducer.add("B", {"total": {"t": torch.tensor([2.0])}}, 1.0, {}, cases=3)
+        reducer.add("A", {"total": {"t": torch.tensor([9.0])}}, 1.0, {}, size=SiteSize(3))
+    reducer.add("B", {"total": {"t": torch.tensor([2.0])}}, 1.0, {}, size=SiteSize(3))

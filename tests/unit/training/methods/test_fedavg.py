@@ -12,7 +12,7 @@ import torch
 from personalization.losses import soft_dice_loss
 from personalization.networks import build
 from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data, slices
-from training.algorithm import Memory, RoundResult
+from training.algorithm import Memory, RoundResult, SiteSize
 from training.data.segmentation.dataset import batches
 from training.engine.reduction import Reducer
 from training.methods.common.data_statistics import STATISTICS, _pack
@@ -172,22 +172,22 @@ def test_a_late_site_without_a_scored_patient_changes_nothing():
     [
         ([3.5, 3.0], "found 3.5 of 3"),
         ([-0.1, 3.0], "found -0.1 of 3"),
-        ([1.0, 9.0], "of 8 cases at most, found 1 of 9"),
+        ([1.0, 9.0], "8 at most, found 1 of 9"),
         ([1.0, 2.5], "found 1 of 2.5"),
         ([1.0], r"shape \[2\] and float64, found \[1\]"),
     ],
 )
 def test_a_score_that_no_site_can_have_is_refused(score, says):
     with pytest.raises(ValueError, match=says):
-        SCORES.check({"score": torch.tensor(score, dtype=torch.float64)}, 8)
-    SCORES.check(ValidationScore(2.5, 3).state(), 8)
-    SCORES.check(ValidationScore(0.0, 0).state(), None)
+        SCORES.check({"score": torch.tensor(score, dtype=torch.float64)}, SiteSize(8, 8))
+    SCORES.check(ValidationScore(2.5, 3).state(), SiteSize(8, 8))
+    SCORES.check(ValidationScore(0.0, 0).state(), SiteSize())
 
 
 def test_a_description_that_is_none_is_refused():
     with pytest.raises(ValueError, match="line 1"):
-        STATISTICS.check({"json": torch.tensor([104, 105], dtype=torch.uint8)}, None)
-    STATISTICS.check(_pack(None), None)
+        STATISTICS.check({"json": torch.tensor([104, 105], dtype=torch.uint8)}, SiteSize())
+    STATISTICS.check(_pack(None), SiteSize())
 
 
 def test_without_any_score_the_last_model_is_published():

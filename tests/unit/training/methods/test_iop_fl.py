@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.helpers.training.sites import EMPTY, TASK, context, result_of, site_data
-from training.algorithm import Memory, RoundResult
+from training.algorithm import Memory, RoundResult, SiteSize
 from training.errors import SiteFailed
 from training.methods import iop_fl
 from training.methods.common.local_training import evaluate, network_of
@@ -299,8 +299,8 @@ def test_trees_are_taken_apart_as_they_were_joined():
 )
 def test_changes_that_no_site_can_have_are_refused(changes, says):
     with pytest.raises(ValueError, match=says):
-        CHANGES.check({"changes": changes}, 8)
-    CHANGES.check({"changes": torch.tensor([[-1.5, 1.2, 3.0]] * 5)}, 8)
+        CHANGES.check({"changes": changes}, SiteSize(8, 8))
+    CHANGES.check({"changes": torch.tensor([[-1.5, 1.2, 3.0]] * 5)}, SiteSize(8, 8))
 
 
 @pytest.mark.parametrize(
@@ -314,4 +314,4 @@ def test_changes_that_no_site_can_have_are_refused(changes, says):
 def test_a_comparison_that_no_site_can_have_is_refused(sent):
     state = {name: torch.tensor(values, dtype=torch.float64) for name, values in sent.items()}
     with pytest.raises(ValueError, match="expected"):
-        COMPARISON.check(state, 8)
+        COMPARISON.check(state, SiteSize(8, 8))

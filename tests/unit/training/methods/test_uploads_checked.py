@@ -13,7 +13,7 @@ from model_store.guard import ReferenceStatistics, ScanSummary
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.fedoap_federation import DATA, Federation
 from tests.helpers.training.sites import EMPTY, TASK, context, site_data
-from training.algorithm import Algorithm, Phase, State
+from training.algorithm import Algorithm, Phase, SiteSize, State
 from training.config import Defence
 from training.engine.reduction import Reducer
 from training.errors import SiteFailed
@@ -32,6 +32,7 @@ from training.methods.fedbicross.config import FedBiCrossConfig
 from training.methods.fedbicross.method import FedBiCross
 from training.methods.fedins.method import USAGE
 
+SIZE = SiteSize(cases=4, scored=4)
 COUNTS = ClassCounts(torch.tensor([1.0, 0.0]).double(), torch.tensor([3.0, 1.0]).double()).state()
 
 
@@ -40,9 +41,9 @@ def rejects(algorithm: Algorithm, server, phase: str, good: dict[str, State], gr
     (planned,) = (p for p in algorithm.plan() if p.name == phase)
     sent = {**algorithm.broadcast(planned, server, "A"), **algorithm.expected(planned, server)}
     reducer = Reducer(planned, Defence(most_norm=2.0))
-    reducer.add("A", good, 1.0, {}, sent=sent, cases=4)
+    reducer.add("A", good, 1.0, {}, sent=sent, size=SIZE)
     with pytest.raises(SiteFailed) as error:
-        reducer.add("B", {**good, group: bad}, 1.0, {}, sent=sent, cases=4)
+        reducer.add("B", {**good, group: bad}, 1.0, {}, sent=sent, size=SIZE)
     assert reducer.settle() == ({}, {})
     assert set(reducer.result().weights) == {"A"}
     return str(error.value)
@@ -104,7 +105,7 @@ def test_counts_of_a_site_without_validation_images_are_accepted() -> None:
     none = labelled_data("A", 4, 0, 0).val
     algorithm = Dense(DenseConfig(width=1), CORNERS)
     network = torch.nn.Identity()
-    ClassCounts.check(ClassCounts.of(network, none, algorithm.classes).state(), 0)
+    ClassCounts.check(ClassCounts.of(network, none, algorithm.classes).state(), SiteSize(0, 0))
 
 
 @pytest.mark.parametrize("name", ["key", "value"])
@@ -126,9 +127,9 @@ def test_tokens_of_another_shape_are_rejected(name: str) -> None:
         assert f"group 'tokens': tensor '{name}'" in said
 
 
-SIZE = len(DESCRIPTORS)
+NUMBERS = len(DESCRIPTORS)
 HONEST = ReferenceStatistics.of(
-    ScanSummary("grey volume", {"rows": 32.0}, tuple(np.linspace(-2, 2, SIZE).tolist()), False, ())
+    ScanSummary("grey volume", {"rows": 32.0}, tuple(np.linspace(-2, 2, NUMBERS).tolist()), False, ())
 )
 
 
@@ -145,36 +146,36 @@ def statistics(**changes: object) -> State:
     [
         (statistics(count=10**400, kinds={"grey volume": 10**400}), "of 4 scans at most"),
         (statistics(count=10**9, kinds={"grey volume": 10**9}), "of 4 scans at most"),
-        (statistics(products=[[1e300] * SIZE] * SIZE), "sums over descriptors of 16 at most"),
-        (statistics(sums=[1.7e308] * SIZE), "sums over descriptors of 16 at most"),
+        (statistics(products=[[1e300] * NUMBERS] * NUMBERS), "sums over descriptors of 16 at most"),
+        (statistics(sums=[1.7e308] * NUMBERS), "sums over descriptors of 16 at most"),
         ({"json": torch.full((2**20 + 1,), 32, dtype=torch.uint8)}, "expected 1048576 bytes at most"),
         (statistics(kinds={}), "1 scan or more of every kind"),
         (statistics(kinds={"grey volume": 2, "b": -1}), "1 scan or more of every kind"),
         (statistics(kinds={"\x1b[2J": 1}), "printable names"),
         (statistics(ranges={"x" * 65: {"low": 0.0, "high": 1.0}}), "64 characters at most"),
         (statistics(ranges={"rows": {"low": 1.0, "high": 0.0}}), "a lower to a higher value"),
-        (statistics(products=[[0.0]] * SIZE), "expected products of shape"),
-        (statistics(products=np.full((SIZE, SIZE), 9.0).tolist()), "of the same descriptors"),
+        (statistics(products=[[0.0]] * NUMBERS), "expected products of shape"),
+        (statistics(products=np.full((NUMBERS, NUMBERS), 9.0).tolist()), "of the same descriptors"),
         (statistics(products=np.triu(HONEST.products).tolist()), "of the same descriptors"),
         ({**statistics(), "more": torch.ones(1)}, "expected the tensor 'json'"),
     ],
 )
 def test_statistics_that_no_site_can_have_drop_the_site_and_the_others_stand(lie: State, why: str) -> None:
     reducer = Reducer(DESCRIBE)
-    reducer.add("A", {STATISTICS.name: statistics()}, 1.0, {}, cases=4)
+    reducer.add("A", {STATISTICS.name: statistics()}, 1.0, {}, size=SIZE)
     with pytest.raises(SiteFailed, match=f"site B: group 'statistics': .*{why}"):
-        reducer.add("B", {STATISTICS.name: lie}, 1.0, {}, cases=4)
+        reducer.add("B", {STATISTICS.name: lie}, 1.0, {}, size=SIZE)
     reducer.settle()
     assert described(merge_described(reducer.result())) == HONEST
 
 
 def test_merged_statistics_pass_the_check_of_one_site() -> None:
-    other = ReferenceStatistics.of(ScanSummary("grey image", {}, (1.5,) * SIZE, False, ()))
+    other = ReferenceStatistics.of(ScanSummary("grey image", {}, (1.5,) * NUMBERS, False, ()))
     merged = HONEST.merge(other).merge(HONEST)
-    STATISTICS.check(packed(merged.model_dump(mode="json")), 3)
-    STATISTICS.check(packed(None), 0)
+    STATISTICS.check(packed(merged.model_dump(mode="json")), SiteSize(3))
+    STATISTICS.check(packed(None), SiteSize(0))
     with pytest.raises(ValueError, match="of 2 scans at most"):
-        STATISTICS.check(packed(merged.model_dump(mode="json")), 2)
+        STATISTICS.check(packed(merged.model_dump(mode="json")), SiteSize(2))
 
 
 @pytest.mark.parametrize("bright", [1, 8, 64, 512])
@@ -191,9 +192,9 @@ def test_descriptors_of_extreme_slices_are_within_the_limit(bright: int, sign: i
 def test_picks_of_which_the_sum_overflows_drop_the_site_and_the_others_stand() -> None:
     reducer = Reducer(Phase("validate", 1, (), (USAGE,)))
     sent = {USAGE.name: {"picks": torch.zeros(3, dtype=torch.int64)}}
-    reducer.add("A", {USAGE.name: {"picks": torch.tensor([5, 4, 3])}}, 1.0, {}, sent=sent, cases=4)
+    reducer.add("A", {USAGE.name: {"picks": torch.tensor([5, 4, 3])}}, 1.0, {}, sent=sent, size=SIZE)
     lie = {"picks": torch.full((3,), 2**63 - 1)}
     with pytest.raises(SiteFailed, match="site B: group 'usage': expected 0 to 1099511627776 picks"):
-        reducer.add("B", {USAGE.name: lie}, 1.0, {}, sent=sent, cases=4)
+        reducer.add("B", {USAGE.name: lie}, 1.0, {}, sent=sent, size=SIZE)
     reducer.settle()
     assert reducer.result().reduced[USAGE.name]["picks"].tolist() == [5, 4, 3]

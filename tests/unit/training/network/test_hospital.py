@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from model_store.store import Store
+from tests.helpers.training.classified_sites import write_volumes
 from training.config import RunConfig
 from training.data.cases import Federation, digest_of_sites
 from training.data.federation import load_federation
@@ -169,6 +170,13 @@ def test_every_kind_of_method_gives_the_digests_of_one_process(method, tmp_path,
     # What stays at a hospital is on its own disk, and not in the operator's folder. FedAvg keeps nothing.
     assert any((tmp_path / "state" / "birch").glob("*/sites/birch/*")) == (method == "fedrep")
     assert not (tmp_path / "run" / "sites").exists()
+
+
+def test_volumes_of_a_classification_are_scored_by_slice_and_no_hospital_is_dropped(tmp_path, kits):
+    together = Together(tmp_path, write_volumes(tmp_path / "data", SITES), kits)
+    _, result = together.run()
+    assert not any(entry.dropped for entry in result.history)
+    assert {said.scored for said in together.operator.announced.values()} == {9}  # one volume
 
 
 def test_consent_given_after_the_run_counts_once_the_hospital_joins_the_resumed_one(tmp_path, data, kits):
