@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from scipy import ndimage
 
-from tests.e2e.page.conftest import Service
+from tests.e2e.page.conftest import Service, opened_page
 from tests.helpers.model_store.dicom_files import series, turned
 from tests.helpers.model_store.scan_files import tiff
 
@@ -247,6 +247,29 @@ def test_strokes_are_saved_before_another_scan_or_view_is_opened(page: Any, serv
         page.keyboard.press("Space")
         page.get_by_role("link", name="Oversee").click()
     assert stored(service, cohort, "a").sum() == stored(service, cohort, "b").sum() == 9
+
+
+def test_tab_is_not_opened_over_strokes_that_cannot_be_saved(browser: Any, service: Service) -> None:
+    cohort = service.cohort(a=png(picture_scan(np.uint8, 250)))
+    with opened_page(browser, service.address, expected=("status of 503",)) as page:
+        open_scan(page, service, cohort, "a", model="retina")
+        page.route(lambda address: "/mask?" in address, lambda route: route.fulfill(status=503, json={}))
+        page.locator("canvas").focus()
+        page.keyboard.press("Space")
+        address = page.url
+        page.get_by_role("link", name="Oversee").click()
+        dialog = page.get_by_role("dialog", name="The mask is not saved")
+        dialog.wait_for()
+        assert page.url == address
+        dialog.get_by_role("button", name="Close").click()
+        page.unroute_all()
+        with saving(page):
+            page.get_by_role("link", name="Oversee").click()
+        page.get_by_role("heading", name="Oversee").wait_for()
+        assert page.url.endswith("#/oversee")
+        assert stored(service, cohort, "a").sum() == 9
+        page.go_back()
+        page.get_by_role("toolbar").wait_for()
 
 
 def test_stroke_during_a_save_is_saved_after_it(page: Any, service: Service) -> None:

@@ -218,3 +218,73 @@ def test_job_is_followed_where_a_proxy_keeps_its_events_back(
             page.get_by_role("status").get_by_text(f"pass {number} of 9").wait_for()
         page.get_by_role("button", name="Cancel the job").click()
         page.get_by_role("region", name="Jobs").get_by_text("Stopping").wait_for()
+
+
+def test_next_person_at_a_page_finds_nothing_of_the_one_before(
+    browser: Any, api: Api, service: Service
+) -> None:
+    secrets = [key(api, name, "reader") for name in ("nina", "noel")]
+    with visitor(browser, api) as page:
+
+        def look(secret: str) -> None:
+            """Sign in, and segment a scan."""
+            sign_in(page, secret)
+            page.get_by_text("No scan", exact=True).wait_for()
+            assert page.get_by_role("heading", name="Answer").count() == 0
+            page.get_by_label("Model").select_option("organ")
+            page.get_by_label("Hospital of the scan").select_option("dune")
+            page.set_input_files("input[type=file]", service.scans["patient-500.nii.gz"])
+            page.get_by_role("button", name="Segment").click()
+            page.get_by_role("heading", name="Answer").wait_for()
+            assert "hospital=dune" in page.url
+
+        look(secrets[0])
+        page.get_by_role("button", name="Sign out").click()
+        page.get_by_role("heading", name="Sign in").wait_for()
+        assert "hospital" not in page.url
+        look(secrets[1])
+        # The session ends: the same person finds the answer, another one does not.
+        for secret in (secrets[1], secrets[0]):
+            page.context.clear_cookies()
+            page.get_by_role("button", name="Segment").click()
+            page.get_by_role("dialog").get_by_text("The session has ended").wait_for()
+            page.keyboard.press("Escape")
+            if secret is secrets[1]:
+                sign_in(page, secret)
+                page.get_by_role("dialog").wait_for(state="detached")
+                page.get_by_role("heading", name="Answer").wait_for()
+        look(secrets[0])
+
+
+def test_strokes_of_a_session_that_ended_are_saved_when_it_is_renewed(
+    browser: Any, api: Api, service: Service
+) -> None:
+    secret = key(api, "oona", "operator")
+    headers = {"Authorization": f"Bearer {secret}"}
+    with httpx.Client(base_url=api.client.base_url, headers=headers, timeout=60) as operator:
+        cohort = operator.post("/hospitals/dune/cohorts").raise_for_status().headers["location"]
+        content = service.scans["patient-500.nii.gz"].read_bytes()
+        operator.put(f"{cohort}/scans/a", content=content).raise_for_status()
+        with visitor(browser, api) as page:
+            sign_in(page, secret)
+            views(page)
+            page.goto(f"{api.client.base_url}/#/draw?hospital=dune&model=tumour&cohort={cohort[-32:]}&scan=a")
+            page.get_by_role("toolbar").wait_for()
+            page.context.clear_cookies()
+            page.locator("canvas").focus()
+            page.keyboard.press("Space")
+            page.get_by_role("dialog").get_by_text("The session has ended").wait_for()
+            sign_in(page, secret)
+            page.locator("[data-save=saved]").wait_for()
+            assert operator.get(f"{cohort}/scans/a/mask").status_code == 200
+            # Another person neither sees the strokes nor becomes their author.
+            tag = operator.get(f"{cohort}/scans/a/mask").headers["ETag"]
+            page.context.clear_cookies()
+            page.locator("canvas").focus()
+            for name in ("ArrowRight", "ArrowRight", "Space"):
+                page.keyboard.press(name)
+            page.get_by_role("dialog").get_by_text("The session has ended").wait_for()
+            sign_in(page, key(api, "omar", "operator"))
+            page.get_by_role("heading", name="Look at a scan").wait_for()
+            assert page.get_by_text("key:omar").is_visible()
+            assert operator.get(f"{cohort}/scans/a/mask").headers["ETag"] == tag

@@ -6,9 +6,10 @@ import { Notice, Rejection } from "../ui/notice";
 import { VIEWS } from "../views/registry";
 import icon from "./icon.svg";
 import { address, place } from "./router";
-import { actor, has, refusal, resume, session, signOut, state } from "./session";
-import { SignIn } from "./sign-in";
+import { actor, has, refusal, resume, returns, session, signOut, state } from "./session";
+import { SignIn, SignInAgain } from "./sign-in";
 import { chooseTheme, theme } from "./theme";
+import { leave, Leaving } from "./unsaved";
 
 const THEMES = [
   { value: "system", label: "Auto" },
@@ -17,7 +18,8 @@ const THEMES = [
 ] as const;
 
 export function Frame() {
-  const views = state.value === "signed-in" ? VIEWS.filter((view) => view.roles.some(has)) : [];
+  const isOpen = state.value === "signed-in" || state.value === "ended";
+  const views = isOpen ? VIEWS.filter((view) => view.roles.some(has)) : [];
   const current = views.find((view) => view.name === place.value.view) ?? (location.hash === "" ? views[0] : undefined);
   return (
     <div class="frame">
@@ -42,7 +44,7 @@ export function Frame() {
         {session.value?.authenticated && (
           <span class="who">
             <span class="name">{actor.value}</span>
-            <button type="button" class="button small" onClick={() => void signOut()}>
+            <button type="button" class="button small" onClick={() => void leave(() => void signOut())}>
               Sign out
             </button>
           </span>
@@ -52,6 +54,8 @@ export function Frame() {
       <main id="main" tabIndex={-1}>
         <Content view={current?.name} />
       </main>
+      {state.value === "signed-in" && <Leaving />}
+      {state.value === "ended" && <SignInAgain />}
     </div>
   );
 }
@@ -63,7 +67,7 @@ function skip(event: Event): void {
 
 function Content({ view }: { view: string | undefined }) {
   if (state.value === "starting") return <p class="center soft">Loading …</p>;
-  if (state.value === "signed-out") return <SignIn />;
+  if (state.value === "signed-out") return <div class="center"><SignIn /></div>;
   if (state.value === "unknown") {
     return (
       <div class="center">
@@ -85,7 +89,7 @@ function Content({ view }: { view: string | undefined }) {
       </div>
     );
   }
-  return <Loaded key={view} name={view} />;
+  return <Loaded key={`${view} ${returns.value}`} name={view} />;
 }
 
 function Loaded({ name }: { name: string }) {

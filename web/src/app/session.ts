@@ -1,13 +1,20 @@
 /** Who uses the page, and what they may do. */
-import { computed, signal } from "@preact/signals";
+import { batch, computed, signal } from "@preact/signals";
 import { call, csrf, Problem, type Schema } from "../api/client";
+import { restart } from "./router";
+import { retry, work } from "./unsaved";
 
 type SessionView = Schema<"SessionView">;
 export type Role = "reader" | "operator" | "approver" | "admin" | "federation";
 
 export const session = signal<SessionView | null>(null);
-/** `starting` until the service has answered who this is; `unknown` where it could not. */
-export const state = signal<"starting" | "signed-out" | "signed-in" | "unknown">("starting");
+/**
+ * `starting` until the service has answered who this is; `unknown` where it could not. `ended`: the session is over, and
+ * the view waits for the same person.
+ */
+export const state = signal<"starting" | "signed-out" | "signed-in" | "ended" | "unknown">("starting");
+/** How often a person came back to a view without unsaved work, which is then read again. */
+export const returns = signal(0);
 /** Why the person could not sign in or out. */
 export const refusal = signal<unknown>(null);
 
@@ -23,10 +30,21 @@ export function has(needed: Role): boolean {
 export const actor = computed(() => session.value?.actor ?? "");
 
 function begin(found: SessionView): void {
-  session.value = found;
-  csrf.value = found.csrf ?? null;
-  refusal.value = null;
-  state.value = "signed-in";
+  const isReturn = state.peek() === "ended";
+  if (isReturn && found.actor !== actor.peek()) {
+    // Neither may another person see what is open, nor be named as its author.
+    work.peek()?.drop();
+    restart();
+    return;
+  }
+  batch(() => {
+    session.value = found;
+    csrf.value = found.csrf ?? null;
+    refusal.value = null;
+    state.value = "signed-in";
+    if (isReturn && (work.peek()?.isSafe.peek() ?? true)) returns.value += 1;
+  });
+  if (isReturn) void retry();
 }
 
 /** Take up the session of the cookie, if there is one. */
@@ -60,19 +78,18 @@ export async function signOut(): Promise<void> {
   try {
     await call("delete", "/session");
   } catch (error) {
-    // A session that had ended is reported below.
-    if (state.peek() === "signed-in") refusal.value = error;
-    return;
+    if (!(error instanceof Problem) || error.status !== 401) {
+      refusal.value = error;
+      return;
+    }
   }
-  session.value = null;
-  csrf.value = null;
-  state.value = "signed-out";
+  // Nothing of it is left for the next person.
+  restart();
 }
 
 /** Sign in again where the session ended while the page was open. */
 window.addEventListener("locum:unauthenticated", () => {
   if (state.peek() !== "signed-in") return;
   refusal.value = new Problem(401, "", "The session has ended", "Sign in again.", {});
-  session.value = null;
-  state.value = "signed-out";
+  state.value = "ended";
 });

@@ -1,16 +1,15 @@
 /** Draw: masks on the scans of a cohort, and a joining that learns from them. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { catalogueError, hospitals, KINDS, loadCatalogue, type Model, models } from "../../app/catalogue";
 import { type CohortScan, maskWords, scansOf, useCohorts } from "../../app/cohorts";
 import { keepInAddress, place } from "../../app/router";
+import { leave, saved } from "../../app/unsaved";
 import { Select } from "../../ui/controls";
-import { Dialog } from "../../ui/dialog";
 import { many } from "../../ui/format";
 import { Notice, Rejection } from "../../ui/notice";
 import "../../viewer/stage.css";
 import { CohortScans, StartJob } from "../adapt/scans";
 import { type Label, labelsOf } from "./labels";
-import type { Saving } from "./saving";
 import { Stage } from "./stage";
 
 /** Joining learns from masks of this many patients at least. */
@@ -51,8 +50,6 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
   const [scans, setScans] = useState<readonly CohortScan[]>([]);
   const [labels, setLabels] = useState<readonly Label[]>([]);
   const [error, setError] = useState<unknown>(null);
-  const [blocked, setBlocked] = useState<Record<string, string | null> | null>(null);
-  const saving = useRef<Saving | null>(null);
   const found = useCohorts(hospital, version, setError);
   const cohorts = found ?? [];
   const wanted = place.value.parameters.get("cohort");
@@ -72,15 +69,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
     return () => (over = true);
   }, [model.name, model.latest?.version]);
 
-  /** Whether all strokes are saved. */
-  const saved = async () => {
-    await saving.current?.now();
-    return saving.current?.isSafe.peek() ?? true;
-  };
-  const go = async (next: Record<string, string | null>) => {
-    if (await saved()) keepInAddress(next);
-    else setBlocked(next);
-  };
+  const go = (next: Record<string, string | null>) => void leave(() => keepInAddress(next));
   const drawn = scans.filter((each) => each.mask);
   const targets = drawn.filter((each) => each.mask!.values.some((value) => value !== 0));
   return (
@@ -91,21 +80,21 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
           label="Hospital"
           value={hospital}
           options={hospitals.value.map((each) => ({ value: each.id, label: each.name }))}
-          onChange={(value) => void go({ hospital: value, cohort: null, scan: null })}
+          onChange={(value) => go({ hospital: value, cohort: null, scan: null })}
         />
         <Select
           label="Model"
           value={model.name}
           options={all.map((each) => ({ value: each.name, label: each.name }))}
           hint={`Its task names ${labels.map((each) => each.name).join(", ")}: ${KINDS[model.kind] ?? model.kind}.`}
-          onChange={(value) => void go({ model: value })}
+          onChange={(value) => go({ model: value })}
         />
         <section class="card stack" aria-label="Scans">
           <CohortScans
             hospital={hospital}
             cohorts={cohorts}
             cohort={cohort}
-            onCohort={(id) => void go({ cohort: id || "new", scan: null })}
+            onCohort={(id) => go({ cohort: id || "new", scan: null })}
             onChange={() => setVersion((last) => last + 1)}
           />
           <ul class="picks" aria-label="Scans of the cohort">
@@ -115,7 +104,7 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
                   type="button"
                   class="button quiet"
                   aria-pressed={each.name === named}
-                  onClick={() => void go({ cohort, scan: each.name })}
+                  onClick={() => go({ cohort, scan: each.name })}
                 >
                   <span class="clip">{each.name}</span>
                   <span class={`chip ${maskWords(each).tone}`}>{maskWords(each).words}</span>
@@ -153,32 +142,10 @@ function Masks(given: { hospital: string; isMember: boolean; model: Model; all: 
         scan={scan ?? null}
         model={model}
         labels={labels}
-        onSaving={(now) => (saving.current = now)}
         onMask={(name, mask) =>
           setScans((list) => list.map((each) => (each.name === name ? { ...each, mask } : each)))
         }
       />
-      {blocked && (
-        <Dialog title="The mask is not saved" onClose={() => setBlocked(null)}>
-          <div class="stack">
-            <Rejection error={saving.current?.error.peek()} />
-            <p>Go back and try again, or drop the strokes that are not saved.</p>
-            <div class="row">
-              <button
-                type="button"
-                class="button danger"
-                onClick={() => {
-                  saving.current?.drop();
-                  keepInAddress(blocked);
-                  setBlocked(null);
-                }}
-              >
-                Drop the strokes
-              </button>
-            </div>
-          </div>
-        </Dialog>
-      )}
     </div>
   );
 }

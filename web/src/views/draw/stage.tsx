@@ -5,6 +5,7 @@ import { call, Problem, type Schema } from "../../api/client";
 import { type Model, referenceOf } from "../../app/catalogue";
 import { type CohortScan, readMask, readScan, scansOf, type ScanPlace } from "../../app/cohorts";
 import { address } from "../../app/router";
+import { work } from "../../app/unsaved";
 import { Range, Segmented } from "../../ui/controls";
 import { Dialog } from "../../ui/dialog";
 import { Rejection } from "../../ui/notice";
@@ -50,7 +51,6 @@ export function Stage(given: {
   scan: CohortScan | null;
   model: Model;
   labels: readonly Label[];
-  onSaving: (saving: Saving | null) => void;
   onMask: (name: string, mask: Mask | null) => void;
 }) {
   const { hospital, cohort, scan, labels } = given;
@@ -82,7 +82,7 @@ export function Stage(given: {
         const found = await begin(viewer, place, () => latest.current);
         if (over || found === null) return;
         current.current = found;
-        latest.current.onSaving(found.saving);
+        work.value = found.saving;
         setOpened(found);
       })
       .catch((reason: unknown) => {
@@ -92,7 +92,7 @@ export function Stage(given: {
       over = true;
       void leave(current.current);
       current.current = null;
-      latest.current.onSaving(null);
+      work.value = null;
       setOpened(null);
     };
   }, [viewer, cohort, scan?.name, again]);
