@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,13 +46,11 @@ class Service:
 
 
 @pytest.fixture(scope="session")
-def service(
-    tmp_path_factory: pytest.TempPathFactory, threshold_graph: Callable[..., bytes]
-) -> Iterator[Service]:
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     root = tmp_path_factory.mktemp("page")
     publish_routing_space(root / "store")
     publish_cross_attention(root / "store")
-    publish_retina(Store(root / "store"), threshold_graph(at=100, slope=0.5))
+    publish_retina(Store(root / "store"))
     scans = {}
     for name, content in outside_scans(4).items():
         scans[name] = root / name
@@ -64,7 +62,8 @@ def service(
         yield Service(client, scans, root / "store")
 
 
-def publish_retina(store: Store, graph: bytes) -> None:
+def publish_retina(store: Store) -> None:
+    """Publish a model that finds a disc above the value 100, and its cup above 200."""
     task = Task(
         name="retina",
         labels={"disc": (1, 2), "cup": (2,)},
@@ -75,7 +74,29 @@ def publish_retina(store: Store, graph: bytes) -> None:
     lineage = Lineage(method="by-hand", run="test", sites=(), rounds=0, seed=0)
     network = NetworkSpec(name="threshold", arguments={"at": 100})
     manifest = ModelManifest(name="retina", task=task, network=network, lineage=lineage)
-    store.publish(manifest, {WEIGHTS: b"none", GRAPH: graph})
+    store.publish(manifest, {WEIGHTS: b"none", GRAPH: _nested_graph()})
+
+
+def _nested_graph() -> bytes:
+    """The onnx file of a network with the logits 0, (x - 100) / 2 and x - 150."""
+    from onnx import TensorProto, helper
+
+    weights = helper.make_tensor("w", TensorProto.FLOAT, [3, 1, 1, 1], [0.0, 0.5, 1.0])
+    bias = helper.make_tensor("b", TensorProto.FLOAT, [3], [0.0, -50.0, -150.0])
+    nodes = [
+        helper.make_node("Conv", ["image", "w", "b"], ["logits"], kernel_shape=[1, 1]),
+        helper.make_node("Softmax", ["logits"], ["probabilities"], axis=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "nested",
+        [helper.make_tensor_value_info("image", TensorProto.FLOAT, ["B", 1, "H", "W"])],
+        [helper.make_tensor_value_info("probabilities", TensorProto.FLOAT, ["B", 3, "H", "W"])],
+        [weights, bias],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    content: bytes = model.SerializeToString()
+    return content
 
 
 # Of a module, not of the session: while Playwright runs, no other test of the process can run an event loop.

@@ -30,7 +30,9 @@ PLASMA = ((13, 156, 237, 240), (8, 23, 121, 249), (135, 158, 83, 33))
 
 
 def segment(page: Any, service: Service, scan: str = SCAN) -> None:
-    page.set_input_files("input[type=file]", service.scans[scan])
+    # As bytes: what is sent of a file of the disk is not given to `route`.
+    content = service.scans[scan].read_bytes()
+    page.set_input_files("input[type=file]", {"name": scan, "mimeType": "", "buffer": content})
     page.get_by_role("button", name="Segment").click()
     page.get_by_role("heading", name="Answer").wait_for(timeout=30_000)
 
@@ -294,3 +296,115 @@ def test_uncertainty_is_asked_when_it_is_shown_and_lets_the_scan_through(page: A
     drawn = shown_voxels(page, shape)
     assert np.abs(drawn - blended).mean() < 3
     assert np.abs(drawn - blended).max() < 12
+
+
+def fundus() -> bytes:
+    """A picture with a disc of 196 pixels, of which 36 are its cup."""
+    pixels = np.full((32, 32), 20, np.uint8)
+    pixels[8:22, 9:23] = 150
+    pixels[12:18, 13:19] = 240
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    return content.getvalue()
+
+
+def segment_fundus(page: Any, service: Service) -> None:
+    page.goto(f"{service.address}/?again#/look?model=retina")
+    page.get_by_label("Model").and_(page.locator("select:has(option)")).wait_for()
+    page.set_input_files("input[type=file]", {"name": "eye.png", "mimeType": "", "buffer": fundus()})
+    page.get_by_role("button", name="Segment").click()
+
+
+def test_label_inside_another_is_listed_with_its_own_size(page: Any, service: Service) -> None:
+    segment_fundus(page, service)
+    answer = page.get_by_role("region", name="Answer")
+    answer.wait_for()
+    cells = answer.get_by_role("row").all_inner_texts()
+    assert [row.split() for row in cells[1:3]] == [["cup", "36", "px"], ["disc", "196", "px"]]
+    # A value of the mask, which is a set of labels, is what is drawn and hidden.
+    assert answer.get_by_role("checkbox").count() == 2
+    shown = drawn_slice(page, (32, 32), -1)
+    assert shown.sum() == 36
+    answer.get_by_label("cup + disc", exact=True).uncheck()
+    assert not drawn_slice(page, (32, 32), -1).any()
+    assert drawn_slice(page, (32, 32)).sum() == 160
+
+
+@pytest.mark.parametrize("changes", [1, 4])
+def test_mask_and_report_of_different_versions_are_asked_for_again_once(
+    page: Any, service: Service, changes: int
+) -> None:
+    asked: list[str] = []
+
+    def answer(route: Any) -> None:
+        reply = route.fetch()
+        asked.append(reply.headers["locum-graph"])
+        changed = {"locum-graph": f"sha256:{len(asked)}"} if len(asked) <= changes else {}
+        route.fulfill(response=reply, headers=reply.headers | changed)
+
+    page.route("**/segment", answer)
+    segment_fundus(page, service)
+    if changes == 1:
+        page.get_by_role("heading", name="Answer").wait_for()
+    else:
+        page.get_by_role("alert").get_by_text("Segment the scan again").wait_for()
+        assert page.get_by_role("heading", name="Answer").count() == 0
+    assert len(asked) == 4
+
+
+def test_uncertainty_of_another_version_is_not_shown_over_the_mask(page: Any, service: Service) -> None:
+    segment(page, service)
+
+    def answer(route: Any) -> None:
+        reply = route.fetch()
+        route.fulfill(response=reply, headers=reply.headers | {"locum-graph": "sha256:other"})
+
+    page.route("**/segment", answer)
+    page.get_by_label("Uncertainty", exact=True).check()
+    page.get_by_role("alert").get_by_text("another version than the mask").wait_for()
+
+
+def test_scan_opened_while_an_uncertainty_is_asked_for_is_shown_at_once(page: Any, service: Service) -> None:
+    segment(page, service)
+    page.get_by_role("button", name="Axial").click()
+    held: list[Any] = []
+    page.route("**/segment", lambda request: held.append(request))
+    page.get_by_label("Uncertainty", exact=True).check()
+    while not held:
+        page.wait_for_timeout(20)
+    voxels = np.zeros((16, 16, 8), np.int16)
+    voxels[:8] = 900
+    other = nib.Nifti1Image(voxels, np.diag([2.0, 2.0, 4.0, 1.0]))
+    with page.expect_event("requestfailed", lambda sent: sent.url.endswith("/segment")):
+        page.set_input_files(
+            "input[type=file]", {"name": "other.nii", "mimeType": "", "buffer": other.to_bytes()}
+        )
+    page.get_by_label("Scan other.nii").wait_for()
+    left = shown_voxels(page, (16, 16)).mean(axis=2) > 128
+    # The patient's left, which is the end of the first axis, is on the right of the picture.
+    np.testing.assert_array_equal(left, picture(voxels, 4) == 900)
+
+
+def test_difference_of_models_with_other_labels_compares_their_names(page: Any, service: Service) -> None:
+    segment(page, service)
+    page.get_by_role("button", name="Keep this answer").click()
+
+    def rename(route: Any) -> None:
+        reply = route.fetch()
+        route.fulfill(response=reply, body=reply.body().replace(b'"organ"', b'"tumor"'))
+
+    page.route("**/segment", rename)
+    page.get_by_role("button", name="Segment").click()
+    page.get_by_label("tumor", exact=True).wait_for()
+    mask = canonical(mask_of(service)) == 1
+    level = middle(mask)
+    page.get_by_role("button", name="Axial").click()
+    page.get_by_role("button", name="Show tumor").click()
+    legend = page.get_by_role("list", name="Kept labels")
+    assert legend.count() == 0
+    page.get_by_role("button", name="Kept", exact=True).click()
+    assert legend.inner_text() == "organ"
+    page.get_by_role("button", name="Difference").click()
+    # Another label in each is drawn in pink.
+    expected = picture(mask, level)
+    np.testing.assert_array_equal(drawn_slice(page, expected.shape, channels=(0, 1)), expected)

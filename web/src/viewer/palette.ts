@@ -40,12 +40,13 @@ export function drawnColours(values: readonly number[]): ColourTable {
 }
 
 /** A look-up table for a mask with these names: the background and hidden values are transparent. */
-export function maskColours(names: Readonly<Record<string, number>>, hidden: ReadonlySet<number> = new Set()) {
+export function maskColours(names: Readonly<Record<string, number>>, hidden: ReadonlySet<string> = new Set()) {
   const byValue = new Map(Object.entries(names).map(([name, value]) => [value, name]));
   const largest = Math.max(0, ...byValue.keys());
   const table: ColourTable = { R: [0], G: [0], B: [0], A: [0], I: [0], labels: [""] };
   for (let value = 1; value <= largest; value++) {
-    addColour(table, value, labelColour(value), !hidden.has(value), byValue.get(value) ?? "");
+    const name = byValue.get(value) ?? "";
+    addColour(table, value, labelColour(value), !hidden.has(name), name);
   }
   return table;
 }

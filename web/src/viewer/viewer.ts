@@ -8,6 +8,14 @@ import { Niivue, NVImage, SHOW_RENDER, SLICE_TYPE } from "@niivue/niivue";
 import type { Layout } from "./layouts";
 import { type ColourTable, DIFFERENCE } from "./palette";
 
+/** The values of a mask by name. */
+type Names = Readonly<Record<string, number>>;
+
+interface NamedMask {
+  image: NVImage;
+  names: Names;
+}
+
 export type OverlayName = "drawn" | "mask" | "uncertainty" | "difference";
 
 const SLICE_TYPES: Record<Layout, SLICE_TYPE> = {
@@ -27,6 +35,8 @@ const ORDER: readonly OverlayName[] = ["drawn", "mask", "uncertainty", "differen
 
 export class Viewer {
   private scan: NVImage | null = null;
+  /** The file of the scan that was asked for last: one that is read later must not cover it. */
+  private wanted: Blob | ArrayBuffer | null = null;
   private isClosed = false;
   private leader: Viewer | null = null;
   private readonly overlays = new Map<OverlayName, NVImage>();
@@ -86,6 +96,7 @@ export class Viewer {
   }
 
   clear(): void {
+    if (this.isClosed) return;
     if (this.niivue.drawBitmap) {
       this.niivue.onDrawingChanged = () => undefined;
       this.niivue.setDrawingEnabled(false);
@@ -93,6 +104,7 @@ export class Viewer {
     }
     this.overlays.clear();
     this.scan = null;
+    this.wanted = null;
     this.niivue.volumes = [];
     this.niivue.back = null;
     this.niivue.overlays = [];
@@ -102,12 +114,13 @@ export class Viewer {
   /** Show a scan (NIfTI) and drop the one before. `flat`: a picture, which has no patient's sides. */
   async show(scan: Blob | ArrayBuffer, flat: boolean): Promise<void> {
     this.clear();
+    this.wanted = scan;
     const opts = this.niivue.opts;
     opts.isRadiologicalConvention = !flat;
     opts.isOrientationTextVisible = !flat;
     opts.crosshairWidth = flat ? 0 : CROSSHAIR;
     const image = await volume(scan, "scan.nii.gz");
-    if (this.isClosed) return;
+    if (this.isClosed || this.wanted !== scan) return;
     this.scan = image;
     this.niivue.addVolume(this.scan);
     if (this.leader?.hasScan) this.crosshairTo(this.leader.niivue.scene.crosshairPos);
@@ -133,11 +146,13 @@ export class Viewer {
     this.drawOverlays();
   }
 
-  /** Show where two masks on one grid differ: the values of `DIFFERENCE`, which replace those of `image`. */
-  difference(image: NVImage, other: NVImage, opacity: number): void {
+  /** Show where two masks on one grid differ by the names of their values: the values of `DIFFERENCE`. */
+  difference(one: NamedMask, other: NamedMask, opacity: number): void {
+    const image = one.image;
     const a = image.img!;
-    const b = other.img!;
-    for (let i = 0; i < a.length; i++) a[i] = a[i] === b[i] ? 0 : b[i] === 0 ? 1 : a[i] === 0 ? 2 : 3;
+    const b = other.image.img!;
+    const same = translation(other.names, one.names);
+    for (let i = 0; i < a.length; i++) a[i] = a[i] === same[b[i]!] ? 0 : b[i] === 0 ? 1 : a[i] === 0 ? 2 : 3;
     this.overlay("difference", image, opacity, {
       R: [0, ...DIFFERENCE.map((each) => each.colour[0])],
       G: [0, ...DIFFERENCE.map((each) => each.colour[1])],
@@ -217,6 +232,18 @@ export class Viewer {
     this.niivue.broadcastTo([]);
   }
 }
+
+/** The values of `to` that have the names of the values of `from`, by the latter; -1 for a name without one. */
+function translation(from: Names, to: Names): Int16Array {
+  const values = new Map(Object.entries(to).map(([name, value]) => [setOf(name), value]));
+  const found = new Int16Array(256).fill(-1);
+  found[0] = 0;
+  for (const [name, value] of Object.entries(from)) found[value] = values.get(setOf(name)) ?? -1;
+  return found;
+}
+
+/** Tasks name their overlapping labels in an order of their own: `disc + cup`. */
+const setOf = (name: string) => name.split(" + ").sort().join(" + ");
 
 async function volume(found: Blob | ArrayBuffer, name: string): Promise<NVImage> {
   const file = new File([found], name);

@@ -20,6 +20,8 @@ export interface Answer {
   /** `name@version`, and which model inside it. */
   model: string;
   personalization: string;
+  /** Digest of the network that answered. */
+  graph: string;
 }
 
 export interface Progress {
@@ -62,30 +64,39 @@ export async function ask(
     const report = JSON.parse(String(parts.get("params"))) as Report;
     return build(question, answer, report, { file: parts.get("image") as File, name: "mask.nrrd", flat });
   }
-  // A picture's mask has no position, and so no NRRD: two requests.
-  const mask = await request("png");
-  const report = (await (await request("json")).json()) as Report;
-  return build(question, mask, report, { file: await mask.blob(), name: "mask.png", flat });
+  // A picture's mask has no position, and so no NRRD: two requests, which a version assigned between them would mix.
+  for (let attempt = 0; attempt < 2; attempt++) {
+    const mask = await request("png");
+    const answer = await request("json");
+    if (graphOf(mask) !== graphOf(answer)) continue;
+    return build(question, mask, (await answer.json()) as Report, { file: await mask.blob(), name: "mask.png", flat });
+  }
+  throw changed("The mask and its sizes are of different versions.");
 }
 
-const maps = new WeakMap<Answer, Promise<Blob>>();
+const maps = new WeakMap<Answer, Blob>();
 
-/** The uncertainty of each voxel of an answer, in percent; asked once, when it is first shown. */
-export function uncertaintyOf(scan: Sent, answer: Answer): Promise<Blob> {
-  let found = maps.get(answer);
-  if (found === undefined) {
-    const values = { ...fields(answer.question), voxels: "uncertainty", output: answer.mask.flat ? "png" : "nifti" };
-    const forever = new AbortController().signal;
-    found = posted(scan, values, forever, () => undefined, () => undefined).then((sent) => sent.blob());
-    found.catch(() => maps.delete(answer));
-    maps.set(answer, found);
-  }
+/** The uncertainty of each voxel of an answer, in percent; kept once it has arrived. Throws Problem. */
+export async function uncertaintyOf(scan: Sent, answer: Answer, signal: AbortSignal): Promise<Blob> {
+  const known = maps.get(answer);
+  if (known !== undefined) return known;
+  const values = { ...fields(answer.question), voxels: "uncertainty", output: answer.mask.flat ? "png" : "nifti" };
+  const sent = await posted(scan, values, signal, () => undefined, () => undefined);
+  if (graphOf(sent) !== answer.graph) throw changed("The uncertainty would be that of another version than the mask.");
+  const found = await sent.blob();
+  maps.set(answer, found);
   return found;
 }
 
+const graphOf = (answer: Response): string => answer.headers.get("Locum-Graph") ?? "";
+
+const changed = (reason: string) =>
+  new Problem(409, "model-changed", "The model was changed meanwhile", `${reason} Segment the scan again.`, {});
+
 function build(question: Question, answer: Response, report: Report, mask: Answer["mask"]): Answer {
   const model = answer.headers.get("Locum-Model") ?? report.receipt.model.name;
-  return { question, mask, report, model, personalization: answer.headers.get("Locum-Personalization") ?? "" };
+  const personalization = answer.headers.get("Locum-Personalization") ?? "";
+  return { question, mask, report, model, personalization, graph: graphOf(answer) };
 }
 
 async function posted(

@@ -6,7 +6,7 @@ import { keepInAddress, place } from "../../app/router";
 import { has } from "../../app/session";
 import { DropZone, Range, Segmented } from "../../ui/controls";
 import { Notice, Rejection } from "../../ui/notice";
-import { css, DIFFERENCE, drawnColour, drawnColours, maskColours, UNCERTAINTY } from "../../viewer/palette";
+import { css, DIFFERENCE, drawnColour, drawnColours, labelColour, maskColours, UNCERTAINTY } from "../../viewer/palette";
 import { Pane } from "../../viewer/pane";
 import { maskOfPicture } from "../../viewer/picture";
 import { type Layout, LAYOUTS } from "../../viewer/layouts";
@@ -30,7 +30,8 @@ const COMPARISONS: readonly { value: Comparison; label: string }[] = [
 
 const layout = signal<Layout>("planes");
 const opacity = signal(0.55);
-const hidden = signal<ReadonlySet<number>>(new Set());
+/** By name: another model's mask may have another value for the same label. */
+const hidden = signal<ReadonlySet<string>>(new Set());
 const uncertain = signal(false);
 const drawnShown = signal(true);
 const chosen = signal<Comparison>("new");
@@ -151,7 +152,9 @@ export default function Look() {
               {...(isDouble.value ? { name: "Kept" } : {})}
               onOpen={setViewer}
               onClose={() => setViewer(null)}
-            />
+            >
+              {first.value && first.value !== answer.value && <Legend answer={first.value} />}
+            </Pane>
             {isDouble.value && (
               <Pane label={`Scan ${open.name}, new answer`} name="New" onOpen={setBeside} onClose={() => setBeside(null)} />
             )}
@@ -161,6 +164,20 @@ export default function Look() {
         )}
       </section>
     </div>
+  );
+}
+
+/** The kept answer's labels: those at the side are the new one's, and a model has colours of its own. */
+function Legend({ answer: { report } }: { answer: Answer }) {
+  return (
+    <ul class="pane-legend" aria-label="Kept labels">
+      {Object.entries(report.label_names).map(([name, value]) => (
+        <li key={name} class="check">
+          <span class="swatch" style={{ background: css(labelColour(value)) }} />
+          {name}
+        </li>
+      ))}
+    </ul>
   );
 }
 
@@ -258,6 +275,7 @@ function follow(viewer: Viewer, shown: ReadonlySignal<Answer | null>): () => voi
   const stops = [
     effect(() => {
       const found = scan.value;
+      viewer.clear();
       if (found) next(() => viewer.show(found.shown, found.flat));
     }),
     effect(() => {
@@ -271,7 +289,20 @@ function follow(viewer: Viewer, shown: ReadonlySignal<Answer | null>): () => voi
     }),
     effect(() => {
       const [open, found] = [scan.value, uncertain.value ? shown.value : null];
-      next(() => drawUncertainty(viewer, open, found));
+      next(async () => viewer.removeOverlay("uncertainty"));
+      if (open === null || found === null) return;
+      // Fetched beside the turns: a scan that is opened meanwhile is shown at once.
+      const asked = new AbortController();
+      uncertaintyOf(open, found, asked.signal).then(
+        (file) =>
+          next(async () => {
+            if (!asked.signal.aborted) await drawUncertainty(viewer, open, file);
+          }),
+        (error: unknown) => {
+          if (!asked.signal.aborted) failure.value = error;
+        },
+      );
+      return () => asked.abort();
     }),
     effect(() => viewer.layout(scan.value?.flat ? "axial" : layout.value)),
     effect(() => {
@@ -312,17 +343,17 @@ async function drawDifference(viewer: Viewer): Promise<void> {
   const [one, other] = [kept.peek(), answer.peek()];
   if (one === null || other === null || !viewer.hasScan) return;
   viewer.removeOverlay("mask");
-  viewer.difference(await readMask(viewer, one), await readMask(viewer, other), opacity.peek());
+  viewer.difference(await namedMask(viewer, one), await namedMask(viewer, other), opacity.peek());
 }
 
-async function drawUncertainty(viewer: Viewer, open: OpenScan | null, found: Answer | null): Promise<void> {
-  if (open === null || found === null || !viewer.hasScan) {
-    viewer.removeOverlay("uncertainty");
-    return;
-  }
-  const file = await uncertaintyOf(open, found);
-  viewer.overlay("uncertainty", await readMap(viewer, open, file), 0.6);
+async function drawUncertainty(viewer: Viewer, open: OpenScan, file: Blob): Promise<void> {
+  if (viewer.hasScan) viewer.overlay("uncertainty", await readMap(viewer, open, file), 0.6);
 }
+
+const namedMask = async (viewer: Viewer, found: Answer) => ({
+  image: await readMask(viewer, found),
+  names: found.report.label_names,
+});
 
 const readMask = async (viewer: Viewer, { mask }: Answer) =>
   mask.flat ? await viewer.read(await maskOfPicture(mask.file), "mask.nii") : await viewer.read(mask.file, mask.name);

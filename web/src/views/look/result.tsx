@@ -6,7 +6,7 @@ import { Dialog } from "../../ui/dialog";
 import { count } from "../../ui/format";
 import { Notice } from "../../ui/notice";
 import { css, labelColour } from "../../viewer/palette";
-import { type Answer, asCurl } from "./asking";
+import { type Answer, asCurl, type Report } from "./asking";
 
 /** `member; site=CS` in words. */
 export function servedBy(personalization: string): string {
@@ -24,18 +24,44 @@ export function servedBy(personalization: string): string {
 
 export function Result(given: {
   answer: Answer;
-  hidden: ReadonlySet<number>;
-  onHide: (hidden: ReadonlySet<number>) => void;
+  /** Names of the mask's values that are not shown. */
+  hidden: ReadonlySet<string>;
+  onHide: (hidden: ReadonlySet<string>) => void;
   onFind: (voxel: [number, number, number]) => void;
 }) {
   const { answer, hidden, onHide, onFind } = given;
   const [receipt, setReceipt] = useState(false);
   const { report } = answer;
-  const toggle = (value: number) => {
+  const toggle = (name: string) => {
     const next = new Set(hidden);
-    if (!next.delete(value)) next.add(value);
+    if (!next.delete(name)) next.add(name);
     onHide(next);
   };
+  const value = (name: string) => (
+    <label class="check">
+      <input type="checkbox" checked={!hidden.has(name)} onChange={() => toggle(name)} />
+      <span class="swatch" style={{ background: css(labelColour(report.label_names[name]!)) }} />
+      {name}
+    </label>
+  );
+  const place = (name: string) => {
+    const [, ...centre] = report.centroids[name] ?? [];
+    return (
+      centre.length === 3 && (
+        <button
+          type="button"
+          class="button quiet small"
+          onClick={() => onFind(centre as [number, number, number])}
+          aria-label={`Show ${name}`}
+        >
+          Show
+        </button>
+      )
+    );
+  };
+  // Where labels overlap, a value of the mask is a set of labels, and a label has several values.
+  const isAlone = (name: string) => String(report.labels[name]?.classes) === String(report.label_names[name]);
+  const sets = Object.keys(report.label_names).filter((name) => !isAlone(name));
   return (
     <section class="card stack" aria-label="Answer">
       <div class="stack tight">
@@ -57,34 +83,29 @@ export function Result(given: {
           </tr>
         </thead>
         <tbody>
-          {Object.entries(report.label_names).map(([name, value]) => {
-            const centre = report.centroids[name];
-            return (
-              <tr key={name}>
-                <td>
-                  <label class="check">
-                    <input type="checkbox" checked={!hidden.has(value)} onChange={() => toggle(value)} />
-                    <span class="swatch" style={{ background: css(labelColour(value)) }} />
-                    {name}
-                  </label>
-                </td>
-                <td class="number">{sizeOf(report, name, value)}</td>
-                <td class="number">
-                  {centre && centre.length === 4 && (
-                    <button
-                      type="button"
-                      class="button quiet small"
-                      onClick={() => onFind([centre[1]!, centre[2]!, centre[3]!])}
-                      aria-label={`Show ${name}`}
-                    >
-                      Show
-                    </button>
-                  )}
-                </td>
-              </tr>
-            );
-          })}
+          {Object.entries(report.labels).map(([name, label]) => (
+            <tr key={name}>
+              <td>{isAlone(name) ? value(name) : name}</td>
+              <td class="number">{sizeOf(label)}</td>
+              <td class="number">{isAlone(name) && place(name)}</td>
+            </tr>
+          ))}
         </tbody>
+        {sets.length > 0 && (
+          <tbody>
+            <tr>
+              <th scope="rowgroup" colSpan={3}>
+                Shown as
+              </th>
+            </tr>
+            {sets.map((name) => (
+              <tr key={name}>
+                <td colSpan={2}>{value(name)}</td>
+                <td class="number">{place(name)}</td>
+              </tr>
+            ))}
+          </tbody>
+        )}
       </table>
       <Certainty value={report.uncertainty} />
       {report.warnings.map((warning) => (
@@ -113,11 +134,8 @@ export function Result(given: {
   );
 }
 
-/** The size of a value of the mask: of all labels, overlapping ones belong to several values. */
-function sizeOf(report: Answer["report"], name: string, value: number): string {
-  const label = report.labels[name] ?? Object.values(report.labels).find((each) => each.classes.includes(value));
-  if (label === undefined) return "";
-  return label.volume_ml == null ? `${count(label.voxels)} px` : `${label.volume_ml.toFixed(label.volume_ml < 10 ? 2 : 1)} mL`;
+function sizeOf({ voxels, volume_ml: volume }: Report["labels"][string]): string {
+  return volume == null ? `${count(voxels)} px` : `${volume.toFixed(volume < 10 ? 2 : 1)} mL`;
 }
 
 function Certainty({ value }: { value: number }) {
