@@ -1,10 +1,14 @@
-"""Adapt: files reach the cohort that they were dropped for, and a job that is gone is not asked for again."""
+"""Adapt: files reach the cohort that they were dropped for, and what came of a job or a decision is shown."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+import pytest
+
 from tests.e2e.page.conftest import Service, opened_page
+from tests.helpers.model_store.dicom_files import series, turned
 
 
 def test_scans_of_two_hospitals_reach_their_own_cohorts(browser: Any, service: Service) -> None:
@@ -87,3 +91,120 @@ def test_job_that_is_gone_is_asked_for_once(browser: Any, service: Service) -> N
             page.clock.run_for(10_000)
             page.evaluate("fetch('health/live')")
         assert asked == [f"{service.address}/jobs/{32 * '0'}"]
+
+
+def test_other_scans_of_one_name_get_names_of_their_own(page: Any, service: Service) -> None:
+    contents = [path.read_bytes() for path in service.scans.values()]
+    cohort = service.client.post("/hospitals/dune/cohorts").headers["location"]
+    held: list[Any] = []
+    page.route("**/scans/*", lambda request: held.append(request), times=1)
+    page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&cohort={cohort[-32:]}")
+    uploads = page.get_by_role("list", name="Uploads").get_by_role("listitem")
+
+    def drop(content: bytes) -> None:
+        page.get_by_label("Drop scans here").set_input_files(
+            {"name": "scan.nii.gz", "mimeType": "", "buffer": content}
+        )
+
+    for count, content in enumerate(contents[:2], 1):
+        drop(content)
+        uploads.nth(count - 1).wait_for()
+    while not held:
+        page.wait_for_timeout(20)
+    held[0].continue_()
+    uploads.get_by_text("done").nth(1).wait_for()
+    assert "Another scan is named scan.nii.gz" in uploads.nth(1).inner_text()
+    # A page that does not know them learns it from the service; the same bytes keep their name.
+    page.reload()
+    for content in (contents[2], contents[1], contents[2]):
+        with page.expect_response(lambda answer: answer.request.method == "PUT" and answer.ok):
+            drop(content)
+        uploads.last.get_by_text("done").wait_for()
+    listed = [each["name"] for each in service.client.get(f"{cohort}/scans").json()["scans"]]
+    assert len(set(listed)) == 3
+    assert {name[:4] + name[-7:] for name in listed} == {"scan.nii.gz"}
+    assert set(uploads.locator(".mono").all_inner_texts()) == set(listed) - {"scan.nii.gz"}
+
+
+def test_series_with_files_of_the_same_names_are_two_scans(page: Any, service: Service) -> None:
+    cohort = service.client.post("/hospitals/dune/cohorts").headers["location"]
+    page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&cohort={cohort[-32:]}")
+    uploads = page.get_by_role("list", name="Uploads")
+    for count in (1, 2):
+        voxels = np.random.default_rng(count).integers(0, 900, (4, 16, 16)).astype(np.int16)
+        page.get_by_label("Drop scans here").set_input_files(
+            [
+                {"name": name, "mimeType": "", "buffer": content}
+                for name, content in series(voxels, turned(0)).items()
+            ]
+        )
+        uploads.get_by_text("done").nth(count - 1).wait_for()
+    assert len(service.client.get(f"{cohort}/scans").json()["scans"]) == 2
+
+
+def finished_job(**result: Any) -> dict[str, Any]:
+    """An adaptation with a lower bound of a loss of 0.8 points of Dice."""
+    checks = [
+        {"name": name, "value": value, "limit": 0.0, "bound": "at least", "passed": True, "meaning": ""}
+        for name, value in (("predicted_gain", 0.031), ("gain_bound", -0.008))
+    ]
+    return {
+        **{"id": 32 * "1", "kind": "adaptation", "state": "succeeded", "hospital": "dune", "model": "organ"},
+        **{"attempt": 1, "queue_position": None, "progress": {}, "reason": None, "started_at": None},
+        **{"created_at": "2026-01-02T03:04:05Z", "finished_at": None, "options": {}, "epochs": []},
+        **{"coefficients": None, "candidate": None, "gate": {"passed": True, "checks": checks}},
+        **{"warnings": [], "result": result},
+    }
+
+
+@pytest.mark.parametrize(
+    ("members", "hospitals"), [(4, "about one hospital in 5"), (0, "one of several hospitals")]
+)
+def test_lower_bound_of_a_gain_is_not_called_the_worst_case(
+    page: Any, service: Service, members: int, hospitals: str
+) -> None:
+    playbook = {
+        "recipe": "half",
+        "promise": "",
+        "members": {f"site-{number}": [0.01] for number in range(members)},
+        "tried": [{"recipe": "half", "predicted": 0.031, "bound": -0.008}],
+    }
+    page.route(f"**/jobs/{32 * '1'}", lambda route: route.fulfill(json=finished_job(playbook=playbook)))
+    page.goto(f"{service.address}/#/adapt?hospital=dune&model=organ&job={32 * '1'}")
+    job = page.get_by_role("region", name="Job", exact=True)
+    job.get_by_text("passed its gate").wait_for()
+    expected = f"a gain of 3.1 points of Dice is expected; {hospitals} does worse than a loss of 0.8 points."
+    assert expected in job.inner_text()
+    job.get_by_text("What the members' practice expects").click()
+    assert job.get_by_role("columnheader", name="Lower bound").is_visible()
+
+
+def test_decision_after_a_rejected_one_is_made_on_what_serves_by_then(page: Any, service: Service) -> None:
+    path = "/hospitals/aster/serving/organ"
+    service.client.put(
+        path, json={"version": "organ@1", "actor": "Ada", "reason": "first"}, headers={"If-None-Match": "*"}
+    ).raise_for_status()
+    service.client.put(
+        path,
+        json={"version": "organ@1", "actor": "Ada", "reason": "second"},
+        headers={"If-Match": service.client.get(path).headers["ETag"]},
+    ).raise_for_status()
+    page.goto(f"{service.address}/#/adapt?hospital=aster&model=organ")
+    page.get_by_role("button", name="Roll back").click()
+    service.client.put(
+        path,
+        json={"version": "organ@1", "actor": "Ida", "reason": "meanwhile"},
+        headers={"If-Match": service.client.get(path).headers["ETag"]},
+    ).raise_for_status()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Your name").fill("Ada")
+    dialog.get_by_label("Reason").fill("again")
+    dialog.get_by_role("button", name="Roll back").click()
+    dialog.get_by_text("organ@1 serves now").wait_for()
+    history = page.get_by_role("list", name="History", include_hidden=True)
+    assert "meanwhile" in history.inner_text()
+    dialog.get_by_role("button", name="Roll back").click()
+    dialog.wait_for(state="detached")
+    page.get_by_role("list", name="History").get_by_text("again").wait_for()
+    entries = service.client.get(f"{path}/history").json()["entries"]
+    assert [each["reason"] for each in entries] == ["first", "second", "meanwhile", "again"]

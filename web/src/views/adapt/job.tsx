@@ -121,7 +121,7 @@ export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) =>
       {job.gate && <Verdict job={job} />}
       <Curves epochs={job.epochs} />
       {job.coefficients && <HeatMap found={job.coefficients as unknown as Coefficients} />}
-      <Playbook result={job.result} />
+      <Playbook found={practiceOf(job)} />
       <Attention result={job.result} />
     </section>
   );
@@ -170,7 +170,7 @@ function Verdict({ job }: { job: Job }) {
         {gain != null && (
           <p>
             {`From what the member hospitals saw, ${gain >= 0 ? "a gain" : "a loss"} of ${points(gain)} points of Dice is expected`}
-            {bound != null && `, and at worst ${bound < 0 ? `a loss of ${points(bound)}` : `a gain of ${points(bound)}`} points`}.
+            {bound != null && `; ${someHospital(job)} does worse than ${bound < 0 ? "a loss" : "a gain"} of ${points(bound)} points`}.
           </p>
         )}
         {dice != null && risen != null && (
@@ -228,6 +228,22 @@ function Outcome({ check }: { check: Check }) {
   // A check that could not be measured may still count as failed.
   if (!check.passed) return <span class="chip bad">failed</span>;
   return check.value === null ? <span class="chip">not measured</span> : <span class="chip good">passed</span>;
+}
+
+interface Practice {
+  recipe: string;
+  /** Changes of Dice that each member saw. */
+  members?: Record<string, number[]>;
+  promise: string;
+  tried: { recipe: string; predicted: number; bound: number }[];
+}
+
+const practiceOf = (job: Job) => (job.result as { playbook?: Practice } | null)?.playbook;
+
+/** Which hospitals a lower bound from K members does not hold for. */
+function someHospital(job: Job): string {
+  const members = Object.keys(practiceOf(job)?.members ?? {}).length;
+  return members > 0 ? `about one hospital in ${members + 1}` : "one of several hospitals";
 }
 
 /** How many patients a joining was validated on. */
@@ -312,8 +328,7 @@ function HeatMap({ found }: { found: Coefficients }) {
 }
 
 /** The recipes that the members practised, and what each promises here. */
-function Playbook({ result }: { result: Job["result"] }) {
-  const found = result?.playbook as { recipe: string; promise: string; tried: { recipe: string; predicted: number; bound: number }[] } | undefined;
+function Playbook({ found }: { found: Practice | undefined }) {
   if (!found?.tried) return null;
   return (
     <details>
@@ -324,7 +339,7 @@ function Playbook({ result }: { result: Job["result"] }) {
           <tr>
             <th scope="col">Recipe</th>
             <th scope="col" class="number">Expected change of Dice</th>
-            <th scope="col" class="number">At least</th>
+            <th scope="col" class="number">Lower bound</th>
           </tr>
         </thead>
         <tbody>

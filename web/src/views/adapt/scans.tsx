@@ -52,10 +52,11 @@ export function CohortScans(given: {
           {mine.map((each) => (
             <li key={each.id}>
               <div class="row">
-                <span class="mono grow">{each.file.name}</span>
+                <span class="mono grow">{each.name}</span>
                 <span class={`chip ${each.state === "done" ? "good" : each.state === "failed" ? "bad" : ""}`}>{each.state}</span>
               </div>
-              {each.state === "sending" && <progress max={1} value={each.share} aria-label={`Sending ${each.file.name}`} />}
+              {each.state === "sending" && <progress max={1} value={each.share} aria-label={`Sending ${each.name}`} />}
+              {each.name !== each.file.name && <span class="hint">Another scan is named {each.file.name}.</span>}
               {each.state === "failed" && <Rejection error={each.error} />}
             </li>
           ))}

@@ -1,6 +1,6 @@
 /** Which version serves the hospital: decide, take a decision back, and see what served when. */
 import { useEffect, useState } from "preact/hooks";
-import { call, type Schema } from "../../api/client";
+import { call, Problem, type Schema } from "../../api/client";
 import { has, session } from "../../app/session";
 import { Dialog } from "../../ui/dialog";
 import { moment } from "../../ui/format";
@@ -73,9 +73,10 @@ export function ServingPanel(given: { hospital: string; name: string; model: str
           decision={decision}
           hospital={hospital}
           model={model}
+          serving={serving?.artefact ?? "nothing"}
           tag={entries.length > 0 ? tag : null}
-          onClose={() => setDecision(null)}
-          onDone={() => {
+          onStale={load}
+          onClose={() => {
             setDecision(null);
             void load();
           }}
@@ -111,9 +112,12 @@ function Decide(given: {
   decision: Decision;
   hospital: string;
   model: string;
+  /** What serves now. */
+  serving: string;
   tag: string | null;
+  /** Called where another person decided meanwhile. */
+  onStale: () => Promise<void>;
   onClose: () => void;
-  onDone: () => void;
 }) {
   const { decision, hospital, model, tag } = given;
   const isKnown = session.value?.authenticated ?? false;
@@ -136,8 +140,9 @@ function Decide(given: {
         const json = { ...who, reason, version: decision.version, override: isOverride };
         await call("put", "/hospitals/{hospital}/serving/{model}", { path, headers, json });
       }
-      given.onDone();
+      given.onClose();
     } catch (found) {
+      if (found instanceof Problem && found.status === 412) await given.onStale();
       setError(found);
     }
   };
@@ -172,6 +177,11 @@ function Decide(given: {
           </label>
         )}
         <Rejection error={error} />
+        {error instanceof Problem && error.status === 412 && (
+          <p>
+            <span class="mono">{given.serving}</span> serves now. Decide again to replace it, or close this.
+          </p>
+        )}
         <div class="row">
           <button type="submit" class={`button ${isOverride ? "danger" : "primary"}`} disabled={!isReady}>
             {title}

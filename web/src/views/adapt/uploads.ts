@@ -1,13 +1,23 @@
-/** Send files to a cohort, one after the other; a file that failed can be sent again. */
+/**
+ * Send files to a cohort, one after the other; a file that failed can be sent again.
+ *
+ * A cohort has one scan of a name. Another scan of the same name gets a short digest of its bytes into its name, so that
+ * it has the same name when it is sent again.
+ */
 import { signal } from "@preact/signals";
-import { call } from "../../api/client";
+import { call, Problem } from "../../api/client";
 import { kindOf } from "../../viewer/nifti";
+
+/** Of a scan's name in a cohort. */
+const LONGEST = 200;
 
 export interface Sending {
   id: number;
   hospital: string;
   cohort: string;
   file: File;
+  /** Of the scan in the cohort. */
+  name: string;
   state: "waiting" | "sending" | "done" | "failed";
   share: number;
   error: unknown;
@@ -16,29 +26,60 @@ export interface Sending {
 export const uploads = signal<readonly Sending[]>([]);
 let busy = false;
 let added = 0;
+let turn: Promise<void> = Promise.resolve();
 
 const change = (id: number, next: Partial<Sending>) => {
   uploads.value = uploads.value.map((each) => (each.id === id ? { ...each, ...next } : each));
 };
 
 /**
- * The DICOM files among `files` are sent together, as the series that they are. A file takes the place of one of the
- * same name in the list, and is sent also if that one is being sent.
+ * The DICOM files among `files` are sent together, as the series that they are. A file takes the place of the same one
+ * in the list, also while that one is being sent, and of another one of its name that failed.
  */
-export async function add(hospital: string, cohort: string, files: readonly File[]): Promise<void> {
-  const next = (await scansIn(files)).map((file) => ({
-    id: added++,
-    hospital,
-    cohort,
-    file,
-    state: "waiting" as const,
-    share: 0,
-    error: null,
-  }));
-  const names = new Set(next.map((each) => each.file.name));
-  const others = uploads.value.filter((each) => each.cohort !== cohort || !names.has(each.file.name));
-  uploads.value = [...others, ...next];
-  void work();
+export function add(hospital: string, cohort: string, files: readonly File[]): Promise<void> {
+  // One drop after the other: each names its files beside those of the one before.
+  const adding = turn.then(async () => {
+    for (const file of await scansIn(files)) await enter(hospital, cohort, file);
+    void work();
+  });
+  turn = adding.catch(() => undefined);
+  return adding;
+}
+
+async function enter(hospital: string, cohort: string, file: File): Promise<void> {
+  const alike = uploads.value.filter((each) => each.cohort === cohort && each.file.name === file.name);
+  const isEqual = await Promise.all(alike.map((each) => haveSameBytes(each.file, file)));
+  const same = alike.find((_, i) => isEqual[i]);
+  const replaced = same ?? alike.find((each) => each.state === "failed");
+  const isTaken = alike.some((each) => each !== replaced);
+  const name = same?.name ?? (isTaken ? await withDigest(file) : file.name);
+  const next: Sending = { id: added++, hospital, cohort, file, name, state: "waiting", share: 0, error: null };
+  uploads.value = [...uploads.value.filter((each) => each.id !== replaced?.id), next];
+}
+
+async function haveSameBytes(one: File, other: File): Promise<boolean> {
+  if (one.size !== other.size) return false;
+  try {
+    const [a, b] = (await Promise.all([one.arrayBuffer(), other.arrayBuffer()])).map((each) => new Uint8Array(each));
+    return a!.every((byte, i) => byte === b![i]);
+  } catch {
+    // A file that was changed or moved since it was dropped cannot be read.
+    return false;
+  }
+}
+
+/** The file's name with a digest of its bytes before its ending. */
+async function withDigest(file: File): Promise<string> {
+  const [, stem, ending] = /^(.*?)((?:\.nii)?\.\w+)?$/s.exec(file.name)!;
+  return nameWith(stem!, new Uint8Array(await file.arrayBuffer()), ending ?? "");
+}
+
+/** FNV-1a of 32 bits: browsers have SHA-256 over HTTPS only. */
+function nameWith(stem: string, content: Uint8Array, ending: string): string {
+  let digest = 0x811c9dc5;
+  for (const byte of content) digest = Math.imul(digest ^ byte, 0x01000193);
+  const text = (digest >>> 0).toString(16).padStart(8, "0");
+  return `${stem.slice(0, LONGEST - text.length - ending.length - 1)}-${text}${ending}`;
 }
 
 async function scansIn(files: readonly File[]): Promise<File[]> {
@@ -52,7 +93,9 @@ async function scansIn(files: readonly File[]): Promise<File[]> {
   order.sort((one, other) => (one.name < other.name ? -1 : 1));
   const entries = order.map(({ i }, number) => [`${String(number).padStart(5, "0")}`, contents[i]!]);
   const zip = zipSync(Object.fromEntries(entries) as Record<string, Uint8Array>, { level: 0, mtime: "1980-01-01" });
-  const series = new File([zip as Uint8Array<ArrayBuffer>], `${stemOf(parts[order[0]!.i]!.name)}.zip`);
+  // Many exports name the first file of every series alike.
+  const name = nameWith(stemOf(parts[order[0]!.i]!.name), zip, ".zip");
+  const series = new File([zip as Uint8Array<ArrayBuffer>], name);
   return [...files.filter((_, i) => kinds[i] !== "dicom"), series];
 }
 
@@ -76,14 +119,16 @@ async function work(): Promise<void> {
       change(next.id, { state: "sending" });
       try {
         await call("put", "/hospitals/{hospital}/cohorts/{cohort}/scans/{name}", {
-          path: { hospital: next.hospital, cohort: next.cohort, name: next.file.name },
+          path: { hospital: next.hospital, cohort: next.cohort, name: next.name },
           // Without a type, which a browser guesses by the name: the service goes by the content.
           body: new Blob([next.file], { type: "application/octet-stream" }),
           onSent: (share) => change(next.id, { share }),
         });
         change(next.id, { state: "done", share: 1 });
       } catch (error) {
-        change(next.id, { state: "failed", error });
+        const isTaken = error instanceof Problem && error.slug === "scan-name-taken" && next.name === next.file.name;
+        const name = isTaken ? await withDigest(next.file).catch(() => next.name) : next.name;
+        change(next.id, name === next.name ? { state: "failed", error } : { state: "waiting", name, share: 0 });
       }
     }
   } finally {
