@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.e2e.page.conftest import Service
+from tests.e2e.page.conftest import Service, opened_page
 
 
 def test_view_shows_health_serving_lineage_and_jobs(page: Any, service: Service) -> None:
@@ -35,3 +35,35 @@ def test_view_shows_health_serving_lineage_and_jobs(page: Any, service: Service)
 
     row.get_by_role("link", name=serving).click()
     page.get_by_role("heading", name="Adapt a model to a hospital").wait_for()
+
+
+def test_row_that_cannot_be_read_is_unknown_and_six_are_asked_for_at_once(
+    browser: Any, service: Service
+) -> None:
+    hospitals = [
+        {"id": f"h{number}", "name": f"House {number}", "site": None, "created_at": "", "updated_at": ""}
+        for number in range(4)
+    ]
+    held: list[Any] = []
+    with opened_page(browser, service.address, expected=("status of 404", "status of 500")) as page:
+        page.route("**/hospitals", lambda route: route.fulfill(json={"hospitals": hospitals}))
+        page.route("**/hospitals/*/serving/*", lambda route: held.append(route))
+        page.goto(f"{service.address}/#/oversee")
+        models = page.get_by_role("region", name="Models")
+        models.get_by_role("button", name="organ@1, ").wait_for()
+        page.wait_for_timeout(500)
+        assert len(held) == 6
+        assert "serves: unknown" in models.get_by_role("button", name="organ@1").get_attribute("aria-label")
+        assert "–" not in page.get_by_role("region", name="Hospitals").inner_text()
+        for answered in range(12):
+            while len(held) <= answered:
+                page.wait_for_timeout(20)
+            status = 500 if answered == 0 else 404
+            held[answered].fulfill(status=status, json={"title": "It broke" if status == 500 else "No such"})
+        table = page.get_by_role("region", name="Hospitals")
+        table.get_by_role("alert").get_by_text("It broke").wait_for()
+        page.wait_for_function("() => document.querySelectorAll('[aria-label=Hospitals] td').length === 12")
+        cells = table.get_by_role("cell")
+        page.wait_for_timeout(200)
+        assert cells.all_inner_texts() == ["unknown", *["–"] * 11]
+        assert "serves: unknown" in models.get_by_role("button", name="organ@1").get_attribute("aria-label")

@@ -10,8 +10,12 @@ import { Notice, Rejection } from "../../ui/notice";
 import { Table } from "../../ui/table";
 import { graphOf, type Graph, type Node, referenceOf, type Version } from "./layout";
 
-/** Names of the hospitals that a version (`name@version`) serves now. */
-export type Served = ReadonlyMap<string, readonly string[]>;
+export interface Served {
+  /** Names of the hospitals that a version (`name@version`) serves now. */
+  by: ReadonlyMap<string, readonly string[]>;
+  /** Whether all were read: a version without a hospital has none. */
+  isWhole: boolean;
+}
 
 /** Of each name, how many of the newest versions are drawn; those that serve are always drawn. */
 const RECENT = 4;
@@ -87,7 +91,7 @@ function descendantsOf(graph: Graph, name: string): Set<string> {
 
 function isCurrent(node: Node, graph: Graph, served: Served): boolean {
   const newer = graph.nodes.filter((each) => each.version.name === node.version.name && each.version.version > node.version.version);
-  return newer.length < RECENT || served.has(node.reference);
+  return newer.length < RECENT || served.by.has(node.reference);
 }
 
 type State = "withdrawn" | "flagged" | "serving" | "idle";
@@ -95,7 +99,7 @@ type State = "withdrawn" | "flagged" | "serving" | "idle";
 function stateOf(node: Node, served: Served): State {
   if (node.version.withdrawn) return "withdrawn";
   if (node.version.flagged.length > 0) return "flagged";
-  return served.has(node.reference) ? "serving" : "idle";
+  return served.by.has(node.reference) ? "serving" : "idle";
 }
 
 const STATES: Record<State, string> = { withdrawn: "withdrawn", flagged: "from a withdrawn version", serving: "", idle: "" };
@@ -105,8 +109,8 @@ function wordsOf({ version }: Node): string {
 }
 
 function servesOf(node: Node, served: Served): string {
-  const hospitals = served.get(node.reference) ?? [];
-  if (hospitals.length === 0) return "serves no hospital";
+  const hospitals = served.by.get(node.reference) ?? [];
+  if (hospitals.length === 0) return served.isWhole ? "serves no hospital" : "serves: unknown";
   return `serves ${hospitals.slice(0, 2).join(", ")}${hospitals.length > 2 ? ` and ${hospitals.length - 2} more` : ""}`;
 }
 
@@ -191,7 +195,7 @@ function Details({ node, served }: { node: Node; served: Served }) {
         </p>
       )}
       {version.flagged.length > 0 && <p>Descends from {version.flagged.join(", ")}, withdrawn since.</p>}
-      <p>{`Now it serves ${(served.get(reference) ?? []).join(", ") || "no hospital"}.`}</p>
+      <p>{`Now it serves ${served.by.get(reference)?.join(", ") ?? (served.isWhole ? "no hospital" : "unknown hospitals")}.`}</p>
       <p class="mono soft">{version.digest}</p>
       <div class="row">
         <Report version={version} words="Report of the federation" />
@@ -235,7 +239,7 @@ function Versions({ graph, served }: { graph: Graph; served: Served }) {
         { title: "Made from", cell: (node) => <span class="mono">{node.parents.join(", ") || "–"}</span> },
         { title: "Published", cell: (node) => moment(node.version.published) },
         { title: "State", cell: (node) => <StateChip state={stateOf(node, served)} /> },
-        { title: "Serves", cell: (node) => (served.get(node.reference) ?? []).join(", ") || "–" },
+        { title: "Serves", cell: (node) => served.by.get(node.reference)?.join(", ") ?? (served.isWhole ? "–" : "unknown") },
         { title: "Report", cell: (node) => (node.version.report ? <Report version={node.version} words="Report" /> : "–") },
       ]}
     />

@@ -1,7 +1,8 @@
 /** Oversee: health, what serves each hospital, how versions descend from each other, and jobs. */
 import { useEffect, useState } from "preact/hooks";
 import { call, Problem, type Schema } from "../../api/client";
-import { ADAPTABLE, catalogueError, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
+import { inParallel } from "../../api/parallel";
+import { ADAPTABLE, catalogueError, catalogueLoaded, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
 import { moment } from "../../ui/format";
@@ -13,11 +14,12 @@ import { Lineage, type Served } from "./lineage";
 import "./oversee.css";
 
 const REFRESH_MS = 10_000;
+const MOST_REQUESTS = 6;
 
 export default function Oversee() {
   useEffect(() => void loadCatalogue(), []);
   const offered = models.value.filter((each) => each.hospital === null);
-  const rows = useServing(offered);
+  const [rows, failure] = useServing(offered);
   // A federation's operator sees what is published, and nothing of a hospital.
   const isOfHospitals = has("reader");
   return (
@@ -25,8 +27,8 @@ export default function Oversee() {
       <h1>Oversee</h1>
       <Rejection error={catalogueError.value} />
       <Health />
-      {isOfHospitals && <Hospitals rows={rows} offered={offered} />}
-      <Lineage served={servedOf(rows)} />
+      {isOfHospitals && <Hospitals rows={rows} failure={failure} offered={offered} />}
+      <Lineage served={servedOf(rows, offered)} />
       {unreadable.value.map((each) => (
         <Notice key={each.name} tone="bad" title={`${each.name} cannot be read`}>
           {each.detail}
@@ -94,44 +96,68 @@ function Health() {
   );
 }
 
-/** Which version answers the scans of each hospital, by `hospital/model`. */
-type Rows = Readonly<Record<string, Schema<"ServingView">>>;
+/** Which version answers the scans of each hospital, by `hospital/model`: undefined until it was read, null without one. */
+type Rows = Readonly<Record<string, Schema<"ServingView"> | null>>;
 
-function useServing(offered: readonly Model[]): Rows {
+interface Pair {
+  hospital: string;
+  model: string;
+}
+
+const keyOf = ({ hospital, model }: Pair) => `${hospital}/${model}`;
+
+const pairsOf = (offered: readonly Model[]): Pair[] =>
+  hospitals.value.flatMap((hospital) => offered.map((model) => ({ hospital: hospital.id, model: model.name })));
+
+/** The rows, and why some of them could not be read. */
+function useServing(offered: readonly Model[]): [Rows, unknown] {
   const [rows, setRows] = useState<Rows>({});
+  const [failure, setFailure] = useState<unknown>(null);
   useEffect(() => {
     let over = false;
-    for (const hospital of hospitals.value) {
-      for (const model of offered) {
-        const path = { hospital: hospital.id, model: model.name };
-        call("get", "/hospitals/{hospital}/serving/{model}", { path }).then(
-          ({ data }) => over || setRows((before) => ({ ...before, [`${hospital.id}/${model.name}`]: data })),
-          // A model may not be offered to a hospital.
-          () => undefined,
-        );
+    setFailure(null);
+    void inParallel(MOST_REQUESTS, pairsOf(offered), async (path) => {
+      if (over) return;
+      try {
+        const row = await servingOf(path);
+        if (!over) setRows((before) => ({ ...before, [keyOf(path)]: row }));
+      } catch (error) {
+        if (!over) setFailure(error);
       }
-    }
+    });
     return () => {
       over = true;
     };
   }, [models.value, hospitals.value]);
-  return rows;
+  return [rows, failure];
 }
 
-function servedOf(rows: Rows): Served {
+/** A model may not be offered to a hospital. */
+async function servingOf(path: Pair): Promise<Schema<"ServingView"> | null> {
+  try {
+    return (await call("get", "/hospitals/{hospital}/serving/{model}", { path })).data;
+  } catch (error) {
+    if (error instanceof Problem && error.status === 404) return null;
+    throw error;
+  }
+}
+
+function servedOf(rows: Rows, offered: readonly Model[]): Served {
   const found = new Map<string, string[]>();
   for (const hospital of hospitals.value) {
-    for (const row of Object.values(rows).filter((each) => each.hospital === hospital.id)) {
-      if (row.artefact) found.set(row.artefact, [...(found.get(row.artefact) ?? []), hospital.name]);
+    for (const row of Object.values(rows).filter((each) => each?.hospital === hospital.id)) {
+      if (row?.artefact) found.set(row.artefact, [...(found.get(row.artefact) ?? []), hospital.name]);
     }
   }
-  return found;
+  const isWhole = catalogueLoaded.value && has("reader") && pairsOf(offered).every((pair) => keyOf(pair) in rows);
+  return { by: found, isWhole };
 }
 
-function Hospitals({ rows, offered }: { rows: Rows; offered: readonly Model[] }) {
+function Hospitals({ rows, failure, offered }: { rows: Rows; failure: unknown; offered: readonly Model[] }) {
   return (
     <section class="card stack tight" aria-label="Hospitals">
       <h2>What serves each hospital</h2>
+      <Rejection error={failure} />
       {hospitals.value.length === 0 && <Notice>No hospital is registered.</Notice>}
       {hospitals.value.length > 0 && (
         <Table
@@ -149,7 +175,9 @@ function Hospitals({ rows, offered }: { rows: Rows; offered: readonly Model[] })
             },
             ...offered.map((model) => ({
               title: model.name,
-              cell: ({ id }: { id: string }) => <ServedCell hospital={id} model={model} serving={rows[`${id}/${model.name}`]} />,
+              cell: ({ id }: { id: string }) => (
+                <ServedCell hospital={id} model={model} serving={rows[keyOf({ hospital: id, model: model.name })]} />
+              ),
             })),
           ]}
         />
@@ -158,7 +186,8 @@ function Hospitals({ rows, offered }: { rows: Rows; offered: readonly Model[] })
   );
 }
 
-function ServedCell({ hospital, model, serving }: { hospital: string; model: Model; serving: Schema<"ServingView"> | undefined }) {
+function ServedCell({ hospital, model, serving }: { hospital: string; model: Model; serving: Rows[string] | undefined }) {
+  if (serving === undefined) return <span class="soft">unknown</span>;
   if (!serving?.artefact) return <>–</>;
   return (
     <span class="row">
