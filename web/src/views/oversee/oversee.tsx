@@ -1,7 +1,6 @@
 /** Oversee: health, what serves each hospital, how versions descend from each other, and jobs. */
 import { useEffect, useState } from "preact/hooks";
 import { call, Problem, type Schema } from "../../api/client";
-import { inParallel } from "../../api/parallel";
 import { ADAPTABLE, catalogueError, catalogueLoaded, hospitals, loadCatalogue, type Model, models, unreadable } from "../../app/catalogue";
 import { address } from "../../app/router";
 import { has } from "../../app/session";
@@ -114,28 +113,31 @@ function useServing(offered: readonly Model[]): [Rows, unknown] {
   const [rows, setRows] = useState<Rows>({});
   const [failure, setFailure] = useState<unknown>(null);
   useEffect(() => {
-    let over = false;
-    setFailure(null);
-    void inParallel(MOST_REQUESTS, pairsOf(offered), async (path) => {
-      if (over) return;
-      try {
-        const row = await servingOf(path);
-        if (!over) setRows((before) => ({ ...before, [keyOf(path)]: row }));
-      } catch (error) {
-        if (!over) setFailure(error);
+    const ending = new AbortController();
+    const { signal } = ending;
+    const waiting = pairsOf(offered).values();
+    const readOneByOne = async () => {
+      for (const path of waiting) {
+        if (signal.aborted) return;
+        try {
+          const row = await servingOf(path, signal);
+          setRows((before) => ({ ...before, [keyOf(path)]: row }));
+        } catch (error) {
+          if (!signal.aborted) setFailure(error);
+        }
       }
-    });
-    return () => {
-      over = true;
     };
+    setFailure(null);
+    for (let reader = 0; reader < MOST_REQUESTS; reader++) void readOneByOne();
+    return () => ending.abort();
   }, [models.value, hospitals.value]);
   return [rows, failure];
 }
 
 /** A model may not be offered to a hospital. */
-async function servingOf(path: Pair): Promise<Schema<"ServingView"> | null> {
+async function servingOf(path: Pair, signal: AbortSignal): Promise<Schema<"ServingView"> | null> {
   try {
-    return (await call("get", "/hospitals/{hospital}/serving/{model}", { path })).data;
+    return (await call("get", "/hospitals/{hospital}/serving/{model}", { path, signal })).data;
   } catch (error) {
     if (error instanceof Problem && error.status === 404) return null;
     throw error;
