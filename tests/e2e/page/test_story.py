@@ -19,11 +19,13 @@ FINISHED = "[data-state=succeeded], [data-state=fell_back], [data-state=failed]"
 def test_from_a_scan_to_an_adapted_and_a_joined_model(page: Any, service: Service) -> None:
     look(page, service)
     page.get_by_role("link", name="Adapt").click()
+    page.get_by_role("heading", name="Adapt a model to a hospital").wait_for()
     adapted = adapt(page, service)
     decide(page, service, adapted)
     roll_back(page, service)
     page.get_by_label("Model").select_option("tumour")
     page.get_by_role("link", name="Draw them").click()
+    page.get_by_role("heading", name="Draw masks").wait_for()
     draw(page, service)
     joined = join(page, service)
     decide(page, service, joined)
