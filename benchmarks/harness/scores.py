@@ -102,13 +102,14 @@ def difference_by_seed(
 def _over_seeds(
     first: Mapping[int, Mapping[Patient, float]], second: Mapping[int, Mapping[Patient, float]]
 ) -> tuple[dict[Patient, float], dict[Patient, float]]:
-    """Each patient's mean over the seeds in which both arms have a defined Dice."""
+    """Each patient's mean over the seeds in which both arms have it, and one a defined Dice."""
     pairs: dict[Patient, list[tuple[float, float]]] = {}
     for seed in sorted(first.keys() & second.keys()):
-        for unit in [unit for unit in first[seed] if unit in second[seed]]:
-            value, other = pair(first[seed][unit], second[seed][unit])
-            if math.isfinite(value):
-                pairs.setdefault(unit, []).append((value, other))
+        for unit, value in first[seed].items():
+            if unit in second[seed]:
+                found = pair(value, second[seed][unit])
+                if math.isfinite(found[0]):
+                    pairs.setdefault(unit, []).append(found)
     return (
         {unit: float(np.mean([a for a, _ in values])) for unit, values in pairs.items()},
         {unit: float(np.mean([b for _, b in values])) for unit, values in pairs.items()},

@@ -346,7 +346,7 @@ def _dice(network: nn.Module, scans: Scans) -> Dice:
 
 def _changes(before: Dice, after: Dice) -> list[float]:
     pairs = [pair(before[patient], after[patient]) for patient in after]
-    return [after - before for before, after in pairs if math.isfinite(before)]
+    return [second - first for first, second in pairs if math.isfinite(first)]
 
 
 def _change(before: Dice, after: Dice) -> float:
