@@ -55,6 +55,7 @@ from training.algorithm import (
 )
 from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
+from training.engine.defence import least_uploads
 from training.engine.egress import may_take_part
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
@@ -188,8 +189,8 @@ def check_practises(run: Run) -> tuple[str, ...]:
     """Return the members that can practise.
 
     Raises ConfigurationError for a run that publishes nothing that a playbook is for, one with differential
-    privacy, or one with too few members that can. Each rotation has releases, keys and an epsilon of its own,
-    which are not part of the run's account.
+    privacy, or one with too few members, for a practice or for the defence. Each rotation has releases, keys
+    and an epsilon of its own, which are not part of the run's account.
     """
     if run.method != "iop-fl":
         raise ConfigurationError(
@@ -214,6 +215,16 @@ def check_practises(run: Run) -> tuple[str, ...]:
             [
                 f"expected at least {_FEWEST} members that consent and let statistics out, found "
                 f"{', '.join(members) or 'none'}; use --consent or wider policies, or leave out --playbook"
+            ],
+        )
+    how, others = run.settings.defence, len(specs) - 1
+    least = least_uploads(how.reduction, how.trim, how.liars)
+    if others < least:
+        raise ConfigurationError(
+            "the federation cannot practise",
+            [
+                f"defence.reduction: {how.reduction} needs {least} sites, found {others} without the member "
+                "that practises; use another reduction, or leave out --playbook"
             ],
         )
     return members

@@ -207,6 +207,18 @@ def test_a_playbook_that_fewer_than_two_members_can_make_is_rejected_before_trai
     assert not (tmp_path / "store").exists()
 
 
+def test_a_playbook_with_a_reduction_that_needs_all_members_is_rejected_before_training(data, tmp_path):
+    defence = "defence: {reduction: trimmed-mean}"
+    (tmp_path / "config.yaml").write_text(f"method: {{width: 2}}\nrun: {{{defence}}}\n")
+    refused = invoke(
+        *("--method", "iop-fl", "--consent", "all", "--playbook"),
+        *options(data, tmp_path / "config.yaml", tmp_path),
+    )
+    assert refused.exit_code == 2
+    assert "trimmed-mean needs 3 sites, found 2" in " ".join(refused.output.split())
+    assert not (tmp_path / "store").exists()
+
+
 @pytest.mark.parametrize(
     ("privacy", "found"),
     [
