@@ -25,6 +25,7 @@ from benchmarks.accuracy.summary.settings import (
     of_cross_organ,
     of_inside,
     of_instance_adaptive,
+    of_members,
     of_one_shot,
     of_outside,
     of_papers,
@@ -230,14 +231,15 @@ def _cost(settings: Sequence[Setting], arm: str) -> str:
 
 def sections() -> list[str]:
     """The whole page, from the recorded rows alone."""
-    shifts = of_unseen()
+    shifts, members = of_unseen(), of_members()
     return [
         "# What to choose",
         "```bash\npython -m benchmarks summary\n```",
         _LEGEND,
         "## In short",
-        "\n".join([_auto(shifts), *_in_short()]),
+        "\n".join([_auto(shifts), _auto_of_members(members), *_in_short()]),
         *_unseen(shifts),
+        *_members(members),
         *chain.from_iterable(question.sections() for question in QUESTIONS if question.found),
         *_picking(),
     ]
@@ -259,13 +261,23 @@ def _auto(shifts: Sequence[Shift]) -> str:
     return f"- **A hospital from outside, by how far its scanner is**: the default. {' '.join(lines)}"
 
 
+def _auto_of_members(members: Sequence[Shift]) -> str:
+    sets = ", ".join(shift.set for shift in members)
+    said = _range([shift.changes["auto"] for shift in members], "member")
+    return f"- **A member, by default**, less its federation's global model. `auto` ({sets}): {said}."
+
+
 def _by_severity(shifts: Sequence[Shift], arm: str) -> Iterator[str]:
     for severity in sorted({shift.severity for shift in shifts}):
         found = [shift.changes[arm] for shift in shifts if shift.severity == severity]
-        means = [100 * fmean(changes.values()) for changes in found]
-        worst = 100 * min(min(changes.values()) for changes in found)
-        range_ = f"{min(means):+.1f} to {max(means):+.1f}"
-        yield f"severity {severity}: {range_} in the mean of a set, {worst:+.1f} at the worst hospital"
+        yield f"severity {severity}: {_range(found, 'hospital')}"
+
+
+def _range(found: Sequence[Mapping[str, float]], who: str) -> str:
+    """The least and the greatest mean of a set, and the worst of all `who`."""
+    means = [100 * fmean(changes.values()) for changes in found]
+    worst = 100 * min(min(changes.values()) for changes in found)
+    return f"{min(means):+.1f} to {max(means):+.1f} in the mean of a set, {worst:+.1f} at the worst {who}"
 
 
 def _in_short() -> list[str]:
@@ -301,10 +313,6 @@ def _kind(words: set[str]) -> str:
 
 def _unseen(shifts: Sequence[Shift]) -> list[str]:
     """What is served by default to an unseen hospital, by the shift of its scanner."""
-    arms = dict.fromkeys(arm for shift in shifts for arm in shift.changes)
-    header = ["recipe", *(f"{shift.set}, {shift.severity}" for shift in shifts)]
-    body: list[list[str]] = [["global model", *(f"**{100 * shift.level:.1f}**" for shift in shifts)]]
-    body += [[arm, *(_of_hospitals(shift.changes.get(arm, {})) for shift in shifts)] for arm in arms]
     return [
         "## A hospital from outside, by how far its scanner is",
         "Needs: a cohort of unlabeled scans, and the federation's models. Points less the global model "
@@ -313,8 +321,30 @@ def _unseen(shifts: Sequence[Shift]) -> list[str]:
         "0 is none. `auto` is what is served by default: where it refuses every candidate, the change is "
         "0. From [unseen.cpu](unseen.cpu.md), one to three seeds. Only members' models and scans are "
         "needed: nothing leaves the hospital.",
-        table(header, body),
+        _shifts("recipe", [f"{shift.set}, {shift.severity}" for shift in shifts], shifts),
     ]
+
+
+def _members(members: Sequence[Shift]) -> list[str]:
+    """What members are served by default, and their personal models."""
+    return [
+        "## A member, by default",
+        "Needs: masks for some training scans at every site, and a connection for tens of rounds. Points "
+        "less the global model of the same run of `training.federate --method iop-fl`, mean over members, "
+        "then the worst member. `personal` is the interpolated model. `auto` is what is served: the "
+        "personal model where it beat the global one on validation patients. From "
+        "[unseen.cpu](unseen.cpu.md), two or three seeds. Weights leave the hospital every round; the "
+        "personal model by consent.",
+        _shifts("model", [shift.set for shift in members], members),
+    ]
+
+
+def _shifts(arm: str, columns: Sequence[str], shifts: Sequence[Shift]) -> str:
+    """A line for every arm, and a column for every shift."""
+    level = ["global model", *(f"**{100 * shift.level:.1f}**" for shift in shifts)]
+    arms = dict.fromkeys(arm for shift in shifts for arm in shift.changes)
+    body = [[name, *(_of_hospitals(shift.changes.get(name, {})) for shift in shifts)] for name in arms]
+    return table([arm, *columns], [level, *body])
 
 
 def _of_hospitals(changes: Mapping[str, float]) -> str:

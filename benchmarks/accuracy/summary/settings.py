@@ -162,7 +162,8 @@ def of_inside() -> Iterator[Setting]:
         cells = {key(cell) for cell in find("inside").of_table(table).cells()}
         rows = [row for row in recorded(table.name) if key(row["cell"]) in cells]
         scores = inside_scores(rows)
-        yield Setting("brain_lgg_flair", table.name, "global", scores, by_patients(scores))
+        recipe = rows[0]["cell"]["method"]["recipe"]
+        yield Setting(f"brain_lgg_flair, recipe {recipe}", table.name, "global", scores, by_patients(scores))
 
 
 def of_outside(mode: str) -> Iterator[Setting]:
@@ -271,9 +272,9 @@ def _grouped(rows: Iterable[Row], name: Any) -> dict[str, list[Row]]:
 
 @dataclass(frozen=True)
 class Shift:
-    """What recipes changed at the hospitals of a set behind a scanner of some severity.
+    """What each arm changed at the hospitals of a set behind a scanner of some severity.
 
-    `changes` has each recipe's mean change of Dice at every hospital, the seeds averaged.
+    `changes` has an arm's mean change of Dice at every hospital, the seeds averaged.
     """
 
     set: str
@@ -282,12 +283,15 @@ class Shift:
     changes: Mapping[str, Mapping[str, float]]
 
 
+UNSEEN = "unseen.cpu"
+
+
 def of_unseen() -> list[Shift]:
     """Every set and severity of `unseen`, with the recipes that are practised and the others.
 
     What the gate before served stands apart once today's has judged a seed.
     """
-    rows = recorded("unseen.cpu")
+    rows = recorded(UNSEEN)
     today = GATE_CHANGED if any(row["cell"]["seed"] >= GATE_CHANGED for row in rows) else 0
     levels: dict[tuple[str, int], dict[str, list[float]]] = {}
     found: dict[tuple[str, int], dict[str, dict[str, list[float]]]] = {}
@@ -323,4 +327,28 @@ def of_unseen() -> list[Shift]:
             {arm: {site: fmean(v) for site, v in sites.items()} for arm, sites in arms.items()},
         )
         for (set_, severity), arms in sorted(found.items(), key=lambda item: (item[0][0], item[0][1]))
+    ]
+
+
+def of_members() -> list[Shift]:
+    """Every set of `unseen`: what members are served by default, and their personal models."""
+    scores: dict[str, dict[str, list[Mapping[str, float]]]] = {}
+    for row in recorded(UNSEEN):
+        if row["cell"]["part"] == "inside":
+            for member, found in row["result"].items():
+                scores.setdefault(row["cell"]["set"], {}).setdefault(member, []).append(found)
+    return [
+        Shift(
+            set_,
+            0,
+            fmean(fmean(each["global"] for each in own) for own in members.values()),
+            {
+                arm: {
+                    member: fmean(each[arm] - each["global"] for each in own)
+                    for member, own in members.items()
+                }
+                for arm in ("auto", "personal")
+            },
+        )
+        for set_, members in sorted(scores.items())
     ]

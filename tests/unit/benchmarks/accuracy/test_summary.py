@@ -41,6 +41,8 @@ def arms_in(row: dict[str, Any]) -> set[str]:
         return set(result["answers"])
     if "inside" in result:
         return set(result["inside"]) | set(result["outside"])
+    if cell.get("part") == "inside" and "site" in cell:
+        return {arm for scores in result.values() for arm in scores} - {"global", "share", "patients"}
     if "hospitals" in result:
         return {criterion for each in result["hospitals"].values() for criterion in each["costs"]}
     if cell.get("part") in ("served", "learned"):
