@@ -35,6 +35,23 @@ class PartChoice:
     cluster: str | None = None
 
 
+def personalizations(artefact: Artefact) -> list[str]:
+    """Return the values of `personalization` that a request on this artefact can have."""
+    kind = kind_of(artefact)
+    if kind.adapts_itself_by is not None:
+        return ["auto", "scan"]
+    parts = kind.parts(artefact)
+    offered = {
+        "auto": True,
+        "hospital": kind.adaptation is not None,
+        "member": bool(parts.members),
+        "cluster": bool(parts.clusters),
+        "global": parts.global_model is not None,
+        "scan": kind.adaptation is not None and kind.adaptation.scan is not None,
+    }
+    return [name for name, there in offered.items() if there]
+
+
 def choose(artefact: Artefact, asked: PartRequest) -> PartChoice:
     """Choose the network for a request.
 

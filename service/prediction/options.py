@@ -83,7 +83,7 @@ class SegmentOptions(ScanOptions):
         "member model of its site (of a routing-space, where it beat the global model on the site's "
         "validation patients), else the global model. `hospital`: the first of these, or a refusal. "
         f"`scan`: one adapted to this scan alone: of {ADAPTING_ITSELF} at once, and its `auto`; of "
-        f"{SCAN_BY_JOB} by a job.",
+        f"{SCAN_BY_JOB} at once with the default preset, unless the scan is too large, else by a job.",
     )
     preset: ScanPreset | None = Field(
         None,

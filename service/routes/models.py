@@ -13,6 +13,7 @@ from model_store.artefact import Artefact
 from model_store.errors import ReferenceNotFound
 from model_store.store import Store, Tombstone, Version
 from service.catalog.adapted import adapted_for
+from service.catalog.parts import personalizations
 from service.catalog.version import route_of
 from service.context import ServiceContext
 from service.http.dependencies import InCatalogue, InReports
@@ -52,6 +53,9 @@ class ModelSummary(BaseModel):
     )
     channels: int
     sites: list[str] = Field(description="The sites of the federation that trained it.")
+    personalizations: list[str] = Field(
+        description="What `personalization` of a request on the newest version can be."
+    )
 
 
 class UnreadableModel(BaseModel):
@@ -251,6 +255,7 @@ def _summary(versions: list[Version]) -> ModelSummary:
         labels=list(manifest.task.labels or manifest.task.class_names),
         channels=manifest.task.channels,
         sites=list(manifest.lineage.sites),
+        personalizations=personalizations(shown.artefact),
     )
 
 

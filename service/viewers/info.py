@@ -11,6 +11,7 @@ from typing import Any
 from model_store.artefact import Artefact
 from model_store.store import Store
 from personalization.options.presets import FOR_SCANS
+from service.catalog.parts import personalizations
 from service.catalog.version import offered_names
 from service.database import Database
 from service.database.hospitals import visible_hospitals
@@ -54,7 +55,7 @@ def describe(store: Store, database: Database) -> dict[str, Any]:
 
 
 def _model(newest: Artefact, hospitals: list[str]) -> dict[str, Any]:
-    config = {"personalization": _personalizations(newest), "hospital": hospitals or [_NO_CHOICE]}
+    config = {"personalization": personalizations(newest), "hospital": hospitals or [_NO_CHOICE]}
     adaptation = kind_of(newest).adaptation
     if adaptation is not None and adaptation.scan is not None:
         config["preset"] = [_NO_CHOICE, *FOR_SCANS]
@@ -65,19 +66,3 @@ def _model(newest: Artefact, hospitals: list[str]) -> dict[str, Any]:
         "description": f"{newest}, task {newest.manifest.task.name}: {NOTICE}",
         "config": config,
     }
-
-
-def _personalizations(newest: Artefact) -> list[str]:
-    """The values of `personalization` that a request on this artefact can have."""
-    kind = kind_of(newest)
-    if kind.adapts_itself_by is not None:
-        return ["auto", "scan"]
-    parts = kind.parts(newest)
-    offered = {
-        "auto": True,
-        "hospital": kind.adaptation is not None,
-        "member": bool(parts.members),
-        "global": parts.global_model is not None,
-        "scan": kind.adaptation is not None and kind.adaptation.scan is not None,
-    }
-    return [name for name, there in offered.items() if there]

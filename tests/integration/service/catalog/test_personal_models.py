@@ -115,6 +115,9 @@ def test_personal_models_are_listed_with_their_parts(api: Any) -> None:
     assert list(listed) == ["own", "single", "whole"]
     assert {model["kind"] for model in listed.values()} == {"personal-models"}
     assert listed["own"]["sites"] == ["aster", "birch", "cedar"]
+    # Ditto, pFedMe and FedSoup publish a global model beside the members' own, FedPer none.
+    assert listed["own"]["personalizations"] == ["auto", "member"]
+    assert listed["whole"]["personalizations"] == ["auto", "member", "global"]
     parts = {name: api.client.get(f"/models/{name}/versions/1").json()["parts"] for name in ("own", "whole")}
     assert [part["role"] for part in parts["own"]] == ["aster", "birch"]
     assert [part["reference"] for part in parts["whole"]] == [

@@ -1,29 +1,22 @@
 /** Which model answers, in plain words. */
-import { hospitals, KINDS, models, referenceOf } from "../../app/catalogue";
+import { hospitals, KINDS, type Model, models, referenceOf } from "../../app/catalogue";
 import { Select } from "../../ui/controls";
 import type { Personalization, Question } from "./asking";
 
 const WORDS: Record<Personalization, { label: string; hint: string }> = {
   auto: {
-    label: "The best that there is",
-    hint: "The version adapted to this hospital, if one was assigned. Else the hospital's own model, else the federation's.",
+    label: "By default",
+    hint: "The version assigned to this hospital. Else the hospital's own model, where it beat the federation's. Else the federation's.",
   },
   global: { label: "The federation's model", hint: "One model that all member hospitals trained together." },
   member: { label: "A member hospital's own model", hint: "The model that a member trained for its own scanner." },
   hospital: { label: "The version adapted to this hospital", hint: "Rejected where no version was assigned to the hospital." },
-  scan: { label: "Adapted to this scan alone", hint: "The model fits itself to this one scan, and nothing is kept. It takes longer." },
+  scan: { label: "Adapted to this scan alone", hint: "The model is adapted to this one scan, and nothing is kept. It takes longer." },
 };
 
-const OFFERED: Record<string, readonly Personalization[]> = {
-  model: ["auto", "global"],
-  "personal-models": ["auto", "member"],
-  "routing-space": ["auto", "global", "member", "hospital", "scan"],
-  "cross-attention": ["auto", "global", "member", "hospital"],
-  "ssf-pool": ["auto"],
-};
-
-/** What a model of this kind can answer with. */
-export const offeredBy = (kind: string | undefined): readonly Personalization[] => OFFERED[kind ?? ""] ?? ["auto"];
+/** What a model can answer with. */
+export const offeredBy = (model: Model | undefined): readonly Personalization[] =>
+  (Object.keys(WORDS) as Personalization[]).filter((each) => model?.personalizations.includes(each) ?? each === "auto");
 
 /** Versions that answer for a segmentation. */
 export const segmenters = () => models.value.filter((model) => model.answers === "/segment" && model.latest !== null);
@@ -63,7 +56,7 @@ export function Choices(given: { question: Question; onChange: (question: Questi
       <Select
         label="Who answers"
         value={question.personalization}
-        options={offeredBy(model?.kind).map((value) => ({
+        options={offeredBy(model).map((value) => ({
           value,
           label: WORDS[value].label,
           disabled: value === "hospital" && question.hospital === "",

@@ -261,7 +261,7 @@ async function chooseFirst(): Promise<void> {
     ...question.peek(),
     model: referenceOf(model),
     hospital: hospitals.peek().some((each) => each.id === hospital) ? hospital : "",
-    personalization: offeredBy(model.kind).find((each) => each === personalization) ?? "auto",
+    personalization: offeredBy(model).find((each) => each === personalization) ?? "auto",
   };
 }
 
