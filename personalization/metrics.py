@@ -31,16 +31,6 @@ def dice(pred: Tensor, gt: Tensor, classes: int, empty: Empty = "nan") -> Tensor
     return torch.where(total > 0, value, torch.full_like(value, _EMPTY[empty]))
 
 
-def dice_official(pred: Tensor, gt: Tensor, classes: int) -> float:
-    """Compute `dice_coef` of IOP-FL's public code for one batch of slices (1.2), to compare with its tables.
-
-    2|A∩B| / (|A|+|B|+1e-5), mean over samples, mean over classes **including background**; a class in
-    neither counts 0. With a background near 0.99 it is far above the foreground Dice.
-    """
-    overlap, size_pred, size_gt = _counts(pred, gt, classes)
-    return float((2 * overlap / (size_pred + size_gt + 1e-5)).mean(dim=0).mean())
-
-
 def dice_by_patient(pred: Tensor, gt: Tensor, patients: Sequence[str], classes: int) -> dict[str, Tensor]:
     """Compute Dice [K] of every patient, with all slices of a patient as one volume; in order of appearance.
 

@@ -16,8 +16,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -298,14 +297,6 @@ class Service:
         """Every state of the job in order, from its events."""
         with self.database.read() as session:
             return [event.data["state"] for event in records.events_of_type(session, job_id, "state")]
-
-    @contextmanager
-    def database_held(self) -> Iterator[None]:
-        """Hold the database's write lock: no other process can write meanwhile."""
-        with self.database.write() as session:
-            # The transaction begins with its first use.
-            session.connection()
-            yield
 
     def published(self) -> list[str]:
         """The job of each version that is visible in the store, oldest first."""

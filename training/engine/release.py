@@ -108,7 +108,7 @@ def clipped_update(state: State, received: State, clip: float) -> dict[str, torc
     }
     norm = math.sqrt(math.fsum(float(part.square().sum()) for part in update.values()))
     if not math.isfinite(norm):
-        raise SiteFailed("its update is not finite")
+        raise SiteFailed("its update: expected finite values, found others; its training diverged")
     factor = min(1.0, clip / norm) if norm else 1.0
     return {name: part * factor for name, part in update.items()}
 

@@ -428,8 +428,12 @@ class Hospital:
         declared = {group.name for group in phase.downloads}
         if {*said.downloads} != declared:
             raise SiteFailed(f"expected the downloads {sorted(declared)}, found {sorted(said.downloads)}")
-        if sum(said.downloads.values()) > self._policy.megabytes_received * 2**20:
-            raise SiteFailed("the download is larger than the hospital's policy allows")
+        found, most = sum(said.downloads.values()) / 2**20, self._policy.megabytes_received
+        if found > most:
+            raise SiteFailed(
+                f"the downloads of a step: expected at most {most:g} MiB (`megabytes_received` of the "
+                f"hospital's policy), found {found:.1f}"
+            )
         # A round that the operator took back comes again, with other weights in the same file.
         prepared.worker.forget_downloads()
         paths: dict[str, Path] = {}
@@ -441,7 +445,7 @@ class Hospital:
                     part = Slice(session=session, task=said.id, group=group, offset=at)
                     chunk = self._ask("read", part)
                     if not chunk or at + len(chunk) > size:
-                        raise SiteFailed(f"group '{group}' arrived with another size than announced")
+                        raise SiteFailed(f"group '{group}': expected {size} bytes, found {at + len(chunk)}")
                     file.write(chunk)
             try:
                 check_tensors(paths[group])

@@ -86,7 +86,7 @@ def test_reader_sees_only_its_hospital_and_what_a_reader_may_do(browser: Any, ap
         for forbidden in ("Start the adaptation", "Assign", "Roll back"):
             assert page.get_by_role("button", name=forbidden).count() == 0
         page.goto(f"{api.client.base_url}/#/draw")
-        page.get_by_text("There is nothing here for you").wait_for()
+        page.get_by_text("Your roles do not include this view").wait_for()
 
         # Signed out here or elsewhere, the page asks for the key again.
         page.get_by_role("button", name="Sign out").click()

@@ -14,7 +14,6 @@ from personalization.metrics import (
     balanced_accuracy,
     dice,
     dice_by_patient,
-    dice_official,
     foreground_dice,
 )
 
@@ -48,13 +47,6 @@ def test_dice_equals_monai_on_random_volumes() -> None:
     ours = dice(pred, true, classes=4)
     assert torch.allclose(ours[:, :3], reference[:, :3].double(), atol=1e-6)
     assert bool((ours[:, 3] == 0).all())
-
-
-def test_dice_official_includes_background_and_scores_empty_as_zero() -> None:
-    eps = 1e-5
-    background = (2 * 1 / (5 + eps) + 2 * 5 / (10 + eps)) / 2
-    foreground = (2 * 1 / (5 + eps) + 0 / (0 + eps)) / 2
-    assert dice_official(PRED, TRUE, 2) == pytest.approx((background + foreground) / 2, abs=1e-12)
 
 
 def test_dice_by_patient_pools_slices_before_the_ratio() -> None:

@@ -177,7 +177,7 @@ class FedIns(Algorithm[AnySiteData]):
                 uploads[QUERIES.name] = summed_queries(queries["train"], patients, bounds, context.noise)
             return ClientResult(uploads, weight, Memory(queries))
         if not len(data.train):
-            raise SiteFailed("it has no image to train on")
+            raise SiteFailed("expected at least one image to train on, found none")
         # Where there is no centre, the empty pool's zeros stay.
         centre = received.get(CENTRE.name, _split(network)[1])
         network.pool.load_state_dict({**received[WEIGHTS.name], **centre})

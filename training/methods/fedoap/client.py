@@ -42,7 +42,7 @@ def logits(config: FedOapConfig, network: FedOapUNet, images: Tensor) -> Tensor:
 def _batches(config: FedOapConfig, data: SiteData, context: StepContext) -> Iterator[tuple[Tensor, Tensor]]:
     """One epoch after the other."""
     if not len(data.train):
-        raise SiteFailed("it has no training slice")
+        raise SiteFailed("expected at least one training slice, found none")
     draw = context.generator("train")
     return (batch for _ in count() for batch in batches(data.train, config.batch_size, draw, config.augment))
 

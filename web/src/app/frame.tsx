@@ -83,8 +83,8 @@ function Content({ view }: { view: string | undefined }) {
   if (view === undefined) {
     return (
       <div class="center">
-        <Notice title="There is nothing here for you">
-          {`The roles of ${actor.value} (${session.value?.roles.join(", ") || "none"}) do not include this view.`}
+        <Notice title="Your roles do not include this view">
+          {`${actor.value} has the roles: ${session.value?.roles.join(", ") || "none"}. Ask an admin for another key.`}
         </Notice>
       </div>
     );

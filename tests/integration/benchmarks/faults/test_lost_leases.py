@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +19,15 @@ from tests.helpers import waiting
 LEASE_SECONDS = 1
 # Without looking after the service, and more often than that would be.
 wait_for = partial(waiting.wait_for, pause_s=0.002)
+
+
+@contextmanager
+def database_held(service: Service) -> Iterator[None]:
+    """Hold the database's write lock: no other process can write meanwhile."""
+    with service.database.write() as session:
+        # The transaction begins with its first use.
+        session.connection()
+        yield
 
 
 @pytest.mark.parametrize("killed", [task_killed, worker_killed])
@@ -41,7 +52,7 @@ def test_a_version_that_was_written_by_half_is_not_seen_and_is_swept(service: Se
     job = held.job
     staging = service.settings.store / ".staging"
     # This test holds the lock of the database, so the worker is not admitted and waits.
-    with service.database_held():
+    with database_held(service):
         wait_for(lambda: any(staging.glob("*/manifest.sha256")))
         kill(held.pid)
         assert any(staging.iterdir())
@@ -70,7 +81,7 @@ def test_a_worker_that_comes_back_after_its_lease_publishes_nothing(
     job = held.job
     # While this test writes, the worker does not: stopped in a transaction, it would keep everybody else from
     # the database, as it would from the name if it were at its version already.
-    with service.database_held():
+    with database_held(service):
         os.kill(held.pid, signal.SIGSTOP)
         assert not any((service.settings.store / ".staging").iterdir())
     if cancelled:

@@ -346,7 +346,7 @@ def test_one_image_and_a_missing_class_train_and_no_image_is_a_failure(store):
     server, results = step(method, server, data, memories, "train", 0)
     assert all(np.isfinite(result.metrics["loss"]) for result in results.values())
     received = method.broadcast(method.plan()[1], server, "none")
-    with pytest.raises(SiteFailed, match="no image to train on"):
+    with pytest.raises(SiteFailed, match="at least one image to train on"):
         method.client_step(sites.context("train", 0, 2, "none"), received, Memory(), labelled("none", []))
 
 

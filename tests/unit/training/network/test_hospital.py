@@ -354,7 +354,10 @@ def test_operator_cannot_lift_the_bounds_of_a_hospital(tmp_path, kits):
         ("takes_part: false", "pauses its part"),
         ("methods: [iop-fl]", "no longer allows this method"),
         ("megabytes_per_round: 0.000001", "the hospital's policy allows 1"),
-        ("megabytes_received: 0.000001", "larger than the hospital's policy allows"),
+        (
+            "megabytes_received: 0.000001",
+            "expected at most 1e-06 MiB (`megabytes_received` of the hospital's policy)",
+        ),
         ("nonsense: 1", "cannot be read; nothing leaves"),
         ("secure_aggregation: true", "cannot be read; nothing leaves"),
     ],

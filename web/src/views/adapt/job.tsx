@@ -176,7 +176,7 @@ function Verdict({ job }: { job: Job }) {
         {dice != null && risen != null && (
           <p>
             {`On ${many(validated(job), "patient")} that it did not learn from, Dice is ${dice.toFixed(2)}: ${points(risen)} points ` +
-              `${risen >= 0 ? "more" : "less"} than the shared model. These patients chose the pass, so the figure is optimistic.`}
+              `${risen >= 0 ? "more" : "less"} than the shared model. These patients chose the epoch, so the figure is optimistic.`}
           </p>
         )}
         {gain == null && dice == null && gate.passed && <p>No check found harm. No gain is predicted: there is nothing to predict it from.</p>}
