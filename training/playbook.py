@@ -271,7 +271,7 @@ class Rotations(Algorithm[SiteData]):
     ) -> ClientResult:
         """Practise on the site's scans of training and validation."""
         assert context.site is not None
-        sets = [data.train] if data.val is data.train else [data.train, data.val]
+        sets = [data.all_train, data.val] if data.held_out else [data.all_train]
         targets = torch.cat([torch.from_numpy(each.targets) for each in sets])
         patients = [patient for each in sets for patient in each.patients]
         if context.phase == "measure":

@@ -9,7 +9,8 @@ what G makes (Alg. 1):
 
 z and y are drawn for each epoch, and D is the mean of the members' logits. S, the one global model, is
 published. The printed algorithm trains S on the epoch's own images; the authors' code on those of all epochs.
-`pool` says of how many. The code also draws a fresh G in every epoch, moves z with it, and crops and flips
+`pool` says of how many. By default both answers are softened by FedBiCross's temperature, 20; the paper has
+none (`temperature: 1`). The code also draws a fresh G in every epoch, moves z with it, and crops and flips
 what D sees; here G goes on, as printed. Both optimisers start afresh in every epoch.
 
 Classification only: the generator starts from a class. By default all f_k begin alike.
@@ -99,6 +100,7 @@ class DenseConfig(OneShotConfig):
         "generator_width": 64,
         "pool": 200,
         "init": "random",
+        "temperature": 1.0,
     }
 
 

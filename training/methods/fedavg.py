@@ -187,7 +187,7 @@ class FedAvg(Algorithm[AnySiteData]):
             return describe(data, weight)
         network = network_of(self.network, received[WEIGHTS.name], context.device)
         if context.phase == "estimate":
-            moments = batch_moments(network, data.train, self.config.batch_size)
+            moments = batch_moments(network, data.all_train, self.config.batch_size)
             return ClientResult({MOMENTS.name: moments}, weight)
         score = evaluate(network, data.val, self.classes, self.config.batch_size)
         uploads = {SCORES.name: score.state()}

@@ -13,8 +13,8 @@ is the site's personal model, and what the site sends for the average. Before, w
 a round with a pool publishes one of these.
 
 The means are over parameters, as in the authors' code. Batch norm keeps the running statistics of w_k's
-training there; here those of a soup are estimated on the site's training slices, unless `statistics` is
-`averaged`.
+training there; here those of both candidates are estimated on the site's training slices, so that their
+scores differ by the soup alone, unless `statistics` is `averaged`.
 
 Shared:  what FedAvg shares, with the better candidate for weights. In the phase `export`, and only at sites
          that consent: the personal model and its score.
@@ -91,8 +91,8 @@ class FedSoup(FullPersonalFedAvg):
         own = {name: trained[name] for name in self._trained}
         state = {**trained, **mean_with(pool, count, own)}
         network = network_of(self.network, state, context.device)
-        if count and self.config.statistics == "estimated":
-            estimate_statistics(network, data.train, self.config.batch_size)
+        if self.config.statistics == "estimated":
+            estimate_statistics(network, data.all_train, self.config.batch_size)
             state = state_of(network)
         return state, evaluate(network, data.val, self.classes, self.config.batch_size)
 

@@ -55,11 +55,11 @@ from training.methods.common.local_training import (
     ValidationScore,
     check_score,
     dice_per_patient,
-    estimate_statistics,
     evaluate,
     network_of,
     state_of,
     train_locally,
+    with_statistics,
 )
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import WEIGHTS, FedAvg, FedAvgConfig
@@ -183,16 +183,19 @@ class IopFl(FedAvg):
         """P_k as it is, or with batch-norm statistics of its own site's."""
         if self.config.personal_statistics == "averaged":
             return personal
-        network = network_of(self.network, personal, context.device)
-        estimate_statistics(network, data.train, self.config.batch_size)
-        return state_of(network)
+        return with_statistics(self.network, personal, data.all_train, self.config.batch_size, context.device)
 
     def _personalise(
         self, context: StepContext, global_model: State, memory: Memory, data: SiteData
     ) -> ClientResult:
-        """Choose what the site publishes, and compare it with w_g on its validation patients."""
+        """Choose what the site publishes, and compare it with w_g on its validation patients.
+
+        A patient that P_k was trained on says nothing: a site without others has no comparison.
+        """
 
         def dice(state: State) -> dict[str, float]:
+            if not data.held_out:
+                return {}
             network = network_of(self.network, state, context.device)
             return dice_per_patient(network, data.val, self.classes, self.config.batch_size)
 

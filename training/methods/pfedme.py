@@ -20,7 +20,8 @@ lambda 15, eta lambda 0.075 and eta_theta 0.05 to 0.1. The authors' code also de
 (`decay`).
 
 Batch norm's statistics of w_k are estimated on the site's training slices, because the steps are theta's.
-With `statistics: averaged` w_k has theta's.
+With `statistics: averaged` w_k has theta's. Where beta is not 1, the mean of the sites' statistics is not
+that of w_g, and a site estimates w_g's on its slices before it scores it.
 
 Shared:  what FedAvg shares, with w_k for weights. In the phase `export`, and only at sites that consent:
          theta_k and its score.
@@ -29,14 +30,15 @@ Stays:   theta_k until then; what stays in FedAvg.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import nn
 
 from model_store.task import Task
-from training.algorithm import Memory, RoundResult, StepContext
+from training.algorithm import ClientResult, Memory, RoundResult, State, StepContext
 from training.methods.common.local_training import (
     AnySiteData,
     Schedule,
@@ -47,10 +49,11 @@ from training.methods.common.local_training import (
     scheduled_batches,
     state_of,
     take_step,
+    with_statistics,
 )
 from training.methods.common.personal_models import FullPersonalFedAvg, LocalResult
 from training.methods.common.state_tree import join, part
-from training.methods.fedavg import FedAvgConfig
+from training.methods.fedavg import WEIGHTS, FedAvgConfig
 from training.methods.fedprox import proximal_term
 from training.methods.registry import register
 
@@ -66,6 +69,15 @@ class PFedMeConfig(FedAvgConfig):
     decay: float = Field(0.0, ge=0, description="weight decay of the steps on theta")
     server_rate: float = Field(1.0, gt=0, description="beta: how far the server goes to the sites' mean")
 
+    @model_validator(mode="after")
+    def _statistics_follow(self) -> PFedMeConfig:
+        if self.server_rate > 1 and self.statistics == "averaged":
+            raise ValueError(
+                "server_rate: expected at most 1 with statistics: averaged, which are those of the sites' "
+                f"mean, found {self.server_rate:g}; use statistics: estimated"
+            )
+        return self
+
 
 @register("pfedme", PFedMeConfig, kinds=("segmentation", "classification"))
 class PFedMe(FullPersonalFedAvg):
@@ -75,6 +87,17 @@ class PFedMe(FullPersonalFedAvg):
         super().__init__(config, task)
         self.config: PFedMeConfig = config
         self._trained = parameter_names(self.network)
+
+    def client_step(
+        self, context: StepContext, received: Mapping[str, State], memory: Memory, data: AnySiteData
+    ) -> ClientResult:
+        """As of any full personal model, from w_g with this site's statistics where it is not the mean."""
+        moved = self.config.server_rate != 1 and self.config.statistics == "estimated"
+        if moved and context.phase in ("train", "validate"):
+            w_g, size = received[WEIGHTS.name], self.config.batch_size
+            own = with_statistics(self.network, w_g, data.all_train, size, context.device)
+            received = {**received, WEIGHTS.name: own}
+        return super().client_step(context, received, memory, data)
 
     def train_both(
         self,
@@ -97,7 +120,7 @@ class PFedMe(FullPersonalFedAvg):
                     w.lerp_(own, config.step_share)
         personal = state_of(theta)
         if config.statistics == "estimated":
-            estimate_statistics(network, data.train, config.batch_size)
+            estimate_statistics(network, data.all_train, config.batch_size)
             shared = state_of(network)
         else:
             after = state_of(network)

@@ -41,10 +41,8 @@ from training.algorithm import ClientResult, Memory, RoundResult, State, StepCon
 from training.errors import TrainingError
 from training.methods.common.local_training import (
     AnySiteData,
-    estimate_statistics,
-    network_of,
     parameter_names,
-    state_of,
+    with_statistics,
 )
 from training.methods.common.state_tree import join, part
 from training.methods.fedavg import MOMENTS, WEIGHTS, FedAvg, FedAvgConfig
@@ -101,9 +99,9 @@ class _ServerOptimised(FedAvg):
     ) -> ClientResult:
         """FedAvg's, from w_g with batch-norm statistics of this site's."""
         if context.phase in ("train", "validate"):
-            network = network_of(self.network, received[WEIGHTS.name], context.device)
-            estimate_statistics(network, data.train, self.config.batch_size)
-            received = {**received, WEIGHTS.name: state_of(network)}
+            w_g, size = received[WEIGHTS.name], self.config.batch_size
+            own = with_statistics(self.network, w_g, data.all_train, size, context.device)
+            received = {**received, WEIGHTS.name: own}
         return super().client_step(context, received, memory, data)
 
     def server_step(self, context: StepContext, server: Memory, result: RoundResult) -> Memory:

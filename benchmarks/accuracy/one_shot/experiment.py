@@ -54,9 +54,7 @@ PROFILES = {
         # Pneumonia has fifteen times the images of the other: a third of the passes are five times the steps.
         by_set={"pneumoniamnist": {"local_epochs": 12, "personal_epochs": 4}},
     ),
-    "full": Profile(
-        3, "cuda", method={**PAPER_SIZES, "personal_epochs": 10, "epochs": 20, "checkpoint_every": 100}
-    ),
+    "full": Profile(3, "cuda", method={**PAPER_SIZES, "epochs": 20, "checkpoint_every": 100}),
 }
 
 

@@ -157,7 +157,7 @@ PROFILES = {
     ),
     "gpu": Profile(
         3,
-        {**PAPER_SIZES, "personal_epochs": 10, "epochs": 20, "checkpoint_every": 100},
+        {**PAPER_SIZES, "epochs": 20, "checkpoint_every": 100},
         {name: value for name, value in DenseConfig.PAPER.items() if name not in LOCAL},
         alphas=(0.1, 0.2, 0.3, 0.5),
         device="cuda",

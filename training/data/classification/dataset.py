@@ -60,6 +60,11 @@ class LabelledData:
     statistics: ReferenceStatistics | None
 
     @property
+    def all_train(self) -> ImageSet:
+        """Every training image: none is left out of training."""
+        return self.train
+
+    @property
     def scored(self) -> int:
         """The number of images that scores count, those of validation."""
         return len(self.val)

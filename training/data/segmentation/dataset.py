@@ -56,7 +56,8 @@ class SliceSet:
 class SiteData:
     """One hospital's slices by split, and the intensity statistics of its training scans.
 
-    A site with one patient has no validation split of its own: `val` is then `train`. `test` may be empty.
+    A site with one patient has no validation split of its own: `val` is then `all_train`. `test` may be
+    empty. `unfiltered` has every training slice, where slices without foreground are left out of `train`.
     """
 
     site: str
@@ -64,6 +65,17 @@ class SiteData:
     val: SliceSet
     test: SliceSet
     statistics: ReferenceStatistics | None
+    unfiltered: SliceSet | None = None
+
+    @property
+    def all_train(self) -> SliceSet:
+        """Every training slice, whatever its mask: what a network meets when it serves."""
+        return self.train if self.unfiltered is None else self.unfiltered
+
+    @property
+    def held_out(self) -> bool:
+        """Whether `val` has patients that are not trained on."""
+        return self.val is not self.all_train
 
     @classmethod
     def load(cls, site: Site, task: Task, *, keep_empty: bool = True) -> SiteData:
@@ -75,12 +87,15 @@ class SiteData:
         """
         statistics: list[ReferenceStatistics] = []
         train = _prepared(site, site.of_split("train"), task, statistics)
+        unfiltered = None
         if not keep_empty and train.targets.any():
-            train = train.with_foreground()
+            train, unfiltered = train.with_foreground(), train
         val = _prepared(site, site.of_split("val"), task)
         test = _prepared(site, site.of_split("test"), task)
         merged = reduce(ReferenceStatistics.merge, statistics) if statistics else None
-        return cls(site.name, train, val if len(val) else train, test, merged)
+        if not len(val):
+            val = train if unfiltered is None else unfiltered
+        return cls(site.name, train, val, test, merged, unfiltered)
 
 
 def batches(

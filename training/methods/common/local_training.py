@@ -244,6 +244,15 @@ def estimate_statistics(network: nn.Module, slices: TrainingExamples, batch_size
         norm.momentum = momentum
 
 
+def with_statistics(
+    spec: NetworkSpec, state: State, slices: TrainingExamples, batch_size: int, device: torch.device
+) -> State:
+    """A network's weights with the batch-norm statistics that `estimate_statistics` finds."""
+    network = network_of(spec, state, device)
+    estimate_statistics(network, slices, batch_size)
+    return state_of(network)
+
+
 def batch_moments(network: nn.Module, slices: TrainingExamples, batch_size: int = 16) -> State:
     """Mean and mean square of every batch norm's input, by `estimate_statistics`: [C] float64 each.
 

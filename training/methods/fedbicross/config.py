@@ -26,6 +26,7 @@ PAPER_SIZES: Mapping[str, Any] = {
     "batch_size": 128,
     "steps": 500,
     "synthesis_batch": 256,
+    "personal_epochs": 10,
 }
 LITERAL_READING: Mapping[str, Any] = {
     "min_silhouette": -1,

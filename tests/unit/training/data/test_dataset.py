@@ -98,12 +98,19 @@ class TestLoad:
         assert len(thinned.val) == len(whole.val) == 12
         kept = [p for p, e in zip(whole.train.positions, empty, strict=True) if not e]
         assert list(thinned.train.positions) == kept
+        np.testing.assert_array_equal(thinned.all_train.images, whole.train.images)
+        assert whole.all_train is whole.train
 
     def test_site_of_one_patient_validates_on_its_training_slices(self, federation: Federation) -> None:
         aster = federation.site("aster")
         alone = Site("aster", tuple(case for case in aster.cases if case.patient == "aster-01"))
-        data = SiteData.load(split_by_patient(alone, seed=0), federation.task)
+        alone = split_by_patient(alone, seed=0)
+        data = SiteData.load(alone, federation.task)
         assert data.val is data.train
+        assert not data.held_out
+        thinned = SiteData.load(alone, federation.task, keep_empty=False)
+        assert len(thinned.val) == len(data.val) > len(thinned.train)
+        assert not thinned.held_out
         assert len(data.test) == 0
         assert data.test.images.shape == (0, 1, 32, 32)
 

@@ -186,4 +186,5 @@ def test_a_student_that_diverges_is_named() -> None:
 def test_recipe_paper_has_the_papers_sizes() -> None:
     config = DenseConfig(recipe="paper", epochs=7)
     assert (config.epochs, config.generator_steps, config.init, config.milestones) == (7, 30, "random", ())
+    assert config.temperature == 1
     assert "recipe" not in config.model_dump()

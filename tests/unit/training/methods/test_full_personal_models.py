@@ -321,6 +321,41 @@ def test_a_soups_statistics_are_estimated_on_the_sites_slices(monkeypatch: pytes
     torch.testing.assert_close(sent[f"{name}.running_mean"], torch.stack(seen).mean(dim=0))
 
 
+def test_the_candidates_of_a_soup_differ_by_their_weights_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[State] = []
+
+    def score(network: nn.Module, *_: object) -> ValidationScore:
+        compared.append({name: tensor.clone() for name, tensor in network.state_dict().items()})
+        return ValidationScore(1.0, 1)
+
+    monkeypatch.setattr("training.methods.fedsoup.evaluate", score)
+    task, sites = TASKS["segmentation"]
+    fields = {**SMALL, "soup_start": 0.0, "statistics": "estimated", "learning_rate": 1e-30}
+    algorithm = FedSoup(FedSoupConfig(**fields), task)
+    train, server = begin(algorithm)
+    received = algorithm.broadcast(train, server, "A")
+    algorithm.client_step(context("train", 0, site="A"), received, EMPTY, sites["A"])
+    without, with_ = compared
+    for name, tensor in with_.items():
+        torch.testing.assert_close(without[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+def test_pfedmes_global_model_off_the_mean_is_scored_with_statistics_of_the_site() -> None:
+    task, sites = TASKS["segmentation"]
+    algorithm = PFedMe(PFedMeConfig(**{**SMALL, "statistics": "estimated"}, server_rate=2.0), task)
+    train, server = begin(algorithm)
+    received = algorithm.broadcast(train, server, "A")
+    broken = {n: t + 50 if n.endswith("running_mean") else t for n, t in received["weights"].items()}
+    found = [
+        algorithm.client_step(context("train", 0, site="A"), {"weights": state}, EMPTY, sites["A"])
+        for state in (received["weights"], broken)
+    ]
+    first, second = (result.uploads["scores"]["score"].tolist() for result in found)
+    assert first == second
+    with pytest.raises(ValueError, match="at most 1 with statistics: averaged"):
+        PFedMeConfig(**SMALL, server_rate=2.0)
+
+
 def test_the_mean_of_no_state_with_one_is_that_one() -> None:
     one, two = {"w": torch.tensor([1.0, 4.0])}, {"w": torch.tensor([4.0, 1.0])}
     assert mean_with({}, 0, one) is one

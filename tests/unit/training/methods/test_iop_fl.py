@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -217,6 +218,26 @@ def test_a_site_with_few_patients_takes_the_federation_s_share(monkeypatch):
         if tensor.is_floating_point():
             expected = (state[name] + tuned[name]) / 2
             torch.testing.assert_close(tensor, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_patient_that_was_trained_on_neither_chooses_the_share_nor_compares(monkeypatch):
+    algorithm, state = interpolating(monkeypatch, 0.0, least=3)
+    found = personalise(algorithm, state, data=replace(DATA, val=DATA.train))
+    changes = found.uploads["changes"]
+    assert changes["changes"].tolist() == [[0.0, 0.0, 0.0]] * len(iop_fl.LAMBDAS)
+    CHANGES.check(changes, SiteSize(1, 1))
+    exported = export(algorithm, found.memory, share=0.5)
+    comparison = exported.uploads["comparison"]
+    assert comparison["before"].tolist() == comparison["after"].tolist() == [0.0, 0.0]
+    COMPARISON.check(comparison, SiteSize(1, 1))
+    # The site takes the federation's share, and the service has no gain by which to serve it.
+    assert comparison["share"].tolist() == [0.5, 1.0]
+    server = Memory(join({"global": state}), {"latest": {"val_dice": 0.5, "round": 3}})
+    groups = {name: {"A": exported.uploads[name]} for name in ("personal", "comparison")}
+    after = algorithm.server_step(context("export", 0), server, RoundResult({}, groups, {"A": 1.0}, {}))
+    publication = algorithm.publication(after)
+    assert publication.details["personal"]["A"]["val_dice"] is None
+    assert [draft.metrics for draft in publication.models if draft.site == "A"] == [{}]
 
 
 def test_the_federation_s_share_is_that_of_all_patients(monkeypatch):
