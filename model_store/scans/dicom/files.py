@@ -33,6 +33,8 @@ ZIP = b"PK\x03\x04"
 MOST_FILES = 20_000
 # A zip with a DICOM file is recognised by one of its first files.
 _SNIFFED_FILES = 64
+# The methods of which zipfile bounds the output: a BZIP2 or LZMA entry of some bytes unpacks to gigabytes.
+_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MODERN = "export the series again as DICOM files (PS3.10)"
 
 Content = Callable[[], bytes]
@@ -50,13 +52,21 @@ def reported(what: str, advice: str = "export it again, or check the transfer") 
 
 
 def sniff(data: bytes) -> bool:
-    """Whether it is a DICOM file, or a zip with one among its first files."""
+    """Whether it is a DICOM file, or a zip with one among its first files.
+
+    It is also true of a zip that `contents_of_zip` rejects for its compression, so that the client gets the
+    reason.
+    """
     if not data.startswith(ZIP) or is_dicom(data):
         return is_dicom(data)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-            return any(_is_dicom_entry(archive, entry) for entry in entries[:_SNIFFED_FILES])
+            entries = [entry for entry in archive.infolist() if not entry.is_dir()][:_SNIFFED_FILES]
+            if any(entry.compress_type not in _BOUNDED for entry in entries):
+                return True
+            return any(_is_dicom_entry(archive, entry) for entry in entries)
+    except MemoryError:
+        raise
     except Exception:  # zipfile raises many kinds for a damaged archive
         return False
 
@@ -66,6 +76,8 @@ def _is_dicom_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool | 
     try:
         with archive.open(entry) as file:
             return is_dicom(file.read(132))
+    except MemoryError:
+        raise
     except Exception:
         return None
 
@@ -81,6 +93,12 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
         _check_number(len(entries))
         if any(entry.flag_bits & 1 for entry in entries):
             raise UnsupportedScan("DICOM: the zip is encrypted; send it without a password")
+        methods = {entry.compress_type for entry in entries}.difference(_BOUNDED)
+        if methods:
+            raise UnsupportedScan(
+                "DICOM: expected files in the zip that are stored or deflated, found compression method "
+                f"{min(methods)}; zip the series again with the default method"
+            )
         size = sum(entry.file_size for entry in entries)
         if size > limits.max_decompressed:
             raise ScanTooLarge(
@@ -93,7 +111,9 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
     def reader(entry: zipfile.ZipInfo) -> Content:
         def read() -> bytes:
             try:
-                return archive.read(entry)
+                with archive.open(entry) as file:
+                    # Without a size, zipfile unpacks everything before it cuts it to the announced size.
+                    return file.read(entry.file_size)
             except MemoryError:
                 raise
             except Exception as error:  # zipfile raises many kinds for a damaged archive

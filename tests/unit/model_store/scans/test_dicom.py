@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import tracemalloc
 import zipfile
 import zlib
 from base64 import b85decode
@@ -350,6 +351,39 @@ class TestLimits:
         bomb = zipped({**series(VOLUME), "zeros": bytes(2**24)})
         with pytest.raises(ScanTooLarge, match="in the zip"):
             decode(bomb, Limits(max_decompressed=2**20))
+
+    @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+    def test_zip_of_a_method_without_bounded_output_is_rejected_unopened(
+        self, method: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        packed = zipped(series(VOLUME), method)
+        monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_, **__: pytest.fail("an entry was opened"))
+        with pytest.raises(UnsupportedScan, match=f"stored or deflated, found compression method {method}"):
+            decode(packed)
+
+    def test_zip_entry_is_unpacked_only_as_far_as_announced(self) -> None:
+        announced, real = 2**16, 2**26
+        packed = bytearray(zipped({"0.dcm": bytes(128) + b"DICM" + bytes(real)}))
+        central = packed.index(b"PK\x01\x02")
+        packed[central + 24 : central + 28] = announced.to_bytes(4, "little")
+        tracemalloc.start()
+        try:
+            with pytest.raises(DamagedScan, match="cannot be unpacked"):
+                decode(bytes(packed))
+            assert tracemalloc.get_traced_memory()[1] < real // 8
+        finally:
+            tracemalloc.stop()
+
+    def test_lack_of_memory_is_not_taken_for_a_zip_without_dicom(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def failing(*_: object, **__: object) -> None:
+            raise MemoryError
+
+        packed = zipped(series(VOLUME))
+        monkeypatch.setattr(zipfile.ZipExtFile, "read", failing)
+        with pytest.raises(MemoryError):
+            decode(packed)
 
     def test_deflated_bomb_is_not_inflated(self) -> None:
         dataset = header(VOLUME[0], pydicom.uid.CTImageStorage)
