@@ -26,7 +26,7 @@ from requests.adapters import HTTPAdapter
 
 from model_store.digest import sha256
 from model_store.errors import DamagedScan, LocumStoreError, ScanTooLarge
-from model_store.scan import MOST_FILES, Limits, read_dataset
+from model_store.scan import MOST_FILES, ElementCount, Limits, read_dataset
 from service.errors import PacsRefused, PacsUnavailable, SeriesMissing, ServiceError
 from service.pacs.configuration import PacsServer
 from service.runtime.spool import pack_into
@@ -157,14 +157,15 @@ class PacsClient:
             raise self._missing()
         self._check_size(listed, limits)
         files: dict[str, bytes] = {}
-        received = 0
+        received, elements = 0, ElementCount()
         most = limits.max_bytes + _PART_OVERHEAD * (len(listed) + 1)
         with self._answered(most):
             for content in self._parts(study, series):
                 received += len(content)
                 if received > limits.max_bytes:
                     raise _too_many("bytes", limits.max_bytes)
-                header = read_dataset(content, limits, f"instance {len(files) + 1}", pixels=False)
+                where = f"instance {len(files) + 1}"
+                header = read_dataset(content, limits, where, pixels=False, elements=elements)
                 files[str(header.SOPInstanceUID)] = content
         if len(files) < len(listed):
             raise PacsUnavailable(

@@ -21,6 +21,7 @@ from model_store.scans.dicom import geometry
 from model_store.scans.dicom.files import (
     ZIP,
     Content,
+    ElementCount,
     contents_of_parts,
     contents_of_zip,
     read_dataset,
@@ -101,10 +102,11 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
         raise UnsupportedScan(f"DICOM: none of the {others} files is a DICOM file with its file header")
     total = len(contents)
 
-    def load(file: int, *, pixels: bool) -> Dataset:
-        return read_dataset(contents[file](), limits, _where(file, total), pixels=pixels)
+    def load(file: int, *, pixels: bool, elements: ElementCount | None = None) -> Dataset:
+        return read_dataset(contents[file](), limits, _where(file, total), pixels=pixels, elements=elements)
 
-    headers = [load(file, pixels=False) for file in range(total)]
+    elements = ElementCount()
+    headers = [load(file, pixels=False, elements=elements) for file in range(total)]
     kept = [file for file, header in enumerate(headers) if "Rows" in header]
     with reported("the header"):
         if not kept:

@@ -107,6 +107,14 @@ def test_size_is_refused_before_the_pixels_are_fetched(
         client.fetch_series(STUDY, SERIES, replace(LIMITS, max_bytes=5000))
 
 
+def test_elements_of_a_series_are_counted_together(
+    client: PacsClient, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 300)
+    with pytest.raises(ScanTooLarge, match="at most 300 elements"):
+        client.fetch_series(STUDY, SERIES, LIMITS)
+
+
 def test_endless_answer_is_cut_at_the_limit(client: PacsClient, gate: Gate, files: dict[str, bytes]) -> None:
     import gzip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 import tracemalloc
 import zipfile
 import zlib
@@ -23,8 +24,12 @@ from pydicom.pixels import compress
 from pydicom.uid import (
     HTJ2K,
     MPEG2MPML,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
     HTJ2KLossless,
     HTJ2KLosslessRPCL,
+    ImplicitVRLittleEndian,
     JPEG2000Lossless,
     JPEGLSLossless,
     RLELossless,
@@ -50,6 +55,12 @@ from tests.helpers.model_store.dicom_files import (
 
 RNG = np.random.default_rng(7)
 VOLUME = RNG.integers(-900, 1900, (6, 12, 10)).astype(np.int16)
+UNCOMPRESSED = (
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    DeflatedExplicitVRLittleEndian,
+)
 
 
 # (7 row² + 13 column) mod 4096 of 16 x 12 pixels, reversibly, by OpenJPH: no decoder here can write HTJ2K.
@@ -390,12 +401,42 @@ class TestLimits:
         dataset.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
         content = written(dataset)
         assert decode(content).grid == (12, 10)
-        stream = io.BytesIO(content)
-        stream.seek(132)
-        pydicom.filereader.read_dataset(stream, False, True, stop_when=lambda tag, vr, n: tag.group != 2)
-        bomb = content[: stream.tell()] + deflated(bytes(2**24))
+        bomb = content[: end_of_meta(content)] + deflated(bytes(2**24))
         with pytest.raises(ScanTooLarge, match="inflates"):
             decode(bomb, Limits(max_decompressed=2**20))
+
+    @pytest.mark.parametrize("syntax", UNCOMPRESSED)
+    @pytest.mark.parametrize(
+        "kind", ["items", "items at once", "zeros", "nested", "private", "texts", "tags"]
+    )
+    def test_header_of_too_many_elements_is_rejected(
+        self, kind: str, syntax: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 2000)
+        assert decode(stuffed(syntax, kind, 1000)).grid == (12, 10)
+        with pytest.raises(ScanTooLarge, match="at most 2000 elements"):
+            decode(stuffed(syntax, kind, 2001))
+
+    def test_too_many_elements_behind_the_pixels_are_rejected(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 2000)
+        behind = stuffing("items at once", 2001, "<", implicit=False)
+        with pytest.raises(ScanTooLarge, match="at most 2000 elements"):
+            decode(image(VOLUME[0].astype(np.uint16)) + behind)
+
+    def test_elements_of_all_headers_are_counted_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 300)
+        files = series(VOLUME)
+        assert decode(files[min(files)]).grid == (10, 12, 1)
+        with pytest.raises(ScanTooLarge, match="in all headers"):
+            decode(files)
+
+    def test_contours_of_a_structure_set_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 2000)
+        structures = pydicom.dcmread(io.BytesIO(image(VOLUME[0].astype(np.uint16))))
+        del structures.Rows, structures.PixelData
+        structures.ContourData = [1.5] * 3000
+        files = {**series(VOLUME), "structures": written(structures)}
+        assert decode(files).notes == ("1 files without an image were left out",)
 
     @pytest.mark.parametrize("syntax", [JPEGLSLossless, JPEG2000Lossless])
     def test_frame_larger_than_its_header_is_not_decoded(self, syntax: str) -> None:
@@ -422,6 +463,63 @@ class TestLimits:
         content[500] ^= 0xFF
         with pytest.raises(DamagedScan, match="cannot be unpacked"):
             decode(bytes(content))
+
+
+def end_of_meta(content: bytes) -> int:
+    stream = io.BytesIO(content)
+    stream.seek(132)
+    pydicom.filereader.read_dataset(stream, False, True, stop_when=lambda tag, vr, n: tag.group != 2)
+    return stream.tell()
+
+
+def stuffing(kind: str, count: int, order: str, *, implicit: bool) -> bytes:
+    """Elements, items or values that are many and almost empty; `order` as struct has it."""
+
+    def element(group: int, number: int, vr: bytes, value: bytes, length: int | None = None) -> bytes:
+        length = len(value) if length is None else length
+        tag = struct.pack(f"{order}HH", group, number)
+        if implicit:
+            return tag + struct.pack(f"{order}L", length) + value
+        form = "2sHL" if vr == b"SQ" else "2sH"
+        return tag + struct.pack(f"{order}{form}", *((vr, 0) if vr == b"SQ" else (vr,)), length) + value
+
+    def ended(items: bytes) -> bytes:
+        return element(0x0008, 0x1140, b"SQ", items, 2**32 - 1) + struct.pack(
+            f"{order}HHL", 0xFFFE, 0xE0DD, 0
+        )
+
+    items = struct.pack(f"{order}HHL", 0xFFFE, 0xE000, 0) * count
+    inner = element(0x0008, 0x1199, b"SQ", items)
+    nested = struct.pack(f"{order}HHL", 0xFFFE, 0xE000, len(inner)) + inner
+    made = {
+        "items": lambda: ended(items),
+        "items at once": lambda: element(0x0008, 0x1140, b"SQ", items),
+        # pydicom takes them for items without a tag.
+        "zeros": lambda: ended(bytes(8 * count)),
+        "nested": lambda: element(0x0008, 0x1140, b"SQ", nested),
+        "private": lambda: b"".join(element(0x0009, 0x1000 + n, b"LO", b"") for n in range(count)),
+        "texts": lambda: element(0x0008, 0x0008, b"CS", b"A" + b"\\A" * count + b" "),
+        "tags": lambda: element(0x0028, 0x0009, b"AT", bytes(8 * count)),
+    }
+    return made[kind]()
+
+
+def stuffed(syntax: str, kind: str, count: int) -> bytes:
+    """A single image with `stuffing` before its pixels."""
+    dataset = header(VOLUME[0], pydicom.uid.CTImageStorage)
+    dataset.file_meta.TransferSyntaxUID = syntax
+    implicit, order = syntax == ImplicitVRLittleEndian, ">" if syntax == ExplicitVRBigEndian else "<"
+    pixels = dataset.PixelData
+    del dataset.PixelData
+    content = written(dataset)
+    start = end_of_meta(content)
+    body = content[start:]
+    if syntax == DeflatedExplicitVRLittleEndian:
+        body = zlib.decompress(body, -zlib.MAX_WBITS)
+    form, vr = ("L", ()) if implicit else ("2sHL", (b"OW", 0))
+    body += stuffing(kind, count, order, implicit=implicit)
+    body += struct.pack(f"{order}HH{form}", 0x7FE0, 0x0010, *vr, len(pixels)) + pixels
+    return content[:start] + (deflated(body) if syntax == DeflatedExplicitVRLittleEndian else body)
 
 
 def deflated(body: bytes) -> bytes:
