@@ -127,13 +127,16 @@ class PacsClient:
     def _pages(self, page: Callable[[int], Sequence[Found]], keyword: str, most: int) -> list[Found]:
         """Every result once: a server may cut its pages, or ignore the offset and repeat them."""
         found: dict[str, Found] = {}
+        # Of every result, so that a page of no valid UIDs ends the search where it is repeated.
+        seen: set[str] = set()
         offset = 0
         while len(found) < most:
             with self._answered(_ANSWER_BYTES):
                 results = page(offset)
                 new = {text_of(item, keyword): item for item in results}
-            if all(uid in found for uid in new):
+            if seen.issuperset(new):
                 break
+            seen.update(new)
             offset += len(results)
             found |= {uid: item for uid, item in new.items() if re.fullmatch(DICOM_UID, uid)}
         return list(found.values())[:most]
@@ -286,10 +289,10 @@ class PacsClient:
 
 
 def text_of(item: Found, keyword: str) -> str:
-    """The first value of an attribute in DICOM JSON, as text; empty if it has none."""
+    """The first value of an attribute in DICOM JSON, as text without padding; empty if it has none."""
     tag = DICOMwebClient.lookup_tag(keyword)
     values = item.get(tag, {}).get("Value") or [""]
-    return str(values[0])
+    return str(values[0]).strip(" \0")
 
 
 def _packed(files: list[bytes]) -> bytes:

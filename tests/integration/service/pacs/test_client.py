@@ -211,6 +211,24 @@ def test_search_reads_every_page_and_ends_where_the_server_repeats_itself(
     assert len(gate.seen) == seen + 2
 
 
+@pytest.mark.parametrize(
+    ("uids", "expected"),
+    [(["1.2.3", "1.2.4 ", "1.2.5\\u0000"], {"1.2.3", "1.2.4", "1.2.5"}), (["1.2.3", "none"], {"1.2.3"})],
+)
+def test_search_strips_padding_and_ends_where_uids_are_invalid(
+    client: PacsClient, gate: Gate, uids: list[str], expected: set[str]
+) -> None:
+    results = ", ".join(f'{{"0020000E": {{"vr": "UI", "Value": ["{one}"]}}}}' for one in uids)
+
+    def repeating(method: str, path: str) -> tuple[int, dict[str, str], bytes]:
+        assert len(gate.seen) < 5, "the same page is asked for again and again"
+        return 200, {"Content-Type": "application/dicom+json"}, f"[{results}]".encode()
+
+    gate.rule = repeating
+    assert {text_of(item, "SeriesInstanceUID") for item in client.search_series({}, 10)} == expected
+    assert len(gate.seen) == 2
+
+
 def test_stored_instance_is_stored_once(
     client: PacsClient, gate: Gate, orthanc: Orthanc, files: dict[str, bytes]
 ) -> None:
