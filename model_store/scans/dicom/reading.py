@@ -82,7 +82,11 @@ class DicomSeries:
         assert voxels is not None
         if self.affine is None and first.photometric == "MONOCHROME1":
             # White is stored as zero. A volume keeps its values, since they measure something.
-            voxels = (-1 if first.signed else 2**first.stored - 1) - voxels
+            if self.headers[0].get("ModalityLUTSequence"):
+                highest = int(np.iinfo(voxels.dtype).max)
+            else:
+                highest = -1 if first.signed else 2**first.stored - 1
+            voxels = highest - voxels
         voxels = _rescaled(voxels, self.frames)
         check_finite(voxels, "DICOM")
         shown = voxels[0] if self.affine is None else voxels.transpose(2, 1, 0, 3)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydicom import Dataset
 from pydicom.data import get_testdata_file
 from pydicom.encaps import encapsulate
-from pydicom.pixels import compress
+from pydicom.pixels import apply_modality_lut, compress
 from pydicom.uid import (
     HTJ2K,
     MPEG2MPML,
@@ -286,6 +286,46 @@ class TestPixels:
         expected = VOLUME * slopes[:, None, None] - 3.5
         np.testing.assert_allclose(scan.voxels[..., 0], expected.transpose(2, 1, 0), rtol=1e-6)
 
+    @pytest.mark.parametrize("syntax", UNCOMPRESSED)
+    @pytest.mark.parametrize(
+        ("pixels", "first", "table"),
+        [
+            (np.int16, -500, RNG.integers(0, 2**16, 1000)),
+            (np.uint16, 300, RNG.integers(0, 2**8, 200)),
+            (np.int16, -(2**15), RNG.integers(0, 2**16, 2**16)),
+            (np.int16, -(2**14), RNG.integers(0, 2**16, 40_000)),
+            (np.uint8, 10, RNG.integers(0, 2**16, 100)),
+        ],
+    )
+    def test_modality_lut_is_applied_in_place_of_the_slope(
+        self, pixels: type, first: int, table: NDArray[np.int64], syntax: str
+    ) -> None:
+        stored = RNG.integers(np.iinfo(pixels).min, np.iinfo(pixels).max, (12, 10), endpoint=True)
+        dataset = looked_up(stored.astype(pixels), first, table, syntax, RescaleSlope=2, RescaleIntercept=9)
+        expected = table[np.clip(stored - first, 0, len(table) - 1)]
+        for content in (dataset, deidentify(dataset, Limits(), b"key")):
+            np.testing.assert_array_equal(decode(content).voxels[..., 0], expected)
+        if len(table) < 2**15:  # above that, pydicom's own subtraction overflows
+            read = pydicom.dcmread(io.BytesIO(dataset))
+            by_pydicom = apply_modality_lut(read.pixel_array.astype(np.int32), read)
+            np.testing.assert_array_equal(by_pydicom, expected)
+
+    def test_text_of_a_modality_lut_is_removed(self) -> None:
+        content = looked_up(VOLUME[0], 0, np.arange(256))
+        assert b"Planted table" in content
+        assert b"Planted table" not in deidentify(content, Limits(), b"key")
+
+    def test_monochrome1_is_turned_over_behind_the_modality_lut(self) -> None:
+        table = RNG.integers(0, 2**16, 256)
+        stored = RNG.integers(0, 256, (12, 10)).astype(np.uint8)
+        content = looked_up(stored, 0, table, PhotometricInterpretation="MONOCHROME1")
+        np.testing.assert_array_equal(decode(content).voxels[..., 0], 65535 - table[stored])
+
+    def test_modality_lut_of_odd_bits_is_rejected(self) -> None:
+        content = looked_up(VOLUME[0], 0, np.arange(256), bits=12)
+        with pytest.raises(UnsupportedScan, match="Modality LUT of 8 or 16 bits, found 12"):
+            decode(content)
+
     def test_ct_on_16_bits_stays_16_bits(self) -> None:
         volume = (VOLUME + 1024).astype(np.uint16)
         scan = decode(series(volume, RescaleIntercept=-1024))
@@ -470,6 +510,31 @@ def end_of_meta(content: bytes) -> int:
     stream.seek(132)
     pydicom.filereader.read_dataset(stream, False, True, stop_when=lambda tag, vr, n: tag.group != 2)
     return stream.tell()
+
+
+def looked_up(
+    pixels: NDArray[Any],
+    first: int,
+    table: NDArray[Any],
+    syntax: str = ExplicitVRLittleEndian,
+    bits: int = 0,
+    **values: Any,
+) -> bytes:
+    """A single image with a Modality LUT, of 8 bits if its values fit."""
+    item = Dataset()
+    signed = pixels.dtype.kind == "i"
+    # Of 65536 entries, 0 is written.
+    count = len(table) % 2**16
+    item.add_new(
+        "LUTDescriptor", "SS" if signed else "US", [count, first, bits or (8 if table.max() < 256 else 16)]
+    )
+    item.add_new("LUTData", "OW", table.astype(">u2" if syntax == ExplicitVRBigEndian else "<u2").tobytes())
+    item.LUTExplanation = "Planted table"
+    dataset = header(pixels, pydicom.uid.CTImageStorage, ModalityLUTSequence=[item], **values)
+    dataset.file_meta.TransferSyntaxUID = syntax
+    if syntax == ExplicitVRBigEndian and pixels.dtype.itemsize == 2:
+        dataset.PixelData = pixels.byteswap().tobytes()
+    return written(dataset)
 
 
 def stuffing(kind: str, count: int, order: str, *, implicit: bool) -> bytes:
