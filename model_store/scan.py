@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from model_store.errors import DamagedScan, ScanTooLarge, UnsupportedScan
-from model_store.scans.dicom.files import MOST_FILES, read_dataset
+from model_store.scans.dicom.files import MOST_FILES, ElementCount, read_dataset
 from model_store.scans.dicom.masks import is_seg, read_seg
 from model_store.scans.dicom.pixels import TRANSFER_SYNTAXES
 from model_store.scans.dicom.reading import DicomSeries, open_series
@@ -24,6 +24,7 @@ __all__ = [
     "MOST_FILES",
     "TRANSFER_SYNTAXES",
     "DicomSeries",
+    "ElementCount",
     "Limits",
     "Parts",
     "Scan",

@@ -6,7 +6,6 @@ number of associations have a limit each, which is compared before anything of t
 
 from __future__ import annotations
 
-import io
 import logging
 import socket
 import ssl
@@ -16,7 +15,6 @@ from ipaddress import ip_address, ip_network
 from socketserver import BaseServer
 from typing import Any
 
-from pydicom import dcmread
 from pydicom.uid import DeflatedExplicitVRLittleEndian
 from pynetdicom import AE, AllStoragePresentationContexts, evt
 from pynetdicom.association import Association
@@ -24,7 +22,7 @@ from pynetdicom.events import Event
 from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 from pynetdicom.transport import ThreadedAssociationServer
 
-from model_store.scan import TRANSFER_SYNTAXES
+from model_store.scan import TRANSFER_SYNTAXES, Limits, read_dataset
 from service.dicom_node.configuration import NodeConfiguration, Sender
 from service.dicom_node.spool import Spool
 from service.errors import DiskFull
@@ -136,7 +134,7 @@ class StorageScp:
             return NOT_AUTHORIZED
         try:
             content = event.encoded_dataset()
-            header = dcmread(io.BytesIO(content), stop_before_pixels=True)
+            header = read_dataset(content, Limits(), "the object", pixels=False)
             series, instance = str(header.SeriesInstanceUID), str(header.SOPInstanceUID)
             announced = str(event.request.AffectedSOPInstanceUID)  # type: ignore[union-attr]
         except Exception as error:  # pydicom raises a dozen unrelated types

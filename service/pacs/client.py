@@ -26,7 +26,7 @@ from requests.adapters import HTTPAdapter
 
 from model_store.digest import sha256
 from model_store.errors import DamagedScan, LocumStoreError, ScanTooLarge
-from model_store.scan import MOST_FILES, Limits, read_dataset
+from model_store.scan import MOST_FILES, ElementCount, Limits, read_dataset
 from service.errors import PacsRefused, PacsUnavailable, SeriesMissing, ServiceError
 from service.pacs.configuration import PacsServer
 from service.runtime.spool import pack_into
@@ -127,13 +127,16 @@ class PacsClient:
     def _pages(self, page: Callable[[int], Sequence[Found]], keyword: str, most: int) -> list[Found]:
         """Every result once: a server may cut its pages, or ignore the offset and repeat them."""
         found: dict[str, Found] = {}
+        # Of every result, so that a page of no valid UIDs ends the search where it is repeated.
+        seen: set[str] = set()
         offset = 0
         while len(found) < most:
             with self._answered(_ANSWER_BYTES):
                 results = page(offset)
                 new = {text_of(item, keyword): item for item in results}
-            if all(uid in found for uid in new):
+            if seen.issuperset(new):
                 break
+            seen.update(new)
             offset += len(results)
             found |= {uid: item for uid, item in new.items() if re.fullmatch(DICOM_UID, uid)}
         return list(found.values())[:most]
@@ -157,14 +160,15 @@ class PacsClient:
             raise self._missing()
         self._check_size(listed, limits)
         files: dict[str, bytes] = {}
-        received = 0
+        received, elements = 0, ElementCount()
         most = limits.max_bytes + _PART_OVERHEAD * (len(listed) + 1)
         with self._answered(most):
             for content in self._parts(study, series):
                 received += len(content)
                 if received > limits.max_bytes:
                     raise _too_many("bytes", limits.max_bytes)
-                header = read_dataset(content, limits, f"instance {len(files) + 1}", pixels=False)
+                where = f"instance {len(files) + 1}"
+                header = read_dataset(content, limits, where, pixels=False, elements=elements)
                 files[str(header.SOPInstanceUID)] = content
         if len(files) < len(listed):
             raise PacsUnavailable(
@@ -285,10 +289,10 @@ class PacsClient:
 
 
 def text_of(item: Found, keyword: str) -> str:
-    """The first value of an attribute in DICOM JSON, as text; empty if it has none."""
+    """The first value of an attribute in DICOM JSON, as text without padding; empty if it has none."""
     tag = DICOMwebClient.lookup_tag(keyword)
     values = item.get(tag, {}).get("Value") or [""]
-    return str(values[0])
+    return str(values[0]).strip(" \0")
 
 
 def _packed(files: list[bytes]) -> bytes:

@@ -18,6 +18,7 @@ from pydicom.sequence import Sequence as Items
 
 from model_store.errors import UnsupportedScan
 from model_store.scans.dicom.files import reported
+from model_store.scans.dicom.pixels import modality_lut
 from model_store.scans.dicom.reading import open_series
 from model_store.scans.types import Limits, Parts
 
@@ -68,6 +69,10 @@ def _kept(source: Dataset, key: bytes, place: int) -> Dataset:
             )
     kept = Dataset()
     _copy(source, kept, (*_PIXELS, *_GEOMETRY))
+    if (table := modality_lut(source)) is not None:
+        # Without its explanation and type, which are texts.
+        kept.ModalityLUTSequence = Items([Dataset()])
+        _copy(table, kept.ModalityLUTSequence[0], ("LUTDescriptor", "LUTData"))
     for name in ("SharedFunctionalGroupsSequence", "PerFrameFunctionalGroupsSequence"):
         if source.get(name):
             setattr(kept, name, Items([_group(item) for item in source[name].value]))

@@ -13,11 +13,16 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pydicom
-from pydicom import Dataset
+from pydicom import DataElement, Dataset, FileMetaDataset
+from pydicom.dataelem import RawDataElement
 from pydicom.filereader import read_dataset as read_header
+from pydicom.filereader import read_sequence
+from pydicom.hooks import raw_element_vr
 from pydicom.uid import DeflatedExplicitVRLittleEndian
+from pydicom.valuerep import FLOAT_VR, INT_VR, STR_VR, VR
 
 from model_store.errors import DamagedScan, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.scans.foreign import is_dicom
@@ -31,9 +36,19 @@ pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
 
 ZIP = b"PK\x03\x04"
 MOST_FILES = 20_000
+# Of all headers of a scan: 50 for each of MOST_FILES frames. By the default limit of voxels a series has at
+# most 2000 slices of 256 x 256, and a slice some 100 to 400 elements; an enhanced file has tens a frame.
+MOST_ELEMENTS = 50 * MOST_FILES
 # A zip with a DICOM file is recognised by one of its first files.
 _SNIFFED_FILES = 64
+# The methods of which zipfile bounds the output: a BZIP2 or LZMA entry of some bytes unpacks to gigabytes.
+_BOUNDED = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _MODERN = "export the series again as DICOM files (PS3.10)"
+_PIXELS = 0x7FE0
+# Of an RT structure set, which often lies among its images: millions of values, which are never used.
+_CONTOUR_DATA = 0x30060050
+# The types of which a value of n bytes becomes a list of up to n / 2 numbers.
+_NUMBERS = (INT_VR | FLOAT_VR | {VR.US_SS, VR.US_OW}) - STR_VR
 
 Content = Callable[[], bytes]
 
@@ -50,13 +65,21 @@ def reported(what: str, advice: str = "export it again, or check the transfer") 
 
 
 def sniff(data: bytes) -> bool:
-    """Whether it is a DICOM file, or a zip with one among its first files."""
+    """Whether it is a DICOM file, or a zip with one among its first files.
+
+    It is also true of a zip that `contents_of_zip` rejects for its compression, so that the client gets the
+    reason.
+    """
     if not data.startswith(ZIP) or is_dicom(data):
         return is_dicom(data)
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            entries = [entry for entry in archive.infolist() if not entry.is_dir()]
-            return any(_is_dicom_entry(archive, entry) for entry in entries[:_SNIFFED_FILES])
+            entries = [entry for entry in archive.infolist() if not entry.is_dir()][:_SNIFFED_FILES]
+            if any(entry.compress_type not in _BOUNDED for entry in entries):
+                return True
+            return any(_is_dicom_entry(archive, entry) for entry in entries)
+    except MemoryError:
+        raise
     except Exception:  # zipfile raises many kinds for a damaged archive
         return False
 
@@ -66,6 +89,8 @@ def _is_dicom_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bool | 
     try:
         with archive.open(entry) as file:
             return is_dicom(file.read(132))
+    except MemoryError:
+        raise
     except Exception:
         return None
 
@@ -81,6 +106,12 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
         _check_number(len(entries))
         if any(entry.flag_bits & 1 for entry in entries):
             raise UnsupportedScan("DICOM: the zip is encrypted; send it without a password")
+        methods = {entry.compress_type for entry in entries}.difference(_BOUNDED)
+        if methods:
+            raise UnsupportedScan(
+                "DICOM: expected files in the zip that are stored or deflated, found compression method "
+                f"{min(methods)}; zip the series again with the default method"
+            )
         size = sum(entry.file_size for entry in entries)
         if size > limits.max_decompressed:
             raise ScanTooLarge(
@@ -93,7 +124,9 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
     def reader(entry: zipfile.ZipInfo) -> Content:
         def read() -> bytes:
             try:
-                return archive.read(entry)
+                with archive.open(entry) as file:
+                    # Without a size, zipfile unpacks everything before it cuts it to the announced size.
+                    return file.read(entry.file_size)
             except MemoryError:
                 raise
             except Exception as error:  # zipfile raises many kinds for a damaged archive
@@ -119,11 +152,58 @@ def _check_number(files: int) -> None:
         raise ScanTooLarge(f"DICOM: expected at most {MOST_FILES} files, found {files}; send one series")
 
 
-def read_dataset(content: bytes, limits: Limits, where: str, *, pixels: bool) -> Dataset:
-    """Parse one file; without `pixels` only its header. Raises DamagedScan, UnsupportedScan, ScanTooLarge."""
+class ElementCount:
+    """Counts what the headers of one scan are parsed into, which is far larger than their bytes.
+
+    pydicom makes about 650 bytes of an empty sequence item of 8, and hundreds of each value of a list.
+    """
+
+    def __init__(self) -> None:
+        self._left = MOST_ELEMENTS
+
+    def take(self, count: int) -> None:
+        """Count more of them. Raises ScanTooLarge above MOST_ELEMENTS."""
+        self._left -= count
+        if self._left < 0:
+            raise ScanTooLarge(
+                f"DICOM: expected at most {MOST_ELEMENTS} elements, sequence items and listed values in all "
+                "headers, found more; send one series, without private attributes"
+            )
+
+
+class _CountedFile(io.BytesIO):
+    """A file that counts what pydicom parses: it reads the 8 bytes of a tag and a length for each.
+
+    It so counts in every encoding, and what is no valid item but is parsed as one. A value of 8 bytes counts
+    too.
+    """
+
+    def __init__(self, content: bytes, elements: ElementCount) -> None:
+        super().__init__(content)
+        self._elements = elements
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        if size == 8:
+            self._elements.take(1)
+        return super().read(size)
+
+
+def read_dataset(
+    content: bytes, limits: Limits, where: str, *, pixels: bool, elements: ElementCount | None = None
+) -> Dataset:
+    """Parse one file with all its sequences; without `pixels` only its header.
+
+    `elements` is shared by files of which the headers are kept. Raises DamagedScan, UnsupportedScan,
+    ScanTooLarge.
+    """
+    elements = elements or ElementCount()
     with reported(where):
-        _check_inflated(content, limits, where)
-        dataset = pydicom.dcmread(io.BytesIO(content), stop_before_pixels=not pixels, force=False)
+        try:
+            dataset = _parsed(content, limits, where, elements, pixels=pixels)
+            _parse_sequences(dataset, elements)
+        finally:
+            # pydicom replaces what is raised within an item by an OSError.
+            elements.take(0)
         if "TransferSyntaxUID" not in dataset.file_meta:
             raise UnsupportedScan(
                 f"DICOM: {where} does not say its transfer syntax (no file meta information); {_MODERN}"
@@ -131,17 +211,61 @@ def read_dataset(content: bytes, limits: Limits, where: str, *, pixels: bool) ->
         return dataset
 
 
-def _check_inflated(content: bytes, limits: Limits, where: str) -> None:
-    """Bound the deflated transfer syntax, which pydicom inflates without a limit."""
-    stream = io.BytesIO(content)
+def _parsed(content: bytes, limits: Limits, where: str, elements: ElementCount, *, pixels: bool) -> Dataset:
+    stream = _CountedFile(content, elements)
     stream.seek(132)
     meta = read_header(stream, False, True, stop_when=lambda tag, vr, length: tag.group != 2)  # noqa: ARG005
+    _parse_sequences(meta, elements)
     if meta.get("TransferSyntaxUID") != DeflatedExplicitVRLittleEndian:
-        return
-    inflater, found = zlib.decompressobj(-zlib.MAX_WBITS), 0
+        stream.seek(0)
+        return pydicom.dcmread(stream, stop_before_pixels=not pixels, force=False)
+    # pydicom would inflate it without a limit, and parse what comes out uncounted.
+    inflater, body = zlib.decompressobj(-zlib.MAX_WBITS), bytearray()
     for part in inflated(inflater, [memoryview(content)[stream.tell() :]]):
-        found += len(part)
-        if found > limits.max_decompressed:
+        body += part
+        if len(body) > limits.max_decompressed:
             raise ScanTooLarge(
                 f"DICOM: {where} inflates to more than {limits.max_decompressed} bytes; send a smaller scan"
             )
+    dataset = read_header(
+        _CountedFile(bytes(body), elements),
+        False,
+        True,
+        stop_when=None if pixels else lambda tag, vr, length: tag.group == _PIXELS,  # noqa: ARG005
+    )
+    dataset.file_meta = FileMetaDataset(meta)
+    return dataset
+
+
+def _parse_sequences(dataset: Dataset, elements: ElementCount) -> None:
+    """Parse the sequences of defined length, which pydicom parses uncounted when they are first used.
+
+    Lists of values are converted when they are first used, so they are counted here: texts by their
+    separators, numbers by their bytes.
+    """
+    sequences = []
+    # In the order of tags: the creator of private elements, which says their types, before them.
+    for element in sorted(dataset.values(), key=lambda element: int(element.tag)):
+        vr, value = element.VR, element.value
+        if isinstance(element, RawDataElement) and vr in (None, VR.UN):
+            found: dict[str, Any] = {}
+            raw_element_vr(element, found, ds=dataset)
+            vr = found["VR"]
+        if vr == VR.SQ:
+            sequences.append(element)
+        elif isinstance(value, bytes) and element.tag != _CONTOUR_DATA:
+            elements.take(value.count(b"\\") if vr in STR_VR else len(value) // 8 if vr in _NUMBERS else 0)
+    for element in sequences:
+        items: Any = element.value or ()
+        if isinstance(element, RawDataElement):
+            content = element.value or b""
+            items = read_sequence(
+                _CountedFile(content, elements),
+                element.is_implicit_VR,
+                element.is_little_endian,
+                len(content),
+                dataset.original_character_set,
+            )
+            dataset[element.tag] = DataElement(element.tag, VR.SQ, items)
+        for item in items:
+            _parse_sequences(item, elements)

@@ -95,7 +95,9 @@ def frames_of(file: int, header: Dataset) -> list[Frame]:
         # Frames without groups of their own share the header's position, which places only the first.
         placed = index == 0 or own
         spacing = _numbers(groups, "PixelSpacing", 2)
-        slope, intercept = _numbers(groups, "RescaleSlope", 1), _numbers(groups, "RescaleIntercept", 1)
+        # A Modality LUT takes the place of both (PS3.3 C.11.1), and is applied when pixels are decoded.
+        rescaled = () if header.get("ModalityLUTSequence") else groups
+        slope, intercept = _numbers(rescaled, "RescaleSlope", 1), _numbers(rescaled, "RescaleIntercept", 1)
         frames.append(
             Frame(
                 file,

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydicom import Dataset
 from pydicom.encaps import generate_frames
 from pydicom.pixels.decoders.base import get_decoder
-from pydicom.pixels.processing import apply_color_lut
+from pydicom.pixels.processing import apply_color_lut, apply_modality_lut
 from pydicom.uid import UID
 
 from model_store.errors import DamagedScan, UnsupportedScan
@@ -137,7 +137,9 @@ def _kind(header: Dataset) -> str:
 
 
 def decode_frames(dataset: Dataset, layout: Layout, where: str) -> Iterator[NDArray[Any]]:
-    """Yield the file's frames in order, [rows, columns, 1 or 3]: stored values of grey, RGB in 8 bits.
+    """Yield the file's frames in order, [rows, columns, 1 or 3]: RGB in 8 bits, or stored values of grey.
+
+    Of a file with a Modality LUT, grey is what that makes of the stored values (PS3.3 C.11.1).
 
     Raises DamagedScan, UnsupportedScan.
     """
@@ -246,7 +248,26 @@ def _values(frame: NDArray[Any], dataset: Dataset, layout: Layout, photometric: 
                 f"DICOM: colours of {photometric[:16]!r} are not converted; export it as RGB"
             )
         return frame
-    return _signed(frame, layout)[..., None]
+    grey = _signed(frame, layout)[..., None]
+    if (table := modality_lut(dataset)) is None:
+        return grey
+    if table.LUTDescriptor[2] not in (8, 16):
+        raise UnsupportedScan(
+            f"DICOM: expected a Modality LUT of 8 or 16 bits, found {table.LUTDescriptor[2]}; export it with "
+            "Rescale Slope and Intercept"
+        )
+    # pydicom subtracts the first value in the type of the pixels, which would overflow.
+    return apply_modality_lut(grey.astype(np.promote_types(grey.dtype, np.int32)), dataset)
+
+
+def modality_lut(dataset: Dataset) -> Dataset | None:
+    """Return the item of the Modality LUT Sequence with its number of entries unsigned; None without one."""
+    if not dataset.get("ModalityLUTSequence"):
+        return None
+    table: Dataset = dataset.ModalityLUTSequence[0]
+    # pydicom reads it as signed beside signed pixels in Implicit VR, and cannot write that.
+    table.LUTDescriptor[0] %= 2**16
+    return table
 
 
 def _signed(frame: NDArray[Any], layout: Layout) -> NDArray[Any]:

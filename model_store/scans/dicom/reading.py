@@ -21,6 +21,7 @@ from model_store.scans.dicom import geometry
 from model_store.scans.dicom.files import (
     ZIP,
     Content,
+    ElementCount,
     contents_of_parts,
     contents_of_zip,
     read_dataset,
@@ -81,7 +82,11 @@ class DicomSeries:
         assert voxels is not None
         if self.affine is None and first.photometric == "MONOCHROME1":
             # White is stored as zero. A volume keeps its values, since they measure something.
-            voxels = (-1 if first.signed else 2**first.stored - 1) - voxels
+            if self.headers[0].get("ModalityLUTSequence"):
+                highest = int(np.iinfo(voxels.dtype).max)
+            else:
+                highest = -1 if first.signed else 2**first.stored - 1
+            voxels = highest - voxels
         voxels = _rescaled(voxels, self.frames)
         check_finite(voxels, "DICOM")
         shown = voxels[0] if self.affine is None else voxels.transpose(2, 1, 0, 3)
@@ -101,10 +106,11 @@ def open_series(content: bytes | Parts, limits: Limits) -> DicomSeries:
         raise UnsupportedScan(f"DICOM: none of the {others} files is a DICOM file with its file header")
     total = len(contents)
 
-    def load(file: int, *, pixels: bool) -> Dataset:
-        return read_dataset(contents[file](), limits, _where(file, total), pixels=pixels)
+    def load(file: int, *, pixels: bool, elements: ElementCount | None = None) -> Dataset:
+        return read_dataset(contents[file](), limits, _where(file, total), pixels=pixels, elements=elements)
 
-    headers = [load(file, pixels=False) for file in range(total)]
+    elements = ElementCount()
+    headers = [load(file, pixels=False, elements=elements) for file in range(total)]
     kept = [file for file, header in enumerate(headers) if "Rows" in header]
     with reported("the header"):
         if not kept:

@@ -258,6 +258,16 @@ def test_object_that_is_no_image_of_its_header_is_rejected(
         assert [*spool.receiving()] == []
 
 
+def test_object_with_too_many_elements_is_rejected(
+    configured: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = next(iter(coded_series().values()))
+    monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 20)
+    with receiving(configured(), tmp_path) as (scp, spool, _):
+        assert send(scp.port, [content]) == [NOT_UNDERSTOOD]
+        assert [*spool.receiving()] == []
+
+
 def test_full_queue_and_too_long_objects_are_refused(configured: Callable[..., Path], tmp_path: Path) -> None:
     files = [*coded_series().values()]
     size = len(files[0])

@@ -107,6 +107,14 @@ def test_size_is_refused_before_the_pixels_are_fetched(
         client.fetch_series(STUDY, SERIES, replace(LIMITS, max_bytes=5000))
 
 
+def test_elements_of_a_series_are_counted_together(
+    client: PacsClient, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 300)
+    with pytest.raises(ScanTooLarge, match="at most 300 elements"):
+        client.fetch_series(STUDY, SERIES, LIMITS)
+
+
 def test_endless_answer_is_cut_at_the_limit(client: PacsClient, gate: Gate, files: dict[str, bytes]) -> None:
     import gzip
 
@@ -201,6 +209,24 @@ def test_search_reads_every_page_and_ends_where_the_server_repeats_itself(
     gate.rule = lambda method, path: (200, {"Content-Type": "application/dicom+json"}, repeated)
     assert len(client.search_series({}, 10)) == 1
     assert len(gate.seen) == seen + 2
+
+
+@pytest.mark.parametrize(
+    ("uids", "expected"),
+    [(["1.2.3", "1.2.4 ", "1.2.5\\u0000"], {"1.2.3", "1.2.4", "1.2.5"}), (["1.2.3", "none"], {"1.2.3"})],
+)
+def test_search_strips_padding_and_ends_where_uids_are_invalid(
+    client: PacsClient, gate: Gate, uids: list[str], expected: set[str]
+) -> None:
+    results = ", ".join(f'{{"0020000E": {{"vr": "UI", "Value": ["{one}"]}}}}' for one in uids)
+
+    def repeating(method: str, path: str) -> tuple[int, dict[str, str], bytes]:
+        assert len(gate.seen) < 5, "the same page is asked for again and again"
+        return 200, {"Content-Type": "application/dicom+json"}, f"[{results}]".encode()
+
+    gate.rule = repeating
+    assert {text_of(item, "SeriesInstanceUID") for item in client.search_series({}, 10)} == expected
+    assert len(gate.seen) == 2
 
 
 def test_stored_instance_is_stored_once(

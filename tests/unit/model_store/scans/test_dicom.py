@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import struct
+import tracemalloc
 import zipfile
 import zlib
 from base64 import b85decode
@@ -18,12 +20,16 @@ from numpy.typing import NDArray
 from pydicom import Dataset
 from pydicom.data import get_testdata_file
 from pydicom.encaps import encapsulate
-from pydicom.pixels import compress
+from pydicom.pixels import apply_modality_lut, compress
 from pydicom.uid import (
     HTJ2K,
     MPEG2MPML,
+    DeflatedExplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    ExplicitVRLittleEndian,
     HTJ2KLossless,
     HTJ2KLosslessRPCL,
+    ImplicitVRLittleEndian,
     JPEG2000Lossless,
     JPEGLSLossless,
     RLELossless,
@@ -49,6 +55,12 @@ from tests.helpers.model_store.dicom_files import (
 
 RNG = np.random.default_rng(7)
 VOLUME = RNG.integers(-900, 1900, (6, 12, 10)).astype(np.int16)
+UNCOMPRESSED = (
+    ExplicitVRLittleEndian,
+    ImplicitVRLittleEndian,
+    ExplicitVRBigEndian,
+    DeflatedExplicitVRLittleEndian,
+)
 
 
 # (7 row² + 13 column) mod 4096 of 16 x 12 pixels, reversibly, by OpenJPH: no decoder here can write HTJ2K.
@@ -274,6 +286,46 @@ class TestPixels:
         expected = VOLUME * slopes[:, None, None] - 3.5
         np.testing.assert_allclose(scan.voxels[..., 0], expected.transpose(2, 1, 0), rtol=1e-6)
 
+    @pytest.mark.parametrize("syntax", UNCOMPRESSED)
+    @pytest.mark.parametrize(
+        ("pixels", "first", "table"),
+        [
+            (np.int16, -500, RNG.integers(0, 2**16, 1000)),
+            (np.uint16, 300, RNG.integers(0, 2**8, 200)),
+            (np.int16, -(2**15), RNG.integers(0, 2**16, 2**16)),
+            (np.int16, -(2**14), RNG.integers(0, 2**16, 40_000)),
+            (np.uint8, 10, RNG.integers(0, 2**16, 100)),
+        ],
+    )
+    def test_modality_lut_is_applied_in_place_of_the_slope(
+        self, pixels: type, first: int, table: NDArray[np.int64], syntax: str
+    ) -> None:
+        stored = RNG.integers(np.iinfo(pixels).min, np.iinfo(pixels).max, (12, 10), endpoint=True)
+        dataset = looked_up(stored.astype(pixels), first, table, syntax, RescaleSlope=2, RescaleIntercept=9)
+        expected = table[np.clip(stored - first, 0, len(table) - 1)]
+        for content in (dataset, deidentify(dataset, Limits(), b"key")):
+            np.testing.assert_array_equal(decode(content).voxels[..., 0], expected)
+        if len(table) < 2**15:  # above that, pydicom's own subtraction overflows
+            read = pydicom.dcmread(io.BytesIO(dataset))
+            by_pydicom = apply_modality_lut(read.pixel_array.astype(np.int32), read)
+            np.testing.assert_array_equal(by_pydicom, expected)
+
+    def test_text_of_a_modality_lut_is_removed(self) -> None:
+        content = looked_up(VOLUME[0], 0, np.arange(256))
+        assert b"Planted table" in content
+        assert b"Planted table" not in deidentify(content, Limits(), b"key")
+
+    def test_monochrome1_is_turned_over_behind_the_modality_lut(self) -> None:
+        table = RNG.integers(0, 2**16, 256)
+        stored = RNG.integers(0, 256, (12, 10)).astype(np.uint8)
+        content = looked_up(stored, 0, table, PhotometricInterpretation="MONOCHROME1")
+        np.testing.assert_array_equal(decode(content).voxels[..., 0], 65535 - table[stored])
+
+    def test_modality_lut_of_odd_bits_is_rejected(self) -> None:
+        content = looked_up(VOLUME[0], 0, np.arange(256), bits=12)
+        with pytest.raises(UnsupportedScan, match="Modality LUT of 8 or 16 bits, found 12"):
+            decode(content)
+
     def test_ct_on_16_bits_stays_16_bits(self) -> None:
         volume = (VOLUME + 1024).astype(np.uint16)
         scan = decode(series(volume, RescaleIntercept=-1024))
@@ -351,17 +403,80 @@ class TestLimits:
         with pytest.raises(ScanTooLarge, match="in the zip"):
             decode(bomb, Limits(max_decompressed=2**20))
 
+    @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+    def test_zip_of_a_method_without_bounded_output_is_rejected_unopened(
+        self, method: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        packed = zipped(series(VOLUME), method)
+        monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_, **__: pytest.fail("an entry was opened"))
+        with pytest.raises(UnsupportedScan, match=f"stored or deflated, found compression method {method}"):
+            decode(packed)
+
+    def test_zip_entry_is_unpacked_only_as_far_as_announced(self) -> None:
+        announced, real = 2**16, 2**26
+        packed = bytearray(zipped({"0.dcm": bytes(128) + b"DICM" + bytes(real)}))
+        central = packed.index(b"PK\x01\x02")
+        packed[central + 24 : central + 28] = announced.to_bytes(4, "little")
+        tracemalloc.start()
+        try:
+            with pytest.raises(DamagedScan, match="cannot be unpacked"):
+                decode(bytes(packed))
+            assert tracemalloc.get_traced_memory()[1] < real // 8
+        finally:
+            tracemalloc.stop()
+
+    def test_lack_of_memory_is_not_taken_for_a_zip_without_dicom(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def failing(*_: object, **__: object) -> None:
+            raise MemoryError
+
+        packed = zipped(series(VOLUME))
+        monkeypatch.setattr(zipfile.ZipExtFile, "read", failing)
+        with pytest.raises(MemoryError):
+            decode(packed)
+
     def test_deflated_bomb_is_not_inflated(self) -> None:
         dataset = header(VOLUME[0], pydicom.uid.CTImageStorage)
         dataset.file_meta.TransferSyntaxUID = pydicom.uid.DeflatedExplicitVRLittleEndian
         content = written(dataset)
         assert decode(content).grid == (12, 10)
-        stream = io.BytesIO(content)
-        stream.seek(132)
-        pydicom.filereader.read_dataset(stream, False, True, stop_when=lambda tag, vr, n: tag.group != 2)
-        bomb = content[: stream.tell()] + deflated(bytes(2**24))
+        bomb = content[: end_of_meta(content)] + deflated(bytes(2**24))
         with pytest.raises(ScanTooLarge, match="inflates"):
             decode(bomb, Limits(max_decompressed=2**20))
+
+    @pytest.mark.parametrize("syntax", UNCOMPRESSED)
+    @pytest.mark.parametrize(
+        "kind", ["items", "items at once", "zeros", "nested", "private", "texts", "tags"]
+    )
+    def test_header_of_too_many_elements_is_rejected(
+        self, kind: str, syntax: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 2000)
+        assert decode(stuffed(syntax, kind, 1000)).grid == (12, 10)
+        with pytest.raises(ScanTooLarge, match="at most 2000 elements"):
+            decode(stuffed(syntax, kind, 2001))
+
+    def test_too_many_elements_behind_the_pixels_are_rejected(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 2000)
+        behind = stuffing("items at once", 2001, "<", implicit=False)
+        with pytest.raises(ScanTooLarge, match="at most 2000 elements"):
+            decode(image(VOLUME[0].astype(np.uint16)) + behind)
+
+    def test_elements_of_all_headers_are_counted_together(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 300)
+        files = series(VOLUME)
+        assert decode(files[min(files)]).grid == (10, 12, 1)
+        with pytest.raises(ScanTooLarge, match="in all headers"):
+            decode(files)
+
+    def test_contours_of_a_structure_set_do_not_count(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("model_store.scans.dicom.files.MOST_ELEMENTS", 2000)
+        structures = pydicom.dcmread(io.BytesIO(image(VOLUME[0].astype(np.uint16))))
+        del structures.Rows, structures.PixelData
+        structures.ContourData = [1.5] * 3000
+        files = {**series(VOLUME), "structures": written(structures)}
+        assert decode(files).notes == ("1 files without an image were left out",)
 
     @pytest.mark.parametrize("syntax", [JPEGLSLossless, JPEG2000Lossless])
     def test_frame_larger_than_its_header_is_not_decoded(self, syntax: str) -> None:
@@ -388,6 +503,88 @@ class TestLimits:
         content[500] ^= 0xFF
         with pytest.raises(DamagedScan, match="cannot be unpacked"):
             decode(bytes(content))
+
+
+def end_of_meta(content: bytes) -> int:
+    stream = io.BytesIO(content)
+    stream.seek(132)
+    pydicom.filereader.read_dataset(stream, False, True, stop_when=lambda tag, vr, n: tag.group != 2)
+    return stream.tell()
+
+
+def looked_up(
+    pixels: NDArray[Any],
+    first: int,
+    table: NDArray[Any],
+    syntax: str = ExplicitVRLittleEndian,
+    bits: int = 0,
+    **values: Any,
+) -> bytes:
+    """A single image with a Modality LUT, of 8 bits if its values fit."""
+    item = Dataset()
+    signed = pixels.dtype.kind == "i"
+    # Of 65536 entries, 0 is written.
+    count = len(table) % 2**16
+    item.add_new(
+        "LUTDescriptor", "SS" if signed else "US", [count, first, bits or (8 if table.max() < 256 else 16)]
+    )
+    item.add_new("LUTData", "OW", table.astype(">u2" if syntax == ExplicitVRBigEndian else "<u2").tobytes())
+    item.LUTExplanation = "Planted table"
+    dataset = header(pixels, pydicom.uid.CTImageStorage, ModalityLUTSequence=[item], **values)
+    dataset.file_meta.TransferSyntaxUID = syntax
+    if syntax == ExplicitVRBigEndian and pixels.dtype.itemsize == 2:
+        dataset.PixelData = pixels.byteswap().tobytes()
+    return written(dataset)
+
+
+def stuffing(kind: str, count: int, order: str, *, implicit: bool) -> bytes:
+    """Elements, items or values that are many and almost empty; `order` as struct has it."""
+
+    def element(group: int, number: int, vr: bytes, value: bytes, length: int | None = None) -> bytes:
+        length = len(value) if length is None else length
+        tag = struct.pack(f"{order}HH", group, number)
+        if implicit:
+            return tag + struct.pack(f"{order}L", length) + value
+        form = "2sHL" if vr == b"SQ" else "2sH"
+        return tag + struct.pack(f"{order}{form}", *((vr, 0) if vr == b"SQ" else (vr,)), length) + value
+
+    def ended(items: bytes) -> bytes:
+        return element(0x0008, 0x1140, b"SQ", items, 2**32 - 1) + struct.pack(
+            f"{order}HHL", 0xFFFE, 0xE0DD, 0
+        )
+
+    items = struct.pack(f"{order}HHL", 0xFFFE, 0xE000, 0) * count
+    inner = element(0x0008, 0x1199, b"SQ", items)
+    nested = struct.pack(f"{order}HHL", 0xFFFE, 0xE000, len(inner)) + inner
+    made = {
+        "items": lambda: ended(items),
+        "items at once": lambda: element(0x0008, 0x1140, b"SQ", items),
+        # pydicom takes them for items without a tag.
+        "zeros": lambda: ended(bytes(8 * count)),
+        "nested": lambda: element(0x0008, 0x1140, b"SQ", nested),
+        "private": lambda: b"".join(element(0x0009, 0x1000 + n, b"LO", b"") for n in range(count)),
+        "texts": lambda: element(0x0008, 0x0008, b"CS", b"A" + b"\\A" * count + b" "),
+        "tags": lambda: element(0x0028, 0x0009, b"AT", bytes(8 * count)),
+    }
+    return made[kind]()
+
+
+def stuffed(syntax: str, kind: str, count: int) -> bytes:
+    """A single image with `stuffing` before its pixels."""
+    dataset = header(VOLUME[0], pydicom.uid.CTImageStorage)
+    dataset.file_meta.TransferSyntaxUID = syntax
+    implicit, order = syntax == ImplicitVRLittleEndian, ">" if syntax == ExplicitVRBigEndian else "<"
+    pixels = dataset.PixelData
+    del dataset.PixelData
+    content = written(dataset)
+    start = end_of_meta(content)
+    body = content[start:]
+    if syntax == DeflatedExplicitVRLittleEndian:
+        body = zlib.decompress(body, -zlib.MAX_WBITS)
+    form, vr = ("L", ()) if implicit else ("2sHL", (b"OW", 0))
+    body += stuffing(kind, count, order, implicit=implicit)
+    body += struct.pack(f"{order}HH{form}", 0x7FE0, 0x0010, *vr, len(pixels)) + pixels
+    return content[:start] + (deflated(body) if syntax == DeflatedExplicitVRLittleEndian else body)
 
 
 def deflated(body: bytes) -> bytes:

@@ -41,13 +41,13 @@ def node_of(port: int, **fields: Any) -> NodeConfiguration:
 
 
 @contextmanager
-def api(received: list[bytes]) -> Iterator[int]:
+def api(received: list[bytes], status: int = 200) -> Iterator[int]:
     """The port of a server that keeps the bodies of requests, and answers `SEG`."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             received.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200)
+            self.send_response(status)
             self.end_headers()
             self.wfile.write(b"SEG")
 
@@ -97,6 +97,14 @@ def test_series_that_cannot_be_read_waits_with_the_reason(
         assert [one.id for one in spool.ready()] == [entry.id]
     assert "IsADirectoryError: Is a directory" in caplog.text
     assert path.name not in caplog.text
+
+
+@pytest.mark.parametrize("status", [401, 403, 404, 408, 410, 421, 425, 429, 500, 503])
+def test_series_waits_for_what_the_operator_mends(tmp_path: Path, status: int) -> None:
+    with closing(Spool(tmp_path, 10**9)) as spool, api([], status) as port:
+        entry = spool.complete(spool.add("north", "1.2", "1.2.1", b"x"))
+        assert Forwarder(node_of(port), spool, threading.Event()).look()
+        assert [one.id for one in spool.ready()] == [entry.id]
 
 
 @contextmanager
