@@ -254,7 +254,7 @@ class AuthorizationError(ServiceError):
 class RoleMissing(AuthorizationError):
     """The caller has none of the roles that the route requires."""
 
-    status, slug, title = 403, "role-missing", "The caller has not the role for this"
+    status, slug, title = 403, "role-missing", "The caller has none of the roles for this"
 
 
 class GrantRefused(AuthorizationError):
