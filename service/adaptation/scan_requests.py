@@ -30,10 +30,9 @@ from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job, in_turn
 from service.errors import DiskFull, NotAdaptableToScan, ParametersContradict, ScanQuotaExceeded
-from service.jobs import records
+from service.jobs import records, submission
 from service.jobs.files import JobFolder, StoredScan
 from service.jobs.states import TERMINAL
-from service.jobs.submission import send
 from service.kinds import SCAN_BY_JOB, kind_of
 from service.kinds.kind import ScanAdaptation
 from service.prediction.answer import check_routing, obey_guard
@@ -163,7 +162,7 @@ class ScanRequest:
         except BaseException:
             folder.delete()
             raise
-        send(context.database, context.queue, job_id)
+        submission.send(context.database, context.queue, job_id)
         return job_id
 
 
@@ -181,7 +180,7 @@ async def wait_for(request: Request, context: ServiceContext, job_id: str, secon
         if job.state in TERMINAL or left <= 0:
             return job
         if await request.is_disconnected():
-            await to_thread.run_sync(_cancel, context, job_id)
+            await to_thread.run_sync(submission.cancel, context.database, context.settings, job_id)
             raise ClientDisconnect
         await asyncio.sleep(min(pause, left))
         pause = min(2 * pause, _LOOK_SECONDS)
@@ -210,11 +209,3 @@ def _check_room(session: Session, settings: Settings, size: int) -> None:
 def _look(context: ServiceContext, job_id: str) -> Job:
     with context.database.read() as session:
         return records.get(session, job_id)
-
-
-def _cancel(context: ServiceContext, job_id: str) -> None:
-    with context.database.write() as session:
-        job = records.cancel(session, job_id)
-    if job.state == "cancelled":
-        # No worker will delete its files.
-        JobFolder(context.settings.open_files(), job_id).delete()
