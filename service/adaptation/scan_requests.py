@@ -24,7 +24,7 @@ from model_store.manifest import ModelManifest
 from model_store.preprocessing import check_restorable, prepare
 from model_store.scan import decode, deidentify
 from personalization.options.presets import SCAN_DEFAULT
-from service.catalog.network import Selection
+from service.catalog.network import Selection, adapted_to_scan
 from service.catalog.version import resolve_parent
 from service.cohorts.intake import uid_key
 from service.context import ServiceContext
@@ -101,7 +101,8 @@ class ScanRequest:
 
     def _check(self, parent: Artefact, adaptation: ScanAdaptation[Any]) -> AtOnce | None:
         """Reject now what the worker would reject later; find out whether no worker is needed."""
-        model = self.context.store.by_digest(adaptation.network(parent), ModelManifest)
+        store = self.context.store
+        model = store.by_digest(adaptation.network(parent), ModelManifest)
         manifest = model.manifest
         scan = decode(self.upload.read(), scan_limits(self.context.settings))
         options = self.options
@@ -114,16 +115,13 @@ class ScanRequest:
         file, small = adaptation.graph, prepared.slices[:, 0].size <= MOST_PIXELS
         usual = self.options.preset in (None, SCAN_DEFAULT) and self.options.shape_weight is None
         if file is None or file not in parent.manifest.files or not (small and usual):
+            # The worker loads every part, and this graph none.
+            for digest in parent.manifest.references().values():
+                store.by_digest(digest)
             return None
+        why = f"`{SCAN_DEFAULT}`, for this scan alone"
         return AtOnce(
-            file,
-            Selection(
-                offered=parent,
-                model=model,
-                personalization="scan",
-                site=None,
-                why=f"`{SCAN_DEFAULT}`, for this scan alone",
-            ),
+            file, adapted_to_scan(store, self.context.database, parent, model, options.hospital, why)
         )
 
     def _content(self) -> bytes:
