@@ -29,6 +29,7 @@ from service.catalog.version import resolve_parent
 from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job, in_turn
+from service.database.hospitals import share_of
 from service.errors import DiskFull, NotAdaptableToScan, ParametersContradict, ScanQuotaExceeded
 from service.jobs import records, submission
 from service.jobs.files import JobFolder, StoredScan
@@ -138,7 +139,7 @@ class ScanRequest:
             # The file comes before the row, because a job without its scan cannot run.
             folder.write_input(StoredScan(content, self.upload.sha256, self.upload.size))
             with context.database.write() as session:
-                _check_room(session, context.settings, len(content))
+                _check_room(session, context.settings, self.options.hospital, len(content))
                 records.create(
                     session,
                     context.settings,
@@ -184,24 +185,36 @@ async def wait_for(request: Request, context: ServiceContext, job_id: str, secon
         pause = min(2 * pause, _LOOK_SECONDS)
 
 
-def _check_room(session: Session, settings: Settings, size: int) -> None:
-    """Raise ScanQuotaExceeded if `size` more bytes exceed the quota of waiting scans: that of cohorts."""
+def _check_room(session: Session, settings: Settings, hospital: str | None, size: int) -> None:
+    """Raise ScanQuotaExceeded if `size` more bytes exceed the quota of waiting scans: that of cohorts.
+
+    The share of a hospital, or of a caller without one, is bounded too, see `share_of`.
+    """
     in_turn(session, records.QUEUE)
-    unfinished = select(func.coalesce(func.sum(Job.input_bytes), 0)).where(Job.state.not_in(TERMINAL))
-    waiting = int(session.scalar(unfinished) or 0)
+    total = select(func.coalesce(func.sum(Job.input_bytes), 0)).where(Job.state.not_in(TERMINAL))
+    waiting = int(session.scalar(total) or 0)
+    own = int(session.scalar(total.where(records.of_owner(session, hospital))) or 0)
     quota = settings.cohort_quota_bytes
-    if waiting + size > quota:
-        if size > quota:
-            detail = (
-                f"The scan has {size} bytes, and all that wait for a worker may have {quota} together: a "
-                "larger one needs a larger LOCUM_COHORT_QUOTA_BYTES."
-            )
-        else:
-            detail = (
-                f"The scans that wait for a worker have {waiting} bytes, and {size} more are beyond the "
-                f"{quota} of LOCUM_COHORT_QUOTA_BYTES: send it again when GET /jobs?state=queued names fewer."
-            )
-        raise ScanQuotaExceeded(detail)
+    share = share_of(session, quota)
+    scans = f"scans of {'yours' if hospital is None else f'hospital {hospital!r}'} that wait for a worker"
+    if size > share:
+        detail = (
+            f"The scan has {size} bytes, and the {scans} may have {share} together: a larger one needs a "
+            "larger LOCUM_COHORT_QUOTA_BYTES."
+        )
+    elif own + size > share:
+        detail = (
+            f"The {scans} have {own} bytes, and {size} more are beyond the {share} that they may have of "
+            "LOCUM_COHORT_QUOTA_BYTES: send it again when GET /jobs?state=queued names fewer."
+        )
+    elif waiting + size > quota:
+        detail = (
+            f"Expected room for {size} bytes among all scans that wait for a worker, found less of the "
+            f"{quota} of LOCUM_COHORT_QUOTA_BYTES: send it again later."
+        )
+    else:
+        return
+    raise ScanQuotaExceeded(detail)
 
 
 def _look(context: ServiceContext, job_id: str) -> Job:

@@ -252,8 +252,8 @@ def test_scan_personalization_with_a_full_queue_is_503(
 ) -> None:
     crowded = start(api.settings.store, max_waiting_jobs=1)
     assert crowded.client.put("/hospitals/dune", json={"name": "Dune"}).status_code == 201
-    first = ask(crowded, scan).json()["id"]
-    second = ask(crowded, scan)
+    first = ask(crowded, scan, hospital="dune").json()["id"]
+    second = ask(crowded, scan, hospital="dune")
     assert (second.status_code, second.json()["type"]) == (503, "urn:locum:problem:queue-full")
     sent = crowded.client.post(
         "/hospitals/dune/adaptations", data={"model": "bright"}, files={"scans": ("scan", scan)}
