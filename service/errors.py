@@ -82,7 +82,7 @@
     └── JobError                      a job cannot be created, changed or continued
         ├── JobUnknown           404  no such job
         ├── JobStillRunning      409  only a finished job can do this
-        ├── QueueFull            503  too many jobs wait for a worker
+        ├── QueueFull            503  too many jobs of the hospital wait
         ├── TooManyFollowers     503  too many clients follow jobs
         ├── IdempotencyConflict  422  the idempotency key belongs to another request
         ├── NotAdaptable         422  the artefact is of a kind that no job adapts
@@ -254,7 +254,7 @@ class AuthorizationError(ServiceError):
 class RoleMissing(AuthorizationError):
     """The caller has none of the roles that the route requires."""
 
-    status, slug, title = 403, "role-missing", "The caller has not the role for this"
+    status, slug, title = 403, "role-missing", "The caller has none of the roles for this"
 
 
 class GrantRefused(AuthorizationError):
@@ -588,7 +588,7 @@ class JobStillRunning(JobError):
 
 
 class QueueFull(JobError):
-    """As many jobs wait for a worker as may."""
+    """As many jobs of the hospital, or of the caller without one, wait as may."""
 
     status, slug, title = 503, "queue-full", "Too many jobs wait for a worker"
 

@@ -212,7 +212,9 @@ class Settings(BaseSettings):
     max_attempts: int = Field(
         5, gt=0, description="attempts, each lost with its worker, after which a job fails"
     )
-    max_waiting_jobs: int = Field(500, gt=0, description="jobs that may wait for a worker; above that, 503")
+    max_waiting_jobs: int = Field(
+        500, gt=0, description="jobs of one hospital that may wait for a worker; above that, 503"
+    )
     max_wait_seconds: int = Field(60, ge=0, description="longest `Prefer: wait`, in seconds")
 
     # scans of patients that are kept for a while
@@ -223,7 +225,8 @@ class Settings(BaseSettings):
     cohort_quota_bytes: int = Field(
         20 * 1024 * MEBIBYTE,
         ge=0,
-        description="bytes of all cohorts' scans together, and of all scan jobs",
+        description="bytes of all cohorts' scans together, and of all scan jobs; half of them for one "
+        "hospital where several are registered",
     )
     max_cohort_scans: int = Field(2000, gt=0, description="scans in one cohort")
 

@@ -54,7 +54,7 @@ def check_place(context: ServiceContext, hospital: str, key: str | None) -> None
     with context.database.read() as session:
         require_hospital(session, hospital)
         if key is None or records.find_by_idempotency_key(session, hospital, key) is None:
-            records.check_queue(session, context.settings)
+            records.check_queue(session, context.settings, hospital)
 
 
 @dataclass(frozen=True)

@@ -24,16 +24,16 @@ from model_store.manifest import ModelManifest
 from model_store.preprocessing import check_restorable, prepare
 from model_store.scan import decode, deidentify
 from personalization.options.presets import SCAN_DEFAULT
-from service.catalog.network import Selection
+from service.catalog.network import Selection, adapted_to_scan
 from service.catalog.version import resolve_parent
 from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job, in_turn
+from service.database.hospitals import share_of
 from service.errors import DiskFull, NotAdaptableToScan, ParametersContradict, ScanQuotaExceeded
-from service.jobs import records
+from service.jobs import records, submission
 from service.jobs.files import JobFolder, StoredScan
 from service.jobs.states import TERMINAL
-from service.jobs.submission import send
 from service.kinds import SCAN_BY_JOB, kind_of
 from service.kinds.kind import ScanAdaptation
 from service.prediction.answer import check_routing, obey_guard
@@ -102,7 +102,8 @@ class ScanRequest:
 
     def _check(self, parent: Artefact, adaptation: ScanAdaptation[Any]) -> AtOnce | None:
         """Reject now what the worker would reject later; find out whether no worker is needed."""
-        model = self.context.store.by_digest(adaptation.network(parent), ModelManifest)
+        store = self.context.store
+        model = store.by_digest(adaptation.network(parent), ModelManifest)
         manifest = model.manifest
         scan = decode(self.upload.read(), scan_limits(self.context.settings))
         options = self.options
@@ -115,16 +116,13 @@ class ScanRequest:
         file, small = adaptation.graph, prepared.slices[:, 0].size <= MOST_PIXELS
         usual = self.options.preset in (None, SCAN_DEFAULT) and self.options.shape_weight is None
         if file is None or file not in parent.manifest.files or not (small and usual):
+            # The worker loads every part, and this graph none.
+            for digest in parent.manifest.references().values():
+                store.by_digest(digest)
             return None
+        why = f"`{SCAN_DEFAULT}`, for this scan alone"
         return AtOnce(
-            file,
-            Selection(
-                offered=parent,
-                model=model,
-                personalization="scan",
-                site=None,
-                why=f"`{SCAN_DEFAULT}`, for this scan alone",
-            ),
+            file, adapted_to_scan(store, self.context.database, parent, model, options.hospital, why)
         )
 
     def _content(self) -> bytes:
@@ -141,7 +139,7 @@ class ScanRequest:
             # The file comes before the row, because a job without its scan cannot run.
             folder.write_input(StoredScan(content, self.upload.sha256, self.upload.size))
             with context.database.write() as session:
-                _check_room(session, context.settings, len(content))
+                _check_room(session, context.settings, self.options.hospital, len(content))
                 records.create(
                     session,
                     context.settings,
@@ -163,7 +161,7 @@ class ScanRequest:
         except BaseException:
             folder.delete()
             raise
-        send(context.database, context.queue, job_id)
+        submission.send(context.database, context.queue, job_id)
         return job_id
 
 
@@ -181,40 +179,44 @@ async def wait_for(request: Request, context: ServiceContext, job_id: str, secon
         if job.state in TERMINAL or left <= 0:
             return job
         if await request.is_disconnected():
-            await to_thread.run_sync(_cancel, context, job_id)
+            await to_thread.run_sync(submission.cancel, context.database, context.settings, job_id)
             raise ClientDisconnect
         await asyncio.sleep(min(pause, left))
         pause = min(2 * pause, _LOOK_SECONDS)
 
 
-def _check_room(session: Session, settings: Settings, size: int) -> None:
-    """Raise ScanQuotaExceeded if `size` more bytes exceed the quota of waiting scans: that of cohorts."""
+def _check_room(session: Session, settings: Settings, hospital: str | None, size: int) -> None:
+    """Raise ScanQuotaExceeded if `size` more bytes exceed the quota of waiting scans: that of cohorts.
+
+    The share of a hospital, or of a caller without one, is bounded too, see `share_of`.
+    """
     in_turn(session, records.QUEUE)
-    unfinished = select(func.coalesce(func.sum(Job.input_bytes), 0)).where(Job.state.not_in(TERMINAL))
-    waiting = int(session.scalar(unfinished) or 0)
+    total = select(func.coalesce(func.sum(Job.input_bytes), 0)).where(Job.state.not_in(TERMINAL))
+    waiting = int(session.scalar(total) or 0)
+    own = int(session.scalar(total.where(records.of_owner(session, hospital))) or 0)
     quota = settings.cohort_quota_bytes
-    if waiting + size > quota:
-        if size > quota:
-            detail = (
-                f"The scan has {size} bytes, and all that wait for a worker may have {quota} together: a "
-                "larger one needs a larger LOCUM_COHORT_QUOTA_BYTES."
-            )
-        else:
-            detail = (
-                f"The scans that wait for a worker have {waiting} bytes, and {size} more are beyond the "
-                f"{quota} of LOCUM_COHORT_QUOTA_BYTES: send it again when GET /jobs?state=queued names fewer."
-            )
-        raise ScanQuotaExceeded(detail)
+    share = share_of(session, quota)
+    scans = f"scans of {'yours' if hospital is None else f'hospital {hospital!r}'} that wait for a worker"
+    if size > share:
+        detail = (
+            f"The scan has {size} bytes, and the {scans} may have {share} together: a larger one needs a "
+            "larger LOCUM_COHORT_QUOTA_BYTES."
+        )
+    elif own + size > share:
+        detail = (
+            f"The {scans} have {own} bytes, and {size} more are beyond the {share} that they may have of "
+            "LOCUM_COHORT_QUOTA_BYTES: send it again when GET /jobs?state=queued names fewer."
+        )
+    elif waiting + size > quota:
+        detail = (
+            f"Expected room for {size} bytes among all scans that wait for a worker, found less of the "
+            f"{quota} of LOCUM_COHORT_QUOTA_BYTES: send it again later."
+        )
+    else:
+        return
+    raise ScanQuotaExceeded(detail)
 
 
 def _look(context: ServiceContext, job_id: str) -> Job:
     with context.database.read() as session:
         return records.get(session, job_id)
-
-
-def _cancel(context: ServiceContext, job_id: str) -> None:
-    with context.database.write() as session:
-        job = records.cancel(session, job_id)
-    if job.state == "cancelled":
-        # No worker will delete its files.
-        JobFolder(context.settings.open_files(), job_id).delete()

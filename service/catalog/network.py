@@ -34,10 +34,11 @@ from service.catalog.adapted import parent_behind
 from service.catalog.parts import PartRequest, Personalization, choose
 from service.catalog.version import ResolvedVersion, resolve_version
 from service.database import Database
+from service.database.hospitals import site_of_hospital
 from service.errors import NoAdaptedVersion, ParametersContradict
 from service.kinds import ADAPTING_ITSELF, kind_of
 
-__all__ = ["Personalization", "Selection", "adapts_itself", "resolve_network"]
+__all__ = ["Personalization", "Selection", "adapted_to_scan", "adapts_itself", "resolve_network"]
 
 FLAGGED = "descends-from-withdrawn"
 SITE_UNKNOWN = "site-unknown"
@@ -152,8 +153,6 @@ def _resolved(
             )
         artefact, why = parent_behind(store, artefact), f"what {why} was made from"
     chosen = choose(artefact, PartRequest(personalization, site, cluster, hospital, found.home))
-    trained_by = artefact.manifest.lineage.sites
-    unknown = found.home if trained_by and found.home not in trained_by else None
     network = artefact if chosen.digest == artefact.digest else store.by_digest(chosen.digest)
     return Selection(
         artefact,
@@ -162,8 +161,42 @@ def _resolved(
         chosen.site,
         f"{why}; {chosen.why}",
         cluster=chosen.cluster,
-        unknown_site=unknown,
+        unknown_site=_unknown_site(artefact, found.home),
     )
+
+
+def adapted_to_scan(
+    store: Store,
+    database: Database,
+    offered: Artefact,
+    model: Artefact[ModelManifest],
+    hospital: str | None,
+    why: str,
+) -> Selection:
+    """The choice where `model`, a network of `offered`, is adapted to a scan of the hospital.
+
+    Raises:
+        HospitalUnknown: it is not registered.
+    """
+    home = None
+    if hospital is not None:
+        with database.read() as session:
+            home = site_of_hospital(session, hospital)
+    return Selection(
+        offered,
+        model,
+        "scan",
+        None,
+        why,
+        flagged=store.flagged(offered),
+        unknown_site=_unknown_site(offered, home),
+    )
+
+
+def _unknown_site(artefact: Artefact, home: str | None) -> str | None:
+    """The hospital's site, if the federation that trained the artefact had no such site."""
+    trained_by = artefact.manifest.lineage.sites
+    return home if trained_by and home not in trained_by else None
 
 
 def adapts_itself(

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 
 from service.cohorts.files import COHORTS, CohortFolder, ScanFile
 from service.database import Cohort, CohortMask, CohortScan, Database, Job, caller_of, in_turn
-from service.database.hospitals import require_hospital
+from service.database.hospitals import require_hospital, share_of
 from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, ScanNameTaken
 from service.files import Staged
 from service.jobs.states import TERMINAL
@@ -116,7 +116,7 @@ def check_room(
     if _named(session, cohort_id, name) is None:
         _check_not_below(session, cohort_id, name)
         check_idle(session, cohort_id)
-        _check_room(session, settings, cohort_id, size)
+        _check_room(session, settings, hospital, cohort_id, size)
 
 
 def add_scan(
@@ -159,7 +159,7 @@ def add_scan(
             return known, False
         check_idle(session, cohort_id)
         in_turn(session, QUOTA)
-        _check_room(session, settings, cohort_id, upload.size)
+        _check_room(session, settings, hospital, cohort_id, upload.size)
         row = CohortScan(
             cohort=cohort_id,
             name=name,
@@ -280,26 +280,35 @@ def check_idle(session: Session, cohort_id: str) -> None:
         )
 
 
-def _check_room(session: Session, settings: Settings, cohort_id: str, size: int) -> None:
+def _check_room(session: Session, settings: Settings, hospital: str, cohort_id: str, size: int) -> None:
     count, _ = totals(session, [cohort_id]).get(cohort_id, (0, 0))
     if count >= settings.max_cohort_scans:
         raise CohortFull(
             f"cohort {cohort_id} has {count} scans, which is as many as one may have "
             "(LOCUM_MAX_COHORT_SCANS): make another"
         )
-    check_quota(session, settings, size)
+    check_quota(session, settings, hospital, size)
 
 
-def check_quota(session: Session, settings: Settings, size: int) -> None:
-    """Raise CohortFull if `size` more bytes exceed the quota of all cohorts."""
-    used = sum(
-        int(session.scalar(select(func.coalesce(func.sum(kind.size), 0))) or 0)
-        for kind in (CohortScan, CohortMask)
-    )
-    if used + size > settings.cohort_quota_bytes:
+def check_quota(session: Session, settings: Settings, hospital: str, size: int) -> None:
+    """Raise CohortFull if `size` more bytes exceed the quota of all cohorts, or the hospital's share."""
+    used = own = 0
+    for kind in (CohortScan, CohortMask):
+        total = select(func.coalesce(func.sum(kind.size), 0))
+        used += int(session.scalar(total) or 0)
+        of_hospital = total.join(Cohort, Cohort.id == kind.cohort).where(Cohort.hospital == hospital)
+        own += int(session.scalar(of_hospital) or 0)
+    quota = settings.cohort_quota_bytes
+    share = share_of(session, quota)
+    if size > 0 and own + size > share:
         raise CohortFull(
-            f"the scans of all cohorts have {used} bytes, and {size} more are beyond the "
-            f"{settings.cohort_quota_bytes} of LOCUM_COHORT_QUOTA_BYTES: delete cohorts that are not needed"
+            f"the scans of hospital '{hospital}' have {own} bytes, and {size} more are beyond the {share} "
+            "that they may have of LOCUM_COHORT_QUOTA_BYTES: delete cohorts that are not needed"
+        )
+    if size > 0 and used + size > quota:
+        raise CohortFull(
+            f"expected room for {size} bytes in all cohorts, found less of the {quota} of "
+            "LOCUM_COHORT_QUOTA_BYTES: delete cohorts that are not needed, or let the operator raise it"
         )
 
 

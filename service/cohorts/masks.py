@@ -57,7 +57,7 @@ def check_room(
     scan = cohorts.named(session, cohort_id, name)
     if session.get(CohortMask, scan.id) is None:
         cohorts.check_idle(session, cohort_id)
-        cohorts.check_quota(session, settings, size)
+        cohorts.check_quota(session, settings, hospital, size)
     return scan
 
 
@@ -113,7 +113,7 @@ def add_mask(
             )
         cohorts.check_idle(session, cohort_id)
         in_turn(session, cohorts.QUOTA)
-        cohorts.check_quota(session, settings, upload.size - (0 if known is None else known.size))
+        cohorts.check_quota(session, settings, hospital, upload.size - (0 if known is None else known.size))
         outdated = [] if known is None else [known.sha256]
         made = session.merge(
             CohortMask(

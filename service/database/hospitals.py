@@ -43,6 +43,12 @@ def site_of_hospital(session: Session, hospital: str) -> str | None:
     return require_hospital(session, hospital).site
 
 
+def share_of(session: Session, total: int) -> int:
+    """The most that one hospital may take of what all share: half where several are registered, else all."""
+    several = (session.scalar(select(func.count()).select_from(Hospital)) or 0) > 1
+    return total // 2 if several else total
+
+
 def _unknown(session: Session, hospital: str) -> HospitalUnknown:
     query = select(Hospital.id).where(_visible(session), func.lower(Hospital.id) == hospital.lower())
     alike = session.scalars(query.order_by(Hospital.id)).all()

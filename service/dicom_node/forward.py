@@ -1,8 +1,9 @@
 """Send complete series to the API, and their SEGs to the destination; retry, and set aside what fails.
 
-A SEG's UIDs are a function of the series, the version, the options and the API's software and device: a
-series that is sent again, because the node was killed between two steps, makes the same instance, of which a
-PACS keeps one.
+No SEG is kept for a later delivery, since its version may be withdrawn by then: a retry asks the API again,
+once the destination answers. A SEG's UIDs are a function of the series, the version, the options and the
+API's software and device: a series that is sent again, because the node was killed between two steps, makes
+the same instance, of which a PACS keeps one.
 """
 
 from __future__ import annotations
@@ -13,15 +14,17 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import httpx
 from pydicom import dcmread
-from pydicom.uid import ExplicitVRLittleEndian
+from pydicom.uid import ExplicitVRLittleEndian, SegmentationStorage
 from pynetdicom import AE
+from pynetdicom.association import Association
 
 from service.dicom_node.configuration import Destination, NodeConfiguration, Route
 from service.dicom_node.spool import Entry, Spool
@@ -119,11 +122,10 @@ class Forwarder:
         route = self.node.hospitals.get(entry.hospital)
         if route is None:
             raise NotNow(f"hospital '{entry.hospital}' is not configured any more")
-        segmentation = entry.segmentation
-        if segmentation is None:
-            segmentation = segment(self.node, route, entry)
-            entry.keep(segmentation)
         destination = self.node.destinations[route.destination]
+        # Before the API computes a mask that cannot be delivered.
+        reach(self.node.ae_title, route.destination, destination)
+        segmentation = segment(self.node, route, entry)
         deliver(self.node.ae_title, route.destination, destination, segmentation)
         self.spool.finish(entry)
         _log.info("series %s: its segmentation is at %s", entry.id, route.destination)
@@ -220,13 +222,36 @@ def _key(route: Route, hospital: str) -> str | None:
     return None
 
 
+def reach(ae_title: str, name: str, destination: Destination) -> None:
+    """Check that a destination accepts SEGs now. Raises NotNow, Never."""
+    with _association(ae_title, name, destination):
+        pass
+
+
 def deliver(ae_title: str, name: str, destination: Destination, segmentation: bytes) -> None:
     """Send a SEG by C-STORE. Raises NotNow, Never."""
     dataset = dcmread(io.BytesIO(segmentation))
+    with _association(ae_title, name, destination) as association:
+        try:
+            answer = association.send_c_store(dataset)
+        except (RuntimeError, ValueError) as error:
+            raise NotNow(f"destination '{name}' ended the association ({type(error).__name__})") from None
+    status = answer.get("Status")
+    if status is None or status in _TRANSIENT_STATUSES:
+        raise NotNow(
+            f"destination '{name}' " + ("breaks off" if status is None else f"answers {status:04X}H")
+        )
+    if status != 0 and status not in _WARNINGS:
+        raise Never(f"destination '{name}' answers {status:04X}H")
+
+
+@contextmanager
+def _association(ae_title: str, name: str, destination: Destination) -> Iterator[Association]:
+    """An association for SEGs, released at the end. Raises NotNow, Never."""
     ae = AE(ae_title)
     ae.acse_timeout = ae.connection_timeout = _CONNECT_SECONDS
     ae.network_timeout = ae.dimse_timeout = _ANSWER_SECONDS
-    ae.add_requested_context(dataset.SOPClassUID, [ExplicitVRLittleEndian])
+    ae.add_requested_context(SegmentationStorage, [ExplicitVRLittleEndian])
     tls = None if destination.tls is None else (destination.tls.client_context(), destination.host)
     association = ae.associate(
         destination.host, destination.port, ae_title=destination.ae_title, tls_args=tls
@@ -238,18 +263,9 @@ def deliver(ae_title: str, name: str, destination: Destination, segmentation: by
         refused = "rejects the association" if association.is_rejected else "does not answer"
         raise NotNow(f"destination '{name}' {refused}")
     try:
-        answer = association.send_c_store(dataset)
-    except (RuntimeError, ValueError) as error:
-        raise NotNow(f"destination '{name}' ended the association ({type(error).__name__})") from None
+        yield association
     finally:
         association.release()
-    status = answer.get("Status")
-    if status is None or status in _TRANSIENT_STATUSES:
-        raise NotNow(
-            f"destination '{name}' " + ("breaks off" if status is None else f"answers {status:04X}H")
-        )
-    if status != 0 and status not in _WARNINGS:
-        raise Never(f"destination '{name}' answers {status:04X}H")
 
 
 def _detail(answer: httpx.Response) -> str:

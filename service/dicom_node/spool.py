@@ -2,7 +2,6 @@
 
     ROOT/receiving/<hospital>/<series>/<object>      of a series that is not complete
     ROOT/ready/<id>/                                 a complete series: its objects, and hospital
-    ROOT/ready/<id>/segmentation                     its SEG, from the API's answer until it is delivered
     ROOT/failed/<id>/                                one that failed, and reason
 
 Names are digests: no UID of a patient is a part of a path. A move between the folders is one rename.
@@ -28,7 +27,7 @@ from service.errors import DiskFull, SettingsInvalid
 
 # Less than this, and the queue could not be worked off.
 _LEAST_FREE_BYTES = 64 * 2**20
-_HOSPITAL, _SEGMENTATION, _REASON = "hospital", "segmentation", "reason"
+_HOSPITAL, _REASON = "hospital", "reason"
 _OBJECT_NAME = 64
 
 
@@ -57,18 +56,6 @@ class Entry:
     def objects(self) -> list[Path]:
         """Its files, in the order of their digests."""
         return sorted(path for path in self.path.iterdir() if len(path.name) == _OBJECT_NAME)
-
-    @property
-    def segmentation(self) -> bytes | None:
-        """The SEG, once there is one."""
-        try:
-            return (self.path / _SEGMENTATION).read_bytes()
-        except FileNotFoundError:
-            return None
-
-    def keep(self, segmentation: bytes) -> None:
-        """Keep the SEG until it is delivered."""
-        write_durably(self.path / _SEGMENTATION, segmentation, mode=0o600)
 
 
 class Spool:
@@ -180,7 +167,7 @@ def _digest(text: str) -> str:
 
 
 def _size(root: Path) -> int:
-    """Bytes of the objects, which alone are counted when they arrive: of no SEG, hospital or reason."""
+    """Bytes of the objects, which alone are counted when they arrive: of no hospital or reason."""
     total = 0
     for folder, _, names in os.walk(root):
         total += sum((Path(folder) / name).stat().st_size for name in names if len(name) == _OBJECT_NAME)

@@ -59,7 +59,10 @@ async def context_of(
     roles: list[Role] = required.scopes  # type: ignore[assignment]
     if not any(caller.has(role) for role in roles):
         held = " and ".join(sorted(caller.roles)) or "no role"
-        raise RoleMissing(f"this needs the role {' or '.join(roles)}; {caller.actor} has {held}")
+        raise RoleMissing(
+            f"this needs the role {' or '.join(roles)}; {caller.actor} has {held}: ask an admin for a key "
+            "with that role"
+        )
     return context
 
 

@@ -61,7 +61,7 @@ def create(
 
     Args:
         session: of a writing transaction.
-        settings: lifetime of files, limit of waiting jobs.
+        settings: lifetime of files, limit of waiting jobs of an owner.
         kind: of the work.
         hospital: of the scans, if the client named one.
         model: name of the requested artefact in the store; empty for none.
@@ -75,10 +75,10 @@ def create(
         input_bytes: size of the scan in the job's folder.
 
     Raises:
-        QueueFull: the limit of waiting jobs is reached.
+        QueueFull: as many jobs of the hospital wait as may.
     """
     in_turn(session, QUEUE)
-    check_queue(session, settings)
+    check_queue(session, settings, hospital)
     now = datetime.now(UTC)
     job = Job(
         id=job_id or new_id(),
@@ -107,13 +107,18 @@ def create(
     return job
 
 
-def check_queue(session: Session, settings: Settings) -> None:
-    """Raise QueueFull if the limit of waiting jobs is reached."""
-    waiting = session.scalar(select(func.count()).where(Job.state == "queued")) or 0
+def check_queue(session: Session, settings: Settings, hospital: str | None) -> None:
+    """Raise QueueFull if as many jobs of the hospital, or of the caller without one, wait as may.
+
+    A PACS that is down can keep a hospital's jobs waiting for days. Those of others need not wait for them.
+    """
+    query = select(func.count()).where(Job.state == "queued", of_owner(session, hospital))
+    waiting = session.scalar(query) or 0
     if waiting >= settings.max_waiting_jobs:
+        owner = "of yours" if hospital is None else f"of hospital '{hospital}'"
         raise QueueFull(
-            f"{waiting} jobs wait for a worker, which is the limit here (LOCUM_MAX_WAITING_JOBS): send it "
-            "again when GET /jobs?state=queued names fewer; a job that is not needed can be deleted"
+            f"{waiting} jobs {owner} wait, as many as may (LOCUM_MAX_WAITING_JOBS): send it again when "
+            "GET /jobs?state=queued names fewer; a job that is not needed can be deleted"
         )
 
 
@@ -174,6 +179,11 @@ def listed(
 
 _owner = func.coalesce(Job.hospital, Job.actor, "")
 """The job's hospital, or its maker. The jobs of an owner are taken by age, and the owners take turns."""
+
+
+def of_owner(session: Session, hospital: str | None) -> ColumnElement[bool]:
+    """Condition: the job has the owner of a new one for this hospital, or for the caller without one."""
+    return _owner == (hospital or caller_of(session).actor)
 
 
 def _due(session: Session) -> ColumnElement[bool]:

@@ -1,4 +1,4 @@
-"""Submit a job: write its row, then send its message.
+"""Submit a job: write its row, then send its message. Cancel one: change its row, then delete its files.
 
 The reconciler sends a message again that could not be sent or that Redis lost. So requests are accepted while
 Redis is down.
@@ -18,8 +18,10 @@ from sqlalchemy.orm import Session
 
 from service.database import Database, Job
 from service.errors import BrokerError
-from service.jobs.records import replayed
+from service.jobs import records
+from service.jobs.files import JobFolder
 from service.runtime.queue import RUN_JOB, Queue
+from service.settings import Settings
 
 _log = logging.getLogger("locum.service")
 
@@ -56,14 +58,29 @@ def create_once(
     """
     try:
         with database.write() as session:
-            before = None if key is None else replayed(session, hospital, key, request_fingerprint)
+            before = None if key is None else records.replayed(session, hospital, key, request_fingerprint)
             return (create(session), True) if before is None else (before, False)
     except IntegrityError:
         if key is None:
             raise
         # The same request, sent twice at once: on a database with several writers the other one came first.
         with database.read() as session:
-            before = replayed(session, hospital, key, request_fingerprint)
+            before = records.replayed(session, hospital, key, request_fingerprint)
         if before is None:
             raise
         return before, False
+
+
+def cancel(database: Database, settings: Settings, job_id: str) -> Job:
+    """Cancel a job as `records.cancel` does, and delete the files of one that no worker has: none will do so.
+
+    Raises:
+        JobUnknown: there is none.
+    """
+    with database.write() as session:
+        job = records.cancel(session, job_id)
+        if job.state == "cancelled":
+            records.expire_files_now(job)
+    if job.state == "cancelled":
+        JobFolder(settings.open_files(), job_id).delete()
+    return job

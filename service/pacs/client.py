@@ -214,8 +214,10 @@ class PacsClient:
             return False
         return any(text_of(item, "SOPInstanceUID") == instance for item in found)
 
-    def store(self, content: bytes) -> bool:
+    def store(self, content: bytes, admit: Callable[[], None] | None = None) -> bool:
         """Store an instance, unless the PACS has it already; return whether it was stored now.
+
+        `admit` is called before an instance is sent. If it raises, nothing is stored and the error is raised.
 
         Raises PacsUnavailable, PacsRefused.
         """
@@ -227,6 +229,8 @@ class PacsClient:
         self._limit.stop_asking()
         if is_there:
             return False
+        if admit is not None:
+            admit()
         with self._answered(_ANSWER_BYTES):
             answer = self._stow.store_instances([made], study)
             failed = list(answer.get("FailedSOPSequence") or ())

@@ -20,7 +20,7 @@ from service.http.dependencies import AsOperator, AsReader
 from service.http.origins import self_contained
 from service.http.parameters import JobId
 from service.http.problems import Problem, problem_responses
-from service.jobs import records
+from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.followers import Feed
 from service.jobs.states import TERMINAL, WITH_RESULT, JobState
@@ -67,13 +67,7 @@ def get_job(context: AsReader, job: JobId) -> JobView:
 )
 def cancel_job(context: AsOperator, job: JobId, response: Response) -> JobView:
     """Cancel a job: at once if it waits, within seconds if it runs. A finished job stays as it ended."""
-    with context.database.write() as session:
-        found = records.cancel(session, job)
-        if found.state == "cancelled":
-            records.expire_files_now(found)
-    if found.state == "cancelled":
-        # No worker has it: delete the scan that it would have worked on.
-        JobFolder(context.settings.open_files(), job).delete()
+    found = submission.cancel(context.database, context.settings, job)
     response.status_code = 202 if found.state == "cancelling" else 200
     with context.database.read() as session:
         return view(session, records.get(session, job))

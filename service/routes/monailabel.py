@@ -29,8 +29,7 @@ from service.http.dependencies import AsReader, caller
 from service.http.problems import Problem, problem_responses
 from service.http.uploads.receive import UploadForm, UploadLimits, receive
 from service.inference.pipeline import Stopwatch
-from service.jobs import records
-from service.jobs.files import JobFolder
+from service.jobs import submission
 from service.prediction.options import SegmentOptions, read_options
 from service.prediction.output import SegmentationReport
 from service.routes.scan_request import receive_scan, scan_in
@@ -418,7 +417,7 @@ async def _result(request: Request, context: ServiceContext, job_id: str) -> Res
     response = await result_within(request, context, job_id, seconds)
     if response.status_code != 202:
         return response
-    await to_thread.run_sync(_cancel, context, job_id)
+    await to_thread.run_sync(submission.cancel, context.database, context.settings, job_id)
     raise Problem(
         504,
         "job-too-slow",
@@ -426,13 +425,6 @@ async def _result(request: Request, context: ServiceContext, job_id: str) -> Res
         f"The job for this scan did not end within {seconds} s (LOCUM_VIEWER_WAIT_SECONDS) and is "
         "cancelled: ask without personalization=scan, or when fewer jobs are waiting.",
     )
-
-
-def _cancel(context: ServiceContext, job_id: str) -> None:
-    with context.database.write() as session:
-        job = records.cancel(session, job_id)
-    if job.state == "cancelled":
-        JobFolder(context.settings.open_files(), job_id).delete()
 
 
 def _not_served(path: str) -> Problem:

@@ -1,7 +1,8 @@
 """Run the jobs on a PACS: segment a series, and store the SEG or keep the answer; fill a cohort.
 
 What is to be stored is kept as the job's checkpoint before it is sent, so that a later attempt sends the same
-instances, whatever the PACS holds by then. A job that is cancelled while it stores stores the rest, too, and
+instances, whatever the PACS holds by then. If the version that answered was withdrawn meanwhile, the job
+fails, unless the PACS has the SEG already. A job that is cancelled while it stores stores the rest, too, and
 succeeds: the PACS must have no SEG without its row in the audit trail, and none without its report.
 """
 
@@ -80,18 +81,26 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
     kept = attempt.read_checkpoint()
     if kept is None:
         data = _fetch(attempt, pacs)
-        answer = _answer(attempt, data)
+        answer, digest = _answer(attempt, data)
         if not store:
             folder.write_result(StoredResult(answer.body, answer.media_type, answer.headers))
             return AttemptOutcome("succeeded")
         attempt.check_cancelled()
-        kept = _packed(answer)
+        kept = _packed(answer, digest)
         folder.write(folder.CHECKPOINT, kept)
     attempt.set_stage("storing")
     about: dict[str, Any] = {"pacs": pacs.name}
     new = False
-    for content in _unpacked(kept):
-        stored_now = pacs.store(content)
+    network, *instances = _unpacked(kept)
+
+    def check_version() -> None:
+        opened = attempt.settings.open_store()
+        opened.by_digest(attempt.job.parent)
+        opened.by_digest(network.decode())
+
+    for place, content in enumerate(instances):
+        # A report follows a SEG that the PACS has, whatever happened to the version.
+        stored_now = pacs.store(content, check_version if place == 0 else None)
         new |= stored_now
         made = dcmread(io.BytesIO(content), stop_before_pixels=True)
         uids = {keyword: str(made.get(keyword)) for keyword in _UIDS}
@@ -108,10 +117,10 @@ def _segment(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
 _UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPClassUID", "SOPInstanceUID")
 
 
-def _packed(answer: Answer) -> bytes:
-    """The instances to be stored, the SEG before the report that refers to it."""
+def _packed(answer: Answer, network: str) -> bytes:
+    """The network's digest and the instances to be stored, the SEG before the report that refers to it."""
     packed = io.BytesIO()
-    pack_into(packed.write, [*filter(None, [answer.segmentation]), answer.body])
+    pack_into(packed.write, [network.encode(), *filter(None, [answer.segmentation]), answer.body])
     return packed.getvalue()
 
 
@@ -136,7 +145,8 @@ def _fetch(attempt: Attempt, pacs: PacsClient) -> bytes:
     return data
 
 
-def _answer(attempt: Attempt, data: bytes) -> Answer:
+def _answer(attempt: Attempt, data: bytes) -> tuple[Answer, str]:
+    """The answer, and the digest of the network that gave it."""
     attempt.set_stage("segmenting")
     job, settings = attempt.job, attempt.settings
     given = {name: value for name, value in job.options.items() if name not in (PACS, STORE)}
@@ -167,7 +177,7 @@ def _answer(attempt: Attempt, data: bytes) -> Answer:
     if answer.picked is not None and options.hospital is not None:
         pool = selection.offered.expect(SsfPoolManifest)
         key_usage.note(attempt.database, options.hospital, pool, answer.picked)
-    return answer
+    return answer, selection.model.digest
 
 
 def _fill(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:

@@ -14,7 +14,7 @@ from personalization.test_time.adapt import Adaptation
 from personalization.test_time.checkpoint import AdaptationCheckpoint
 from personalization.test_time.config import AdaptationConfig
 from personalization.test_time.recipe import recipe_of
-from service.catalog.network import Selection
+from service.catalog.network import adapted_to_scan
 from service.errors import AdaptationRejected
 from service.inference.pipeline import Stopwatch
 from service.jobs.files import StoredResult
@@ -35,9 +35,9 @@ def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
     if scan is None:
         raise AdaptationRejected("the scan is not there any more; send it again")
     options = SegmentOptions.model_validate(attempt.job.options)
-    watch = Stopwatch()
+    watch, store = Stopwatch(), attempt.settings.open_store()
     with watch.stage("prepare"):
-        loaded = load_space(attempt.settings.open_store(), attempt.job.parent)
+        loaded = load_space(store, attempt.job.parent)
         slices, _ = prepare_scan(scan.content, loaded.task, scan_limits(attempt.settings))
     with watch.stage("adapt"):
         adaptation, graph = _adapted_graph(attempt, options, loaded, slices)
@@ -45,12 +45,13 @@ def run_routing_scan(attempt: Attempt) -> AttemptOutcome:
     answer = SegmentationPredictor(
         request_id=attempt.job.request_id or attempt.job.id,
         options=options,
-        selection=Selection(
-            offered=loaded.offered,
-            model=loaded.global_model,
-            personalization="scan",
-            site=None,
-            why="the models of the space, weighed for this scan alone",
+        selection=adapted_to_scan(
+            store,
+            attempt.database,
+            loaded.offered,
+            loaded.global_model,
+            options.hospital,
+            "the models of the space, weighed for this scan alone",
         ),
         session=load(graph, attempt.settings),
         network=ModelReceipt(name=f"{loaded.offered} adapted to this scan", digest=sha256(graph)),

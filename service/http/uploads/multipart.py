@@ -113,10 +113,18 @@ class FormReader:
         if not name:
             raise malformed(f"a part has no field name in its Content-Disposition; {_EXPECTED}")
         if self._seen[name] >= self._repeated.get(name, 1):
-            often = "twice" if name not in self._repeated else f"more than {self._repeated[name]} times"
-            raise malformed(f"field '{shown(name)}' is there {often}")
+            most = self._repeated.get(name)
+            counts = (
+                "expected once, found twice: send it once"
+                if most is None
+                else f"expected at most {most} times, found more: send at most {most}"
+            )
+            raise malformed(f"field '{shown(name)}': {counts}")
         if name not in self._seen and len(self._seen) >= MAX_FIELDS:
-            raise malformed(f"more than {MAX_FIELDS} fields")
+            raise malformed(
+                f"the form: expected at most {MAX_FIELDS} fields, found more: leave out those that /docs "
+                "does not list"
+            )
         if is_file != (name in self._file_fields):
             expected = ", ".join(sorted(self._file_fields))
             raise malformed(

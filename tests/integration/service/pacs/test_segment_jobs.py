@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import highdicom as hd
 import numpy as np
 import pytest
 
+from model_store.artefact import Artefact
 from service.audit import trail
 from service.context import ServiceContext
 from service.database import Job
@@ -28,7 +31,8 @@ from service.runtime.embedded_worker import worker_environment
 from service.worker.attempt import Attempt
 from service.worker.runner import run_job
 from tests.helpers.model_store.dicom_files import uid
-from tests.helpers.service.coded import SERIES, STUDY, VOLUME, coded_series
+from tests.helpers.service.adapted_store import publish_space
+from tests.helpers.service.coded import CODED, SERIES, STUDY, VOLUME, coded_series
 from tests.helpers.service.orthanc import Gate, Orthanc
 from tests.helpers.service.pacs_jobs import Unqueued
 from tests.helpers.service.workplace import Workplace
@@ -139,6 +143,70 @@ def test_unavailable_pacs_postpones_the_job_and_costs_no_attempt(
     gate.rule = lambda method, path: None
     assert done(place, job_id).state == "succeeded"
     assert len(orthanc.instances("SEG")) == 1
+
+
+@pytest.fixture
+def withdrawable(place: Workplace, publish_bright: Callable[..., Artefact]) -> str:
+    """The name of a coded model that no other test needs."""
+    name = f"coded-{len(place.store.names())}"
+    publish_bright(place.settings.store, name=name, task=CODED)
+    return name
+
+
+def withdraw(place: Workplace, name: str) -> None:
+    place.store.withdraw(f"{name}@1", actor="ada", reason="a site mislabelled")
+
+
+def tried_again(place: Workplace, job_id: str) -> Job:
+    with place.database.write() as session:
+        records.get(session, job_id).retry_at = datetime.now(UTC)
+    return done(place, job_id)
+
+
+def test_mask_of_a_version_withdrawn_while_the_job_waits_is_not_stored(
+    place: Workplace, orthanc: Orthanc, gate: Gate, withdrawable: str
+) -> None:
+    gate.rule = lambda method, path: (503, {}, b"") if method == "POST" else None
+    job_id = ask(place, model=withdrawable)
+    assert done(place, job_id).state == "queued"
+    assert JobFolder.CHECKPOINT in place.folder(job_id).names
+    withdraw(place, withdrawable)
+    gate.rule = lambda method, path: None
+    job = tried_again(place, job_id)
+    assert job.state == "failed"
+    assert job.reason is not None
+    assert "was withdrawn by ada" in job.reason
+    assert orthanc.instances("SEG") == []
+    assert place.folder(job_id).names == []
+
+
+def test_mask_of_a_withdrawn_network_inside_the_version_is_not_stored(
+    place: Workplace, orthanc: Orthanc, gate: Gate, publish_bright: Callable[..., Artefact]
+) -> None:
+    publish_space(place.settings.store, partial(publish_bright, task=CODED))
+    gate.rule = lambda method, path: (503, {}, b"") if method == "POST" else None
+    job_id = ask(place, model="bright", personalization="member", site="aster")
+    assert done(place, job_id).state == "queued"
+    withdraw(place, "bright.aster")
+    gate.rule = lambda method, path: None
+    job = tried_again(place, job_id)
+    assert (job.state, orthanc.instances("SEG")) == ("failed", [])
+
+
+def test_job_of_a_withdrawn_version_stores_the_report_of_a_stored_seg(
+    place: Workplace, orthanc: Orthanc, gate: Gate, withdrawable: str
+) -> None:
+    def after_the_seg(method: str, path: str) -> Any:
+        stores = sum(method == "POST" for method, _ in gate.seen)
+        return (503, {}, b"") if stores > 1 and method == "POST" else None
+
+    gate.rule = after_the_seg
+    job_id = ask(place, model=withdrawable, output="dicom-sr")
+    assert done(place, job_id).state == "queued"
+    withdraw(place, withdrawable)
+    gate.rule = lambda method, path: None
+    assert tried_again(place, job_id).state == "succeeded"
+    assert (len(orthanc.instances("SEG")), len(orthanc.instances("SR"))) == (1, 1)
 
 
 def test_job_gives_up_after_the_configured_hours(place: Workplace, gate: Gate) -> None:

@@ -583,6 +583,8 @@ def test_job_that_takes_too_long_is_cancelled_with_504(start: Any, store: Path, 
     assert slug(answer) == (504, "job-too-slow")
     (job,) = api.client.get("/jobs").json()["jobs"]
     assert job["state"] == "cancelled"
+    kept_until = api.client.get(f"/jobs/{job['id']}").json()["files_expire_at"]
+    assert datetime.fromisoformat(kept_until) <= datetime.now(UTC)
     assert not any((api.settings.state_dir / "jobs").glob("*"))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,8 @@ def test_client_disconnect_while_waiting_cancels_the_job(api: Any, scan: bytes) 
         time.sleep(0.05)
     newest = api.client.get("/jobs", params={"limit": 1}).json()["jobs"][0]
     assert newest["state"] == "cancelled"
+    kept_until = api.client.get(f"/jobs/{newest['id']}").json()["files_expire_at"]
+    assert datetime.fromisoformat(kept_until) <= datetime.now(UTC)
 
 
 def test_service_answers_other_requests_while_a_client_waits(api: Any, scan: bytes) -> None:
@@ -249,8 +252,8 @@ def test_scan_personalization_with_a_full_queue_is_503(
 ) -> None:
     crowded = start(api.settings.store, max_waiting_jobs=1)
     assert crowded.client.put("/hospitals/dune", json={"name": "Dune"}).status_code == 201
-    first = ask(crowded, scan).json()["id"]
-    second = ask(crowded, scan)
+    first = ask(crowded, scan, hospital="dune").json()["id"]
+    second = ask(crowded, scan, hospital="dune")
     assert (second.status_code, second.json()["type"]) == (503, "urn:locum:problem:queue-full")
     sent = crowded.client.post(
         "/hospitals/dune/adaptations", data={"model": "bright"}, files={"scans": ("scan", scan)}

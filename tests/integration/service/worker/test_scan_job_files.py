@@ -46,11 +46,15 @@ def api(
     return start(root, cohort_quota_bytes=2 * len(scan))
 
 
-def ask(api: Any, scan: bytes, **headers: str) -> httpx.Response:
+def ask(api: Any, scan: bytes, hospital: str | None = None, **headers: str) -> httpx.Response:
     answer: httpx.Response = api.client.post(
         "/segment",
         files={"scan": ("scan", scan)},
-        data={"model": "bright", "personalization": "scan"},
+        data={
+            "model": "bright",
+            "personalization": "scan",
+            **({} if hospital is None else {"hospital": hospital}),
+        },
         headers=headers,
     )
     return answer
@@ -115,3 +119,22 @@ def test_waiting_scans_above_the_cohort_quota_are_507(
     assert {folder.name for folder in (api.settings.state_dir / "jobs").iterdir()} == kept
     api.client.delete(accepted[0].headers["location"])
     assert ask(api, scan).status_code == 202
+
+
+def test_one_hospital_of_several_has_half_of_the_quota_of_waiting_scans(
+    api: Any, scan: bytes, start: Callable[..., Any]
+) -> None:
+    shared = start(api.settings.store, cohort_quota_bytes=2 * len(scan))
+    for hospital in ("north", "south", "west"):
+        shared.client.put(f"/hospitals/{hospital}", json={"name": hospital}).raise_for_status()
+    assert ask(shared, scan, "north").status_code == 202
+    refused = ask(shared, scan, "north")
+    assert (refused.status_code, refused.json()["type"]) == (507, "urn:locum:problem:no-room")
+    assert f"'north' that wait for a worker have {len(scan)} bytes" in refused.json()["detail"]
+    assert f"beyond the {len(scan)} that" in refused.json()["detail"]
+    assert ask(shared, scan, "south").status_code == 202
+    # Without what others have.
+    full = ask(shared, scan, "west").json()["detail"]
+    assert full.startswith(
+        f"Expected room for {len(scan)} bytes among all scans that wait for a worker, found"
+    )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import pytest
 from numpy.typing import NDArray
 
 from model_store.digest import sha256
+from service.catalog.network import FLAGGED
 from service.jobs import records
+from service.jobs.files import JobFolder
 from service.worker.runner import run_job
 from tests.helpers.service.routing_federation import outside_scans, volume
 from tests.helpers.service.viewer_clients import parts_as_text, voxels_of
@@ -140,6 +143,35 @@ def test_scan_job_of_a_vanished_scan_fails_with_a_reason(place: Workplace) -> No
     place.folder(job_id).delete()
     run_job(job_id, place.settings)
     assert place.job(job_id).reason == "the scan is not there any more; send it again"
+
+
+def test_scan_personalization_has_the_warnings_of_its_version(
+    start: Callable[..., Any], routing_store: Path, tmp_path: Path, scan: bytes
+) -> None:
+    api = start(shutil.copytree(routing_store, tmp_path / "store"))
+    for hospital, site in (("known", "aster"), ("lost", "nowhere")):
+        api.client.put(f"/hospitals/{hospital}", json={"name": hospital, "site": site}).raise_for_status()
+
+    def ask(hospital: str, **fields: str) -> Any:
+        data = {"model": "organ", "personalization": "scan", "hospital": hospital, **fields}
+        return api.client.post("/segment", files={"scan": ("scan", scan)}, data=data)
+
+    def warned(headers: Mapping[str, str]) -> set[str]:
+        return {*headers.get("Locum-Warning-Names", "").split(", ")} & {"site-unknown", FLAGGED}
+
+    assert warned(ask("known").headers) == set()
+    assert warned(ask("lost").headers) == {"site-unknown"}
+    job_id = ask("lost", preset="statistics").json()["id"]
+    run_job(job_id, api.settings)
+    answer = JobFolder(api.settings.open_files(), job_id).read_result()
+    assert answer is not None
+    assert warned(answer.headers) == {"site-unknown"}
+    api.store.withdraw("organ.birch@1", actor="ada", reason="a site withdrew")
+    assert warned(ask("known").headers) == {FLAGGED}
+    # A worker needs every part.
+    refused = ask("known", preset="statistics")
+    assert (refused.status_code, refused.json()["type"]) == (410, "urn:locum:problem:artefact-withdrawn")
+    assert queued(api) == []
 
 
 def test_viewer_waits_for_the_job_and_gets_report_and_mask(

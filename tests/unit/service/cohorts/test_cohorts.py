@@ -5,13 +5,14 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from sqlalchemy import update
 
 from service.cohorts import cohorts
-from service.database import Database, Job
+from service.database import CohortScan, Database, Hospital, Job
 from service.errors import (
     CohortDeleted,
     CohortFull,
@@ -71,17 +72,42 @@ def test_bytes_under_two_names_are_kept_until_both_are_removed(bench: Bench) -> 
 def test_quota_covers_all_cohorts_and_a_rejected_scan_leaves_no_file(
     database: Database, tmp_path: Path
 ) -> None:
-    bench = Bench(database, tmp_path / "state", cohort_quota_bytes=10)
+    # Of which one of several hospitals has half.
+    bench = Bench(database, tmp_path / "state", cohort_quota_bytes=20)
     with database.write() as session:
         other = cohorts.create(session, bench.settings, "north").id
     bench.add("a", b"123456")
     bench.add("a", b"7890", other)
     for cohort in (bench.cohort, other):
-        with pytest.raises(CohortFull, match="LOCUM_COHORT_QUOTA_BYTES"):
+        with pytest.raises(CohortFull, match="'north' have 10 bytes, and 1 more are beyond the 10 that"):
             bench.add("b", b"!", cohort)
     assert sorted(bench.files().values()) == [b"123456", b"7890"]
     cohorts.remove(database, bench.settings, "north", other)
     assert bench.add("b", b"!")
+
+
+def test_quota_is_shared_by_hospitals_of_which_each_has_at_most_half(
+    database: Database, tmp_path: Path
+) -> None:
+    bench = Bench(database, tmp_path / "state", cohort_quota_bytes=20)
+    now = datetime.now(UTC)
+    with database.write() as session:
+        session.add(Hospital(id="west", name="West", site=None, created_at=now, updated_at=now))
+    bench.add("a", b"1234567")
+    bench.draw("a", b"890")
+    with database.write() as session:
+        cohorts.check_quota(session, bench.settings, "south", 10)
+        with pytest.raises(CohortFull, match="'south' have 0 bytes, and 11 more are beyond the 10"):
+            cohorts.check_quota(session, bench.settings, "south", 11)
+        south = cohorts.create(session, bench.settings, "south").id
+        session.add(CohortScan(cohort=south, name="a", sha256="0" * 64, size=8, format="png", created_at=now))
+        session.flush()
+        cohorts.check_quota(session, bench.settings, "west", 2)
+        # Without what others have.
+        with pytest.raises(
+            CohortFull, match=r"^expected room for 3 bytes in all cohorts, found less of the 20"
+        ):
+            cohorts.check_quota(session, bench.settings, "west", 3)
 
 
 def test_scan_above_max_cohort_scans_is_rejected(database: Database, tmp_path: Path) -> None:

@@ -102,11 +102,16 @@ def test_job_without_hospital_is_its_makers(database: Database, settings: Settin
             records.get(session, own)
 
 
-def test_queue_bound_counts_jobs_hidden_from_the_caller(database: Database, settings: Settings) -> None:
-    job_of(database, settings, "south")
+def test_queue_bound_counts_the_jobs_of_one_hospital_or_caller(
+    database: Database, settings: Settings
+) -> None:
     tight = settings.model_copy(update={"max_waiting_jobs": 1})
-    with pytest.raises(QueueFull):
-        job_of(database.for_caller(NORTH), tight, "north")
+    for hospital in ("south", None):
+        job_of(database, tight, hospital)
+    for hospital in ("north", None):
+        job_of(database.for_caller(NORTH), tight, hospital)
+        with pytest.raises(QueueFull, match=f"^1 jobs of {'yours' if hospital is None else 'hospital'} "):
+            job_of(database.for_caller(NORTH), tight, hospital)
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ import gc
 import io
 import resource
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,20 @@ from typing import Any
 import pytest
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SegmentationStorage
-from pynetdicom import AE
+from pynetdicom import AE, evt
+from pynetdicom.events import Event
 from pynetdicom.sop_class import Verification  # type: ignore[attr-defined]
 
+from demo.service_process import free_port
 from service.dicom_node import forward
 from service.dicom_node import spool as spool_module
 from service.dicom_node.configuration import Destination, NodeConfiguration
-from service.dicom_node.forward import Forwarder, Never, deliver, segment
+from service.dicom_node.forward import Forwarder, Never, deliver, reach, segment
 from service.dicom_node.spool import Spool
 from tests.helpers.waiting import wait_for
+
+UNREACHED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+"""pynetdicom leaves the sockets of associations that were not established to the garbage collector."""
 
 
 def node_of(port: int, **fields: Any) -> NodeConfiguration:
@@ -41,15 +47,17 @@ def node_of(port: int, **fields: Any) -> NodeConfiguration:
 
 
 @contextmanager
-def api(received: list[bytes], status: int = 200) -> Iterator[int]:
-    """The port of a server that keeps the bodies of requests, and answers `SEG`."""
+def api(
+    received: list[bytes], answer: Callable[[], bytes] = lambda: b"SEG", status: int = 200
+) -> Iterator[int]:
+    """The port of a server that keeps the bodies of requests, and answers each."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             received.append(self.rfile.read(int(self.headers["Content-Length"])))
             self.send_response(status)
             self.end_headers()
-            self.wfile.write(b"SEG")
+            self.wfile.write(answer())
 
         def log_message(self, *_: object) -> None:
             pass
@@ -85,15 +93,79 @@ def test_series_with_more_objects_than_descriptors_is_sent_whole(tmp_path: Path)
     assert all(body.count(b"\r\n\r\n" + content + b"\r\n--") == 1 for content in objects)
 
 
+def seg(instance: str) -> bytes:
+    """A SEG without pixels."""
+    made = Dataset()
+    made.SOPClassUID, made.SOPInstanceUID = SegmentationStorage, instance
+    made.file_meta = FileMetaDataset()
+    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    content = io.BytesIO()
+    made.save_as(content, enforce_file_format=True)
+    return content.getvalue()
+
+
+@contextmanager
+def pacs(accepts: str, store: Callable[[Event], int] = lambda event: 0) -> Iterator[dict[str, Any]]:
+    """A destination that accepts one SOP class: the `destinations` of a node. `store` gives the statuses."""
+    ae = AE("PACS")
+    ae.add_supported_context(accepts)
+    server = ae.start_server(("127.0.0.1", 0), block=False, evt_handlers=[(evt.EVT_C_STORE, store)])
+    try:
+        yield {"pacs": {"ae_title": "PACS", "host": "127.0.0.1", "port": server.server_address[1]}}
+    finally:
+        server.shutdown()
+        gc.collect()
+
+
+def test_retry_delivers_what_the_api_answers_by_then(tmp_path: Path) -> None:
+    answers, statuses, stored = [seg("1.2.1"), seg("1.2.2")], [0xA700, 0], []
+
+    def store(event: Event) -> int:
+        status = statuses.pop(0)
+        stored.append((str(event.request.AffectedSOPInstanceUID), status))
+        return status
+
+    with (
+        closing(Spool(tmp_path, 10**9)) as spool,
+        api([], lambda: answers.pop(0)) as port,
+        pacs(SegmentationStorage, store) as destinations,
+    ):
+        spool.complete(spool.add("north", "1.2", "1.2.1", b"x"))
+        node = node_of(port, destinations=destinations, retry_seconds=0.01)
+        forwarder = Forwarder(node, spool, threading.Event())
+        assert forwarder.look()
+        wait_for(forwarder.look)
+        assert spool.ready() == []
+    assert stored == [("1.2.1", 0xA700), ("1.2.2", 0)]
+
+
+@UNREACHED
+def test_api_is_asked_only_when_the_destination_answers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: list[bytes] = []
+    nothing = {"pacs": {"ae_title": "PACS", "host": "127.0.0.1", "port": free_port()}}
+    with closing(Spool(tmp_path, 10**9)) as spool, api(received) as port:
+        spool.complete(spool.add("north", "1.2", "1.2.1", b"x"))
+        assert Forwarder(node_of(port, destinations=nothing), spool, threading.Event()).look()
+        assert len(spool.ready()) == 1
+    assert received == []
+    assert "destination 'pacs' does not answer" in caplog.text
+
+
 def test_series_that_cannot_be_read_waits_with_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with closing(Spool(tmp_path, 10**9)) as spool, api([]) as port:
+    with (
+        closing(Spool(tmp_path, 10**9)) as spool,
+        api([]) as port,
+        pacs(SegmentationStorage) as destinations,
+    ):
         entry = spool.complete(spool.add("north", "1.2", "1.2.1", b"x"))
         (path,) = entry.objects
         path.unlink()
         path.mkdir()
-        assert Forwarder(node_of(port), spool, threading.Event()).look()
+        assert Forwarder(node_of(port, destinations=destinations), spool, threading.Event()).look()
         assert [one.id for one in spool.ready()] == [entry.id]
     assert "IsADirectoryError: Is a directory" in caplog.text
     assert path.name not in caplog.text
@@ -101,10 +173,16 @@ def test_series_that_cannot_be_read_waits_with_the_reason(
 
 @pytest.mark.parametrize("status", [401, 403, 404, 408, 410, 421, 425, 429, 500, 503])
 def test_series_waits_for_what_the_operator_mends(tmp_path: Path, status: int) -> None:
-    with closing(Spool(tmp_path, 10**9)) as spool, api([], status) as port:
+    received: list[bytes] = []
+    with (
+        closing(Spool(tmp_path, 10**9)) as spool,
+        api(received, status=status) as port,
+        pacs(SegmentationStorage) as destinations,
+    ):
         entry = spool.complete(spool.add("north", "1.2", "1.2.1", b"x"))
-        assert Forwarder(node_of(port), spool, threading.Event()).look()
+        assert Forwarder(node_of(port, destinations=destinations), spool, threading.Event()).look()
         assert [one.id for one in spool.ready()] == [entry.id]
+    assert len(received) == 1
 
 
 @contextmanager
@@ -147,31 +225,19 @@ def test_series_that_fails_on_a_full_disk_delays_no_other(
         raise Never("no scan")
 
     monkeypatch.setattr(forward, "segment", refuse)
-    with closing(Spool(tmp_path, 10**9)) as spool:
+    with closing(Spool(tmp_path, 10**9)) as spool, pacs(SegmentationStorage) as destinations:
         entries = [spool.complete(spool.add("north", f"1.{n}", "1.2", b"x")) for n in range(2)]
-        forwarder = Forwarder(node_of(1), spool, threading.Event())
+        forwarder = Forwarder(node_of(1, destinations=destinations), spool, threading.Event())
         with full_disk():
             assert [forwarder.look() for _ in range(3)] == [True, True, False]
         assert sorted(seen) == sorted(entry.id for entry in entries)
         assert len(spool.ready()) == 2
 
 
-# pynetdicom leaves the sockets of associations that were not established to the garbage collector.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@UNREACHED
 def test_destination_that_accepts_no_seg_fails_the_series_at_once() -> None:
-    made = Dataset()
-    made.SOPClassUID, made.SOPInstanceUID = SegmentationStorage, "1.2.3"
-    made.file_meta = FileMetaDataset()
-    made.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    content = io.BytesIO()
-    made.save_as(content, enforce_file_format=True)
-    ae = AE("PACS")
-    ae.add_supported_context(Verification)
-    server = ae.start_server(("127.0.0.1", 0), block=False)
-    try:
-        pacs = Destination(ae_title="PACS", host="127.0.0.1", port=server.server_address[1])
-        with pytest.raises(Never, match="destination 'pacs' accepts no SEG"):
-            deliver("LOCUM", "pacs", pacs, content.getvalue())
-    finally:
-        server.shutdown()
-        gc.collect()
+    with pacs(Verification) as destinations:
+        destination = Destination.model_validate(destinations["pacs"])
+        for attempt in (reach, partial(deliver, segmentation=seg("1.2.3"))):
+            with pytest.raises(Never, match="destination 'pacs' accepts no SEG"):
+                attempt("LOCUM", "pacs", destination)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from importlib import import_module
 from pkgutil import iter_modules
@@ -11,10 +12,12 @@ import yaml
 from fastapi import APIRouter, Depends
 from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
+from fastapi.security import SecurityScopes
 
 from service import routes
-from service.database import ANONYMOUS
-from service.http.dependencies import AsPublic, caller
+from service.database import ANONYMOUS, Caller
+from service.errors import RoleMissing
+from service.http.dependencies import AsPublic, caller, context_of
 from service.openapi import description
 
 
@@ -57,6 +60,17 @@ def test_route_without_a_caller_is_detected() -> None:
     def by_dependency() -> None: ...
 
     assert without_caller(routes_of(router)) == ["/bare"]
+
+
+def test_missing_role_is_named_with_what_to_do() -> None:
+    reader = Caller("key:node", frozenset({"reader"}), None)
+    required = SecurityScopes(["operator", "federation"])
+    with pytest.raises(RoleMissing) as refused:
+        asyncio.run(context_of(required, None, reader, None))  # type: ignore[arg-type]
+    assert str(refused.value) == (
+        "this needs the role operator or federation; key:node has reader: ask an admin for a key "
+        "with that role"
+    )
 
 
 @pytest.mark.parametrize("hospital", [None, "north", "nowhere"])

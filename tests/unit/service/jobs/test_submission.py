@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -77,7 +78,7 @@ def test_job_above_max_waiting_jobs_is_rejected(database: Database) -> None:
         return job.id
 
     first, second = submit("1"), submit("2")
-    with pytest.raises(QueueFull, match="2 jobs wait for a worker"):
+    with pytest.raises(QueueFull, match="2 jobs of hospital 'north' wait"):
         submit("3")
     # What was accepted before is found again, and who runs or is over does not wait.
     assert submit("2") == second
@@ -89,3 +90,17 @@ def test_job_above_max_waiting_jobs_is_rejected(database: Database) -> None:
     with database.write() as session:
         records.cancel(session, third)
     submit("4")
+
+
+def test_jobs_of_a_hospital_that_wait_for_its_pacs_delay_no_other_hospital(database: Database) -> None:
+    def submit(key: str, hospital: str) -> str:
+        create = making(key, key, hospital, max_waiting_jobs=2)
+        return submission.create_once(database, hospital, key, key, create)[0].id
+
+    postponed = [submit(key, "north") for key in ("1", "2")]
+    with database.write() as session:
+        for job_id in postponed:
+            records.get(session, job_id).retry_at = datetime.now(UTC) + timedelta(days=1)
+    with pytest.raises(QueueFull):
+        submit("3", "north")
+    submit("3", "south")

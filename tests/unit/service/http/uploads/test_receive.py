@@ -148,10 +148,16 @@ def test_endless_body_is_cut_off_at_the_limit(spool: Path) -> None:
         (body_of(('filename="a"', b"x")), "no field name"),
         (body_of(('name="scan"', b"x")), "sent as a text field"),
         (body_of(('name="model"; filename="a"', b"x")), "sent as a file"),
-        (body_of(('name="scan"; filename="a"', b"x"), ('name="scan"; filename="b"', b"y")), "twice"),
+        (
+            body_of(('name="scan"; filename="a"', b"x"), ('name="scan"; filename="b"', b"y")),
+            "field 'scan': expected once, found twice: send it once",
+        ),
         (body_of(('name="model"', b"x" * (MAX_FIELD_BYTES + 1))), "longer than"),
         (body_of(('name="model"', b"\xff\xfe")), "not UTF-8"),
-        (body_of(*((f'name="f{i}"', b"") for i in range(MAX_FIELDS + 1))), "more than"),
+        (
+            body_of(*((f'name="f{i}"', b"") for i in range(MAX_FIELDS + 1))),
+            f"the form: expected at most {MAX_FIELDS} fields, found more: leave out those",
+        ),
         (body_of(('name="x"\r\nX-Long: ' + "y" * 100_000, b"")), "framing"),
         (body_of(('name="x"\r\n' + "\r\n".join(f"X-{i}: y" for i in range(1000)), b"")), "framing"),
     ],
@@ -232,7 +238,7 @@ def test_many_files_of_a_form_use_one_descriptor(spool: Path) -> None:
 
 
 def test_repeated_files_share_count_and_size_limits(spool: Path) -> None:
-    with pytest.raises(Problem, match="more than 2 times") as refused:
+    with pytest.raises(Problem, match="'scans': expected at most 2 times, found more: send") as refused:
         send_many(spool, b"1", b"2", b"3", files=2)
     assert refused.value.status == 422
     with pytest.raises(Problem) as refused:
