@@ -35,10 +35,13 @@ warnings.filterwarnings("ignore", module=r"pydicom(\.|$)")
 pydicom.config.settings.reading_validation_mode = pydicom.config.IGNORE
 
 ZIP = b"PK\x03\x04"
+_ZIP_ENTRY = b"PK\x01\x02"
 MOST_FILES = 20_000
 # Of all headers of a scan: 50 for each of MOST_FILES frames. By the default limit of voxels a series has at
 # most 2000 slices of 256 x 256, and a slice some 100 to 400 elements; an enhanced file has tens a frame.
 MOST_ELEMENTS = 50 * MOST_FILES
+# Folders are entries too, and a zip may lie in the zip.
+_MOST_ENTRIES = 2 * MOST_FILES
 # A zip with a DICOM file is recognised by one of its first files.
 _SNIFFED_FILES = 64
 # The methods of which zipfile bounds the output: a BZIP2 or LZMA entry of some bytes unpacks to gigabytes.
@@ -67,11 +70,13 @@ def reported(what: str, advice: str = "export it again, or check the transfer") 
 def sniff(data: bytes) -> bool:
     """Whether it is a DICOM file, or a zip with one among its first files.
 
-    It is also true of a zip that `contents_of_zip` rejects for its compression, so that the client gets the
-    reason.
+    It is also true of a zip that `contents_of_zip` rejects for its compression or its number of entries, so
+    that the client gets the reason.
     """
     if not data.startswith(ZIP) or is_dicom(data):
         return is_dicom(data)
+    if _entries(data) > _MOST_ENTRIES:
+        return True
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             entries = [entry for entry in archive.infolist() if not entry.is_dir()][:_SNIFFED_FILES]
@@ -100,6 +105,9 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
 
     Raises ScanTooLarge, DamagedScan, UnsupportedScan.
     """
+    if _entries(data) > _MOST_ENTRIES:
+        # Before zipfile makes an object of each.
+        _check_number(_entries(data))
     with reported("the zip"):
         archive = zipfile.ZipFile(io.BytesIO(data))
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
@@ -138,6 +146,11 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
         return read
 
     return [reader(entry) for entry in kept], len(entries) - len(kept)
+
+
+def _entries(data: bytes) -> int:
+    """Of a zip, files and folders, at least as many as zipfile makes objects of when it opens it."""
+    return data.count(_ZIP_ENTRY)
 
 
 def contents_of_parts(parts: Parts) -> tuple[list[Content], int]:

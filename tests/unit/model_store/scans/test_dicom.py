@@ -39,6 +39,7 @@ from pydicom.uid import (
 from model_store.errors import DamagedScan, MaskMismatch, ScanError, ScanTooLarge, UnsupportedScan
 from model_store.preprocessing import align, prepare
 from model_store.scan import Limits, decode, decode_mask, deidentify, encode_nifti
+from model_store.scans.dicom import files as dicom_files
 from model_store.task import Task
 from tests.helpers.model_store.dicom_files import (
     PLANES,
@@ -411,6 +412,17 @@ class TestLimits:
         monkeypatch.setattr(zipfile.ZipFile, "open", lambda *_, **__: pytest.fail("an entry was opened"))
         with pytest.raises(UnsupportedScan, match=f"stored or deflated, found compression method {method}"):
             decode(packed)
+
+    def test_zip_of_too_many_entries_is_rejected_unopened(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        buffer = io.BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for index in range(9):
+                archive.writestr(f"{index}/", b"")
+        monkeypatch.setattr(dicom_files, "MOST_FILES", 4)
+        monkeypatch.setattr(dicom_files, "_MOST_ENTRIES", 8)
+        monkeypatch.setattr(zipfile, "ZipFile", None)
+        with pytest.raises(ScanTooLarge, match="expected at most 4 files, found 9"):
+            decode(buffer.getvalue())
 
     def test_zip_entry_is_unpacked_only_as_far_as_announced(self) -> None:
         announced, real = 2**16, 2**26
