@@ -433,12 +433,14 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
     from training.report import write_report, write_site_pages
 
     record = RunRecord.of(result, warnings)
+    # First: it has all that the report shows, should the drawing fail.
+    written = record.write(folder / RECORD_FILE)
     report = write_report(record, folder / REPORT, result.publication)
     # The service shows it to operators.
     store.attach_report(result.artefacts[-1], report.read_bytes())
     lines = {
         "model": f"{result.artefacts[-1]}   in {store.root}",
-        "record": str(record.write(folder / RECORD_FILE)),
+        "record": str(written),
         "report": str(report),
     }
     pages = write_site_pages(result, folder)
