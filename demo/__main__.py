@@ -20,7 +20,7 @@ from rich.table import Table
 
 from demo import api
 from demo.phantom_scans import NEW_PATIENT, PhantomScan, cohort_of
-from demo.service_process import running_service
+from demo.service_process import check_port, running_service
 from demo.visit import Visit
 
 # Its scanner is brighter and noisier than the members', which batch norm's statistics can undo.
@@ -148,6 +148,7 @@ def main(
     once: Annotated[bool, typer.Option(help="Stop the service at the end.")] = False,
 ) -> None:
     """Train the phantom federation, serve it, and fit it to a hospital from outside."""
+    check_port(port)  # before training, which takes minutes
     folder.mkdir(parents=True, exist_ok=True)
     console.rule("1  three phantom hospitals train together")
     store = train(folder, rounds)

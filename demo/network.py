@@ -24,7 +24,7 @@ from rich.console import Console
 from demo import api
 from demo.__main__ import MEMBERS, OUTSIDE, federate
 from demo.phantom_scans import PhantomScan
-from demo.service_process import free_port, running_service
+from demo.service_process import check_port, free_port, running_service
 from model_store.manifest import WEIGHTS
 from model_store.store import Store
 from training.phantom import phantom_of
@@ -114,6 +114,7 @@ def main(
     rounds: Annotated[int | None, typer.Option(help="Train for fewer rounds than the default.")] = None,
 ) -> None:
     """Train over a network and on one machine, and compare the masks."""
+    check_port(port)  # before training, which takes minutes
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     phantom = phantom_of("segmentation")

@@ -23,12 +23,31 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def check_port(port: int) -> None:
+    """End the command with one line (SystemExit) if another process listens on the port.
+
+    The client would send that process its hospitals, cohorts and jobs.
+    """
+    with socket.socket() as listener:
+        # As servers do: connections that ended a moment ago do not occupy the port.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise SystemExit(
+                f"port {port}: expected a free port for the service, found: {error.strerror}; stop what "
+                "listens there, or choose another port: python -m demo --port N (demo.network likewise)"
+            ) from error
+
+
 @contextmanager
 def running_service(store: Path, state: Path, port: int) -> Iterator[httpx.Client]:
     """Start `python -m service`, wait until it is ready, and stop it at the end.
 
-    Raises RuntimeError with the end of its log if it does not become ready.
+    Raises RuntimeError with the end of its log if it does not become ready, SystemExit if something listens
+    on the port already.
     """
+    check_port(port)
     state.mkdir(parents=True, exist_ok=True)
     log = state / "service.log"
     command = [sys.executable, "-m", "service", "--store", str(store), "--port", str(port)]
@@ -54,10 +73,12 @@ def _wait_until_ready(client: httpx.Client, process: subprocess.Popen[bytes], lo
     deadline = time.monotonic() + _START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:
         try:
-            if client.get("/health/ready").status_code == httpx.codes.OK:
-                return
+            ready = client.get("/health/ready").status_code == httpx.codes.OK
         except httpx.TransportError:
-            pass
+            ready = False
+        # Another process may have taken the port meanwhile; then it answered, and the service has ended.
+        if ready and process.poll() is None:
+            return
         time.sleep(0.1)
     log_end = log.read_text(errors="replace")[-2000:]
     raise RuntimeError(f"the service did not become ready; the end of {log}:\n{log_end}")

@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 from numpy.typing import NDArray
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -43,6 +44,20 @@ LEAST_SIDE: Final = 8
 _LARGEST_SIDE: Final = 1024
 # Masks hold class indices in 8 bits.
 _MOST_CLASSES: Final = 256
+
+
+def _with_patient_group(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groupindex
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    if "patient" not in groups:
+        raise ValueError("the expression needs a group named 'patient': (?P<patient>…)")
+    return pattern
+
+
+# Finds the patient in a file's name.
+PatientPattern = Annotated[str, AfterValidator(_with_patient_group)]
 
 
 @dataclass(frozen=True)
@@ -123,7 +138,7 @@ class Task(BaseModel):
     plane: Plane = "axial"
     normalisation: Normalisation = Normalisation()
     size: tuple[int, int]
-    patient: str | None = None
+    patient: PatientPattern | None = None
     codes: dict[str, LabelCodes] = Field({})
 
     @field_validator("class_names")
@@ -158,18 +173,6 @@ class Task(BaseModel):
                 f"found {list(size)}"
             )
         return size
-
-    @field_validator("patient")
-    @classmethod
-    def _has_group(cls, pattern: str | None) -> str | None:
-        if pattern is not None:
-            try:
-                groups = re.compile(pattern).groupindex
-            except re.error as error:
-                raise ValueError(f"not a regular expression: {error}") from error
-            if "patient" not in groups:
-                raise ValueError("the expression needs a group named 'patient': (?P<patient>…)")
-        return pattern
 
     @model_validator(mode="after")
     def _disjoint(self) -> Task:
@@ -239,7 +242,7 @@ class Task(BaseModel):
         if found is None or not found["patient"]:
             raise TaskError(
                 f"'{stem}': no patient in the name; task '{self.name}' expects {self.patient!r}. "
-                "Rename the file, or correct `patient` in task.yaml"
+                "Rename the file, or correct `patient` in task.yaml or in the policy of the hospital"
             )
         return found["patient"]
 

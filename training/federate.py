@@ -163,7 +163,7 @@ def federate(
                     deadline,
                     quorum,
                     listen,
-                    resume,
+                    resume or resume_before is not None,
                 )
             )
         else:
@@ -213,29 +213,47 @@ def _over_network(
     try:
         # The extra `network` may not be installed.
         from training.network.kits import Kit
-        from training.network.operator import Operator, RoundLimits, network_id
+        from training.network.operator import NETWORK_FILE, Operator, RoundLimits, network_id, run_to_resume
     except ImportError as error:
         raise ConfigurationError(
             "the network engine is not installed", [f"{error}; pip install 'locum[network]'"]
         ) from error
     opened = Kit.open(kit, server=True)
-    unknown = [site for site in settings.leave_out if site not in opened.content.sites]
+    revoked = opened.revoked_sites()
+    unknown = [site for site in settings.leave_out if site not in {*opened.content.sites, *revoked}]
     if unknown:
         known = ", ".join(opened.content.sites)
         raise ConfigurationError(
             "the run does not fit the kit", [f"leave_out: {unknown}; hospitals: {known}"]
         )
-    sites = sorted(set(opened.content.sites) - set(settings.leave_out))
+    sites = tuple(sorted(set(opened.content.sites) - set(settings.leave_out)))
     name = name or task.name
     check_names(name)
     config = config.prepared(store, task, name)
-    folder = folder or folders / network_id(method, config, settings, task, sites)
     console = Console(stderr=True)
+
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def id_of(names: Sequence[str]) -> str:
+        return network_id(method, config, settings, task, names)
+
+    if resume:
+        folder, sites = run_to_resume(opened, folder, folders, sites, id_of)
+        if gone := revoked.intersection(sites):
+            say(f"resuming {folder} without {', '.join(sorted(gone))}: revoked since the run began")
+        elif not (folder / NETWORK_FILE).exists():
+            others = ", ".join(sorted(path.parent.name for path in folders.glob(f"*/{NETWORK_FILE}")))
+            say(
+                f"there is no run of these settings to resume; a new one begins in {folder} "
+                f"(runs in {folders}: {others or 'none'})"
+            )
+    folder = folder or folders / id_of(sites)
     limits = RoundLimits(deadline, quorum)
     with Operator(opened, folder, sites, method, config, settings, task, limits, listen) as operator:
-        console.print(f"listening on {listen or opened.content.address}", highlight=False)
+        say(f"listening on {listen or opened.content.address}")
         joined: tuple[Any, ...] = operator.gather(
-            lambda missing: console.print(f"waiting for {', '.join(missing)}", highlight=False), resume=resume
+            lambda missing: say(f"waiting for {', '.join(missing)}"), resume=resume
         )
         federation: Federation[Any] = Federation(folder, task, joined, False, digest_of_sites(task, joined))
         # Sites that are left out are not in this federation.
@@ -433,12 +451,14 @@ def _conclude(result: Result, store: Store, folder: Path, warnings: list[str]) -
     from training.report import write_report, write_site_pages
 
     record = RunRecord.of(result, warnings)
+    # First: it has all that the report shows, should the drawing fail.
+    written = record.write(folder / RECORD_FILE)
     report = write_report(record, folder / REPORT, result.publication)
     # The service shows it to operators.
     store.attach_report(result.artefacts[-1], report.read_bytes())
     lines = {
         "model": f"{result.artefacts[-1]}   in {store.root}",
-        "record": str(record.write(folder / RECORD_FILE)),
+        "record": str(written),
         "report": str(report),
     }
     pages = write_site_pages(result, folder)

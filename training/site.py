@@ -41,12 +41,14 @@ class _Screen:
             self._console.print(f"waiting for the operator: {reason}")
         self._waiting = True
 
-    def joined(self, invitation: Invitation, plan: tuple[Phase | ServerStage, ...], spec: SiteSpec) -> None:
+    def joined(
+        self, invitation: Invitation, plan: tuple[Phase | ServerStage, ...], spec: SiteSpec, patients: str
+    ) -> None:
         """Show the plan: what leaves in each phase, by this hospital's policy."""
         self._waiting = False
         self._console.print(
             f"{spec.name} joined run {invitation.run[:16]}: {invitation.method} on "
-            f"{invitation.task.get('name')}, {spec.cases} cases here"
+            f"{invitation.task.get('name')}, {spec.cases} cases of {patients} here"
         )
         table = Table("phase", "rounds", "leaves this hospital", "stays", box=None, header_style="dim")
         for phase in plan:

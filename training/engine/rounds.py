@@ -27,6 +27,7 @@ from training.errors import AlgorithmError, ConfigurationError, FederationError,
 _Key = tuple[tuple[str, int], ...]
 
 METRIC_BYTES = 8  # a metric travels as one float64
+_MOST = 1e15  # of a metric, a weight or a time: far beyond all that occur, and sums of them stay finite
 
 
 class Rounds:
@@ -123,7 +124,7 @@ class Rounds:
                 received = {group: size_of(state) for group, state in sent[name].items()}
                 try:
                     if isinstance(answer, Delivery):
-                        _check_weight(answer, announced.get(name))
+                        _check_figures(answer, announced.get(name))
                     delivery = _take(phase, answer, reducer, {**sent[name], **expected}, self._sizes[name])
                 except SiteFailed as error:
                     dropped[answer.site] = str(error)
@@ -242,7 +243,14 @@ def _key(state: State) -> _Key:
     return tuple((name, id(tensor)) for name, tensor in state.items())
 
 
-def _check_weight(delivery: Delivery, announced: float | None) -> None:
+def _check_figures(delivery: Delivery, announced: float | None) -> None:
+    """Check the numbers beside the tensors, which are shown, drawn and added up. Raises SiteFailed."""
+    figures = (("weight", delivery.weight), ("seconds", delivery.seconds), *delivery.metrics.items())
+    for name, value in figures:
+        if abs(value) > _MOST:
+            raise SiteFailed(
+                f"site {delivery.site}: {name}: expected a magnitude of at most {_MOST:g}, found {value:g}"
+            )
     if announced is not None and delivery.weight > announced:
         raise SiteFailed(
             f"site {delivery.site}: expected a weight of at most {announced:g}, which it announced, found "

@@ -28,6 +28,7 @@ from training.algorithm import Algorithm, Phase, ServerStage
 from training.config import MethodConfig, RunConfig, parse
 from training.data.cases import Federation, Site
 from training.data.federation import load_site
+from training.data.segmentation.layout import CASES, read_rows
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, may_take_part
 from training.engine.tensorfile import check_tensors
@@ -91,8 +92,13 @@ class Watcher(Protocol):
     def waiting(self, reason: str) -> None:
         """Handle a wait for the operator."""
 
-    def joined(self, invitation: Invitation, plan: tuple[Phase | ServerStage, ...], spec: SiteSpec) -> None:
-        """Handle the start of a session: what will leave by the hospital's policy."""
+    def joined(
+        self, invitation: Invitation, plan: tuple[Phase | ServerStage, ...], spec: SiteSpec, patients: str
+    ) -> None:
+        """Handle the start of a session: what will leave by the hospital's policy.
+
+        `patients` says how many patients were counted, and by which rule.
+        """
 
     def started(self, phase: Phase, round: int) -> None:
         """Handle the start of a step."""
@@ -108,12 +114,53 @@ class Watcher(Protocol):
 
 
 @dataclass(frozen=True)
+class _Folder:
+    """The hospital's folder, read for the operator's task.
+
+    `listed` says that cases.csv names the patient of every file. Otherwise `rule`, the policy's expression,
+    finds the patient in a file's name; without it the operator's task decides what a patient is.
+    """
+
+    task: ModelTask
+    rule: str | None
+    site: Site[Any]
+    listed: bool
+
+    @property
+    def patients(self) -> str:
+        """Say how many patients there are, and by which rule."""
+        if self.listed:
+            rule = f"named in {CASES}"
+        elif self.rule is not None:
+            rule = f"by the policy's {self.rule!r}"
+        elif self.task.patient is not None:
+            rule = f"by the operator's {self.task.patient!r}"
+        else:
+            rule = "one per file"
+        return f"{len(self.site.patients)} patients ({rule})"
+
+    def problem(self, policy: Policy) -> str | None:
+        """Say why a bound of the policy on the number of patients would not be the hospital's own."""
+        if self.listed:
+            return None
+        if self.rule != policy.patient:
+            return "patient: the policy's rule changed since the folder was read; start this process again"
+        if self.rule is None and policy.bounds.minimum_patients > 1:
+            return (
+                "bounds.minimum_patients: the operator's task would decide here what a patient is; name the "
+                f"patient of every file in {CASES}, or set `patient` in the policy"
+            )
+        return None
+
+
+@dataclass(frozen=True)
 class _Prepared:
     """A run that this hospital can take part in."""
 
     invitation: Invitation
     algorithm: Algorithm[Any]
     worker: Worker
+    data: _Folder
     spec: SiteSpec
     announcement: Announcement
     folder: Path
@@ -166,7 +213,7 @@ class Hospital:
         self._store = store
         self._awake = threading.Event()
         self._cell = Cell(kit, self._notified)
-        self._checked: tuple[ModelTask, Site[Any]] | None = None
+        self._folder: _Folder | None = None
         self._prepared: _Prepared | None = None
         self._session: str | None = None
 
@@ -227,7 +274,7 @@ class Hospital:
         signed = prepared.announcement.model_copy(update=said)
         welcome, _ = unpack(Welcome, self._cell.request("join", pack(signed), _TIMEOUT_S))
         if not same:
-            self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec)
+            self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec, prepared.data.patients)
         return welcome.session
 
     def _sign(self, nonce: str) -> str:
@@ -244,7 +291,10 @@ class Hospital:
         chosen = find_method(invitation.method)
         config = parse(chosen.config, invitation.config, f"the operator's configuration of {chosen.name}")
         config = self._with_store(config)
-        site = self._site(task)
+        data = self._read(task, policy.patient)
+        if problem := data.problem(policy):
+            raise ConfigurationError("this hospital cannot take part in the operator's run", [problem])
+        site = data.site
         run = Run(Federation(self._data, task, (site,), False, ""), chosen.name, config, settings)
         algorithm, (split,), (spec,) = run.algorithm(), run.sites(), run.specs()
         spec = replace(spec, **_of_policy(policy))
@@ -285,7 +335,7 @@ class Hospital:
             **ours,
         )
         log = _SentLog(folder / SENT_FILE)
-        return _Prepared(invitation, algorithm, worker, spec, announcement, folder, log)
+        return _Prepared(invitation, algorithm, worker, data, spec, announcement, folder, log)
 
     def _check(self, invitation: Invitation, policy: Policy) -> None:
         problems = differences(versions(), invitation.software, "the operator")
@@ -311,11 +361,16 @@ class Hospital:
             )
         return config.model_copy(update={"store": self._store})
 
-    def _site(self, task: ModelTask) -> Site[Any]:
-        """Read and check the folder, once for a task."""
-        if self._checked is None or self._checked[0] != task:
-            self._checked = task, load_site(self._data, task, self._kit.name)
-        return self._checked[1]
+    def _read(self, task: ModelTask, rule: str | None) -> _Folder:
+        """Read and check the folder, once for a task and the policy's rule for patients."""
+        read = self._folder
+        if read is None or (read.task, read.rule) != (task, rule):
+            ruled = task if rule is None else task.model_copy(update={"patient": rule})
+            site = load_site(self._data, ruled, self._kit.name)
+            rows = read_rows(self._data / CASES, site.name, [])
+            named = {name for name, row in rows.items() if row.patient is not None}
+            self._folder = read = _Folder(task, rule, site, named >= {case.name for case in site.cases})
+        return read
 
     def _work(self, session: str) -> str | None:
         """Run tasks until the run ends; returns the operator's words on its end."""
@@ -408,6 +463,8 @@ class Hospital:
             raise SiteFailed("the hospital's policy pauses its part")
         if policy.methods is not None and prepared.invitation.method not in policy.methods:
             raise SiteFailed("the hospital's policy no longer allows this method")
+        if problem := prepared.data.problem(policy):
+            raise SiteFailed(problem)
         spec = replace(prepared.spec, **_of_policy(policy))
         if not may_take_part(phase, spec):
             raise SiteFailed(f"the hospital's policy does not allow phase '{phase.name}'")

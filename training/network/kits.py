@@ -97,8 +97,17 @@ class Kit:
 
     def revoked(self) -> frozenset[int]:
         """Read the serial numbers of revoked certificates from the operator's kit."""
+        return frozenset(self._revocations().values())
+
+    def revoked_sites(self) -> frozenset[str]:
+        """Read the names of the hospitals that were revoked and have no new kit from the operator's kit."""
+        names = {entry.rpartition("-")[0] for entry in self._revocations()}
+        return frozenset(names - {*self.content.sites})
+
+    def _revocations(self) -> dict[str, int]:
         path = self.folder / REVOKED_FILE
-        return frozenset(json.loads(path.read_text()).values()) if path.exists() else frozenset()
+        listed: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        return listed
 
 
 class _Quiet:
@@ -184,9 +193,8 @@ def revoke(root: Path, site: str) -> int:
             [f"expected one of {', '.join(kit.content.sites) or 'no hospital'}"],
         )
     serial = x509.load_pem_x509_certificate(members.pop(site)["cert"].encode()).serial_number
-    path = kit.folder / REVOKED_FILE
-    listed: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
-    write_durably(path, json.dumps(listed | {f"{site}-{serial:x}": serial}).encode())
+    listed = kit._revocations() | {f"{site}-{serial:x}": serial}
+    write_durably(kit.folder / REVOKED_FILE, json.dumps(listed).encode())
     write_durably(state, json.dumps(members).encode(), mode=0o600)
     left = tuple(name for name in kit.content.sites if name != site)
     _write(kit.folder, kit.content.model_copy(update={"sites": left}))

@@ -65,6 +65,7 @@ NETWORK_FILE = "network.json"
 _POLL_S = 1.0
 _PATIENCE_S = 30.0  # before the operator sees a warning that a hospital is missing
 _GOODBYE_S = 5.0
+_REVOKED = "its certificate was revoked"
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,8 @@ class Operator:
         # The last few of each hospital: one that was restarted may ask again before it joins.
         self._nonces: dict[str, deque[str]] = {}
         self._sessions: dict[str, _Session] = {}
-        self._left: dict[str, str] = {}
+        # A resumed run keeps the hospitals that were revoked since it began.
+        self._left = dict.fromkeys(kit.revoked_sites().intersection(sites), _REVOKED)
         self._work: dict[str, _Work] = {}
         self._over: str | None = None
         self._open = ExitStack()
@@ -244,7 +246,7 @@ class Operator:
         if not isinstance(last, Phase) or not last.consent:
             return frozenset()
         exported = folder.history(checkpoint)[-1]["sites"]
-        return frozenset(name for name in self._sites if name not in exported)
+        return frozenset(self._sites) - {*exported} - self._kit.revoked_sites()
 
     def policies(self, settings: RunConfig) -> RunConfig:
         """Return the settings with the hospitals' policies: what may leave, bounds, privacy, consent."""
@@ -420,7 +422,7 @@ class Operator:
         try:
             self._check_revoked(session.serial)
         except Rejected:
-            self._dismiss(peer, "its certificate was revoked")
+            self._dismiss(peer, _REVOKED)
             raise
         return session
 
@@ -562,6 +564,50 @@ def _remote(name: str, said: Announcement) -> RemoteSite:
 def network_id(
     method: str, config: MethodConfig, settings: RunConfig, task: ModelTask, sites: Sequence[str]
 ) -> str:
-    """A short name for the run's folder, which is known before the hospitals join."""
-    digest = configuration_digest(method, config, settings.model_dump(mode="json"), task)
-    return "network-" + hashlib.sha256("\0".join((digest, *sites)).encode()).hexdigest()[:16]
+    """A short name for the run's folder, which is known before the hospitals join.
+
+    It depends on the hospitals that take part, not on the names of those that are left out.
+    """
+    content = settings.model_copy(update={"leave_out": ()}).model_dump(mode="json")
+    digest = configuration_digest(method, config, content, task)
+    return "network-" + hashlib.sha256("\0".join((digest, *sorted(sites))).encode()).hexdigest()[:16]
+
+
+def run_to_resume(
+    kit: Kit, folder: Path | None, folders: Path, sites: Sequence[str], id_of: Callable[[Sequence[str]], str]
+) -> tuple[Path, tuple[str, ...]]:
+    """Find the run to resume: its folder and its hospitals, which are `sites` and those revoked since.
+
+    It is looked for in `folder` if the operator named one, otherwise among the runs in `folders` of which the
+    hospitals and the settings give the folder's name (`id_of`). Without such a run, a new one begins.
+    Raises ConfigurationError, which lists the runs found, when none or several have these hospitals.
+    """
+    own = folder or folders / id_of(sites)
+    places = sorted(folders.glob("network-*")) if folder is None else [folder]
+    joined = {place: names for place in places if (names := _joined(place))}
+    if folder is None:
+        joined = {place: names for place, names in joined.items() if id_of(names) == place.name}
+    possible = {*sites} | kit.revoked_sites()
+    fitting = {place: names for place, names in joined.items() if {*sites} <= {*names} <= possible}
+    if own in fitting:
+        return own, fitting[own]
+    if not joined or (own not in joined and (own / NETWORK_FILE).exists()):
+        return own, tuple(sites)
+    if len(fitting) == 1:
+        return next(iter(fitting.items()))
+    raise ConfigurationError(
+        f"expected one run of {', '.join(sites)} to resume, found",
+        [
+            *(f"{place}: a run of {', '.join(names)}" for place, names in joined.items()),
+            "name hospitals that came later with --leave-out, choose a run with --run, or begin a new one "
+            "without --resume",
+        ],
+    )
+
+
+def _joined(folder: Path) -> tuple[str, ...]:
+    """The hospitals of a run with a checkpoint, before which all of them joined; none of another folder."""
+    record = folder / NETWORK_FILE
+    if not record.exists() or RunFolder(folder).checkpoint() is None:
+        return ()
+    return tuple(sorted(json.loads(record.read_text())["sites"]))

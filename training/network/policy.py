@@ -3,6 +3,7 @@
     allows: [weights, statistics]     kinds of groups that may leave (weights, features, statistics, images)
     consents: true                    whether phases that need consent may run: the export of its own model
     bounds: {minimum_patients: 10}    bounds on features, see training.bounds
+    patient: '^(?P<patient>P[0-9]+)_' finds the patient in a file's name, where cases.csv does not name it
     privacy:                          kinds that leave with noise or not at all, see training.privacy
       kinds: {weights: {clip: 1.0, noise: 5.0}}
       epsilon: 8                      of one run; when it is used up, nothing more leaves with noise
@@ -23,6 +24,7 @@ from pathlib import Path
 import yaml
 from pydantic import Field
 
+from model_store.task import PatientPattern
 from training.algorithm import GroupKind
 from training.bounds import NO_BOUNDS, FeatureBounds
 from training.config import SecureAggregation, StrictConfig, parse
@@ -36,6 +38,7 @@ class Policy(StrictConfig):
     allows: tuple[GroupKind, ...]
     consents: bool
     bounds: FeatureBounds = NO_BOUNDS
+    patient: PatientPattern | None = None
     privacy: PrivacyDemand | None = None
     secure_aggregation: SecureAggregation = False
     methods: tuple[str, ...] | None = None

@@ -32,6 +32,9 @@ def number(value: float | None) -> str:
 def sparkline(values: Sequence[float], width: int = 16) -> str:
     """Format the last `width` values within [0, 1] as small bars, and NaN as a blank."""
     shown = values[-width:]
+    highest = len(_BARS) - 1
     return "".join(
-        " " if math.isnan(v) else _BARS[min(max(int(v * len(_BARS)), 0), len(_BARS) - 1)] for v in shown
+        # Bounded before it is rounded: an infinite value has no integer.
+        " " if math.isnan(v) else _BARS[int(min(max(v * len(_BARS), 0), highest))]
+        for v in shown
     )

@@ -154,6 +154,18 @@ def test_federate_with_a_playbook_practises_on_every_member_and_publishes_it(dat
 
 
 @pytest.mark.usefixtures("no_pages")
+def test_a_report_that_cannot_be_drawn_leaves_the_record(data, config, tmp_path, monkeypatch):
+    def failing(*_: object) -> Path:
+        raise OverflowError("cannot convert float infinity to integer")
+
+    monkeypatch.setattr("training.report.write_report", failing)
+    done = invoke("--method", "fedavg", *options(data, config, tmp_path))
+    assert isinstance(done.exception, OverflowError), done.output
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert json.loads((folder / "record.json").read_text())["published"]
+
+
+@pytest.mark.usefixtures("no_pages")
 def test_a_rotation_that_fails_costs_its_own_episodes_only(data, config, tmp_path, monkeypatch):
     def failing(run: Run, folder: Path, **options: object) -> object:
         if run.settings.leave_out == ("birch",):

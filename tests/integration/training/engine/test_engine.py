@@ -83,6 +83,29 @@ def test_a_site_that_claims_more_weight_than_before_is_dropped_from_the_round(tm
     assert RoundEntry.from_json(json.loads(json.dumps(outcome.history[1].to_json()))) == outcome.history[1]
 
 
+@pytest.mark.parametrize(
+    ("figure", "words"),
+    [
+        ({"metrics": {"val_dice": 1e308}}, "val_dice: expected a magnitude of at most 1e+15, found 1e+308"),
+        ({"metrics": {"loss": -1.7e308}}, "loss: expected"),
+        ({"metrics": {"loss": float("inf")}}, "loss: expected"),
+        ({"weight": 1e308}, "weight: expected"),
+        ({"seconds": 1e308}, "seconds: expected"),
+    ],
+)
+def test_a_figure_beyond_the_bound_drops_its_site(tmp_path, figure, words):
+    class Absurd(Inline):
+        def run(self, tasks):
+            for answer in super().run(tasks):
+                yield replace(answer, **figure) if answer.site == "B" and answer.files else answer
+
+    sites = three_sites()
+    outcome = run(tmp_path, sites, pool=Absurd(Toy(), sites, RunEnvironment(0), tmp_path))
+    assert f"site B: {words}" in outcome.history[0].dropped["B"]
+    assert set(outcome.history[0].sites) == {"A", "C"}
+    assert all(tensor.isfinite().all() for tensor in outcome.server.tensors.values())
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_share_of_a_site_that_claims_too_much_at_once_is_capped(tmp_path, workers):
     sites = three_sites(B={0: "heavy", 1: "heavy", 2: "heavy"})

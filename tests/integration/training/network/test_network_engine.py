@@ -126,6 +126,26 @@ def test_hospital_obeys_its_own_policy(consortium):
     assert "the hospital's policy pauses its part" in paused
 
 
+def test_run_of_which_a_hospital_was_revoked_is_resumed_without_it(consortium):
+    (consortium.root / "config.yaml").write_text(CONFIG.replace("rounds: 2", "rounds: 4"))
+    command = ("--method", "fedavg", "--config", consortium.root / "config.yaml")
+    operator = started(consortium, *command)
+    sites = {site: consortium.start_site(site) for site in SITES}
+    sites["cedar"].wait_for("train 2/4: computing")
+    revoke(consortium.root / "kits", "cedar")
+    assert sites["cedar"].end() == 2
+    operator.kill()
+
+    operator = consortium.start_operator(*command, "--resume")
+    assert operator.end() == 0, operator.text()
+    assert "without cedar: revoked since the run began" in operator.text()
+    record = json.loads((consortium.root / "run" / "record.json").read_text())
+    trained = [entry for entry in record["rounds"] if entry["phase"] == "train"]
+    assert len(trained) == 4
+    assert "cedar" in trained[0]["sites"]
+    assert trained[-1]["dropped"] == {"cedar": "its certificate was revoked"}
+
+
 @pytest.fixture
 def interruptible():
     """Processes that obey SIGINT, also where the shell that runs the tests in its background ignores it."""

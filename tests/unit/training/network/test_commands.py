@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from training.algorithm import Memory
+from training.config import RunConfig
+from training.engine.folder import RunCheckpoint, RunFolder
 from training.federate import federate
+from training.methods.fedavg import FedAvgConfig
 from training.network.__main__ import app as network
+from training.network.operator import network_id
 from training.phantom.federation import TASK
 from training.site import site
 
@@ -65,6 +72,23 @@ def test_option_that_does_not_fit_a_network_is_rejected(kits, tmp_path, options,
     assert words in done.output
 
 
+def test_resume_names_the_runs_of_other_hospitals(kits, tmp_path):
+    TASK.dump(tmp_path / "task.yaml")
+    sites = ("birch", "elm")
+    run = tmp_path / "runs" / network_id("fedavg", FedAvgConfig(), RunConfig(), TASK, sites)
+    run.mkdir(parents=True)
+    (run / "network.json").write_text(json.dumps({"run": "0", "sites": dict.fromkeys(sites)}))
+    RunFolder(run).commit(RunCheckpoint(1, 0, "a"), Memory({}, {}), {})
+    done = invoke(
+        federate,
+        *("--engine", "network", "--kit", kits / "server", "--task", tmp_path / "task.yaml"),
+        *("--method", "fedavg", "--out", tmp_path / "store", "--resume"),
+    )
+    assert done.exit_code == 2
+    assert f"{run}: a run of birch, elm" in done.output
+    assert [*run.parent.iterdir()] == [run]
+
+
 def test_missing_kit_or_task_is_named(tmp_path):
     done = invoke(federate, "--engine", "network", "--method", "fedavg", "--out", tmp_path / "store")
     assert done.exit_code == 2
@@ -77,6 +101,7 @@ def test_missing_kit_or_task_is_named(tmp_path):
         ("allows: [faces]\nconsents: true\n", "allows"),
         ("consents: true\n", "allows: Field required"),
         ("allows: [weights]\nconsents: true\nallow: []\n", "allow: Extra inputs"),
+        ("allows: [weights]\nconsents: true\npatient: P[0-9]\n", "needs a group named 'patient'"),
         ("- a\n", "is not a policy"),
         ("{", "cannot be read"),
     ],

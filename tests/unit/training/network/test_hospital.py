@@ -86,8 +86,8 @@ class Screen:
     def waiting(self, reason):
         self.lines.append(f"waiting {reason}")
 
-    def joined(self, invitation, plan, spec):
-        self.lines.append(f"joined {spec.name}")
+    def joined(self, invitation, plan, spec, patients):
+        self.lines.append(f"joined {spec.name}: {patients}")
 
     def started(self, phase, round):
         self.lines.append(f"started {phase.name}")
@@ -346,6 +346,87 @@ def test_operator_cannot_lift_the_bounds_of_a_hospital(tmp_path, kits):
         "aster": True,
         "birch": False,
     }
+
+
+def unlisted(root):
+    """Two files of each of birch's three patients, whom no cases.csv names."""
+    data = write_federation(root, SITES, patients_per_site=6, size=16)
+    (data / "birch" / "cases.csv").unlink()
+    for folder in ("images", "masks"):
+        for number, path in enumerate(sorted((data / "birch" / folder).iterdir())):
+            path.rename(path.with_name(f"P{number // 2}_s{number}.nii.gz"))
+    return data
+
+
+class TestPatients:
+    """The hospital, not the operator's task, decides what a patient is."""
+
+    RULE = "patient: '^(?P<patient>P[0-9]+)_'\n"
+
+    @pytest.fixture
+    def together(self, tmp_path, kits):
+        together = Together(tmp_path, unlisted(tmp_path / "data"), kits)
+        task = together.task.model_copy(update={"patient": "^(?P<patient>.+)$"})
+        together.operator._invitation = invitation_of(together, task)
+        return together
+
+    def test_least_number_that_the_operators_rule_would_count_keeps_the_hospital_out(self, together):
+        together.policies["birch"].write_text(f"{POLICY}bounds: {{minimum_patients: 4}}\n")
+        hospital = together.hospital("birch")
+        with pytest.raises(ConfigurationError, match=r"minimum_patients: the operator's task would decide"):
+            hospital.run()
+        assert hospital._cell.asked == ["invite"]
+
+    def test_rule_of_the_policy_comes_before_the_operators(self, together):
+        together.policies["birch"].write_text(f"{POLICY}{self.RULE}bounds: {{minimum_patients: 4}}\n")
+        together.hospital("birch")._join()
+        assert sum(together.operator.announced["birch"].patients.values()) == 3
+        (line,) = together.screens["birch"].lines
+        assert line == "joined birch: 3 patients (by the policy's '^(?P<patient>P[0-9]+)_')"
+
+    def test_rule_of_the_operator_is_shown_where_there_is_no_other(self, together):
+        together.hospital("birch")._join()
+        assert together.screens["birch"].lines == [
+            "joined birch: 6 patients (by the operator's '^(?P<patient>.+)$')"
+        ]
+
+    def test_cases_csv_comes_before_both_rules(self, together):
+        files = sorted(path.name for path in (together.data / "birch" / "images").iterdir())
+        rows = "".join(f"{name},{index // 3}\n" for index, name in enumerate(files))
+        (together.data / "birch" / "cases.csv").write_text("file,patient\n" + rows)
+        together.policies["birch"].write_text(f"{POLICY}bounds: {{minimum_patients: 2}}\n")
+        together.hospital("birch")._join()
+        assert together.screens["birch"].lines == ["joined birch: 2 patients (named in cases.csv)"]
+
+    def test_cases_csv_that_leaves_a_patient_open_names_not_all(self, together):
+        files = sorted(path.name for path in (together.data / "birch" / "images").iterdir())
+        rows = "".join(f"{name},{index or ''}\n" for index, name in enumerate(files))
+        (together.data / "birch" / "cases.csv").write_text("file,patient\n" + rows)
+        together.policies["birch"].write_text(f"{POLICY}bounds: {{minimum_patients: 2}}\n")
+        with pytest.raises(ConfigurationError, match="minimum_patients"):
+            together.hospital("birch").run()
+
+    @pytest.mark.parametrize(
+        ("policy", "reason"),
+        [("bounds: {minimum_patients: 4}", "bounds.minimum_patients"), (RULE, "the policy's rule changed")],
+    )
+    def test_policy_that_changes_after_the_folder_was_read_sends_nothing(self, together, policy, reason):
+        hospital = together.hospital("birch")
+        session = hospital._join()
+        together.policies["birch"].write_text(f"{POLICY}{policy}\n")
+        start_round(together, 1)
+        task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+        hospital._step(session, hospital._prepared, task)
+        assert reason in together.operator._work["birch"].answer.reason
+        assert "write" not in hospital._cell.asked
+
+
+def invitation_of(together, task):
+    """The invitation of an operator with another task."""
+    kit = Kit.open(together.kits / "server", server=True)
+    folder = together.root / "other"
+    made = Operator(kit, folder, SITES, together.method, together.config, together.settings, task)
+    return made._invitation
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,9 @@ def test_revoked_certificate_is_listed_and_the_name_can_be_provisioned_again(roo
     serial = revoke(root, "cedar")
     assert Kit.open(root / "server", server=True).revoked() == {serial}
     assert Kit.open(root / "server", server=True).content.sites == ("birch",)
+    assert Kit.open(root / "server", server=True).revoked_sites() == {"cedar"}
     assert list(provision(root, "hearts", ADDRESS, ["cedar"])) == ["cedar"]
+    assert Kit.open(root / "server", server=True).revoked_sites() == set()
     assert revoke(root, "cedar") != serial
     with pytest.raises(ConfigurationError, match="'cedar' cannot be revoked"):
         revoke(root, "cedar")

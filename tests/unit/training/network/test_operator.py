@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -9,9 +10,12 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 import torch
 
+from training.algorithm import Memory
 from training.config import RunConfig
+from training.engine.folder import RunCheckpoint, RunFolder
 from training.engine.tensorfile import check_tensors, write_tensors
 from training.engine.worker import Delivery, Failure, Task
+from training.errors import ConfigurationError
 from training.methods.fedavg import FedAvgConfig
 from training.network.cell import CHUNK, Rejected
 from training.network.kits import Kit, provision, revoke
@@ -28,7 +32,7 @@ from training.network.messages import (
     pack,
     unpack,
 )
-from training.network.operator import Operator, RoundLimits
+from training.network.operator import Operator, RoundLimits, network_id, run_to_resume
 from training.phantom.federation import TASK
 
 pytest.importorskip("nvflare")
@@ -216,6 +220,74 @@ class TestJoin:
     def test_session_of_before_a_restart_must_join_again(self, birch, kits):
         birch.operator = opened(kits)
         rejected("session", birch.task)
+
+
+def id_of(sites, **settings):
+    return network_id("fedavg", FedAvgConfig(width=2), RunConfig(**settings), TASK, sites)
+
+
+class TestResume:
+    """A run is found again by what stays: its settings, and its hospitals but for those revoked since."""
+
+    @pytest.fixture
+    def find(self, kits, tmp_path):
+        def found(*sites, folder=None):
+            kit = Kit.open(kits / "server", server=True)
+            return run_to_resume(kit, folder, tmp_path / "runs", sites, id_of)
+
+        return found
+
+    def begun(self, folder, *sites):
+        folder.mkdir(parents=True)
+        (folder / "network.json").write_text(json.dumps({"run": "0", "sites": dict.fromkeys(sites)}))
+        RunFolder(folder).commit(RunCheckpoint(1, 0, "a"), Memory({}, {}), {})
+        return folder
+
+    def test_run_of_a_hospital_that_was_revoked_since_is_found_with_it(self, find, kits, tmp_path):
+        run = self.begun(tmp_path / "runs" / id_of(SITES), *SITES)
+        self.begun(tmp_path / "runs" / id_of(SITES, seed=1), *SITES)  # other settings
+        assert find(*SITES) == (run, SITES)
+        revoke(kits, "birch")
+        assert find("cedar") == (run, SITES)
+        provision(kits, "hearts", "localhost:8002", ["birch"])
+        assert find(*SITES) == (run, SITES)
+
+    def test_named_run_of_a_hospital_that_was_revoked_since_keeps_it(self, find, kits, tmp_path):
+        run = self.begun(tmp_path / "elsewhere", *SITES)
+        revoke(kits, "birch")
+        assert find("cedar", folder=run) == (run, SITES)
+
+    def test_folder_does_not_depend_on_the_names_that_are_left_out(self):
+        assert id_of(SITES) == id_of(SITES, leave_out=("elm",)) != id_of(SITES[:1])
+
+    @pytest.mark.parametrize("sites", [("birch",), (*SITES, "elm")])
+    def test_runs_of_other_hospitals_are_named_instead_of_beginning_anew(self, find, tmp_path, sites):
+        run = self.begun(tmp_path / "runs" / id_of(SITES), *SITES)
+        for folder in (None, run):
+            with pytest.raises(ConfigurationError, match=f"{run}: a run of birch, cedar"):
+                find(*sites, folder=folder)
+
+    def test_run_without_a_checkpoint_is_resumed_where_it_began(self, find, kits, tmp_path):
+        self.begun(tmp_path / "runs" / id_of(SITES), *SITES)
+        own = tmp_path / "runs" / id_of(("cedar",))
+        own.mkdir()
+        (own / "network.json").write_text('{"run": "1", "sites": {}}')
+        assert find("cedar") == (own, ("cedar",))
+
+    def test_without_any_run_a_new_one_begins(self, find, tmp_path):
+        assert find(*SITES) == (tmp_path / "runs" / id_of(SITES), SITES)
+        assert find(*SITES, folder=tmp_path / "new") == (tmp_path / "new", SITES)
+
+    def test_revoked_hospital_of_a_resumed_run_is_not_waited_for(self, birch, kits, operator, tmp_path):
+        HospitalSide(operator, kits, "cedar").join()
+        revoke(kits, "birch")
+        again = opened(kits)
+        assert [site.name for site in again.gather(pytest.fail, resume=True)] == [*SITES]
+        tasks = [Task(site, TRAIN, 0, {}, None, upload=tmp_path / site) for site in SITES]
+        assert [again._new(task).answer for task in tasks] == [
+            Failure("birch", "its certificate was revoked"),
+            None,
+        ]
 
 
 class TestRound:

@@ -208,6 +208,7 @@ def test_rich_progress_without_a_run_is_empty() -> None:
         (number(0.70951), "0.710"),
         (sparkline([0.0, 0.5, 1.0, float("nan")]), "▁▅█ "),
         (sparkline([0.0] * 40 + [1.0], width=3), "▁▁█"),
+        (sparkline([1e308, float("inf"), -1e308, float("-inf"), -0.1, 0.99]), "██▁▁▁█"),
     ],
 )
 def test_size_duration_number_and_sparkline_format_values(found: str, expected: str) -> None:
