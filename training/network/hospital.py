@@ -6,6 +6,10 @@ reads its own folder, and keeps its memory, its key and a log of what left in `s
 STATE/RUN/sites/NAME/   memory, key and failures.log of one run (see training.engine.folder)
 STATE/RUN/sent.jsonl    one line per step, before it is sent: groups and bytes that leave, and what stays
 STATE/RUN/files/        tensors in transit; overwritten every round
+STATE/releases.json     what left with noise in every run, by which the policy's epsilon is limited
+
+A process takes part in one run, the first that it joins. An operator who ended a run without a word cannot
+start another with the same process; a person, or a process manager, starts the command again.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from training.data.cases import Federation, Site
 from training.data.federation import load_site
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, may_take_part
+from training.engine.folder import RELEASES
 from training.engine.tensorfile import check_tensors
 from training.engine.worker import Delivery, Failure, Task, Worker
 from training.errors import ConfigurationError, SiteFailed, TrainingError
@@ -169,13 +174,14 @@ class Hospital:
         self._checked: tuple[ModelTask, Site[Any]] | None = None
         self._prepared: _Prepared | None = None
         self._session: str | None = None
+        self._joined: str | None = None
 
     def run(self) -> str:
         """Take part until the operator's run ends; returns the operator's words on its end.
 
         Raises TrainingError when the hospital cannot or must not take part: its folder, its policy, a version
-        or a digest that differs, or a certificate that the operator rejects. After a KeyboardInterrupt the
-        hospital leaves the run.
+        or a digest that differs, a certificate that the operator rejects, or another run than the first.
+        After a KeyboardInterrupt the hospital leaves the run.
         """
         self._cell.start()
         try:
@@ -213,6 +219,12 @@ class Hospital:
 
     def _join(self) -> str:
         invitation, _ = unpack(Invitation, self._cell.request("invite", b"", _TIMEOUT_S))
+        if self._joined not in (None, invitation.run):
+            raise TrainingError(
+                f"the operator: expected run {str(self._joined)[:16]}, which this process joined and of "
+                f"which it did not hear the end, found run {invitation.run[:16]}; start this command again "
+                "to join it"
+            )
         before = self._prepared
         same = (
             before is not None
@@ -226,6 +238,7 @@ class Hospital:
         said = {"nonce": nonce, "signature": self._sign(nonce), "consents": self._policy.consents}
         signed = prepared.announcement.model_copy(update=said)
         welcome, _ = unpack(Welcome, self._cell.request("join", pack(signed), _TIMEOUT_S))
+        self._joined = invitation.run
         if not same:
             self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec)
         return welcome.session
@@ -263,7 +276,7 @@ class Hospital:
         folder.mkdir(parents=True, exist_ok=True)
         environment = RunEnvironment(settings.seed, settings.device, settings.threads)
         environment.apply()
-        worker = Worker(algorithm, (spec,), environment, folder)
+        worker = Worker(algorithm, (spec,), environment, folder, self._state / RELEASES)
         loaded = worker.answer(Task(spec.name))
         if isinstance(loaded, Failure):
             raise TrainingError(f"{self._data} cannot be loaded: {loaded.reason}")

@@ -124,6 +124,7 @@ class Together:
         self.settings = RunConfig(seed=3, **settings)
         kit = Kit.open(kits / "server", server=True)
         self.operator = Operator(kit, root / "run", SITES, method, self.config, self.settings, self.task)
+        self.state = root / "state"
         self.screens = {site: Screen() for site in SITES}
         self.policies = {site: root / f"{site}.yaml" for site in SITES}
         for path in self.policies.values():
@@ -131,7 +132,7 @@ class Together:
 
     def hospital(self, site):
         kit = Kit.open(self.kits / site, server=False)
-        state = self.root / "state" / site
+        state = self.state / site
         made = Hospital(kit, self.data / site, self.policies[site], state, self.screens[site])
         made._cell = Line(self.operator, site)
         return made
@@ -332,6 +333,43 @@ def test_operator_cannot_weaken_the_privacy_that_a_hospital_asks_for(tmp_path, d
     (log,) = (tmp_path / "state" / "birch").glob("*/sent.jsonl")
     logged = [json.loads(line)["privacy"] for line in log.read_text().splitlines()]
     assert [line["weights"]["releases"] for line in logged if line] == [1]
+
+
+def test_limit_of_epsilon_holds_over_all_runs_of_a_state_folder(tmp_path, data, kits):
+    first, other = (Together(tmp_path / name, data, kits) for name in ("first", "other"))
+    other.state = first.state
+    once = epsilon_of([4.0], 1e-5)
+    demand = f"{{kinds: {{weights: {{clip: 0.5, noise: 4}}}}, epsilon: {1.01 * once}}}"
+    for together in (first, other):
+        together.policies["birch"].write_text(f"{POLICY}privacy: {demand}\n")
+    first.run()
+    _, result = other.run()
+    trained = [entry for entry in result.history if entry.phase == "train"]
+    assert ["birch" in entry.sites for entry in trained] == [False, False]
+    spent = f"Spent by its releases.json: {once:.3g} in run {first.operator._run[:16]}"
+    assert trained[0].dropped["birch"].endswith(spent)
+    # The hospital decides to begin a new account.
+    (first.state / "birch" / "releases.json").unlink()
+    again = Together(tmp_path / "again", data, kits)
+    again.state = first.state
+    again.policies["birch"].write_text(f"{POLICY}privacy: {demand}\n")
+    _, result = again.run()
+    trained = [entry.sites["birch"].privacy for entry in result.history if "birch" in entry.sites]
+    assert [cost["weights"].epsilon for cost in trained if cost] == [pytest.approx(once)]
+
+
+def test_process_that_did_not_hear_the_end_of_its_run_does_not_join_another(tmp_path, data, kits):
+    first, other = (Together(tmp_path / name, data, kits) for name in ("first", "other"))
+    hospital = first.hospital("birch")
+    hospital._session = hospital._join()
+    hospital._cell.operator = other.operator
+    ids = [together.operator._run[:16] for together in (first, other)]
+    with pytest.raises(TrainingError, match=f"run {ids[0]}, .* found run {ids[1]}; start this command again"):
+        hospital.run()
+    assert not other.operator.announced
+    # The command that is started again joins it.
+    other.state = first.state
+    assert other.hospital("birch")._join()
 
 
 def test_operator_cannot_lift_the_bounds_of_a_hospital(tmp_path, kits):
