@@ -1,6 +1,6 @@
 """The folder of a run: checkpoints from which a run killed at any instant resumes with the same result.
 
-RUN/run.json                 identity of the run: method, configuration, data, seed
+RUN/run.json                 identity of the run: method, configuration, data, seed; final with a checkpoint
 RUN/checkpoint.json          the last committed round, and those before it that can be taken back: where the
                              server's memory is, and each site's
 RUN/history.jsonl            one line per committed round; bytes beyond the checkpoint's length are ignored
@@ -164,11 +164,12 @@ class RunFolder:
     def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:
         """Record the run's identity in the folder, or compare it with the identity recorded there.
 
-        Raises RunMismatch when the folder holds another run (naming the fields that differ), or holds the
-        same run and `resume` is false.
+        Before the first committed round the folder holds no run: data and policies may still change. Raises
+        RunMismatch when it holds another run (naming the fields that differ), or holds the same run and
+        `resume` is false.
         """
         path = self.root / "run.json"
-        if not path.exists():
+        if self.checkpoint() is None or not path.exists():
             self.root.mkdir(parents=True, exist_ok=True)
             _replace(path, dict(identity))
             return
@@ -183,7 +184,7 @@ class RunFolder:
                 f"{self.root} holds another run; use another folder, or resume with the original settings",
                 differences,
             )
-        if not resume and self.checkpoint() is not None:
+        if not resume:
             raise RunMismatch(
                 f"{self.root} holds this run already", ["resume it, or delete the folder to start again"]
             )

@@ -230,16 +230,17 @@ class Hospital:
             before is not None
             and before.invitation.model_copy(update={"nonce": invitation.nonce}) == invitation
         )
-        prepared = before if same and before is not None else self._prepare(invitation)
-        self._prepared = prepared
         with suppress(ConfigurationError):  # then no step runs, either
             self._policy = Policy.read(self._policy_file)
+        prepared = before if same and before is not None else self._prepare(invitation)
+        prepared = replace(prepared, spec=replace(prepared.spec, **_of_policy(self._policy)))
+        self._prepared = prepared
         nonce = invitation.nonce
-        said = {"nonce": nonce, "signature": self._sign(nonce), "consents": self._policy.consents}
+        said = {"nonce": nonce, "signature": self._sign(nonce), **_announced(self._policy)}
         signed = prepared.announcement.model_copy(update=said)
         welcome, _ = unpack(Welcome, self._cell.request("join", pack(signed), _TIMEOUT_S))
         self._joined = invitation.run
-        if not same:
+        if not same or before is None or prepared.spec != before.spec:
             self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec)
         return welcome.session
 
@@ -283,10 +284,6 @@ class Hospital:
         announcement = Announcement(
             protocol=PROTOCOL,
             software=versions(),
-            allows=tuple(sorted(policy.allows)),
-            consents=policy.consents,
-            bounds=policy.bounds,
-            privacy=policy.privacy,
             digest=site.digest,
             splits_digest=site.splits_digest,
             files=dict(split.counts.files),
@@ -295,6 +292,7 @@ class Hospital:
             certificate=self._kit.certificate.read_text(),
             nonce="-",
             signature="-",
+            **_announced(policy),
             **ours,
         )
         log = _SentLog(folder / SENT_FILE)
@@ -487,6 +485,15 @@ def _of_policy(policy: Policy) -> dict[str, Any]:
         "consents": policy.consents,
         "bounds": policy.bounds,
         "demand": policy.privacy,
+    }
+
+
+def _announced(policy: Policy) -> dict[str, Any]:
+    return {
+        "allows": tuple(sorted(policy.allows)),
+        "consents": policy.consents,
+        "bounds": policy.bounds,
+        "privacy": policy.privacy,
     }
 
 

@@ -19,7 +19,7 @@ from training.data.federation import load_federation
 from training.engine.client import RunEnvironment
 from training.engine.tensorfile import write_tensors
 from training.engine.worker import Task
-from training.errors import ConfigurationError, PublishError, RoundFailed, TrainingError
+from training.errors import ConfigurationError, EgressRefused, PublishError, RoundFailed, TrainingError
 from training.methods.common.state_tree import part
 from training.methods.registry import method as find_method
 from training.network.cell import Rejected
@@ -192,6 +192,27 @@ def test_consent_given_after_the_run_counts_once_the_hospital_joins_the_resumed_
     _, result = again.run(Store(tmp_path / "store"), resume=True)
     assert set(result.history[-1].sites) == {"birch"}
     assert [line for line in again.screens["birch"].lines if line.startswith("started")] == ["started export"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_widened_policy_lets_a_run_begin_that_ended_before_its_first_round(tmp_path, data, kits, resume):
+    together = Together(tmp_path, data, kits)
+    together.policies["birch"].write_text("allows: [statistics]\nconsents: true\n")
+    with pytest.raises(EgressRefused, match="Widen the policy"):
+        together.run()
+    _, result = Together(tmp_path, data, kits).run(resume=resume)  # with the wider policy
+    assert set(result.history[-1].sites) == set(SITES)
+
+
+def test_process_that_joins_again_announces_and_shows_its_present_policy(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+    hospital = together.hospital("birch")
+    hospital._join()
+    hospital._join()
+    together.policies["birch"].write_text("allows: [weights]\nconsents: false\n")
+    hospital._join()
+    assert together.operator.announced["birch"].allows == ("weights",)
+    assert together.screens["birch"].lines == ["joined birch"] * 2
 
 
 def test_resumed_run_waits_for_hospitals_that_may_consent_until_the_deadline(tmp_path, data, kits):
