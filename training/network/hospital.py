@@ -67,7 +67,8 @@ from training.privacy import Spent
 from training.run import Run
 
 SENT_FILE = "sent.jsonl"
-_TIMEOUT_S = 60.0  # for the reply to one request; a chunk of a file on a slow line takes most
+_TIMEOUT_S = 60.0  # for the reply to one request, at first; a chunk of a file on a slow line takes most
+_LONGEST_S = 600.0  # for it on a slow line: a chunk at 7 kB/s
 _IDLE_S = 2.0  # between questions for a task, if the operator does not wake the hospital
 _RETRY_S = 1.0
 _ENDS = frozenset({"revoked", "mismatch", "stranger", "replaced", "rejected"})  # a retry cannot help
@@ -175,6 +176,7 @@ class Hospital:
         self._prepared: _Prepared | None = None
         self._session: str | None = None
         self._joined: str | None = None
+        self._patience_s = _TIMEOUT_S
 
     def run(self) -> str:
         """Take part until the operator's run ends; returns the operator's words on its end.
@@ -189,10 +191,6 @@ class Hospital:
                 try:
                     self._session = self._session or self._join()
                     over = self._work(self._session)
-                except Unreachable as error:
-                    self._watcher.waiting(str(error))
-                    time.sleep(_RETRY_S)
-                    continue
                 except Rejected as error:
                     if error.code in _ENDS:
                         raise TrainingError(f"the operator rejected this hospital: {error}") from error
@@ -210,7 +208,7 @@ class Hospital:
         """Tell the operator, if it can be reached, that this hospital stops."""
         if self._session is not None:
             with suppress(Unreachable, Rejected):  # the round's deadline tells the operator
-                self._ask("leave", Leave(session=self._session, reason=reason), timeout=5)
+                self._cell.request("leave", pack(Leave(session=self._session, reason=reason)), 5)
 
     def _notified(self, peer: str, topic: str, content: bytes) -> bytes:  # noqa: ARG002
         if topic == "wake":
@@ -218,7 +216,7 @@ class Hospital:
         return b""
 
     def _join(self) -> str:
-        invitation, _ = unpack(Invitation, self._cell.request("invite", b"", _TIMEOUT_S))
+        invitation, _ = unpack(Invitation, self._request("invite", b""))
         if self._joined not in (None, invitation.run):
             raise TrainingError(
                 f"the operator: expected run {str(self._joined)[:16]}, which this process joined and of "
@@ -238,7 +236,7 @@ class Hospital:
         nonce = invitation.nonce
         said = {"nonce": nonce, "signature": self._sign(nonce), **_announced(self._policy)}
         signed = prepared.announcement.model_copy(update=said)
-        welcome, _ = unpack(Welcome, self._cell.request("join", pack(signed), _TIMEOUT_S))
+        welcome, _ = unpack(Welcome, self._ask("join", signed))
         self._joined = invitation.run
         if not same or before is None or prepared.spec != before.spec:
             self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec)
@@ -475,8 +473,27 @@ class Hospital:
                 written, _ = unpack(Written, self._ask("write", part, file.read(CHUNK)))
                 at = written.at
 
-    def _ask(self, topic: str, message: Message, body: bytes = b"", timeout: float = _TIMEOUT_S) -> bytes:
-        return self._cell.request(topic, pack(message, body), timeout)
+    def _ask(self, topic: str, message: Message, body: bytes = b"") -> bytes:
+        return self._request(topic, pack(message, body))
+
+    def _request(self, topic: str, content: bytes) -> bytes:
+        """Repeat a request until the operator answers, so that a lost reply does not cost a computed step.
+
+        The operator may have served it before: it writes a chunk once and counts a report once. On a slow
+        line requests wait longer, since a chunk that is sent again follows the first one over the same line.
+        """
+        while True:
+            began = time.monotonic()
+            try:
+                reply = self._cell.request(topic, content, self._patience_s)
+            except Unreachable as error:
+                if time.monotonic() - began >= self._patience_s:
+                    self._patience_s = min(2 * self._patience_s, _LONGEST_S)
+                self._watcher.waiting(str(error))
+                time.sleep(_RETRY_S)
+                continue
+            self._patience_s = min(max(_TIMEOUT_S, 2 * (time.monotonic() - began)), _LONGEST_S)
+            return reply
 
 
 def _of_policy(policy: Policy) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -22,7 +23,7 @@ from training.engine.worker import Task
 from training.errors import ConfigurationError, EgressRefused, PublishError, RoundFailed, TrainingError
 from training.methods.common.state_tree import part
 from training.methods.registry import method as find_method
-from training.network.cell import Rejected
+from training.network.cell import Rejected, Unreachable
 from training.network.hospital import Hospital
 from training.network.kits import Kit, provision
 from training.network.messages import Invitation, Next, Session, pack, unpack
@@ -56,10 +57,11 @@ CONFIGS = {
 def impatient(monkeypatch):
     """Ask for a task often: without a network, the operator cannot wake a hospital."""
     monkeypatch.setattr("training.network.hospital._IDLE_S", 0.01)
+    monkeypatch.setattr("training.network.hospital._RETRY_S", 0.01)
 
 
 class Line:
-    """In the place of a cell: the operator is called directly. `change` may replace a reply."""
+    """In the place of a cell: the operator is called directly. `change` may replace or lose a reply."""
 
     def __init__(self, operator, name):
         self.operator, self.name = operator, name
@@ -124,6 +126,7 @@ class Together:
         self.settings = RunConfig(seed=3, **settings)
         kit = Kit.open(kits / "server", server=True)
         self.operator = Operator(kit, root / "run", SITES, method, self.config, self.settings, self.task)
+        self.lines: dict[str, Line] = {}
         self.state = root / "state"
         self.screens = {site: Screen() for site in SITES}
         self.policies = {site: root / f"{site}.yaml" for site in SITES}
@@ -134,7 +137,7 @@ class Together:
         kit = Kit.open(self.kits / site, server=False)
         state = self.state / site
         made = Hospital(kit, self.data / site, self.policies[site], state, self.screens[site])
-        made._cell = Line(self.operator, site)
+        made._cell = self.lines[site] = Line(self.operator, site)
         return made
 
     def run(self, store=None, resume=False):
@@ -280,6 +283,74 @@ def test_log_has_what_left_before_its_round_ended_and_survives_a_kill_in_its_lin
     assert first == line
     total = 2 * sum(second["sent"].values())
     assert together.screens["birch"].lines[-1] == f"sent train ['scores', 'weights'] {total}"
+
+
+def computed_and_logged(together, site):
+    """The steps that a hospital computed, and those in its log, by phase."""
+    computed = [line.split()[1] for line in together.screens[site].lines if line.startswith("started")]
+    (log,) = (together.state / site).glob("*/sent.jsonl")
+    return computed, [json.loads(line)["phase"] for line in log.read_text().splitlines()]
+
+
+def test_lost_replies_cost_neither_a_computed_step_nor_the_chunks_before(tmp_path, data, kits, monkeypatch):
+    monkeypatch.setattr("training.network.hospital.CHUNK", 4000)
+    together = Together(tmp_path, data, kits)
+    lost = Counter({"invite": 1, "join": 1, "next": 2, "read": 2, "write": 3, "done": 1})
+    passed = Counter()
+
+    def lose(topic, reply):
+        passed[topic] += 1
+        # In the middle of a file, after the operator has written the chunk.
+        if lost[topic] and (topic != "write" or passed[topic] > 3):
+            lost[topic] -= 1
+            raise Unreachable("the reply is lost")
+        return reply
+
+    made = together.hospital
+
+    def hospital(site):
+        found = made(site)
+        if site == "birch":
+            found._cell.change = lose
+        return found
+
+    together.hospital = hospital
+    _, result = together.run()
+    assert not lost.total()
+    assert not any(entry.dropped for entry in result.history)
+    computed, logged = computed_and_logged(together, "birch")
+    assert computed == logged == [entry.phase for entry in result.history]
+    writes = [together.lines[site].asked.count("write") for site in SITES]
+    assert writes[1] - writes[0] == 3 < writes[0] / 2
+
+
+def test_line_on_which_a_chunk_takes_longer_than_the_first_timeout_delivers(
+    tmp_path, data, kits, monkeypatch
+):
+    together = Together(tmp_path, data, kits)
+    hospital = together.hospital("birch")
+    now, waited = 0.0, []
+    monkeypatch.setattr("training.network.hospital.time.monotonic", lambda: now)
+    request = hospital._cell.request
+
+    def slow(topic, payload, timeout, target="server"):
+        """A chunk takes 100 s."""
+        nonlocal now
+        if topic == "write":
+            waited.append(timeout)
+            assert len(waited) < 9
+            now += min(timeout, 100)
+            if timeout < 100:
+                raise Unreachable("the line is slow")
+        return request(topic, payload, timeout)
+
+    hospital._cell.request = slow
+    session = hospital._join()
+    start_round(together, 1)
+    task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+    hospital._step(session, hospital._prepared, task)
+    assert set(together.operator._work["birch"].answer.files) == {"weights", "scores"}
+    assert waited == [60, 120, 200]
 
 
 def test_hospital_with_too_large_an_upload_says_so_and_does_not_compute_it_again(tmp_path, data, kits):
