@@ -75,6 +75,21 @@ def free_slot(checkpoint: RunCheckpoint | None, site: str | None = None) -> Slot
     return next(slot for slot in ascii_lowercase if slot not in used)
 
 
+@contextmanager
+def locked(folder: Path, otherwise: str) -> Iterator[None]:
+    """Lock a folder against other processes. Raises TrainingError, in these words, if another has the lock.
+
+    The operating system releases the lock when the process ends, so a kill leaves no stale lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TrainingError(otherwise) from error
+        yield
+
+
 class Release(NamedTuple):
     """An update that left a site with noise (in clips): its group, and the name of its run."""
 
@@ -147,18 +162,9 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder against other processes. Raises TrainingError when another process holds the lock.
-
-        The operating system releases the lock when the process ends, so a kill leaves no stale lock.
-        """
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise TrainingError(
-                    f"{self.root} is in use by another process; wait for it, or use another folder"
-                ) from error
+        """Lock the folder against other processes. Raises TrainingError when another holds the lock."""
+        advice = f"{self.root} is in use by another process; wait for it, or use another folder"
+        with locked(self.root, advice):
             yield
 
     def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:

@@ -34,7 +34,7 @@ from training.data.cases import Federation, Site
 from training.data.federation import load_site
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, may_take_part
-from training.engine.folder import RELEASES
+from training.engine.folder import RELEASES, locked
 from training.engine.tensorfile import check_tensors
 from training.engine.worker import Delivery, Failure, Task, Worker
 from training.errors import ConfigurationError, SiteFailed, TrainingError
@@ -182,27 +182,33 @@ class Hospital:
         """Take part until the operator's run ends; returns the operator's words on its end.
 
         Raises TrainingError when the hospital cannot or must not take part: its folder, its policy, a version
-        or a digest that differs, a certificate that the operator rejects, or another run than the first.
-        After a KeyboardInterrupt the hospital leaves the run.
+        or a digest that differs, a certificate that the operator rejects, another run than the first, or
+        another process that uses the same state folder. After a KeyboardInterrupt the hospital leaves the
+        run.
         """
-        self._cell.start()
-        try:
-            while True:
-                try:
-                    self._session = self._session or self._join()
-                    over = self._work(self._session)
-                except Rejected as error:
-                    if error.code in _ENDS:
-                        raise TrainingError(f"the operator rejected this hospital: {error}") from error
-                    self._session = None
-                    continue
-                if over is not None:
-                    return over
-        except KeyboardInterrupt:
-            self._leave("stopped by the hospital")  # while the cell is still connected
-            raise
-        finally:
-            self._cell.stop()
+        # Another process would write the same memory and uploads, and count its own releases only.
+        with locked(self._state, f"{self._state} is in use: another process of this hospital runs here"):
+            self._cell.start()
+            try:
+                return self._take_part()
+            except KeyboardInterrupt:
+                self._leave("stopped by the hospital")  # while the cell is still connected
+                raise
+            finally:
+                self._cell.stop()
+
+    def _take_part(self) -> str:
+        while True:
+            try:
+                self._session = self._session or self._join()
+                over = self._work(self._session)
+            except Rejected as error:
+                if error.code in _ENDS:
+                    raise TrainingError(f"the operator rejected this hospital: {error}") from error
+                self._session = None
+                continue
+            if over is not None:
+                return over
 
     def _leave(self, reason: str) -> None:
         """Tell the operator, if it can be reached, that this hospital stops."""

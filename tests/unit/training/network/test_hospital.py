@@ -464,6 +464,26 @@ def test_process_that_did_not_hear_the_end_of_its_run_does_not_join_another(tmp_
     assert other.hospital("birch")._join()
 
 
+def test_second_process_with_the_same_state_folder_ends_before_it_asks_the_operator(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+    first, second = together.hospital("birch"), together.hospital("birch")
+    joined = []
+
+    def while_the_first_runs(topic, reply):
+        if topic == "join":
+            with pytest.raises(TrainingError, match="another process of this hospital runs here"):
+                second.run()
+            joined.append(second._cell.asked)
+            together.operator._over = "over"
+        return reply
+
+    first._cell.change = while_the_first_runs
+    assert first.run() == "over"
+    assert joined == [[]]
+    # The lock ends with the first.
+    assert second.run() == "over"
+
+
 def test_operator_cannot_lift_the_bounds_of_a_hospital(tmp_path, kits):
     data = write_federation(tmp_path / "data", SITES, patients_per_site=3, size=32)
     together = Together(tmp_path, data, kits, "fedoap")
