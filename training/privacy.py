@@ -57,7 +57,10 @@ class PrivacyDemand(_Strict):
 
     delta: float = Field(1e-5, gt=0, lt=1, description="probability for which epsilon does not hold")
     epsilon: FiniteFloat | None = Field(
-        None, gt=0, description="of all that leaves with noise in a run; at most, then nothing more leaves"
+        None,
+        gt=0,
+        description="of all that leaves with noise, at most; then nothing more leaves. On one machine it is "
+        "of a run, on a network of all runs of a state folder",
     )
     kinds: dict[GroupKind, Noising] = Field(min_length=1, description="kind -> clip and noise, at least")
 

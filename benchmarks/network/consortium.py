@@ -80,15 +80,15 @@ class Consortium:
         """Replace a hospital's policy."""
         (self.root / f"{site}.yaml").write_text(text)
 
-    def start_site(self, site: str, module: str = "training.site") -> Member:
-        """Start a hospital's process."""
+    def start_site(self, site: str, module: str = "training.site", state: Path | None = None) -> Member:
+        """Start a hospital's process, with its own state folder or another."""
         return self.start(
             f"{site}.log",
             module,
             *("--data", self.data / site),
             *("--kit", self.root / "kits" / site),
             *("--policy", self.root / f"{site}.yaml"),
-            *("--state", self.root / "state" / site),
+            *("--state", state or self.root / "state" / site),
         )
 
     def start_operator(self, *options: object) -> Member:

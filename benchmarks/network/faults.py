@@ -213,8 +213,9 @@ class Campaign:
         self._proxies[site].mend()
 
     def second_process(self, site: str) -> None:
-        """A hospital is started twice: the later process takes the place of the first, which ends."""
-        first, self._sites[site] = self._sites[site], self._consortium.start_site(site)
+        """A hospital is started on another machine, too: the later process takes the place of the first."""
+        state = self._root / "state" / f"{site}.{len(self._consortium.members)}"
+        first, self._sites[site] = self._sites[site], self._consortium.start_site(site, state=state)
         try:
             first.end(_NEVER_S)
         except Exception as error:
@@ -267,7 +268,7 @@ class Campaign:
         broken = []
         for site in SITES:
             logged: dict[tuple[str, int], dict[str, int]] = {}
-            for path in (self._root / "state" / site).glob("*/sent.jsonl"):
+            for path in (self._root / "state").glob(f"{site}*/*/sent.jsonl"):
                 for line in map(json.loads, path.read_text().splitlines()):
                     logged[line["phase"], line["round"] - 1] = line["sent"]
             for entry in rounds:

@@ -1,6 +1,6 @@
 """The folder of a run: checkpoints from which a run killed at any instant resumes with the same result.
 
-RUN/run.json                 identity of the run: method, configuration, data, seed
+RUN/run.json                 identity of the run: method, configuration, data, seed; final with a checkpoint
 RUN/checkpoint.json          the last committed round, and those before it that can be taken back: where the
                              server's memory is, and each site's
 RUN/history.jsonl            one line per committed round; bytes beyond the checkpoint's length are ignored
@@ -8,7 +8,8 @@ RUN/server-{a,b,..}.safetensors the server's memory
 RUN/sites/SITE/memory-{a,b,..}.safetensors   the site's own memory; stays at the site
 RUN/sites/SITE/failures.log  tracebacks of failed steps of the site; stays at the site
 RUN/sites/SITE/key           secret from which the site's noise is drawn, if it adds any; stays at the site
-RUN/sites/SITE/releases.json what left the site with noise, for its epsilon; stays at the site
+RUN/sites/SITE/releases.json what left the site with noise, for its epsilon; stays at the site. A hospital's
+                             own process has one file for all runs instead (`training.network.hospital`)
 RUN/exchange/                tensors in transit between processes; emptied when the run ends or is stopped
 
 A step writes its memory to a slot that no committed round in checkpoint.json refers to, so a file left
@@ -28,7 +29,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from string import ascii_lowercase
-from typing import Any
+from typing import Any, NamedTuple
 
 from model_store.durable import sync_folder, write_durably
 from training.algorithm import Memory
@@ -38,7 +39,7 @@ from training.errors import RunMismatch, TrainingError
 Slot = str
 FAILURES = "failures.log"
 MOST_KEPT = 24  # with the last committed round and the one under way, as many slots as letters
-_RELEASES = "releases.json"
+RELEASES = "releases.json"
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,39 @@ def free_slot(checkpoint: RunCheckpoint | None, site: str | None = None) -> Slot
     return next(slot for slot in ascii_lowercase if slot not in used)
 
 
-class SiteFolder:
-    """The private folder of one site. Only processes that run the site's steps access it."""
+@contextmanager
+def locked(folder: Path, otherwise: str) -> Iterator[None]:
+    """Lock a folder against other processes. Raises TrainingError, in these words, if another has the lock.
 
-    def __init__(self, root: Path, site: str) -> None:
+    The operating system releases the lock when the process ends, so a kill leaves no stale lock.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise TrainingError(otherwise) from error
+        yield
+
+
+class Release(NamedTuple):
+    """An update that left a site with noise (in clips): its group, and the name of its run."""
+
+    group: str
+    noise: float
+    run: str
+
+
+class SiteFolder:
+    """The private folder of one site. Only processes that run the site's steps access it.
+
+    `account` is the file with the site's releases, if it is one for several runs.
+    """
+
+    def __init__(self, root: Path, site: str, account: Path | None = None) -> None:
+        self.run = root.name
         self._path = root / "sites" / site
+        self._account = account or self._path / RELEASES
 
     def save(self, slot: Slot, memory: Memory) -> None:
         """Write the memory to a slot, which no committed round may refer to."""
@@ -96,17 +125,17 @@ class SiteFolder:
             write_durably(path, secrets.token_bytes(32), mode=0o600)
         return path.read_bytes()
 
-    def releases(self) -> dict[str, tuple[str, float]]:
-        """Return what left with noise: id -> group and noise, see `training.engine.release`."""
-        path = self._path / _RELEASES
-        if not path.exists():
+    def releases(self) -> dict[str, Release]:
+        """Return what left with noise, in every run of the account, by id: see `training.engine.release`."""
+        if not self._account.exists():
             return {}
-        return {line["id"]: (line["group"], line["noise"]) for line in json.loads(path.read_text())}
+        lines = json.loads(self._account.read_text())
+        return {line["id"]: Release(line["group"], line["noise"], line["run"]) for line in lines}
 
-    def note_releases(self, releases: Mapping[str, tuple[str, float]]) -> None:
+    def note_releases(self, releases: Mapping[str, Release]) -> None:
         """Replace the list of `releases`, durably."""
-        lines = [{"id": id_, "group": group, "noise": noise} for id_, (group, noise) in releases.items()]
-        write_durably(self._path / _RELEASES, json.dumps(lines).encode(), mode=0o600)
+        lines = [{"id": id_, **release._asdict()} for id_, release in releases.items()]
+        write_durably(self._account, json.dumps(lines).encode(), mode=0o600)
 
     def note_failure(self, text: str) -> None:
         """Append to the site's failure log. If it cannot be written, the text is lost."""
@@ -133,28 +162,20 @@ class RunFolder:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Lock the folder against other processes. Raises TrainingError when another process holds the lock.
-
-        The operating system releases the lock when the process ends, so a kill leaves no stale lock.
-        """
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise TrainingError(
-                    f"{self.root} is in use by another process; wait for it, or use another folder"
-                ) from error
+        """Lock the folder against other processes. Raises TrainingError when another holds the lock."""
+        advice = f"{self.root} is in use by another process; wait for it, or use another folder"
+        with locked(self.root, advice):
             yield
 
     def claim(self, identity: Mapping[str, Any], *, resume: bool) -> None:
         """Record the run's identity in the folder, or compare it with the identity recorded there.
 
-        Raises RunMismatch when the folder holds another run (naming the fields that differ), or holds the
-        same run and `resume` is false.
+        Before the first committed round the folder holds no run: data and policies may still change. Raises
+        RunMismatch when it holds another run (naming the fields that differ), or holds the same run and
+        `resume` is false.
         """
         path = self.root / "run.json"
-        if not path.exists():
+        if self.checkpoint() is None or not path.exists():
             self.root.mkdir(parents=True, exist_ok=True)
             _replace(path, dict(identity))
             return
@@ -169,7 +190,7 @@ class RunFolder:
                 f"{self.root} holds another run; use another folder, or resume with the original settings",
                 differences,
             )
-        if not resume and self.checkpoint() is not None:
+        if not resume:
             raise RunMismatch(
                 f"{self.root} holds this run already", ["resume it, or delete the folder to start again"]
             )

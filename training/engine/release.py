@@ -7,11 +7,12 @@
 Integer tensors are sent as they were received. The grid g, which does not depend on the data, hides the low
 bits of the sum, by which floating-point noise can betray the value that it was added to (Mironov, CCS 2012).
 
-The noise is a ChaCha20 stream under the hospital's secret key and a digest of the release: group, phase,
+The noise is a ChaCha20 stream under the hospital's secret key and a digest of the release: key, group, phase,
 round, w and u. A repeated step therefore sends the same bytes, which counts once. A step that is repeated
 with other weights gets noise of its own: two releases with one noise would show the difference of their
 updates. The hospital's list of releases is written before one leaves, so that a killed process never sends
-what is not on it.
+what is not on it. A list for several runs bounds the epsilon of all of them together; a run has a key of its
+own, so that the same update in another run has other noise and another digest.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import hashlib
 import hmac
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -31,7 +32,7 @@ from scipy.special import ndtri
 
 from training.algorithm import Phase, State
 from training.engine.egress import Outgoing, SiteSpec
-from training.engine.folder import SiteFolder
+from training.engine.folder import RELEASES, Release, SiteFolder
 from training.errors import SiteFailed
 from training.privacy import Noising, epsilon_of, spent
 
@@ -61,14 +62,14 @@ def with_noise(
     updates = {
         name: clipped_update(outgoing.uploads[name], received[name], each.clip) for name, each in how.items()
     }
+    key = own.key()
     ids = {
-        name: identify(name, phase.name, round_, each, received[name], updates[name])
+        name: identify(key, name, phase.name, round_, each, received[name], updates[name])
         for name, each in how.items()
     }
     before = own.releases()
-    after = before | {ids[name]: (name, each.noise) for name, each in how.items()}
-    _check_budget(site, [noise for _, noise in after.values()])
-    key = own.key()
+    after = before | {ids[name]: Release(name, each.noise, own.run) for name, each in how.items()}
+    _check_budget(site, before.values(), after.values())
     if after != before:
         own.note_releases(after)
     uploads = dict(outgoing.uploads)
@@ -76,17 +77,26 @@ def with_noise(
         if (name := group.name) in how:
             sent = noised(updates[name], received[name], how[name], key, ids[name])
             uploads[name] = group.repair(sent, received[name]) if group.repair else sent
-    return replace(outgoing, uploads=uploads, privacy=spent(after.values(), how, site.delta))
+    here = [(release.group, release.noise) for release in after.values() if release.run == own.run]
+    return replace(outgoing, uploads=uploads, privacy=spent(here, how, site.delta))
 
 
-def _check_budget(site: SiteSpec, noises: Sequence[float]) -> None:
+def _check_budget(site: SiteSpec, before: Collection[Release], after: Collection[Release]) -> None:
     demand = site.demand
     if demand is None or demand.epsilon is None:
         return
-    if (needed := epsilon_of(noises, demand.delta)) > demand.epsilon:
+    if (needed := epsilon_of([release.noise for release in after], demand.delta)) > demand.epsilon:
+        runs: dict[str, list[float]] = {}
+        for release in before:
+            runs.setdefault(release.run, []).append(release.noise)
+        # The server gets this, too: no path of the hospital's.
+        each = ", ".join(
+            f"{epsilon_of(noises, demand.delta):.3g} in run {run}" for run, noises in runs.items()
+        )
         raise SiteFailed(
             f"the hospital's epsilon of {demand.epsilon:g} is used up: this step would make it {needed:.3g} "
-            f"at delta {demand.delta:g}; nothing more leaves with noise in this run"
+            f"at delta {demand.delta:g}; nothing more leaves with noise. Spent by its {RELEASES}: "
+            f"{each or 'nothing yet'}"
         )
 
 
@@ -114,10 +124,17 @@ def clipped_update(state: State, received: State, clip: float) -> dict[str, torc
 
 
 def identify(
-    group: str, phase: str, round_: int, how: Noising, received: State, update: Mapping[str, torch.Tensor]
+    key: bytes,
+    group: str,
+    phase: str,
+    round_: int,
+    how: Noising,
+    received: State,
+    update: Mapping[str, torch.Tensor],
 ) -> str:
     """The digest of a release, by which its noise is drawn and by which it counts once."""
-    return digest_of([group, phase, round_, how.clip, how.noise], received, update)
+    keyed = hashlib.sha256(key).hexdigest()
+    return digest_of([keyed, group, phase, round_, how.clip, how.noise], received, update)
 
 
 def digest_of(head: Sequence[str | float], *contents: Mapping[str, torch.Tensor]) -> str:

@@ -123,16 +123,25 @@ def _die_with_parent() -> None:
 
 
 class Worker:
-    """The sites of one process: their data and memories, loaded when first needed."""
+    """The sites of one process: their data and memories, loaded when first needed.
+
+    `account` is the file with a site's releases, if it is one for several runs.
+    """
 
     def __init__(
-        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: RunEnvironment, root: Path
+        self,
+        algorithm: Algorithm[Any],
+        sites: Sequence[SiteSpec],
+        surroundings: RunEnvironment,
+        root: Path,
+        account: Path | None = None,
     ) -> None:
         self._algorithm = algorithm
         self._plan = algorithm.plan()
         self._sites = {site.name: site for site in sites}
         self._surroundings = surroundings
         self._root = root
+        self._account = account
         self._data: dict[str, Any] = {}
         # The slot last written or read, with its memory, to avoid reading it again.
         self._memories: dict[str, tuple[Slot, Memory]] = {}
@@ -186,7 +195,7 @@ class Worker:
         context = self._surroundings.context(phase.name, task.round, phase.rounds, task.site)
         received = {name: self._download(task, name, path) for name, path in (task.received or {}).items()}
         memory = self._recall(task)
-        own = SiteFolder(self._root, task.site)
+        own = SiteFolder(self._root, task.site, self._account)
         outgoing, new = run_step(
             self._algorithm, phase, context, site, received, memory, self._data[task.site], own
         )

@@ -6,6 +6,10 @@ reads its own folder, and keeps its memory, its key and a log of what left in `s
 STATE/RUN/sites/NAME/   memory, key and failures.log of one run (see training.engine.folder)
 STATE/RUN/sent.jsonl    one line per step, before it is sent: groups and bytes that leave, and what stays
 STATE/RUN/files/        tensors in transit; overwritten every round
+STATE/releases.json     what left with noise in every run, by which the policy's epsilon is limited
+
+A process takes part in one run, the first that it joins. An operator who ended a run without a word cannot
+start another with the same process; a person, or a process manager, starts the command again.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ from training.data.federation import load_site
 from training.data.segmentation.layout import CASES, read_rows
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, may_take_part
+from training.engine.folder import RELEASES, locked
 from training.engine.tensorfile import check_tensors
 from training.engine.worker import Delivery, Failure, Task, Worker
 from training.errors import ConfigurationError, SiteFailed, TrainingError
@@ -63,7 +68,8 @@ from training.privacy import Spent
 from training.run import Run
 
 SENT_FILE = "sent.jsonl"
-_TIMEOUT_S = 60.0  # for the reply to one request; a chunk of a file on a slow line takes most
+_TIMEOUT_S = 60.0  # for the reply to one request, at first; a chunk of a file on a slow line takes most
+_LONGEST_S = 600.0  # for it on a slow line: a chunk at 7 kB/s
 _IDLE_S = 2.0  # between questions for a task, if the operator does not wake the hospital
 _RETRY_S = 1.0
 _ENDS = frozenset({"revoked", "mismatch", "stranger", "replaced", "rejected"})  # a retry cannot help
@@ -216,42 +222,46 @@ class Hospital:
         self._folder: _Folder | None = None
         self._prepared: _Prepared | None = None
         self._session: str | None = None
+        self._joined: str | None = None
+        self._patience_s = _TIMEOUT_S
 
     def run(self) -> str:
         """Take part until the operator's run ends; returns the operator's words on its end.
 
         Raises TrainingError when the hospital cannot or must not take part: its folder, its policy, a version
-        or a digest that differs, or a certificate that the operator rejects. After a KeyboardInterrupt the
-        hospital leaves the run.
+        or a digest that differs, a certificate that the operator rejects, another run than the first, or
+        another process that uses the same state folder. After a KeyboardInterrupt the hospital leaves the
+        run.
         """
-        self._cell.start()
-        try:
-            while True:
-                try:
-                    self._session = self._session or self._join()
-                    over = self._work(self._session)
-                except Unreachable as error:
-                    self._watcher.waiting(str(error))
-                    time.sleep(_RETRY_S)
-                    continue
-                except Rejected as error:
-                    if error.code in _ENDS:
-                        raise TrainingError(f"the operator rejected this hospital: {error}") from error
-                    self._session = None
-                    continue
-                if over is not None:
-                    return over
-        except KeyboardInterrupt:
-            self._leave("stopped by the hospital")  # while the cell is still connected
-            raise
-        finally:
-            self._cell.stop()
+        # Another process would write the same memory and uploads, and count its own releases only.
+        with locked(self._state, f"{self._state} is in use: another process of this hospital runs here"):
+            self._cell.start()
+            try:
+                return self._take_part()
+            except KeyboardInterrupt:
+                self._leave("stopped by the hospital")  # while the cell is still connected
+                raise
+            finally:
+                self._cell.stop()
+
+    def _take_part(self) -> str:
+        while True:
+            try:
+                self._session = self._session or self._join()
+                over = self._work(self._session)
+            except Rejected as error:
+                if error.code in _ENDS:
+                    raise TrainingError(f"the operator rejected this hospital: {error}") from error
+                self._session = None
+                continue
+            if over is not None:
+                return over
 
     def _leave(self, reason: str) -> None:
         """Tell the operator, if it can be reached, that this hospital stops."""
         if self._session is not None:
             with suppress(Unreachable, Rejected):  # the round's deadline tells the operator
-                self._ask("leave", Leave(session=self._session, reason=reason), timeout=5)
+                self._cell.request("leave", pack(Leave(session=self._session, reason=reason)), 5)
 
     def _notified(self, peer: str, topic: str, content: bytes) -> bytes:  # noqa: ARG002
         if topic == "wake":
@@ -259,21 +269,29 @@ class Hospital:
         return b""
 
     def _join(self) -> str:
-        invitation, _ = unpack(Invitation, self._cell.request("invite", b"", _TIMEOUT_S))
+        invitation, _ = unpack(Invitation, self._request("invite", b""))
+        if self._joined not in (None, invitation.run):
+            raise TrainingError(
+                f"the operator: expected run {str(self._joined)[:16]}, which this process joined and of "
+                f"which it did not hear the end, found run {invitation.run[:16]}; start this command again "
+                "to join it"
+            )
         before = self._prepared
         same = (
             before is not None
             and before.invitation.model_copy(update={"nonce": invitation.nonce}) == invitation
         )
-        prepared = before if same and before is not None else self._prepare(invitation)
-        self._prepared = prepared
         with suppress(ConfigurationError):  # then no step runs, either
             self._policy = Policy.read(self._policy_file)
+        prepared = before if same and before is not None else self._prepare(invitation)
+        prepared = replace(prepared, spec=replace(prepared.spec, **_of_policy(self._policy)))
+        self._prepared = prepared
         nonce = invitation.nonce
-        said = {"nonce": nonce, "signature": self._sign(nonce), "consents": self._policy.consents}
+        said = {"nonce": nonce, "signature": self._sign(nonce), **_announced(self._policy)}
         signed = prepared.announcement.model_copy(update=said)
-        welcome, _ = unpack(Welcome, self._cell.request("join", pack(signed), _TIMEOUT_S))
-        if not same:
+        welcome, _ = unpack(Welcome, self._ask("join", signed))
+        self._joined = invitation.run
+        if not same or before is None or prepared.spec != before.spec:
             self._watcher.joined(invitation, prepared.algorithm.plan(), prepared.spec, prepared.data.patients)
         return welcome.session
 
@@ -313,17 +331,13 @@ class Hospital:
         folder.mkdir(parents=True, exist_ok=True)
         environment = RunEnvironment(settings.seed, settings.device, settings.threads)
         environment.apply()
-        worker = Worker(algorithm, (spec,), environment, folder)
+        worker = Worker(algorithm, (spec,), environment, folder, self._state / RELEASES)
         loaded = worker.answer(Task(spec.name))
         if isinstance(loaded, Failure):
             raise TrainingError(f"{self._data} cannot be loaded: {loaded.reason}")
         announcement = Announcement(
             protocol=PROTOCOL,
             software=versions(),
-            allows=tuple(sorted(policy.allows)),
-            consents=policy.consents,
-            bounds=policy.bounds,
-            privacy=policy.privacy,
             digest=site.digest,
             splits_digest=site.splits_digest,
             files=dict(split.counts.files),
@@ -332,6 +346,7 @@ class Hospital:
             certificate=self._kit.certificate.read_text(),
             nonce="-",
             signature="-",
+            **_announced(policy),
             **ours,
         )
         log = _SentLog(folder / SENT_FILE)
@@ -521,8 +536,27 @@ class Hospital:
                 written, _ = unpack(Written, self._ask("write", part, file.read(CHUNK)))
                 at = written.at
 
-    def _ask(self, topic: str, message: Message, body: bytes = b"", timeout: float = _TIMEOUT_S) -> bytes:
-        return self._cell.request(topic, pack(message, body), timeout)
+    def _ask(self, topic: str, message: Message, body: bytes = b"") -> bytes:
+        return self._request(topic, pack(message, body))
+
+    def _request(self, topic: str, content: bytes) -> bytes:
+        """Repeat a request until the operator answers, so that a lost reply does not cost a computed step.
+
+        The operator may have served it before: it writes a chunk once and counts a report once. On a slow
+        line requests wait longer, since a chunk that is sent again follows the first one over the same line.
+        """
+        while True:
+            began = time.monotonic()
+            try:
+                reply = self._cell.request(topic, content, self._patience_s)
+            except Unreachable as error:
+                if time.monotonic() - began >= self._patience_s:
+                    self._patience_s = min(2 * self._patience_s, _LONGEST_S)
+                self._watcher.waiting(str(error))
+                time.sleep(_RETRY_S)
+                continue
+            self._patience_s = min(max(_TIMEOUT_S, 2 * (time.monotonic() - began)), _LONGEST_S)
+            return reply
 
 
 def _of_policy(policy: Policy) -> dict[str, Any]:
@@ -531,6 +565,15 @@ def _of_policy(policy: Policy) -> dict[str, Any]:
         "consents": policy.consents,
         "bounds": policy.bounds,
         "demand": policy.privacy,
+    }
+
+
+def _announced(policy: Policy) -> dict[str, Any]:
+    return {
+        "allows": tuple(sorted(policy.allows)),
+        "consents": policy.consents,
+        "bounds": policy.bounds,
+        "privacy": policy.privacy,
     }
 
 

@@ -153,9 +153,10 @@ class Operator:
         folder.mkdir(parents=True, exist_ok=True)
         found = json.loads(self._record.read_text()) if self._record.exists() else {}
         self._run: str = found.get("run") or secrets.token_hex(32)
-        self.announced = {
-            name: Announcement.model_validate(content) for name, content in found.get("sites", {}).items()
-        }
+        # Until a round is committed nothing depends on what the hospitals announced: they join again.
+        self._fixed = RunFolder(folder).checkpoint() is not None
+        sites_said = found.get("sites", {}) if self._fixed else {}
+        self.announced = {name: Announcement.model_validate(said) for name, said in sites_said.items()}
         shared = settings_of(settings)
         self._invitation = Invitation(
             protocol=PROTOCOL,
@@ -213,11 +214,12 @@ class Operator:
     def gather(
         self, waiting: Callable[[tuple[str, ...]], None], *, resume: bool = False
     ) -> tuple[RemoteSite, ...]:
-        """Wait until every hospital of the run has joined, now or before the run was resumed.
+        """Wait until every hospital of the run has joined, and fix what they announced.
 
-        `waiting` is called with the names of those that are missing, whenever they change. A resumed run of
-        which only the export is left waits for those that are not in it to join now, for the deadline of a
-        round at most: they may have consented since.
+        `waiting` is called with the names of those that are missing, whenever they change. Before the first
+        committed round all hospitals must be connected, and a join replaces the one before. After it the run
+        goes on with what they announced. A resumed run of which only the export is left waits for those that
+        are not in it to join now, for the deadline of a round at most: they may have consented since.
         """
         missing: tuple[str, ...] = ()
         asked, started = self._unexported() if resume else frozenset(), time.monotonic()
@@ -226,6 +228,8 @@ class Operator:
             deadline = self._limits.deadline
             late = deadline is not None and time.monotonic() - started >= deadline
             here = {name for name, session in self._sessions.items() if session.connected}
+            if not self._fixed:
+                return tuple(name for name in self._sites if name not in here)
             wanted = frozenset() if late else asked - here
             return tuple(name for name in self._sites if name not in self.announced or name in wanted)
 
@@ -235,6 +239,7 @@ class Operator:
                     missing = now
                     waiting(missing)
                 self._changed.wait(_POLL_S)
+            self._fixed = True
             return tuple(_remote(name, self.announced[name]) for name in self._sites)
 
     def _unexported(self) -> frozenset[str]:
@@ -359,7 +364,7 @@ class Operator:
             raise Rejected("; ".join(problems), "mismatch")
         serial = self._certified(peer, said)
         with self._changed:
-            before = self.announced.get(peer)
+            before = self.announced.get(peer) if self._fixed else None
             if before is not None and (before.digest, before.splits_digest) != (
                 said.digest,
                 said.splits_digest,
@@ -369,8 +374,10 @@ class Operator:
                     "start another run",
                     "mismatch",
                 )
-            if before is None or before.consents != said.consents:
-                self._remember(peer, said if before is None else before, said.consents)
+            if before is not None:
+                said = before.model_copy(update={"consents": said.consents})
+            if said != self.announced.get(peer):
+                self._remember(peer, said)
             token = secrets.token_hex(32)
             self._sessions[peer] = _Session(token, serial)
             self._left.pop(peer, None)
@@ -405,9 +412,9 @@ class Operator:
         if serial in self._kit.revoked():
             raise Rejected("the certificate was revoked; ask the operator for a new kit", "revoked")
 
-    def _remember(self, peer: str, said: Announcement, consents: bool) -> None:
+    def _remember(self, peer: str, said: Announcement) -> None:
         """Record an announcement on disk, so that a resumed run need not wait for every hospital."""
-        self.announced[peer] = said.model_copy(update={"consents": consents})
+        self.announced[peer] = said
         sites = {name: found.model_dump(mode="json") for name, found in self.announced.items()}
         write_durably(self._record, json.dumps({"run": self._run, "sites": sites}).encode())
 

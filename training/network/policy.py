@@ -6,7 +6,7 @@
     patient: '^(?P<patient>P[0-9]+)_' finds the patient in a file's name, where cases.csv does not name it
     privacy:                          kinds that leave with noise or not at all, see training.privacy
       kinds: {weights: {clip: 1.0, noise: 5.0}}
-      epsilon: 8                      of one run; when it is used up, nothing more leaves with noise
+      epsilon: 8                      of all runs of a state folder; then nothing more leaves with noise
       delta: 0.00001
     methods: [fedavg, iop-fl]         methods that may run; without the line, every installed one
     megabytes_per_round: 200          most that may leave in one round

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -108,6 +109,30 @@ def test_step_repeated_with_other_weights_has_noise_of_its_own_and_costs_twice(t
     assert not torch.equal(first, elsewhere.uploads["weights"]["w"])
 
 
+def test_account_of_several_runs_bounds_them_together_and_is_kept_when_a_run_is_deleted(tmp_path):
+    most = epsilon_of([2.0, 2.0], 1e-5)
+    site = spec(epsilon=most)
+    account = tmp_path / "releases.json"
+
+    def released(run):
+        outgoing = Outgoing({"weights": moved((1.0, 1.0, 1.0))}, 3.0, {}, ())
+        own = SiteFolder(tmp_path / run, "A", account)
+        return with_noise(PHASE, 0, site, {"weights": RECEIVED}, outgoing, own)
+
+    first, second = released("one"), released("two")
+    # The same update has other noise in another run, and counts there.
+    assert not torch.equal(first.uploads["weights"]["w"], second.uploads["weights"]["w"])
+    assert [each.privacy["weights"].releases for each in (first, second)] == [1, 1]
+    once = f"{epsilon_of([2.0], 1e-5):.3g}"
+    with pytest.raises(SiteFailed, match=f"releases.json: {once} in run one, {once} in run two"):
+        released("three")
+    # Without its folder a run has another key, so that its step would be another release.
+    shutil.rmtree(tmp_path / "one")
+    with pytest.raises(SiteFailed, match="is used up"):
+        released("one")
+    released("two")
+
+
 def test_epsilon_that_is_used_up_keeps_the_update_at_home(tmp_path):
     most = epsilon_of([2.0, 2.0], 1e-5)
     site = spec(epsilon=most)
@@ -122,7 +147,7 @@ def test_epsilon_that_is_used_up_keeps_the_update_at_home(tmp_path):
 @pytest.mark.parametrize(
     ("upload", "why"),
     [
-        ({**RECEIVED, "w": torch.tensor([float("nan"), 0.0])}, "not finite"),
+        ({**RECEIVED, "w": torch.tensor([float("nan"), 0.0])}, "expected finite values"),
         ({"w": RECEIVED["w"]}, "other tensors than those it received"),
     ],
 )

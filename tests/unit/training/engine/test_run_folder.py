@@ -130,7 +130,9 @@ def test_claim_rejects_another_run_and_an_unresumed_one(tmp_path):
     identity = {"method": "fedavg", "config": {"rounds": 3, "sites": ("A", "B")}}
     folder = RunFolder(tmp_path)
     folder.claim(identity, resume=False)
-    folder.claim(identity, resume=False)  # still allowed: no round is committed yet
+    # Still allowed: no round is committed yet, and another run takes the folder.
+    folder.claim({**identity, "data": "corrected"}, resume=True)
+    folder.claim(identity, resume=False)
     folder.commit(RunCheckpoint(0, 1, "a"), memory(1.0), {})
     folder.claim(identity, resume=True)
     with pytest.raises(RunMismatch, match="holds this run already"):

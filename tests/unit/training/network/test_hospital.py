@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
@@ -19,10 +20,10 @@ from training.data.federation import load_federation
 from training.engine.client import RunEnvironment
 from training.engine.tensorfile import write_tensors
 from training.engine.worker import Task
-from training.errors import ConfigurationError, PublishError, RoundFailed, TrainingError
+from training.errors import ConfigurationError, EgressRefused, PublishError, RoundFailed, TrainingError
 from training.methods.common.state_tree import part
 from training.methods.registry import method as find_method
-from training.network.cell import Rejected
+from training.network.cell import Rejected, Unreachable
 from training.network.hospital import Hospital
 from training.network.kits import Kit, provision
 from training.network.messages import Invitation, Next, Session, pack, unpack
@@ -56,10 +57,11 @@ CONFIGS = {
 def impatient(monkeypatch):
     """Ask for a task often: without a network, the operator cannot wake a hospital."""
     monkeypatch.setattr("training.network.hospital._IDLE_S", 0.01)
+    monkeypatch.setattr("training.network.hospital._RETRY_S", 0.01)
 
 
 class Line:
-    """In the place of a cell: the operator is called directly. `change` may replace a reply."""
+    """In the place of a cell: the operator is called directly. `change` may replace or lose a reply."""
 
     def __init__(self, operator, name):
         self.operator, self.name = operator, name
@@ -124,6 +126,8 @@ class Together:
         self.settings = RunConfig(seed=3, **settings)
         kit = Kit.open(kits / "server", server=True)
         self.operator = Operator(kit, root / "run", SITES, method, self.config, self.settings, self.task)
+        self.lines: dict[str, Line] = {}
+        self.state = root / "state"
         self.screens = {site: Screen() for site in SITES}
         self.policies = {site: root / f"{site}.yaml" for site in SITES}
         for path in self.policies.values():
@@ -131,9 +135,9 @@ class Together:
 
     def hospital(self, site):
         kit = Kit.open(self.kits / site, server=False)
-        state = self.root / "state" / site
+        state = self.state / site
         made = Hospital(kit, self.data / site, self.policies[site], state, self.screens[site])
-        made._cell = Line(self.operator, site)
+        made._cell = self.lines[site] = Line(self.operator, site)
         return made
 
     def run(self, store=None, resume=False):
@@ -191,6 +195,27 @@ def test_consent_given_after_the_run_counts_once_the_hospital_joins_the_resumed_
     _, result = again.run(Store(tmp_path / "store"), resume=True)
     assert set(result.history[-1].sites) == {"birch"}
     assert [line for line in again.screens["birch"].lines if line.startswith("started")] == ["started export"]
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_widened_policy_lets_a_run_begin_that_ended_before_its_first_round(tmp_path, data, kits, resume):
+    together = Together(tmp_path, data, kits)
+    together.policies["birch"].write_text("allows: [statistics]\nconsents: true\n")
+    with pytest.raises(EgressRefused, match="Widen the policy"):
+        together.run()
+    _, result = Together(tmp_path, data, kits).run(resume=resume)  # with the wider policy
+    assert set(result.history[-1].sites) == set(SITES)
+
+
+def test_process_that_joins_again_announces_and_shows_its_present_policy(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+    hospital = together.hospital("birch")
+    hospital._join()
+    hospital._join()
+    together.policies["birch"].write_text("allows: [weights]\nconsents: false\n")
+    hospital._join()
+    assert together.operator.announced["birch"].allows == ("weights",)
+    assert together.screens["birch"].lines == ["joined birch: 3 patients (named in cases.csv)"] * 2
 
 
 def test_resumed_run_waits_for_hospitals_that_may_consent_until_the_deadline(tmp_path, data, kits):
@@ -258,6 +283,74 @@ def test_log_has_what_left_before_its_round_ended_and_survives_a_kill_in_its_lin
     assert first == line
     total = 2 * sum(second["sent"].values())
     assert together.screens["birch"].lines[-1] == f"sent train ['scores', 'weights'] {total}"
+
+
+def computed_and_logged(together, site):
+    """The steps that a hospital computed, and those in its log, by phase."""
+    computed = [line.split()[1] for line in together.screens[site].lines if line.startswith("started")]
+    (log,) = (together.state / site).glob("*/sent.jsonl")
+    return computed, [json.loads(line)["phase"] for line in log.read_text().splitlines()]
+
+
+def test_lost_replies_cost_neither_a_computed_step_nor_the_chunks_before(tmp_path, data, kits, monkeypatch):
+    monkeypatch.setattr("training.network.hospital.CHUNK", 4000)
+    together = Together(tmp_path, data, kits)
+    lost = Counter({"invite": 1, "join": 1, "next": 2, "read": 2, "write": 3, "done": 1})
+    passed = Counter()
+
+    def lose(topic, reply):
+        passed[topic] += 1
+        # In the middle of a file, after the operator has written the chunk.
+        if lost[topic] and (topic != "write" or passed[topic] > 3):
+            lost[topic] -= 1
+            raise Unreachable("the reply is lost")
+        return reply
+
+    made = together.hospital
+
+    def hospital(site):
+        found = made(site)
+        if site == "birch":
+            found._cell.change = lose
+        return found
+
+    together.hospital = hospital
+    _, result = together.run()
+    assert not lost.total()
+    assert not any(entry.dropped for entry in result.history)
+    computed, logged = computed_and_logged(together, "birch")
+    assert computed == logged == [entry.phase for entry in result.history]
+    writes = [together.lines[site].asked.count("write") for site in SITES]
+    assert writes[1] - writes[0] == 3 < writes[0] / 2
+
+
+def test_line_on_which_a_chunk_takes_longer_than_the_first_timeout_delivers(
+    tmp_path, data, kits, monkeypatch
+):
+    together = Together(tmp_path, data, kits)
+    hospital = together.hospital("birch")
+    now, waited = 0.0, []
+    monkeypatch.setattr("training.network.hospital.time.monotonic", lambda: now)
+    request = hospital._cell.request
+
+    def slow(topic, payload, timeout, target="server"):
+        """A chunk takes 100 s."""
+        nonlocal now
+        if topic == "write":
+            waited.append(timeout)
+            assert len(waited) < 9
+            now += min(timeout, 100)
+            if timeout < 100:
+                raise Unreachable("the line is slow")
+        return request(topic, payload, timeout)
+
+    hospital._cell.request = slow
+    session = hospital._join()
+    start_round(together, 1)
+    task = unpack(Next, hospital._ask("next", pack_session(session)))[0].task
+    hospital._step(session, hospital._prepared, task)
+    assert set(together.operator._work["birch"].answer.files) == {"weights", "scores"}
+    assert waited == [60, 120, 200]
 
 
 def test_hospital_with_too_large_an_upload_says_so_and_does_not_compute_it_again(tmp_path, data, kits):
@@ -332,6 +425,63 @@ def test_operator_cannot_weaken_the_privacy_that_a_hospital_asks_for(tmp_path, d
     (log,) = (tmp_path / "state" / "birch").glob("*/sent.jsonl")
     logged = [json.loads(line)["privacy"] for line in log.read_text().splitlines()]
     assert [line["weights"]["releases"] for line in logged if line] == [1]
+
+
+def test_limit_of_epsilon_holds_over_all_runs_of_a_state_folder(tmp_path, data, kits):
+    first, other = (Together(tmp_path / name, data, kits) for name in ("first", "other"))
+    other.state = first.state
+    once = epsilon_of([4.0], 1e-5)
+    demand = f"{{kinds: {{weights: {{clip: 0.5, noise: 4}}}}, epsilon: {1.01 * once}}}"
+    for together in (first, other):
+        together.policies["birch"].write_text(f"{POLICY}privacy: {demand}\n")
+    first.run()
+    _, result = other.run()
+    trained = [entry for entry in result.history if entry.phase == "train"]
+    assert ["birch" in entry.sites for entry in trained] == [False, False]
+    spent = f"Spent by its releases.json: {once:.3g} in run {first.operator._run[:16]}"
+    assert trained[0].dropped["birch"].endswith(spent)
+    # The hospital decides to begin a new account.
+    (first.state / "birch" / "releases.json").unlink()
+    again = Together(tmp_path / "again", data, kits)
+    again.state = first.state
+    again.policies["birch"].write_text(f"{POLICY}privacy: {demand}\n")
+    _, result = again.run()
+    trained = [entry.sites["birch"].privacy for entry in result.history if "birch" in entry.sites]
+    assert [cost["weights"].epsilon for cost in trained if cost] == [pytest.approx(once)]
+
+
+def test_process_that_did_not_hear_the_end_of_its_run_does_not_join_another(tmp_path, data, kits):
+    first, other = (Together(tmp_path / name, data, kits) for name in ("first", "other"))
+    hospital = first.hospital("birch")
+    hospital._session = hospital._join()
+    hospital._cell.operator = other.operator
+    ids = [together.operator._run[:16] for together in (first, other)]
+    with pytest.raises(TrainingError, match=f"run {ids[0]}, .* found run {ids[1]}; start this command again"):
+        hospital.run()
+    assert not other.operator.announced
+    # The command that is started again joins it.
+    other.state = first.state
+    assert other.hospital("birch")._join()
+
+
+def test_second_process_with_the_same_state_folder_ends_before_it_asks_the_operator(tmp_path, data, kits):
+    together = Together(tmp_path, data, kits)
+    first, second = together.hospital("birch"), together.hospital("birch")
+    joined = []
+
+    def while_the_first_runs(topic, reply):
+        if topic == "join":
+            with pytest.raises(TrainingError, match="another process of this hospital runs here"):
+                second.run()
+            joined.append(second._cell.asked)
+            together.operator._over = "over"
+        return reply
+
+    first._cell.change = while_the_first_runs
+    assert first.run() == "over"
+    assert joined == [[]]
+    # The lock ends with the first.
+    assert second.run() == "over"
 
 
 def test_operator_cannot_lift_the_bounds_of_a_hospital(tmp_path, kits):

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from training.algorithm import Memory
+from training.bounds import FeatureBounds
 from training.config import RunConfig
 from training.engine.folder import RunCheckpoint, RunFolder
 from training.engine.tensorfile import check_tensors, write_tensors
@@ -207,10 +208,45 @@ class TestJoin:
         side = HospitalSide(operator, kits, "birch")
         assert words in rejected("mismatch", lambda: side.join(**change))
 
-    def test_changed_data_is_rejected_also_after_a_restart_of_the_operator(self, birch, operator, kits):
+    def test_changed_data_is_rejected_once_the_run_began_also_after_a_restart_of_the_operator(
+        self, birch, operator, kits
+    ):
+        HospitalSide(operator, kits, "cedar").join()
+        operator.gather(pytest.fail)
+        assert "data changed" in rejected("mismatch", lambda: birch.join(digest="3" * 64))
+        RunFolder(kits.parent / "run").commit(RunCheckpoint(0, 1, "a"), Memory({"w": torch.ones(1)}), {})
         again = HospitalSide(opened(kits), kits, "birch")
         assert "data changed" in rejected("mismatch", lambda: again.join(digest="3" * 64))
-        assert again.join().session
+        assert again.join(allows=("weights",)).session
+        assert again.operator.announced["birch"].allows == ("weights", "statistics")
+
+    @pytest.mark.parametrize("restarted", [False, True])
+    def test_join_before_the_first_committed_round_replaces_what_was_announced(self, birch, kits, restarted):
+        side = HospitalSide(opened(kits), kits, "birch") if restarted else birch
+        side.join(digest="3" * 64, allows=("weights",), bounds=FeatureBounds(minimum_patients=3))
+        HospitalSide(side.operator, kits, "cedar").join()
+        (found, _) = side.operator.gather(pytest.fail)
+        assert found.digest == "3" * 64
+        policy = side.operator.policies(RunConfig())
+        assert set(policy.egress["birch"]) == {"weights"}
+        assert policy.feature_bounds["birch"].minimum_patients == 3
+
+    def test_run_that_did_not_begin_waits_for_hospitals_that_left_or_joined_another_process(
+        self, birch, operator, kits
+    ):
+        HospitalSide(operator, kits, "cedar").join()
+        birch.ask("leave", Leave(session=birch.session, reason="corrects its folder"))
+        waited = []
+
+        def waiting(missing):
+            waited.append(missing)
+            birch.join()
+
+        operator.gather(waiting)
+        again = opened(kits)
+        sides = {site: HospitalSide(again, kits, site) for site in SITES}
+        again.gather(lambda missing: waited.append(missing) or sides[missing[0]].join())
+        assert waited == [("birch",), SITES, ("cedar",)]
 
     def test_second_process_of_a_hospital_replaces_the_first(self, birch, operator, kits):
         old = birch.session
@@ -280,6 +316,7 @@ class TestResume:
 
     def test_revoked_hospital_of_a_resumed_run_is_not_waited_for(self, birch, kits, operator, tmp_path):
         HospitalSide(operator, kits, "cedar").join()
+        RunFolder(kits.parent / "run").commit(RunCheckpoint(0, 1, "a"), Memory({"w": torch.ones(1)}), {})
         revoke(kits, "birch")
         again = opened(kits)
         assert [site.name for site in again.gather(pytest.fail, resume=True)] == [*SITES]
