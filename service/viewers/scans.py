@@ -186,7 +186,7 @@ class ViewerScans:
         others = sum(each.size for each in _everything(self._root)) - sum(each.size for each in own)
         if others + scan.size > settings.viewer_quota_bytes:
             raise ViewerQuotaExceeded(
-                f"the scans of other callers have {others} bytes, and {scan.size} more are beyond the "
+                f"expected room for {scan.size} bytes beside the scans of other callers, found less of the "
                 f"{settings.viewer_quota_bytes} of LOCUM_VIEWER_QUOTA_BYTES: send the scan later, or let the "
                 "operator raise it"
             )
