@@ -70,3 +70,40 @@ def test_row_that_cannot_be_read_is_unknown_and_six_are_asked_for_at_once(
         page.wait_for_timeout(200)
         assert cells.all_inner_texts() == ["unknown", *["–"] * 11]
         assert "serves: unknown" in models.get_by_role("button", name="organ@1").get_attribute("aria-label")
+
+
+def test_drift_is_asked_for_once_for_each_hospital_and_six_at_once(browser: Any, service: Service) -> None:
+    hospitals = [
+        {"id": f"h{number}", "name": f"House {number}", "site": None, "created_at": "", "updated_at": ""}
+        for number in range(8)
+    ]
+    models = service.client.get("/models").json()
+    models["models"] = [{**models["models"][0], "name": "pool", "kind": "ssf-pool", "hospital": None}]
+    usage = {
+        **{"artefact": "pool@1", "digest": "sha256:0", "recent_scans": 5, "drift": 0.25},
+        **{"federation": [0.5, 0.5]},
+        "days": [{"day": "2026-01-02", "scans": 5, "drift": 0.25, "shares": [0.25, 0.75]}],
+    }
+    held: list[Any] = []
+    with opened_page(browser, service.address, expected=("status of 404",)) as page:
+        page.goto("about:blank")
+        page.route("**/hospitals", lambda route: route.fulfill(json={"hospitals": hospitals}))
+        page.route("**/models", lambda route: route.fulfill(json=models))
+        # Each row that is read draws the view again.
+        page.route(
+            re.compile(r"/hospitals/h\d/serving/pool$"), lambda route: route.fulfill(status=404, json={})
+        )
+        page.route(re.compile(r"/serving/pool/key-usage$"), lambda route: held.append(route))
+        page.goto(f"{service.address}/#/oversee")
+        drift = page.get_by_role("region", name="Drift")
+        drift.wait_for()
+        page.wait_for_timeout(500)
+        assert len(held) == 6
+        for answered in range(8):
+            while len(held) <= answered:
+                page.wait_for_timeout(20)
+            held[answered].fulfill(json={"versions": [usage]})
+        drift.get_by_role("rowheader", name="House 7").wait_for()
+        page.wait_for_timeout(200)
+        assert len(held) == 8
+        assert drift.get_by_role("row").count() == 9

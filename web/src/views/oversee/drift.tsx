@@ -1,10 +1,11 @@
 /** Drift: how far a hospital's scans pick other entries of a pool than the federation's training images. */
 import { useEffect, useState } from "preact/hooks";
 import { call, type Schema } from "../../api/client";
-import type { Hospital, Model } from "../../app/catalogue";
+import { type Hospital, hospitals, models } from "../../app/catalogue";
 import { day, percent } from "../../ui/format";
 import { Rejection } from "../../ui/notice";
 import { Table } from "../../ui/table";
+import { readEach } from "./each";
 
 type Usage = Schema<"VersionUsage">;
 
@@ -13,25 +14,26 @@ interface Row {
   usage: Usage;
 }
 
-export function Drift({ models, hospitals }: { models: readonly Model[]; hospitals: readonly Hospital[] }) {
+export function Drift() {
   const [rows, setRows] = useState<readonly Row[] | null>(null);
   const [error, setError] = useState<unknown>(null);
-  const pools = models.filter((model) => model.kind === "ssf-pool");
+  const pools = models.value.filter((model) => model.hospital === null && model.kind === "ssf-pool");
   useEffect(() => {
-    let over = false;
-    const read = async (hospital: Hospital, model: Model) => {
+    const ending = new AbortController();
+    const { signal } = ending;
+    const pairs = hospitals.value.flatMap((hospital) => pools.map((model) => ({ hospital, model })));
+    const found = new Map<(typeof pairs)[number], Row[]>();
+    readEach(pairs, signal, async (pair) => {
+      const { hospital, model } = pair;
       const path = { hospital: hospital.id, model: model.name };
-      const { data } = await call("get", "/hospitals/{hospital}/serving/{model}/key-usage", { path });
-      return data.versions.map((usage) => ({ hospital, usage }));
-    };
-    Promise.all(hospitals.flatMap((hospital) => pools.map((model) => read(hospital, model)))).then(
-      (found) => over || setRows(found.flat()),
-      (problem) => over || setError(problem),
+      const { data } = await call("get", "/hospitals/{hospital}/serving/{model}/key-usage", { path, signal });
+      found.set(pair, data.versions.map((usage) => ({ hospital, usage })));
+    }).then(
+      () => signal.aborted || setRows(pairs.flatMap((pair) => found.get(pair) ?? [])),
+      (problem) => signal.aborted || setError(problem),
     );
-    return () => {
-      over = true;
-    };
-  }, [models, hospitals]);
+    return () => ending.abort();
+  }, [models.value, hospitals.value]);
   if (pools.length === 0) return null;
   const largest = Math.max(0.1, ...(rows ?? []).flatMap(({ usage }) => usage.days.map((each) => each.drift ?? 0)));
   return (

@@ -9,11 +9,11 @@ import { Notice, Rejection } from "../../ui/notice";
 import { Table } from "../../ui/table";
 import { STATES } from "../adapt/job";
 import { Drift } from "./drift";
+import { readEach } from "./each";
 import { Lineage, type Served } from "./lineage";
 import "./oversee.css";
 
 const REFRESH_MS = 10_000;
-const MOST_REQUESTS = 6;
 
 export default function Oversee() {
   useEffect(() => void loadCatalogue(), []);
@@ -33,7 +33,7 @@ export default function Oversee() {
           {each.detail}
         </Notice>
       ))}
-      {isOfHospitals && <Drift models={offered} hospitals={hospitals.value} />}
+      {isOfHospitals && <Drift />}
       {isOfHospitals && <Jobs />}
     </div>
   );
@@ -115,20 +115,15 @@ function useServing(offered: readonly Model[]): [Rows, unknown] {
   useEffect(() => {
     const ending = new AbortController();
     const { signal } = ending;
-    const waiting = pairsOf(offered).values();
-    const readOneByOne = async () => {
-      for (const path of waiting) {
-        if (signal.aborted) return;
-        try {
-          const row = await servingOf(path, signal);
-          setRows((before) => ({ ...before, [keyOf(path)]: row }));
-        } catch (error) {
-          if (!signal.aborted) setFailure(error);
-        }
-      }
-    };
     setFailure(null);
-    for (let reader = 0; reader < MOST_REQUESTS; reader++) void readOneByOne();
+    void readEach(pairsOf(offered), signal, async (path) => {
+      try {
+        const row = await servingOf(path, signal);
+        setRows((before) => ({ ...before, [keyOf(path)]: row }));
+      } catch (error) {
+        if (!signal.aborted) setFailure(error);
+      }
+    });
     return () => ending.abort();
   }, [models.value, hospitals.value]);
   return [rows, failure];
