@@ -68,23 +68,19 @@ const FAILED_JOINING: Record<string, string> = {
 export function JobPanel({ id, onChange }: { id: string; onChange: (job: Job) => void }) {
   const [job, setJob] = useState<Job | null>(null);
   const [error, setError] = useState<unknown>(null);
+  const show = (found: Job) => {
+    setJob(found);
+    setError(null);
+    onChange(found);
+  };
   useEffect(() => {
     setJob(null);
     setError(null);
-    return follow(
-      id,
-      (found) => {
-        setJob(found);
-        setError(null);
-        onChange(found);
-      },
-      setError,
-    );
+    return follow(id, show, setError);
   }, [id]);
   if (job === null) return error ? <Rejection error={error} /> : <p class="soft">Loading …</p>;
   const running = !FINISHED.includes(job.state);
-  const cancel = () =>
-    call("delete", "/jobs/{job}", { path: { job: id } }).then((answer) => setJob(answer.data), setError);
+  const cancel = () => call("delete", "/jobs/{job}", { path: { job: id } }).then((answer) => show(answer.data), setError);
   return (
     <section class="card stack" aria-label="Job">
       <div class="row">
