@@ -105,9 +105,9 @@ def contents_of_zip(data: bytes, limits: Limits) -> tuple[list[Content], int]:
 
     Raises ScanTooLarge, DamagedScan, UnsupportedScan.
     """
-    if _entries(data) > _MOST_ENTRIES:
-        # Before zipfile makes an object of each.
-        _check_number(_entries(data))
+    # Before zipfile makes an object of each.
+    if (number := _entries(data)) > _MOST_ENTRIES:
+        _check_number(number)
     with reported("the zip"):
         archive = zipfile.ZipFile(io.BytesIO(data))
         entries = [entry for entry in archive.infolist() if not entry.is_dir()]
