@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.accuracy.picking.report import CHANCE, regrets
 from benchmarks.accuracy.summary.arms import ALIASES, ARMS
 from benchmarks.accuracy.summary.settings import (
+    SETS,
     Change,
     Setting,
     Shift,
@@ -72,10 +73,10 @@ class Question:
         """Every arm of every setting by its common name, in the order of the tables."""
         return list(dict.fromkeys(_common(arm) for setting in self.found for arm in setting.scores))
 
-    def words(self, arm: str) -> list[str]:
-        """What each setting that has the arm says of it."""
+    def changes(self, arm: str) -> list[Change]:
+        """What each setting that compares the arm says of it."""
         changes = (_change(setting, arm) for setting in self.found)
-        return [change.word for change in changes if change is not None]
+        return [change for change in changes if change is not None]
 
     def sections(self) -> list[str]:
         """The question's part of the page."""
@@ -237,7 +238,15 @@ def sections() -> list[str]:
         "```bash\npython -m benchmarks summary\n```",
         _LEGEND,
         "## In short",
-        "\n".join([_auto(shifts), _auto_of_members(members), *_in_short()]),
+        "In brackets: the least and the greatest change over a question's columns below.",
+        "\n".join(
+            [
+                *_auto(shifts),
+                *_auto_of_members(members),
+                *chain.from_iterable(_in_short(question) for question in QUESTIONS if question.found),
+            ]
+        ),
+        *_sets(),
         *_unseen(shifts),
         *_members(members),
         *chain.from_iterable(question.sections() for question in QUESTIONS if question.found),
@@ -250,21 +259,20 @@ def write() -> None:
     write_text(PATH, "\n\n".join(sections()) + "\n")
 
 
-def _auto(shifts: Sequence[Shift]) -> str:
-    """What the default does, by severity; and what it did by the gate before, which judged other sets too."""
-    lines = []
-    for arm in ("auto", "auto, the gate before"):
-        own = [shift for shift in shifts if arm in shift.changes]
-        if own:
-            sets, said = dict.fromkeys(shift.set for shift in own), "; ".join(_by_severity(own, arm))
-            lines.append(f"`auto`{arm.removeprefix('auto')} ({', '.join(sets)}): {said}.")
-    return f"- **A hospital from outside, by how far its scanner is**: the default. {' '.join(lines)}"
+def _auto(shifts: Sequence[Shift]) -> list[str]:
+    """What the default does, by severity; what it did by the gate before is in the section's own table."""
+    own = [shift for shift in shifts if "auto" in shift.changes]
+    sets = ", ".join(dict.fromkeys(shift.set for shift in own))
+    return [
+        f"- **A hospital from outside, by default** (`auto`, on {sets}), less the global model unchanged:",
+        *(f"  - {line}" for line in _by_severity(own, "auto")),
+    ]
 
 
-def _auto_of_members(members: Sequence[Shift]) -> str:
+def _auto_of_members(members: Sequence[Shift]) -> list[str]:
     sets = ", ".join(shift.set for shift in members)
     said = _range([shift.changes["auto"] for shift in members], "member")
-    return f"- **A member, by default**, less its federation's global model. `auto` ({sets}): {said}."
+    return [f"- **A member, by default** (`auto`, on {sets}), less its federation's global model: {said}."]
 
 
 def _by_severity(shifts: Sequence[Shift], arm: str) -> Iterator[str]:
@@ -280,19 +288,31 @@ def _range(found: Sequence[Mapping[str, float]], who: str) -> str:
     return f"{min(means):+.1f} to {max(means):+.1f} in the mean of a set, {worst:+.1f} at the worst {who}"
 
 
-def _in_short() -> list[str]:
-    """Every arm of every question once, by what the settings say."""
-    lines = []
-    for question in QUESTIONS:
-        if question.found:
-            kinds: dict[str, list[str]] = {}
-            for arm in question.arms:
-                words = set(question.words(arm))
-                if words:
-                    kinds.setdefault(_kind(words), []).append(arm)
-            said = " ".join(f"*{kind}*: {'; '.join(kinds[kind])}." for kind in _KINDS if kind in kinds)
-            lines.append(f"- **{question.title}**, less {question.than}. {said}")
-    return lines
+def _in_short(question: Question) -> list[str]:
+    """Every arm once, by what the settings say; those that show nothing are counted alone."""
+    kinds: dict[str, list[str]] = {}
+    for arm in question.arms:
+        changes = question.changes(arm)
+        if changes:
+            kinds.setdefault(_kind({change.word for change in changes}), []).append(_named(arm, changes))
+    lines = [f"  - {kind.lower()}: {', '.join(kinds[kind])}" for kind in _KINDS[:3] if kind in kinds]
+    rest = [f"{kind.lower()}: {_arms(len(kinds[kind]))}" for kind in _KINDS[3:] if kind in kinds]
+    return [
+        f"- **{question.title}**, less {question.than}:",
+        *lines,
+        *([f"  - {'; '.join(rest)}"] if rest else []),
+    ]
+
+
+def _arms(count: int) -> str:
+    return "1 arm" if count == 1 else f"{count} arms"
+
+
+def _named(arm: str, changes: Sequence[Change]) -> str:
+    """An arm with its least and its greatest change over the settings."""
+    found = [100 * change.mean for change in changes]
+    least, most = f"{min(found):+.1f}", f"{max(found):+.1f}"
+    return f"{arm} ({least})" if least == most else f"{arm} ({least} to {most})"
 
 
 _KINDS = (
@@ -309,6 +329,25 @@ def _kind(words: set[str]) -> str:
     if helps or harms:
         return _KINDS[1 if helps and harms else 0 if helps else 2]
     return _KINDS[3 if "no difference shown" in words else 4]
+
+
+def _sets() -> list[str]:
+    """How many sites, labels and scans each set has."""
+    body = [
+        [name, found.shift, _listed(found.patients), _listed(found.images)] for name, found in SETS.items()
+    ]
+    return [
+        "## The sets",
+        "All labelled images of a site are counted; those of the last two are of alpha 0.3 and seed 0. A "
+        "member's patients are divided among training, validation and test, so a run trains on a half to "
+        "two thirds of them. [cross_organ](cross_organ.cpu.md) and [paper-fedoap](paper-fedoap.cpu.md) bound "
+        "the number of a site's images, and the latter is without dermoscopy.",
+        table(["set", "what differs between sites", "patients per site", "labelled images per site"], body),
+    ]
+
+
+def _listed(counts: Sequence[int]) -> str:
+    return ", ".join(map(str, counts)) or "not named"
 
 
 def _unseen(shifts: Sequence[Shift]) -> list[str]:

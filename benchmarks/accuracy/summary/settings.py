@@ -352,3 +352,42 @@ def of_members() -> list[Shift]:
         )
         for set_, members in sorted(scores.items())
     ]
+
+
+# ---------------------------------------------------------------------- the sets
+
+
+@dataclass(frozen=True)
+class Set:
+    """What differs between a set's sites, and every site's patients and images with a mask or a class.
+
+    `patients` is empty where the set does not name them.
+    """
+
+    shift: str
+    patients: tuple[int, ...]
+    images: tuple[int, ...]
+
+
+SETS: Mapping[str, Set] = {
+    "brain_lgg_flair": Set("the institution; MRI", (16, 26, 14, 34), (169, 479, 260, 506)),
+    "retina_vessels": Set("the camera; photographs of the fundus", (14, 40, 20, 16), (28, 40, 20, 16)),
+    "lungs_cxr": Set("the hospital, of three countries; radiographs", (247, 138, 566), (247, 138, 566)),
+    "phantom": Set("a drawn scanner; volumes of 12 to 14 slices, 4 sites in `outside`", (8,) * 8, (8,) * 8),
+    "wbc_cells": Set("the stain and the camera; microscopy", (), (300, 100)),
+    "four organs": Set(
+        "the organ and the modality: MRI of bladder and brain, ultrasound, dermoscopy",
+        (12, 34, 496, 200),
+        (264, 506, 647, 200),
+    ),
+    "brain_mri_t1ce": Set("another contrast than any member's", (15,), (64,)),
+    "breast_dce_mri": Set("another organ than any member's", (4,), (25,)),
+    "pneumoniamnist": Set(
+        "the share of each class, drawn by seed; radiographs", (), (443, 438, 2032, 75, 2220)
+    ),
+    "wbc5_28_shift": Set(
+        "the share of each class, drawn by seed; microscopy, tested on another camera",
+        (),
+        (72, 68, 21, 63, 108),
+    ),
+}

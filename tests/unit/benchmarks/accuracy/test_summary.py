@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 
+from benchmarks.accuracy.cross_organ.data import OUTSIDE, assemble
+from benchmarks.accuracy.cross_organ.patients import read, regrouped
 from benchmarks.accuracy.papers import fedbicross, fedins, fedoap, iop_fl
+from benchmarks.accuracy.papers.classification import Clients
 from benchmarks.accuracy.summary import page
 from benchmarks.accuracy.summary.arms import ALIASES, ARMS
-from benchmarks.accuracy.summary.settings import by_patients, of_papers
+from benchmarks.accuracy.summary.settings import SETS, by_patients, of_papers, of_unseen
 from benchmarks.harness.scores import Scores
 from benchmarks.registry import EXPERIMENTS, find
+from training.data.federation import load_federation
+from training.phantom import SCANNERS
+from training.tasks import template
 
 RESULTS = Path(__file__).parents[4] / "docs/results"
 
@@ -126,3 +132,41 @@ def test_a_word_needs_an_interval_off_zero_and_three_seeds_that_agree(
     assert found is not None
     assert found.word == word
     assert found.mean == pytest.approx(fmean(gains))
+
+
+def test_every_set_of_the_page_is_described() -> None:
+    shifts = {shift.set for shift in of_unseen()}
+    columns = {setting.name for question in page.QUESTIONS for setting in question.found}
+    named = shifts | {name.partition(",")[0].partition(".")[0] for name in columns}
+    assert named - {"all sets"} == set(SETS)
+
+
+@pytest.mark.parametrize("name", ["brain_lgg_flair", "retina_vessels", "lungs_cxr", "wbc_cells"])
+def test_a_set_has_as_many_patients_and_images_as_the_page_says(real_data: Path, name: str) -> None:
+    sites = load_federation(real_data / name, template(name)).sites
+    assert SETS[name].images == tuple(len(site.cases) for site in sites)
+    # The cells of wbc_cells name no patient, so that each counts as one.
+    assert SETS[name].patients in ((), tuple(len(site.patients) for site in sites))
+
+
+def test_the_organs_have_as_many_patients_and_images_as_the_page_says(
+    real_data: Path, tmp_path: Path
+) -> None:
+    whole = load_federation(assemble(real_data, tmp_path / "sites"), template("tumour_any_organ"))
+    sites = {site.name: site for site in regrouped(whole, read()).sites}
+    members = ("bladder_mri", "brain_flair", "breast_ultrasound", "skin_dermoscopy")
+    for name, own in {"four organs": members, **{site: (site,) for site in OUTSIDE}}.items():
+        assert SETS[name].patients == tuple(len(sites[site].patients) for site in own)
+        assert SETS[name].images == tuple(len(sites[site].cases) for site in own)
+
+
+@pytest.mark.parametrize("name", ["pneumoniamnist", "wbc5_28_shift"])
+def test_clients_have_as_many_images_as_the_page_says(real_data: Path, name: str) -> None:
+    clients = Clients(real_data / "medmnist_npz", name, 5, 0.3, 0).data.values()
+    assert SETS[name].images == tuple(len(own.train) + len(own.val) + len(own.test) for own in clients)
+
+
+def test_the_phantom_of_unseen_has_the_sites_that_the_page_says() -> None:
+    profile = find("unseen").of_table(find("unseen").tables[0]).profile
+    assert len(SETS["phantom"].images) == len(tuple(SCANNERS)[: profile.scanners])
+    assert set(SETS["phantom"].images) == {profile.phantoms}
