@@ -210,6 +210,15 @@ def test_adapted_version_with_a_withdrawn_parent_resolves_with_a_warning(catalog
         assert serving(catalogue.store, session, "erg", "brain").flagged == ()
 
 
+@pytest.mark.parametrize("part", ["brain.global@2", "brain.CS@2"])
+def test_nothing_is_adapted_where_a_part_is_withdrawn(catalogue: Catalogue, part: str) -> None:
+    assert str(resolve_parent(*catalogue, "brain", "erg")) == "brain@2"
+    catalogue.store.withdraw(part, actor="ada", reason="a site withdrew")
+    with pytest.raises(ArtefactWithdrawn, match=f"'{part}' was withdrawn"):
+        resolve_parent(*catalogue, "brain", "erg")
+    assert str(resolve_parent(*catalogue, "brain@1", "erg")) == "brain@1"
+
+
 def test_adapted_version_without_its_parent_resolves_only_itself(catalogue: Catalogue) -> None:
     decide(catalogue, "brain.at-dune@1")
     shutil.rmtree(catalogue.store.root / "brain" / "1")
