@@ -24,17 +24,16 @@ from benchmarks.accuracy.cross_organ.arms import (
     ZERO_SHOT,
 )
 from benchmarks.accuracy.cross_organ.plateau import plateau
-from benchmarks.accuracy.cross_organ.scores import (
+from benchmarks.accuracy.cross_organ.scores import alarm_scores, dice_scores
+from benchmarks.harness import scores as tables
+from benchmarks.harness.cells import Cell, Row, key
+from benchmarks.harness.scores import (
     FEWEST_PATIENTS,
     FEWEST_SEEDS,
     Difference,
-    alarm_scores,
-    dice_scores,
-    difference,
+    Scores,
+    difference_of_sites,
 )
-from benchmarks.harness import scores as tables
-from benchmarks.harness.cells import Cell, Row, key
-from benchmarks.harness.scores import Scores
 from benchmarks.harness.tables import table
 
 COMPARISONS = (
@@ -229,4 +228,4 @@ def _at(scores: Scores, arm: str, site: str) -> str:
 def _difference(scores: Scores, first: str, second: str, sites: Sequence[str]) -> Difference | None:
     if first not in scores or second not in scores:
         return None
-    return difference(scores[first], scores[second], sites)
+    return difference_of_sites(scores[first], scores[second], sites)

@@ -120,3 +120,16 @@ ARMS: Mapping[str, str] = {
     ),
     "local-only, trained on": "nothing",
 }
+# At a hospital from outside, where a member sends weights.
+_FROM_OUTSIDE: Mapping[str, str] = {
+    "FedAvg": _RECEIVED,
+    **dict.fromkeys(
+        ("FedOAP", "FedOAP, perturbed loss"),
+        "nothing; it receives the model, with tokens of members' images",
+    ),
+}
+
+
+def leaves(arm: str, outside: bool) -> str:
+    """What leaves a member with this arm, or a hospital from outside."""
+    return _FROM_OUTSIDE.get(arm, ARMS[arm]) if outside else ARMS[arm]

@@ -17,7 +17,7 @@ from statistics import fmean
 import numpy as np
 
 from benchmarks.accuracy.picking.report import CHANCE, regrets
-from benchmarks.accuracy.summary.arms import ALIASES, ARMS
+from benchmarks.accuracy.summary.arms import ALIASES, leaves
 from benchmarks.accuracy.summary.settings import (
     SETS,
     Change,
@@ -40,14 +40,17 @@ from personalization.options.picking import CRITERIA
 PATH = RESULTS / "summary.md"
 _LEGEND = """\
 Every arm of every benchmark of accuracy is on this page, which is written from the recorded rows and from
-nothing else. A figure is the mean over patients or images, in points (hundredths) of Dice or of accuracy,
-less that of the baseline on the same; the baseline's level, the mean of sites, is in bold. ▲ *helps*,
+nothing else. A figure is the change against the baseline on the same patients or images, in points
+(hundredths) of Dice or of accuracy; the baseline's level, the mean of sites, is in bold. ▲ *helps*,
 ▼ *harms*: the 95 % interval (paired bootstrap over patients within sites, seeds averaged first) leaves zero
 out, and each of three seeds or more agrees. Without a sign no difference is shown. In brackets: too few
 seeds or patients to say. Nothing is corrected for the number of comparisons. Intervals, sites and settings
-are on the linked pages, which compare in the same way; cross_organ and one_shot weigh sites alike.
-Megabytes, sent and received together, and minutes of computing are those of each `paper-` table of the
-question, in the order of the columns."""
+are on the linked pages, which compare in the same way: the papers' tables, cross_organ and one_shot weigh
+sites alike, the others patients. Megabytes, sent and received together, and minutes of computing are those
+of each `paper-` table of the question, in the order of the columns; – is an arm that a table has not got.
+
+Besides what a line says leaves the hospital, each site of a federation sends the number of its images, its
+scores and summary statistics of its intensities ([threat model](../explanation/threat-model.md))."""
 _SIGNS = {"helps": " ▲", "harms": " ▼", "no difference shown": ""}
 
 
@@ -55,13 +58,14 @@ _SIGNS = {"helps": " ▲", "harms": " ▼", "no difference shown": ""}
 class Question:
     """A situation: what it is, what it needs, and the settings that say something about it.
 
-    `than` names the baseline that all its settings have.
+    `than` names the baseline that all its settings have. `outside`: the hospital is no member.
     """
 
     title: str
     needs: str
     than: str
     settings: Callable[[], Iterable[Setting]]
+    outside: bool = False
 
     @cached_property
     def found(self) -> tuple[Setting, ...]:
@@ -82,12 +86,17 @@ class Question:
         """The question's part of the page."""
         header = ["arm", *(_column(s) for s in self.found), "MB, minutes per site", "leaves the hospital"]
         body = [
-            [arm, *(_shown(setting, arm) for setting in self.found), _cost(self.found, arm), ARMS[arm]]
+            [
+                arm,
+                *(_shown(setting, arm) for setting in self.found),
+                _cost(self.found, arm),
+                leaves(arm, self.outside),
+            ]
             for arm in self.arms
         ]
         return [
             f"## {self.title}",
-            f"Needs: {self.needs}. Points less {self.than}.",
+            f"Needs: {self.needs}. Change against {self.than}, in points.",
             table(header, body),
             "Tested: " + "; ".join(map(_tested, self.found)) + ".",
             *_unscored(self.found),
@@ -107,12 +116,14 @@ QUESTIONS = (
         "cost of each recipe over a plain pass",
         "the global model unchanged",
         lambda: chain(of_outside("transductive"), of_papers("paper-iop-fl", "outside", "FedAvg")),
+        outside=True,
     ),
     Question(
         "A hospital from outside, without labels: later scans",
         "a cohort of unlabeled scans, and the federation's models",
         "the global model unchanged",
         lambda: of_outside("inductive"),
+        outside=True,
     ),
     Question(
         "A federation over different organs",
@@ -131,6 +142,7 @@ QUESTIONS = (
         "a federation's model",
         "FedAvg's model",
         lambda: of_cross_organ("outside", "0"),
+        outside=True,
     ),
     *(
         Question(
@@ -138,6 +150,7 @@ QUESTIONS = (
             "a federation's model, and masks of so many images, of which a fifth choose the epoch",
             "FedAvg's model, trained further on the same images",
             partial(of_cross_organ, "outside", budget),
+            outside=True,
         )
         for budget in ("5", "10", "20")
     ),
@@ -238,7 +251,8 @@ def sections() -> list[str]:
         "```bash\npython -m benchmarks summary\n```",
         _LEGEND,
         "## In short",
-        "In brackets: the least and the greatest change over a question's columns below.",
+        "In brackets: how many of the question's columns that have the arm say so, and the least and the "
+        "greatest change over all of them.",
         "\n".join(
             [
                 *_auto(shifts),
@@ -264,7 +278,7 @@ def _auto(shifts: Sequence[Shift]) -> list[str]:
     own = [shift for shift in shifts if "auto" in shift.changes]
     sets = ", ".join(dict.fromkeys(shift.set for shift in own))
     return [
-        f"- **A hospital from outside, by default** (`auto`, on {sets}), less the global model unchanged:",
+        f"- **A hospital from outside, by default** (`auto`, on {sets}), against the global model unchanged:",
         *(f"  - {line}" for line in _by_severity(own, "auto")),
     ]
 
@@ -272,7 +286,7 @@ def _auto(shifts: Sequence[Shift]) -> list[str]:
 def _auto_of_members(members: Sequence[Shift]) -> list[str]:
     sets = ", ".join(shift.set for shift in members)
     said = _range([shift.changes["auto"] for shift in members], "member")
-    return [f"- **A member, by default** (`auto`, on {sets}), less its federation's global model: {said}."]
+    return [f"- **A member, by default** (`auto`, on {sets}), against its federation's global model: {said}."]
 
 
 def _by_severity(shifts: Sequence[Shift], arm: str) -> Iterator[str]:
@@ -298,7 +312,7 @@ def _in_short(question: Question) -> list[str]:
     lines = [f"  - {kind.lower()}: {', '.join(kinds[kind])}" for kind in _KINDS[:3] if kind in kinds]
     rest = [f"{kind.lower()}: {_arms(len(kinds[kind]))}" for kind in _KINDS[3:] if kind in kinds]
     return [
-        f"- **{question.title}**, less {question.than}:",
+        f"- **{question.title}**, against {question.than}:",
         *lines,
         *([f"  - {'; '.join(rest)}"] if rest else []),
     ]
@@ -309,10 +323,13 @@ def _arms(count: int) -> str:
 
 
 def _named(arm: str, changes: Sequence[Change]) -> str:
-    """An arm with its least and its greatest change over the settings."""
-    found = [100 * change.mean for change in changes]
+    """An arm, how many columns say so of those that have it, and its least and its greatest change."""
+    words, found = [change.word for change in changes], [100 * change.mean for change in changes]
+    helps, harms = words.count("helps"), words.count("harms")
+    said = f"helps in {helps}, harms in {harms}" if helps and harms else f"in {helps or harms}"
     least, most = f"{min(found):+.1f}", f"{max(found):+.1f}"
-    return f"{arm} ({least})" if least == most else f"{arm} ({least} to {most})"
+    span = least if least == most else f"{least} to {most}"
+    return f"{arm} ({said} of {len(changes)}: {span})"
 
 
 _KINDS = (
@@ -354,11 +371,11 @@ def _unseen(shifts: Sequence[Shift]) -> list[str]:
     """What is served by default to an unseen hospital, by the shift of its scanner."""
     return [
         "## A hospital from outside, by how far its scanner is",
-        "Needs: a cohort of unlabeled scans, and the federation's models. Points less the global model "
-        "unchanged, mean over hospitals, then the worst hospital, with their number where there are fewer"
-        " than three. The number in a column's name is the severity of a drawn scanner before the scans; "
-        "0 is none. `auto` is what is served by default: where it refuses every candidate, the change is "
-        "0. From [unseen.cpu](unseen.cpu.md), one to three seeds. Only members' models and scans are "
+        "Needs: a cohort of unlabeled scans, and the federation's models. Change against the global model "
+        "unchanged in points, mean over hospitals, then the worst hospital, with their number where there "
+        "are fewer than three. The number in a column's name is the severity of a drawn scanner before the "
+        "scans; 0 is none. `auto` is what is served by default: where it refuses every candidate, the change "
+        "is 0. From [unseen.cpu](unseen.cpu.md), one to three seeds. Only members' models and scans are "
         "needed: nothing leaves the hospital.",
         _shifts("recipe", [f"{shift.set}, {shift.severity}" for shift in shifts], shifts),
     ]
@@ -368,10 +385,10 @@ def _members(members: Sequence[Shift]) -> list[str]:
     """What members are served by default, and their personal models."""
     return [
         "## A member, by default",
-        "Needs: masks for some training scans at every site, and a connection for tens of rounds. Points "
-        "less the global model of the same run of `training.federate --method iop-fl`, mean over members, "
-        "then the worst member. `personal` is the interpolated model. `auto` is what is served: the "
-        "personal model where it beat the global one on validation patients. From "
+        "Needs: masks for some training scans at every site, and a connection for tens of rounds. Change "
+        "against the global model of the same run of `training.federate --method iop-fl` in points, mean "
+        "over members, then the worst member. `personal` is the interpolated model. `auto` is what is "
+        "served: the personal model where it beat the global one on validation patients. From "
         "[unseen.cpu](unseen.cpu.md), two or three seeds. Weights leave the hospital every round; the "
         "personal model by consent.",
         _shifts("model", [shift.set for shift in members], members),

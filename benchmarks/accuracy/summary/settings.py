@@ -11,8 +11,7 @@ from typing import Any
 from benchmarks.accuracy.cross_organ.arms import FEDAVG
 from benchmarks.accuracy.cross_organ.experiment import cells_of as cross_organ_cells
 from benchmarks.accuracy.cross_organ.report import comparable
-from benchmarks.accuracy.cross_organ.scores import FEWEST_SEEDS, BySeed, dice_scores
-from benchmarks.accuracy.cross_organ.scores import difference as difference_of_sites
+from benchmarks.accuracy.cross_organ.scores import dice_scores
 from benchmarks.accuracy.inside.report import scores_of as inside_scores
 from benchmarks.accuracy.instance_adaptive.report import scores_of as instance_scores
 from benchmarks.accuracy.one_shot.arms import ARMS as ONE_SHOT_ARMS
@@ -27,12 +26,15 @@ from benchmarks.accuracy.unseen.report import GATE_CHANGED
 from benchmarks.harness.cells import Row, Rows, key
 from benchmarks.harness.experiment import RESULTS
 from benchmarks.harness.scores import (
+    FEWEST_SEEDS,
+    BySeed,
     Patient,
     Scores,
     add,
     count_patients,
     difference,
     difference_by_seed,
+    difference_of_sites,
     site_mean,
     sites_of,
 )
@@ -117,6 +119,17 @@ def by_patients(scores: Scores) -> Comparison:
     return compare
 
 
+def by_sites(scores: Scores) -> Comparison:
+    """With sites weighted alike, and nothing said of too few patients."""
+    sites = sites_of(scores)
+
+    def compare(arm: str, baseline: str) -> Change | None:
+        found = difference_of_sites(scores[arm], scores[baseline], sites)
+        return None if found is None else Change(found.interval.mean, found.verdict)
+
+    return compare
+
+
 def _word(found: Interval, each: Sequence[float]) -> str:
     return verdict(found, each) if len(each) >= FEWEST_SEEDS else "too few seeds"
 
@@ -150,7 +163,7 @@ def of_papers(name: str, part: str, baseline: str) -> Iterator[Setting]:
                     table.name,
                     baseline,
                     scores,
-                    by_patients(scores),
+                    by_sites(scores),
                     costs,
                     unscored,
                 )
@@ -196,7 +209,7 @@ def of_cross_organ(place: str, budget: str = "") -> Iterator[Setting]:
         for name, sites in _places(scores, place):
             own = {arm: _at(found, sites) for arm, found in scores.items()}
             if FEDAVG in own:
-                yield Setting(name + longer, table.name, FEDAVG, own, _by_sites(own, sites))
+                yield Setting(name + longer, table.name, FEDAVG, own, by_sites(own))
 
 
 def _places(scores: Scores, place: str) -> list[tuple[str, list[str]]]:
@@ -210,16 +223,6 @@ def _at(found: BySeed, sites: Sequence[str]) -> dict[int, dict[Patient, float]]:
         seed: {unit: value for unit, value in by.items() if unit[0] in sites} for seed, by in found.items()
     }
     return {seed: by for seed, by in own.items() if by}
-
-
-def _by_sites(scores: Scores, sites: Sequence[str]) -> Comparison:
-    """With sites weighted alike, and nothing said of too few patients."""
-
-    def compare(arm: str, baseline: str) -> Change | None:
-        found = difference_of_sites(scores[arm], scores[baseline], sites)
-        return None if found is None else Change(found.interval.mean, found.verdict)
-
-    return compare
 
 
 def of_instance_adaptive(part: str, baseline: str) -> Iterator[Setting]:

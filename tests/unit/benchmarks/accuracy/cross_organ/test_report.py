@@ -2,9 +2,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-import pytest
-
 from benchmarks.accuracy.cross_organ.arms import (
     FEDAVG,
     LONG_FEDAVG,
@@ -18,7 +15,7 @@ from benchmarks.accuracy.cross_organ.arms import (
 from benchmarks.accuracy.cross_organ.experiment import PROFILES, cells_of
 from benchmarks.accuracy.cross_organ.plateau import controls, plateau
 from benchmarks.accuracy.cross_organ.report import comparable, inside, keep, outside, twice_as_long
-from benchmarks.accuracy.cross_organ.scores import alarm_scores, dice_scores, difference
+from benchmarks.accuracy.cross_organ.scores import alarm_scores, dice_scores
 
 EIGHT = "abcdefgh"
 
@@ -35,41 +32,6 @@ def test_scores_are_of_patients_who_have_them() -> None:
     rows = [_row(WHOLE, 2, east={"a": [0.5, 3, 1, 4], "b": [None, 0, 0, 2], "c": [0.25, 1, 0, 0]})]
     assert dice_scores(rows) == {WHOLE: {2: {("east", "a"): 0.5, ("east", "c"): 0.25}}}
     assert alarm_scores(rows) == {WHOLE: {2: {("east", "a"): 0.25, ("east", "b"): 0.0}}}
-
-
-def test_sites_count_alike_whatever_their_patients() -> None:
-    first = {0: {("east", str(n)): 0.9 for n in range(90)} | {("west", str(n)): 0.1 for n in range(10)}}
-    second = {0: dict.fromkeys(first[0], 0.5)}
-    found = difference(first, second, ["east", "west"])
-    assert found is not None
-    assert found.interval.mean == pytest.approx((0.4 - 0.4) / 2)
-    assert found.each == pytest.approx((0.0,))
-    # Within a site all are alike, and sites are not drawn: nothing is uncertain.
-    assert (found.interval.low, found.interval.high) == pytest.approx((0, 0))
-    assert (found.fewest, found.interval.count) == (10, 100)
-
-
-def test_the_interval_of_a_mean_of_sites_is_as_wide_as_statistics_say() -> None:
-    draw = np.random.default_rng(0)
-    values = {
-        site: draw.normal(0.1, spread, count) for site, spread, count in (("e", 0.3, 50), ("w", 0.1, 400))
-    }
-    first = {0: {(site, str(n)): v for site, own in values.items() for n, v in enumerate(own)}}
-    found = difference(first, {0: dict.fromkeys(first[0], 0.0)}, ["e", "w"])
-    assert found is not None
-    assert found.interval.mean == pytest.approx(np.mean([own.mean() for own in values.values()]))
-    error = np.sqrt(sum(own.var() / len(own) for own in values.values())) / 2
-    assert found.interval.high - found.interval.low == pytest.approx(2 * 1.96 * error, rel=0.05)
-
-
-def test_a_patient_of_two_seeds_is_one_patient() -> None:
-    first = {0: {("e", "a"): 1.0, ("e", "b"): 0.0}, 1: {("e", "a"): 0.5}}
-    second = {0: {("e", "a"): 0.0, ("e", "b"): 0.0}, 1: {("e", "a"): 0.0}, 2: {("e", "a"): 1.0}}
-    found = difference(first, second, ["e"])
-    assert found is not None
-    assert (found.interval.mean, found.interval.count, found.fewest) == ((0.75 + 0) / 2, 2, 2)
-    assert found.each == (0.5, 0.5)
-    assert difference(first, second, ["e", "elsewhere"]) is None
 
 
 def _kept(*by_seed: float, patients: str = EIGHT) -> str:
