@@ -7,8 +7,8 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from statistics import median
-from typing import ClassVar
+from statistics import fmean, median
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,7 +35,8 @@ class Line:
     """One arm: what the paper prints, and what was found in each seed.
 
     `ours` has the metric of every patient or image, by seed and (site, name); `paper` has the paper's metric,
-    by seed and site. `bytes` and `seconds` are those of one site in the mean, an entry per run.
+    by seed and site. `bytes` and `seconds` are those of one site in the mean, an entry per run. `settings`
+    are the fields of the method's configuration.
     """
 
     published: Mapping[str, float] = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Line:
     paper: dict[int, dict[str, float]] = field(default_factory=dict)
     bytes: list[float] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def add(self, seed: int, site: str, ours: Mapping[str, float | None], paper: float) -> None:
         """Add what was found at a site."""
@@ -83,7 +85,7 @@ class Part:
                 _percent([tables.site_mean(found, sites) for found in line.ours.values()]),
                 _percent([float(np.mean([*found.values()])) for found in line.paper.values()]),
                 "" if name == self.baseline else self._difference(name),
-                mean_and_spread([value / MEGABYTE for value in line.bytes], 1),
+                f"{fmean(line.bytes) / MEGABYTE:.1f}",
                 f"{median(line.seconds):.0f}",
             ]
             for name, line in self.lines.items()
@@ -106,7 +108,20 @@ class Part:
             *([f"![Change of {self.metric} against {self.baseline}]({figure})"] if self.changes else []),
             f"{self.metric} at every site:",
             table(["arm", *sites], own),
+            self._settings(),
         ]
+
+    def _settings(self) -> str:
+        """The fields of the baseline, or else of the first arm, and where others differ; folded away."""
+        name = self.baseline if self.baseline in self.lines else next(iter(self.lines))
+        base = self.lines[name].settings
+        lines = [f"- {name}: {_fields(base)}"]
+        for other, line in self.lines.items():
+            own = {k: v for k, v in line.settings.items() if k not in base or base[k] != v}
+            if own:
+                lines.append(f"- {other}, otherwise as {name}: {_fields(own)}")
+        text = "\n".join(lines)
+        return f"<details><summary>Settings of the arms</summary>\n\n{text}\n\n</details>"
 
     @cached_property
     def changes(self) -> tuple[Change, ...]:
@@ -144,6 +159,7 @@ def lines_of(rows: Sequence[Row], published: Mapping[str, Mapping[str, float]]) 
             for site, found in result["sites"].items():
                 line.add(row["cell"]["seed"], site, found["ours"], found["paper"])
             line.add_cost(result["cost"], result.get("seconds", 0.0))
+            line.settings = row["cell"]["method"]
     return lines
 
 
@@ -170,6 +186,10 @@ class PaperTables(Experiment[P]):
 
     def _file(self, name: str) -> str:
         return f"{self.rows_path.stem}.{name}.svg"
+
+
+def _fields(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def _percent(values: Sequence[float]) -> str:
