@@ -10,8 +10,9 @@ what G makes (Alg. 1):
 z and y are drawn for each epoch, and D is the mean of the members' logits. S, the one global model, is
 published. The printed algorithm trains S on the epoch's own images; the authors' code on those of all epochs.
 `pool` says of how many. By default both answers are softened by FedBiCross's temperature, 20; the paper has
-none (`temperature: 1`). The code also draws a fresh G in every epoch, moves z with it, and crops and flips
-what D sees; here G goes on, as printed. Both optimisers start afresh in every epoch.
+none (`temperature: 1`). The code also draws a fresh G in every epoch, moves z with it, crops and flips what D
+sees, adds up BN over the members, leaves S in training mode under G, and keeps the images of the step with
+the least loss; here G goes on, as printed. Both optimisers start afresh in every epoch.
 
 Classification only: the generator starts from a class. By default all f_k begin alike.
 

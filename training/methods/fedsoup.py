@@ -14,7 +14,8 @@ a round with a pool publishes one of these.
 
 The means are over parameters, as in the authors' code. Batch norm keeps the running statistics of w_k's
 training there; here those of both candidates are estimated on the site's training slices, so that their
-scores differ by the soup alone, unless `statistics` is `averaged`.
+scores differ by the soup alone, unless `statistics` is `averaged`. The code also compares on the site's test
+images, counts the rounds that the site took part in, and its Adam goes on over the rounds.
 
 Shared:  what FedAvg shares, with the better candidate for weights. In the phase `export`, and only at sites
          that consent: the personal model and its score.

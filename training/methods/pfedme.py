@@ -12,7 +12,7 @@ grad F_k(w) is lambda (w - theta_k(w)). From w_k = theta_k = w_g a site takes fo
 
 and the server, with w_k from the sites of the round,
 
-    w_g <- (1 - beta) w_g + beta sum_k (n_k / n) w_k                     (the paper's mean is uniform)
+    w_g <- (1 - beta) w_g + beta sum_k (n_k / n) w_k                     (so the code; the paper: uniform)
 
 eta lambda, the share of the way that w_k goes, is one number here (`step_share`). The steps on theta are
 those of `optimiser`; the paper's, plain SGD, are `sgd`. The paper's values, for small networks on MNIST, are

@@ -9,6 +9,7 @@ site corrects every local step by the difference, so that sites with unlike data
     c   <- c + sum_k (n_k / n_all) (c_k+ - c_k)                      the paper's means are uniform
 
 with all c at 0 first, so that round 1 is FedAvg's. The sums are over the sites of the round, n is theirs.
+NIID-Bench's code moves c by the round's mean change, without the paper's share of the sites that took part.
 Option II needs plain SGD, so there is no momentum and no Adam. Batch-norm statistics have no control: they
 are averaged, as in FedAvg.
 

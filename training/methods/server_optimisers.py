@@ -14,7 +14,8 @@ a gradient. In round t, with w_k from the sites and every operation per weight:
     FedYogi      v <- v - (1 - beta_2) Delta^2 sign(v - Delta^2)
 
 with m = 0 and v = tau^2 at first, and no bias correction, as in the paper. FedAvgM with eta = 1 and beta = 0
-is FedAvg. The papers' sites take plain SGD steps; here they take FedAvg's (`optimiser`).
+is FedAvg. The papers' sites take plain SGD steps; here they take FedAvg's (`optimiser`). Public code differs:
+Flower begins with v = 0, and the authors' FedYogi corrects the bias of m and v.
 
 The papers' networks have no batch norm. The sites' average of running statistics describes the average of
 their weights, and the server's step goes elsewhere (FedAvgM on a phantom, same weights: Dice 0.35 with the

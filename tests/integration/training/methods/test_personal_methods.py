@@ -14,6 +14,7 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
+from model_store.artefact import Artefact
 from model_store.store import Store
 from personalization.networks import build
 from personalization.state import from_safetensors
@@ -33,6 +34,8 @@ PARTS = ("fedbn", "fedper", "fedrep")
 # They have a global model, too.
 FULL = ("ditto", "pfedme", "fedsoup")
 PERSONAL = (*PARTS, *FULL)
+# Methods of which every site has a model.
+OWN = (*PERSONAL, "local-only")
 SMALL = {"width": 2, "rounds": 2, "batch_size": 8}
 
 
@@ -51,7 +54,17 @@ def run_of(data: Path, name: str, **settings: object) -> Run:
     return Run(load_federation(data), name, config, RunConfig(**{"seed": 4, "consent": "all", **settings}))
 
 
-@pytest.mark.parametrize("name", PERSONAL)
+def check_graph(artefact: Artefact) -> None:
+    """The graph answers as the network with the published weights."""
+    network = build(artefact.manifest.network.name, **artefact.manifest.network.arguments)
+    network.load_state_dict(from_safetensors(artefact.read("weights.safetensors")))
+    image = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)
+    expected = torch.softmax(network.eval()(torch.from_numpy(image)), dim=1).detach().numpy()
+    session = onnxruntime.InferenceSession(artefact.read("graph.onnx"), providers=["CPUExecutionProvider"])
+    np.testing.assert_allclose(session.run(None, {"image": image})[0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", OWN)
 def test_from_the_command_line_to_graphs_that_serve(scans: Path, tmp_path: Path, monkeypatch, name) -> None:
     # Overlays are drawn in processes of their own, which take seconds to start.
     monkeypatch.setattr("training.report.write_site_pages", lambda result, folder: {})
@@ -76,16 +89,19 @@ def test_from_the_command_line_to_graphs_that_serve(scans: Path, tmp_path: Path,
         for label in ("aster", *shared)
         for metric, value in store.open(f"phantom.{label}").manifest.metrics.items()
     }
-    network = build(part.manifest.network.name, **part.manifest.network.arguments)
-    network.load_state_dict(from_safetensors(part.read("weights.safetensors")))
-    image = np.random.default_rng(0).normal(size=(3, 1, 16, 16)).astype(np.float32)
-    expected = torch.softmax(network.eval()(torch.from_numpy(image)), dim=1).detach().numpy()
-    session = onnxruntime.InferenceSession(part.read("graph.onnx"), providers=["CPUExecutionProvider"])
-    np.testing.assert_allclose(session.run(None, {"image": image})[0], expected, atol=1e-5)
+    check_graph(part)
     (folder,) = (tmp_path / "runs").iterdir()
     record = json.loads((folder / "record.json").read_text())
     assert record["rounds"][-1]["absent"] == {"birch": "no consent to 'export'"}
     assert "own Dice" in (folder / "report.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["scaffold", "fedavgm", "centralised"])
+def test_the_graph_of_a_global_model_serves(scans: Path, tmp_path: Path, name: str) -> None:
+    store = Store(tmp_path / "store")
+    execute(run_of(scans, name), tmp_path / "run", workers=0, store=store)
+    assert store.names() == ["phantom"]
+    check_graph(store.open("phantom"))
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -194,6 +210,9 @@ def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
     [
         ("fedbn", [4]),
         ("fedper", [2, 5]),
+        ("local-only", [3]),
+        ("centralised", [4]),
+        ("fedavgm", [2]),
         ("fedyogi", [3]),
         ("scaffold", [4]),
         ("ditto", [3]),
@@ -213,6 +232,6 @@ def test_killed_and_resumed_it_publishes_the_same_bytes(
         assert zygote.run(root, 2)
         store = Store(root / "store")
         labels = ["aster", "birch", "cedar", *(["global"] if name in FULL else [])]
-        assert store.names() == ["phantom", *(f"phantom.{label}" for label in labels if name in PERSONAL)]
+        assert store.names() == ["phantom", *(f"phantom.{label}" for label in labels if name in OWN)]
         digests.append({entry: store.open(entry).digest for entry in store.names()})
     assert digests[0] == digests[1]

@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.harness.federate import federate, in_memory
 from model_store.task import Task
-from personalization.networks import build
+from personalization.networks import build, initialise
 from tests.helpers.training.classified_sites import CORNERS, labelled_data
 from tests.helpers.training.sites import TASK, context, site_data
 from training.algorithm import Phase, RoundResult
@@ -52,6 +52,31 @@ def test_local_only_is_the_same_whoever_else_trains(kind: str, tmp_path: Path) -
 
 def answers(data: AnySiteData) -> np.ndarray:
     return data.train.targets if isinstance(data.train, SliceSet) else data.train.labels
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_local_only_is_a_plain_loop_at_every_site(kind: str, tmp_path: Path) -> None:
+    task, data = KINDS[kind]
+    algorithm = LocalOnly(FedAvgConfig(**SMALL, selection="last"), task)
+    around = RunEnvironment(0, "cpu")
+    outcome = federate(algorithm, in_memory(data), around, tmp_path / "run", {})
+    models = algorithm.publication(outcome.server).models
+    assert [draft.site for draft in models] == ["A", "B"]
+    for draft in models:
+        train = data[draft.site].train
+        images, targets = torch.from_numpy(train.images), torch.from_numpy(answers(data[draft.site])).long()
+        network = build(algorithm.network.name, **algorithm.network.arguments)
+        initialise(network, around.context("train", 0, 2, draft.site).generator("personal"))
+        network.to(memory_format=torch.channels_last).train()
+        for round_ in range(2):
+            optimiser = torch.optim.Adam(network.parameters(), lr=0.01)
+            draw = around.context("train", round_, 2, draft.site).generator("train")
+            for chosen in torch.randperm(len(images), generator=draw).split(4):
+                optimiser.zero_grad()
+                task_loss(network(images[chosen]), targets[chosen]).backward()
+                optimiser.step()
+        for name, tensor in network.state_dict().items():
+            torch.testing.assert_close(draft.weights[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,0 +1,477 @@
+"""Methods against the update rules of public code, in float64.
+
+Every rule here is written anew from the repository, file and commit that its docstring names. The network is
+a linear classifier with a gradient in closed form, and a batch is a site's whole data, so that neither
+torch's autograd nor the order of the images has a part in what is expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from model_store.task import Task
+from personalization.dense import generator_loss
+from personalization.fedbicross.distillation import divergence
+from tests.helpers.training.sites import EMPTY, context
+from training.algorithm import ClientResult, Memory, Phase, RoundResult, State
+from training.data.classification import ImageSet, LabelledData
+from training.methods.common.local_training import Schedule
+from training.methods.common.state_tree import part
+from training.methods.ditto import Ditto, DittoConfig
+from training.methods.fedavg import FedAvg
+from training.methods.fedsoup import FedSoup, FedSoupConfig
+from training.methods.pfedme import PFedMe, PFedMeConfig
+from training.methods.registry import method
+from training.methods.scaffold import Scaffold, ScaffoldConfig
+
+CLASSES = 3
+TASK = Task(name="points", kind="classification", class_names=("a", "b", "c"), size=(8, 8))
+RATE = 0.1
+# One batch is a whole site; a pass of `local_epochs` is a step.
+PLAIN = {
+    "recipe": "paper",
+    "batch_size": 64,
+    "augment": False,
+    "optimiser": "sgd",
+    "learning_rate": RATE,
+    "selection": "last",
+}
+
+
+class Linear(nn.Module):
+    """Logits of images of 2 x 2 values, with weights in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, CLASSES, dtype=torch.float64)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.layer(images.flatten(1))
+
+
+@pytest.fixture(autouse=True)
+def linear_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("training.methods.common.local_training.build", lambda *_, **__: Linear())
+
+
+def points(count: int, seed: int) -> ImageSet:
+    """Images whose class a linear network finds for the most part."""
+    draw = np.random.default_rng(seed)
+    images = draw.normal(size=(count, 1, 2, 2))
+    labels = (images.reshape(count, 4)[:, :CLASSES] + 0.5 * draw.normal(size=(count, CLASSES))).argmax(1)
+    names = tuple(map(str, range(count)))
+    return ImageSet(images, labels, names, names, (0,) * count)
+
+
+SITES = {
+    name: LabelledData(name, points(count, seed), points(40, seed + 10), points(0, 0), None)
+    for seed, (name, count) in enumerate({"A": 12, "B": 7, "C": 9}.items())
+}
+
+
+def matrix(state: Mapping[str, Tensor]) -> Tensor:
+    """Weights and biases as one tensor [classes, 5]."""
+    return torch.cat([state["layer.weight"], state["layer.bias"][:, None]], dim=1)
+
+
+def state_of(weights: Tensor) -> State:
+    return {"layer.weight": weights[:, :4].clone(), "layer.bias": weights[:, 4].clone()}
+
+
+def rows(data: ImageSet) -> Tensor:
+    images = torch.from_numpy(data.images).flatten(1)
+    return torch.cat([images, torch.ones(len(images), 1, dtype=torch.float64)], dim=1)
+
+
+def gradient(weights: Tensor, data: ImageSet) -> Tensor:
+    """Of the mean cross-entropy: (softmax - one-hot)^T x / n."""
+    x = rows(data)
+    errors = torch.softmax(x @ weights.T, dim=1)
+    errors[range(len(x)), torch.from_numpy(data.labels)] -= 1
+    return errors.T @ x / len(x)
+
+
+def accuracy(weights: Tensor, data: ImageSet) -> float:
+    return float(((rows(data) @ weights.T).argmax(1) == torch.from_numpy(data.labels)).double().mean())
+
+
+def close(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)
+
+
+def reduced(results: Mapping[str, ClientResult], *groups: str) -> RoundResult:
+    """What the engine gives to the server: means with the sites' weights, in float64."""
+    total = sum(result.weight for result in results.values())
+    means = {
+        group: {
+            name: sum(result.uploads[group][name] * (result.weight / total) for result in results.values())
+            for name in next(iter(results.values())).uploads[group]
+        }
+        for group in groups
+    }
+    scores = {"scores": {site: dict(result.uploads["scores"]) for site, result in results.items()}}
+    return RoundResult(means, scores, {site: result.weight for site, result in results.items()}, {})
+
+
+def rounds(
+    algorithm: FedAvg, drawn: Sequence[Sequence[str]], *groups: str
+) -> Iterator[tuple[Tensor, dict[str, ClientResult], Memory]]:
+    """For every round: the w_g that it began with, the sites' results, and the server's memory after it."""
+    train = next(step for step in algorithm.plan() if isinstance(step, Phase) and step.name == "train")
+    weights = {site: float(len(data.train)) for site, data in SITES.items()}
+    if algorithm.config.aggregation == "uniform":
+        weights = dict.fromkeys(SITES, 1.0)
+    server = algorithm.initial(context("initial", 0))
+    server = algorithm.server_step(context("describe", 0), server, RoundResult({}, {}, weights, {}))
+    memories = dict.fromkeys(SITES, EMPTY)
+    for round_, names in enumerate(drawn):
+        w_g = matrix(part(server.tensors, "global"))
+        results = {}
+        for site in names:
+            received = algorithm.broadcast(train, server, site)
+            here = context("train", round_, len(drawn), site)
+            results[site] = algorithm.client_step(here, received, memories[site], SITES[site])
+            memories[site] = results[site].memory or EMPTY
+        after = context("train", round_, len(drawn))
+        server = algorithm.server_step(after, server, reduced(results, "weights", *groups))
+        yield w_g, results, server
+
+
+def without_momentum(base: type[Any]) -> type[Any]:
+    """The method with plain SGD. Locum's `sgd` has momentum 0.9, also in Ditto and FedSoup."""
+
+    class Plain(base):
+        def schedule(self, round_: int) -> Schedule:
+            return replace(super().schedule(round_), momentum=0.0)
+
+    return Plain
+
+
+# SCAFFOLD.
+
+DRAWN = (("A", "B", "C"), ("A", "C"), ("B",), ("A", "B"))
+
+
+@pytest.mark.parametrize("code", ["ki-ljl", "NIID-Bench"])
+def test_scaffold(code: str) -> None:
+    """ki-ljl/Scaffold-Federated-Learning, ScaffoldOptimizer.py and server.py at 01ece38, client.py at
+    12e0421: the gradient is corrected before the step, the server takes plain means and moves c by their
+    share |S| / N.
+
+    Xtra-Computing/NIID-Bench, experiments.py at 90cc8de (`train_net_scaffold`, `local_train_net_scaffold`):
+    the weights are corrected after the step, which for plain SGD is the same. This version leaves |S| / N out
+    when it moves c, against line 17 of the paper's algorithm, so that c agrees while all sites are drawn;
+    afterwards its change is N / |S| times Locum's.
+    """
+    config = ScaffoldConfig(**PLAIN, local_epochs=3, aggregation="uniform", rounds=4)
+    c = torch.zeros(CLASSES, 5, dtype=torch.float64)
+    own = dict.fromkeys(SITES, c)
+    for names, (w_g, results, server) in zip(
+        DRAWN, rounds(Scaffold(config, TASK), DRAWN, "control_change"), strict=True
+    ):
+        moves, changes = [], []
+        for site in names:
+            y = w_g
+            for _ in range(3):
+                if code == "ki-ljl":
+                    y = y - (gradient(y, SITES[site].train) + c - own[site]) * RATE
+                else:
+                    y = y - RATE * gradient(y, SITES[site].train)
+                    y = y - RATE * (c - own[site])
+            new = own[site] - c + (w_g - y) / (3 * RATE)
+            close(matrix(results[site].uploads["weights"]), y)
+            close(matrix(part(results[site].memory.tensors, "control")), new)
+            moves.append(y - w_g)
+            changes.append(new - own[site])
+            own[site] = new
+        share = len(names) / len(SITES)
+        before, change = c, sum(changes) / len(names)
+        c = before + (change * share if code == "ki-ljl" else change)
+        found = matrix(part(server.tensors, "control"))
+        close(matrix(part(server.tensors, "global")), w_g + sum(moves) / len(names))
+        close((found - before) / share, change)
+        if code == "ki-ljl":
+            close(found, c)
+        assert change.abs().max() > 1e-3
+        # NIID-Bench's next round begins with Locum's c, so that every round is compared.
+        c = found
+
+
+def test_scaffold_weighs_sites_by_their_images_where_public_code_takes_plain_means_of_c() -> None:
+    """NIID-Bench (as above) averages w by n_k and c plainly; Locum averages both by n_k, by default."""
+    algorithm = Scaffold(ScaffoldConfig(**PLAIN, local_epochs=2, rounds=1), TASK)
+    ((_, results, server),) = rounds(algorithm, [tuple(SITES)], "control_change")
+    controls = {site: matrix(part(r.memory.tensors, "control")) for site, r in results.items()}
+    plain = sum(controls.values()) / 3
+    weighted = sum(c * len(SITES[site].train) for site, c in controls.items()) / 28
+    close(matrix(part(server.tensors, "control")), weighted)
+    assert (plain - weighted).abs().max() > 1e-3
+
+
+# FedAvgM, FedAdagrad, FedAdam, FedYogi.
+
+ETA, BETA_1, BETA_2, TAU = 0.03, 0.6, 0.9, 0.005
+ADAPTIVE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "fedadagrad": lambda v, d: v + d * d,
+    "fedadam": lambda v, d: BETA_2 * v + (1 - BETA_2) * d * d,
+    "fedyogi": lambda v, d: v - (1 - BETA_2) * d * d * torch.sign(v - d * d),
+}
+ZERO = torch.zeros(CLASSES, 5, dtype=torch.float64)
+
+
+def built(name: str, **fields: float) -> FedAvg:
+    chosen = method(name)
+    return chosen.build(chosen.config(recipe="paper", **fields), TASK)
+
+
+def server_rounds(algorithm: Callable[[int], FedAvg]) -> Iterator[tuple[Tensor, Tensor, Tensor, Memory]]:
+    """For every round: w_g, the sites' mean less w_g, w_g after it, and the server's memory."""
+    server = algorithm(0).initial(context("initial", 0))
+    draw = torch.Generator().manual_seed(2)
+    for round_ in range(5):
+        w_g = matrix(part(server.tensors, "global"))
+        # The updates become smaller, so that Yogi's sign changes.
+        away = 0.02 / 3**round_ * torch.randn(2, *w_g.shape, generator=draw, dtype=torch.float64)
+        mean = (12 * (w_g + away[0]) + 7 * (w_g + away[1])) / 19
+        result = RoundResult({"weights": state_of(mean)}, {}, {"A": 12.0, "B": 7.0}, {})
+        server = algorithm(round_).server_step(context("train", round_, 5), server, result)
+        yield w_g, mean - w_g, matrix(part(server.tensors, "global")), server
+
+
+def moment(server: Memory, name: str) -> Tensor:
+    return matrix({layer: part(server.tensors, f"server/{layer}")[name] for layer in state_of(ZERO)})
+
+
+def test_fedavgm() -> None:
+    """adap/flower, src/py/flwr/server/strategy/fedavgm.py at 05c252a: a step of SGD with torch's momentum,
+    which begins with the first gradient.
+    """
+    momentum = None
+    for w_g, delta, after, _ in server_rounds(
+        lambda _: built("fedavgm", server_rate=0.7, server_momentum=0.8)
+    ):
+        momentum = -delta if momentum is None else 0.8 * momentum - delta
+        close(after, w_g - 0.7 * momentum)
+
+
+@pytest.mark.parametrize("name", ADAPTIVE)
+def test_adaptive_servers(name: str) -> None:
+    """adap/flower, src/py/flwr/server/strategy/: fedadagrad.py at 187f825, fedadam.py at 50a719a, fedyogi.py
+    at 05c252a. tau is added to the root, and no bias is corrected, as in the paper's Algorithm 2 and in
+    Locum. But Flower's v is 0 at first; the paper asks for v >= tau^2, and Locum begins with tau^2. With that
+    v Flower's rules are Locum's; with 0, its v is less by what is left of tau^2, and its steps are longer.
+    """
+    fields = {"server_rate": ETA, "beta_1": BETA_1, "beta_2": BETA_2, "tau": TAU}
+    m, v, flowers = ZERO, ZERO + TAU**2, ZERO
+    signs: set[float] = set()
+    for round_, (w_g, delta, after, server) in enumerate(server_rounds(lambda _: built(name, **fields))):
+        signs |= set((v - delta * delta).sign().flatten().tolist())
+        m = BETA_1 * m + (1 - BETA_1) * delta
+        v, flowers = ADAPTIVE[name](v, delta), ADAPTIVE[name](flowers, delta)
+        close(after, w_g + ETA * m / (v.sqrt() + TAU))
+        close(moment(server, "m"), m)
+        close(moment(server, "v"), v)
+        if name != "fedyogi":
+            left = TAU**2 * (BETA_2 ** (round_ + 1) if name == "fedadam" else 1)
+            close(v - flowers, ZERO + left)
+            assert (ETA * m / (flowers.sqrt() + TAU)).norm() > (after - w_g).norm()
+    assert signs == {-1.0, 1.0}
+
+
+def test_fedyogi_of_the_authors() -> None:
+    """google-research/federated, utils/optimizers/yogi.py at 679b03d, with `initial_accumulator_value` tau^2
+    and `epsilon` tau. The authors' code corrects the bias of both moments in the rate; the paper's Algorithm
+    2 does not, and neither does Locum. With eta sqrt(1 - beta_2^t) / (1 - beta_1^t) for eta in round t they
+    agree.
+    """
+
+    def rate(round_: int) -> float:
+        return ETA * (1 - BETA_2 ** (round_ + 1)) ** 0.5 / (1 - BETA_1 ** (round_ + 1))
+
+    fields = {"beta_1": BETA_1, "beta_2": BETA_2, "tau": TAU}
+    found = server_rounds(lambda round_: built("fedyogi", server_rate=rate(round_), **fields))
+    m, v = ZERO, ZERO + TAU**2
+    for round_, (w_g, delta, after, _) in enumerate(found):
+        slope = -delta
+        m = m * BETA_1 + slope * (1 - BETA_1)
+        v = v + (1 - BETA_2) * torch.sign(slope * slope - v) * slope * slope
+        close(after, w_g - rate(round_) / (v.sqrt() + TAU) * m)
+
+
+# Ditto, pFedMe, FedSoup.
+
+
+def test_ditto() -> None:
+    """litian96/ditto, flearn/trainers_MTL/ditto.py at 00c1837 and fedbase.py at 57768a6 (`simple_average`),
+    with plain SGD and plain means. The authors' v begins with the first w_g of the run, Locum's with the
+    first that the site receives: so both sites are drawn in the first round.
+    """
+    config = DittoConfig(**PLAIN, local_epochs=3, attraction=0.7, aggregation="uniform", rounds=3)
+    drawn = (("A", "B"), ("A",), ("A", "B"))
+    own: dict[str, Tensor] = {}
+    for names, (w_g, results, server) in zip(
+        drawn, rounds(without_momentum(Ditto)(config, TASK), drawn), strict=True
+    ):
+        updates = []
+        for site in names:
+            v, w = own.get(site, w_g), w_g
+            for _ in range(3):
+                v = v - RATE * (gradient(v, SITES[site].train) + 0.7 * (v - w_g))
+                w = w - RATE * gradient(w, SITES[site].train)
+            close(matrix(part(results[site].memory.tensors, "personal")), v)
+            close(matrix(results[site].uploads["weights"]), w)
+            updates.append(w - w_g)
+            own[site] = v
+        close(matrix(part(server.tensors, "global")), w_g + sum(updates) / len(names))
+
+
+def test_dittos_model_begins_with_the_first_weights_that_its_site_receives() -> None:
+    """The difference that `test_ditto` leaves out, at a site that is first drawn in the second round."""
+    config = DittoConfig(**PLAIN, local_epochs=1, attraction=0.7, rounds=2)
+    (first, _, _), (w_g, results, _) = rounds(Ditto(config, TASK), (("A",), ("B",)))
+    found = matrix(part(results["B"].memory.tensors, "personal"))
+    data = SITES["B"].train
+    close(found, w_g - RATE * gradient(w_g, data))
+    theirs = first - RATE * (gradient(first, data) + 0.7 * (first - w_g))
+    assert (found - theirs).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("beta", [1.0, 0.6, 2.0])
+def test_pfedme(beta: float) -> None:
+    """CharlieDinh/pFedMe, FLAlgorithms/users/userpFedMe.py at 0468164 and servers/serverbase.py at 7e52b22
+    (`persionalized_aggregate_parameters`); its optimiser from the copy dual-grp/pFedMe,
+    FLAlgorithms/optimizers/fedoptimizer.py at 874d63b, which decays theta by mu = 0.001.
+
+    The authors' weights are n_k / n, as Locum's by default. Their `lamda * learning_rate` is `step_share`.
+    """
+    lamda, rate, mu = 3.0, 0.08, 0.001
+    config = PFedMeConfig(
+        **{**PLAIN, "learning_rate": 0.05, "statistics": "estimated"},
+        local_epochs=2,
+        attraction=lamda,
+        personal_steps=4,
+        step_share=lamda * rate,
+        decay=mu,
+        server_rate=beta,
+        rounds=3,
+    )
+    drawn = (("A", "B"), ("B", "C"), ("A", "C"))
+    for names, (w_g, results, server) in zip(drawn, rounds(PFedMe(config, TASK), drawn), strict=True):
+        mean = torch.zeros_like(w_g)
+        images = sum(len(SITES[site].train) for site in names)
+        for site in names:
+            theta, local = w_g, w_g
+            for _ in range(2):
+                for _ in range(4):
+                    slope = gradient(theta, SITES[site].train) + lamda * (theta - local) + mu * theta
+                    theta = theta - 0.05 * slope
+                local = local - lamda * rate * (local - theta)
+            close(matrix(results[site].uploads["weights"]), local)
+            close(matrix(part(results[site].memory.tensors, "chosen")), theta)
+            mean += local * (len(SITES[site].train) / images)
+        close(matrix(part(server.tensors, "global")), (1 - beta) * w_g + beta * mean)
+
+
+def test_fedsoup() -> None:
+    """ubc-tea/FedSoup, system/flcore/clients/clientsoup.py at 0f202ed. The authors compare the candidates on
+    a site's test images (`quick_test`), the paper and Locum on its validation images; here both have the
+    same. Locum's optimiser begins afresh in every round, as plain SGD does anyway. The authors count the
+    rounds that a site trained in, Locum those of the run: so all sites are drawn in all rounds.
+    """
+    config = FedSoupConfig(**{**PLAIN, "learning_rate": 1.0}, local_epochs=2, soup_start=0.3, rounds=14)
+    drawn = [tuple(SITES)] * 14
+    pools: dict[str, Tensor] = {}
+    counts = dict.fromkeys(SITES, 0)
+    answers = []
+    for round_, (w_g, results, _) in enumerate(rounds(without_momentum(FedSoup)(config, TASK), drawn), 1):
+        for site, data in SITES.items():
+            w = w_g
+            for _ in range(2):
+                w = w - gradient(w, data.train)
+            if round_ > 0.3 * 14:
+                n = counts[site]
+                pool = w_g if n == 0 else pools[site]
+                without = w / (n + 1) + pool * n / (n + 1)
+                with_ = w / (n + 2) + pool * n / (n + 2) + w_g / (n + 2)
+                better = accuracy(with_, data.val) > accuracy(without, data.val)
+                answers.append(better)
+                if better:
+                    pools[site], counts[site] = (n * pool + w_g) / (n + 1), n + 1
+                w = with_ if better else without
+                facts = results[site].memory.facts
+                assert facts["pooled"] == counts[site]
+                if counts[site]:
+                    close(matrix(part(results[site].memory.tensors, "pool")), pools[site])
+            close(matrix(results[site].uploads["weights"]), w)
+            close(matrix(part(results[site].memory.tensors, "chosen")), w)
+    assert len(answers) == 10 * 3
+    assert set(answers) == {True, False}
+    assert max(counts.values()) > 1
+
+
+# DENSE.
+
+
+def normed(seed: int) -> nn.Module:
+    """A convolution, a batch norm with statistics, and logits, in float64."""
+    draw = torch.Generator().manual_seed(seed)
+    network = nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(3 * 16, CLASSES)
+    ).double()
+    with torch.no_grad():
+        for tensor in network.state_dict().values():
+            if tensor.is_floating_point():
+                tensor.copy_(torch.rand(tensor.shape, generator=draw, dtype=torch.float64) - 0.5)
+        network[1].running_var.abs_().add_(0.2)
+    return network.eval()
+
+
+def soft(logits: Tensor, temperature: float = 1.0) -> Tensor:
+    shifted = (logits / temperature - (logits / temperature).amax(1, keepdim=True)).exp()
+    return shifted / shifted.sum(1, keepdim=True)
+
+
+def test_dense_generator() -> None:
+    """zj-jayzhang/DENSE, helpers/synthesizers.py (`AdvSynthesizer.synthesize`) and helpers/utils.py
+    (`DeepInversionHook`, `kldiv`) at 237c5dd. The authors add the batch-norm terms of all members, the paper
+    and Locum divide them by the members: with `bn_weight` times m they agree.
+    """
+    members, student = [normed(seed) for seed in (1, 2, 3)], normed(7)
+    images = torch.randn(20, 1, 6, 6, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    labels = torch.arange(20) % CLASSES
+    norms = torch.zeros((), dtype=torch.float64)
+    with torch.no_grad():
+        for member in members:
+            maps = member[0](images)
+            mean = maps.mean((0, 2, 3))
+            variance = (maps**2).mean((0, 2, 3)) - mean**2
+            norms += (member[1].running_var - variance).square().sum().sqrt()
+            norms += (member[1].running_mean - mean).square().sum().sqrt()
+        ensemble = sum(member(images) for member in members) / 3
+        answers = student(images)
+    p, q = soft(ensemble), soft(answers)
+    differ = ensemble.argmax(1) != answers.argmax(1)
+    assert 0 < int(differ.sum()) < 20
+    entropy = -p[range(20), labels].log().mean()
+    adversarial = -((p * (p.log() - q.log())).sum(1) * differ).mean()
+    found = generator_loss(members, student, images, labels, 3 * 0.4, 0.7)
+    close(found.total.detach(), 0.4 * norms + entropy + 0.7 * adversarial)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 20.0])
+def test_dense_distillation(temperature: float) -> None:
+    """zj-jayzhang/DENSE, heter_fl.py (`kd_train`) and helpers/utils.py (`KLDiv`) at 237c5dd: KL(D || S) by
+    the images of the batch, times T^2. Their T is 1, as `recipe: paper` has it.
+    """
+    draw = torch.Generator().manual_seed(6)
+    student, teacher = (4 * torch.randn(9, CLASSES, generator=draw, dtype=torch.float64) for _ in range(2))
+    p, q = soft(teacher, temperature), soft(student, temperature)
+    expected = (p * (p / q).log()).sum() / 9 * temperature**2
+    torch.testing.assert_close(divergence(student, teacher, temperature), expected, rtol=1e-9, atol=1e-12)
