@@ -1,6 +1,6 @@
 """Methods against the update rules of public code, in float64.
 
-Every rule here is written anew from the repository, file and commit that its docstring names. The network is
+Every rule here is written again from the repository, file and commit that its docstring names. The network is
 a linear classifier with a gradient in closed form, and a batch is a site's whole data, so that neither
 torch's autograd nor the order of the images has a part in what is expected.
 """
@@ -62,7 +62,7 @@ def linear_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def points(count: int, seed: int) -> ImageSet:
-    """Images whose class a linear network finds for the most part."""
+    """Images with a class that a linear network finds for the most part."""
     draw = np.random.default_rng(seed)
     images = draw.normal(size=(count, 1, 2, 2))
     labels = (images.reshape(count, 4)[:, :CLASSES] + 0.5 * draw.normal(size=(count, CLASSES))).argmax(1)
