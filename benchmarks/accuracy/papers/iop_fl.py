@@ -256,15 +256,15 @@ def _outside(sets: Sets, cell: Cell) -> dict[str, Any]:
     config = AdaptationConfig(preset=OUTSIDE[arm][0] or "paper", seed=seed, epochs=cell["epochs"])
     started = time.perf_counter()
     if arm == LABELLED:
-        official = by_official_protocol(space, tests.slices, seed, "as-published")
+        official = by_official_protocol(space, tests.slices, seed, "as-published", sets.device)
         found = {"ours": {}, "paper": max(score[0] for score in official.row["epochs"])}
     elif arm in (AVERAGE, ENSEMBLE):
         networks_ = [network_of(spec, state, sets.device) for state in members.values()]
         found = _average([*map(tests.judge, networks_)]) if arm == AVERAGE else tests.judge(_Mean(networks_))
     elif arm == "FedAvg":
-        found = tests.judge(space.plain())
+        found = tests.judge(space.plain().to(sets.device))
     elif arm == PER_MODEL:
-        network = route(space, "direct")
+        network, images = route(space, "direct").to(sets.device), images.to(sets.device)
         _share_coefficients(network)
         adapt(network, images, config)
         found = tests.judge(merge(space, network, images))
