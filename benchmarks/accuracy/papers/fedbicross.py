@@ -11,7 +11,7 @@ A cell is one arm of one seed, on one set divided by one alpha.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -29,8 +29,17 @@ from benchmarks.accuracy.one_shot.arms import (
     personal_models,
 )
 from benchmarks.accuracy.papers.arms import cost
-from benchmarks.accuracy.papers.classification import METRIC, METRICS, PAPERS_METRIC, Answer, Clients, Runs
-from benchmarks.accuracy.papers.report import PaperTables, Part, lines_of
+from benchmarks.accuracy.papers.classification import (
+    METRIC,
+    METRICS,
+    PAPERS_METRIC,
+    Answer,
+    Clients,
+    PaperOnImages,
+    Runs,
+)
+from benchmarks.accuracy.papers.own_data import readable_errors
+from benchmarks.accuracy.papers.report import Part, lines_of
 from benchmarks.harness.cells import Cell, Row
 from benchmarks.harness.experiment import Options, Table
 from personalization.state import State
@@ -102,17 +111,18 @@ NOTES = {
     "comparison": "Table 1.",
     "ablation": "Table 2. The number of clusters is the silhouette's, but for `w/o Clus`.",
 }
-_DIFFERS = f"""\
+_DATA_NOTE = """\
 **What differs from the paper.** The paper has four sets of MedMNIST, 5, 10 and 20 clients and four values
 of alpha; here are chest X-rays (pneumoniamnist) and white blood cells (wbc5_28_shift), 5 clients. Its
-figures, of 5 clients and alpha 0.3, stand beside these for the order of the arms, not for the level. It
-has 500 steps of synthesis at width 64 and 100 local epochs; profile `cpu` has 50 steps at width 16 and 12
-or 40 epochs. Students start from their cluster's average and learn at every step; `read literally` starts
-at random and learns in six steps, as printed. The rate of local training falls twice; `recipe: paper` has
-it constant at 0.001. The test images of wbc5_28_shift are of another camera than all others. DENSE has
-100 steps of its generator. DAFL, FedISCA and Co-Boosting are missing: Locum has none of them. The
-similarity of `Sim-weighted` is ours, since the paper does not define it. The paper averages accuracy over
-clients and does not say of which test images.
+figures, of 5 clients and alpha 0.3, stand beside these for the order of the arms, not for the level."""
+_METHOD_NOTE = f"""\
+The paper has 500 steps of synthesis at width 64 and 100 local epochs; profile `cpu` has 50 steps at width
+16 and 12 or 40 epochs. Students start from their cluster's average and learn at every step; `read
+literally` starts at random and learns in six steps, as printed. The rate of local training falls twice;
+`recipe: paper` has it constant at 0.001. The test images of wbc5_28_shift are of another camera than all
+others. DENSE has 100 steps of its generator. DAFL, FedISCA and Co-Boosting are missing: Locum has none of
+them. The similarity of `Sim-weighted` is ours, since the paper does not define it. The paper averages
+accuracy over clients and does not say of which test images.
 
 {METRICS} Bytes are sent and received together. Seconds are a client's training and the server's synthesis."""
 
@@ -165,7 +175,7 @@ PROFILES = {
 }
 
 
-class PaperFedBiCross(PaperTables[Profile]):
+class PaperFedBiCross(PaperOnImages[Profile]):
     """FedBiCross, what it is compared with, and its parts."""
 
     name = "paper-fedbicross"
@@ -173,7 +183,8 @@ class PaperFedBiCross(PaperTables[Profile]):
     question = "What do the arms of FedBiCross's tables reach on other sets?"
     profiles = PROFILES
     tables = (Table("paper-fedbicross.cpu", data="../shared/data"),)
-    differs = _DIFFERS
+    data_note, method_note = _DATA_NOTE, _METHOD_NOTE
+    differs = f"{_DATA_NOTE}\n\n{_METHOD_NOTE}"
     data_help = f"the folder with medmnist_npz, and {' and '.join(f'{name}.npz' for name in SETS)} in it"
 
     def cells(self) -> list[Cell]:
@@ -182,11 +193,11 @@ class PaperFedBiCross(PaperTables[Profile]):
         return [
             {
                 **{"part": part, "arm": arm.name, "set": set_, "alpha": alpha, "seed": seed},
-                **{"profile": name, "clients": settings.clients},
+                **{"profile": name, "clients": settings.clients, **self.own_cell},
                 "method": self._config(arm, set_).model_dump(mode="json"),
             }
             for seed in range(settings.seeds)
-            for set_ in settings.sets
+            for set_ in self.sets
             for alpha in settings.alphas
             for part, arms in ARMS.items()
             for arm in arms
@@ -201,16 +212,22 @@ class PaperFedBiCross(PaperTables[Profile]):
 
     @cached_property
     def _federations(self) -> OneShots:
-        return OneShots(self.data / "medmnist_npz", self.options, self.profile.device)
+        return OneShots(self.folder_of, self.options, self.profile.device)
+
+    @property
+    def sets(self) -> Sequence[str]:
+        """The profile's sets, or one's own."""
+        return (self.own_name,) if self.own else self.profile.sets
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """Train and test one arm."""
-        return self._federations.compute(cell)
+        with readable_errors(self.data):
+            return self._federations.compute(cell)
 
     def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
         """The comparison and the ablation, of every set and alpha."""
         found = {}
-        for set_ in self.profile.sets:
+        for set_ in self.sets:
             for alpha in self.profile.alphas:
                 for part, arms in ARMS.items():
                     wanted = (part, set_, alpha)
@@ -231,17 +248,17 @@ class PaperFedBiCross(PaperTables[Profile]):
 class OneShots(Runs):
     """The federations of one upload, with the last division and its uploads cached."""
 
-    def __init__(self, folder: Path, options: Options, device: str) -> None:
+    def __init__(self, folder_of: Callable[[str], Path], options: Options, device: str) -> None:
         super().__init__(options, device)
-        self._folder = folder
+        self._folder_of = folder_of
         self.clients = lru_cache(maxsize=1)(self._clients)
 
-    def _clients(self, set_: str, count: int, alpha: float, seed: int) -> Clients:
-        return Clients(self._folder, set_, count, alpha, seed)
+    def _clients(self, set_: str, count: int, alpha: float, seed: int, digest: str | None) -> Clients:
+        return Clients(self._folder_of(set_), set_, count, alpha, seed, digest)
 
     def compute(self, cell: Cell) -> dict[str, Any]:
         """The result of a cell."""
-        clients = self.clients(cell["set"], cell["clients"], cell["alpha"], cell["seed"])
+        clients = self.clients(*(cell.get(name) for name in ("set", "clients", "alpha", "seed", "data")))
         arm, local = cell["arm"], {name: cell["method"][name] for name in LOCAL}
         config = FedBiCrossConfig(**(local if arm == DENSE else cell["method"]))
         uploading = Uploads(config, clients.task)

@@ -10,20 +10,23 @@ A cell is one arm of one seed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
+from benchmarks.accuracy.cross_organ.data import SITES as PLACES
 from benchmarks.accuracy.cross_organ.data import assemble
 from benchmarks.accuracy.cross_organ.patients import read, regrouped
 from benchmarks.accuracy.papers.arms import Arm, Tests, Trainer, cost, fold_of, networks
-from benchmarks.accuracy.papers.report import PaperTables, Part, lines_of
+from benchmarks.accuracy.papers.own_data import PaperOnData, readable_errors
+from benchmarks.accuracy.papers.report import Part, lines_of
 from benchmarks.harness.cells import Cell, Row
-from benchmarks.harness.experiment import Options, Table
+from benchmarks.harness.experiment import OptionError, Options, Table
 from training.data.cases import SPLITS, Federation, Site
 from training.data.federation import load_federation
+from training.methods.fedoap.models import check_task
 from training.tasks import template
 
 SITES = ("bladder_mri", "brain_flair", "breast_ultrasound")
@@ -64,10 +67,12 @@ NOTES = {
     "comparison": "Table 1. FedOAP has a network of its own; FedAvg on that is the ablation's first row.",
     "ablation": "Table 3, and two arms that it leaves out.",
 }
-_DIFFERS = """\
+_DATA_NOTE = """\
 **What differs from the paper.** The paper has breast MRI, brain MRI and liver CT, each a set of thousands
 of slices; here are bladder MRI, brain FLAIR and breast ultrasound, of at most a few hundred images, so its
-figures stand beside these for the order of the arms, not for the level. The paper trains for 5 rounds at
+figures stand beside these for the order of the arms, not for the level."""
+_METHOD_NOTE = """\
+The paper trains for 5 rounds at
 width 64, and FedOAP for two epochs more than its rivals; here all arms take the same steps. Ablations
 without the perturbed loss keep the second stage, with the plain loss. FedDP is missing: Locum has not got
 it. Hospitals from outside (Table 2) are in [cross_organ](cross_organ.cpu.md), zero-shot and with a few
@@ -114,7 +119,7 @@ PROFILES = {
 }
 
 
-class PaperFedOap(PaperTables[Profile]):
+class PaperFedOap(PaperOnData[Profile]):
     """FedOAP, what it is compared with, and its parts."""
 
     name = "paper-fedoap"
@@ -122,19 +127,26 @@ class PaperFedOap(PaperTables[Profile]):
     question = "What do the arms of FedOAP's tables reach on other organs?"
     profiles = PROFILES
     tables = (Table("paper-fedoap.cpu", data="../shared/data"),)
-    differs = _DIFFERS
+    kind = "segmentation"
+    data_note, method_note = _DATA_NOTE, _METHOD_NOTE
+    differs = f"{_DATA_NOTE}\n\n{_METHOD_NOTE}"
     data_help = "the folder with tumour_organs, brain_lgg_flair and breast_ultrasound"
 
     def cells(self) -> list[Cell]:
         """Seed by seed."""
         name, settings = self.options.profile, self.profile
+        size: int | tuple[int, int] = settings.size
+        own: dict[str, str] = {}
+        if self.own:
+            size, own = self.own_task.size, {"set": self.own_name, "data": self.own_digest}
         return [
             {
                 "part": part,
                 "arm": arm.name,
+                **own,
                 "seed": seed,
                 "profile": name,
-                "size": settings.size,
+                "size": size,
                 "most": dict(settings.most),
                 "method": arm.config(self._fields(arm)).model_dump(mode="json"),
             }
@@ -152,10 +164,28 @@ class PaperFedOap(PaperTables[Profile]):
 
     @cached_property
     def _organs(self) -> Organs:
-        return Organs(self.data, self.options, self.profile)
+        return Organs(self._load, self.options, self.profile)
+
+    def _load(self) -> Federation:
+        """The sites of three organs as one federation, or one's own."""
+        if self.own:
+            check_task(self.own_task)
+            return self.own_federation
+        for place in PLACES.values():
+            self.shared(place)
+        try:
+            root = assemble(self.data, self.options.state_dir / "cross_organ_sites")
+            task = template("tumour_any_organ").model_copy(update={"size": (self.profile.size,) * 2})
+            return regrouped(load_federation(root, task), read()).only(SITES)
+        except ValueError as error:
+            raise OptionError(f"--data: expected {self.data_help}: {error}") from error
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:  # noqa: ARG002
         """Train and test one arm."""
+        with readable_errors(self.data):
+            return self._trained_and_tested(cell)
+
+    def _trained_and_tested(self, cell: Cell) -> dict[str, Any]:
         organs, seed = self._organs, cell["seed"]
         arm = next(arm for arm in ARMS[cell["part"]] if arm.name == cell["arm"])
         federation = organs.federation(seed)
@@ -185,19 +215,16 @@ class PaperFedOap(PaperTables[Profile]):
 
 
 class Organs(Trainer):
-    """The sites of three organs as one federation, with the last seed's cached."""
+    """The federation, with the last seed's cached."""
 
-    def __init__(self, data: Path, options: Options, profile: Profile) -> None:
+    def __init__(self, load: Callable[[], Federation], options: Options, profile: Profile) -> None:
         super().__init__(options, profile.device)
-        self._root, self._profile = assemble(data, options.state_dir / "cross_organ_sites"), profile
+        self._load, self._profile = load, profile
         self.federation = lru_cache(maxsize=1)(self._federation)
         self.tests = lru_cache(maxsize=len(SITES))(self._tests)
 
     def _federation(self, seed: int) -> Federation:
-        size = (self._profile.size, self._profile.size)
-        task = template("tumour_any_organ").model_copy(update={"size": size})
-        found = regrouped(load_federation(self._root, task), read()).only(SITES)
-        found = fold_of(found, seed, self._profile.seeds)
+        found = fold_of(self._load(), seed, self._profile.seeds)
         return replace(found, sites=tuple(_thinned(site, self._profile.most) for site in found.sites))
 
     def _tests(self, seed: int, site: str) -> Tests:
