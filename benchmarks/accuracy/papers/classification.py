@@ -99,6 +99,21 @@ class Clients:
         }
 
 
+# The arm that answers without a network, and what it costs.
+MOST_FREQUENT = "Most frequent class"
+NO_COST: Mapping[str, float] = {"sent": 0, "received": 0, "seconds": 0.0}
+
+
+def most_frequent(clients: Clients) -> dict[str, Answer]:
+    """Always a client's most frequent class in training, the lower one of two."""
+
+    def of(own: LabelledData) -> Answer:
+        label = int(np.bincount(own.train.labels).argmax())
+        return lambda images: torch.full((len(images),), label)
+
+    return {site: of(own) for site, own in clients.data.items()}
+
+
 class PaperOnImages(PaperOnData[P]):
     """Tables of the shared .npz files, or of one's own."""
 

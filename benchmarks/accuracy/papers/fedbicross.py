@@ -32,11 +32,14 @@ from benchmarks.accuracy.papers.arms import cost
 from benchmarks.accuracy.papers.classification import (
     METRIC,
     METRICS,
+    MOST_FREQUENT,
+    NO_COST,
     PAPERS_METRIC,
     Answer,
     Clients,
     PaperOnImages,
     Runs,
+    most_frequent,
 )
 from benchmarks.accuracy.papers.own_data import readable_errors
 from benchmarks.accuracy.papers.report import Part, lines_of
@@ -84,6 +87,7 @@ ALONE, AVERAGE, TUNED, ENSEMBLE = "Local-only", "FedAvg-1", "FedAvg-1 + fine-tun
 DENSE, WHOLE, NO_STAGE_3 = "DENSE", "FedBiCross", "w/o PKD"
 ARMS: Mapping[str, tuple[Arm, ...]] = {
     "comparison": (
+        Arm(MOST_FREQUENT),
         Arm(ALONE),
         Arm(AVERAGE, {}, _published(17.35, 17.24, 31.10, 33.76)),
         Arm(TUNED),
@@ -194,7 +198,7 @@ class PaperFedBiCross(PaperOnImages[Profile]):
             {
                 **{"part": part, "arm": arm.name, "set": set_, "alpha": alpha, "seed": seed},
                 **{"profile": name, "clients": settings.clients, **self.own_cell},
-                "method": self._config(arm, set_).model_dump(mode="json"),
+                **self._method(arm, set_),
             }
             for seed in range(settings.seeds)
             for set_ in self.sets
@@ -202,6 +206,12 @@ class PaperFedBiCross(PaperOnImages[Profile]):
             for part, arms in ARMS.items()
             for arm in arms
         ]
+
+    def _method(self, arm: Arm, set_: str) -> dict[str, Any]:
+        """The configuration; none of the arm without training."""
+        if arm.name == MOST_FREQUENT:
+            return {}
+        return {"method": self._config(arm, set_).model_dump(mode="json")}
 
     def _config(self, arm: Arm, set_: str) -> OneShotConfig:
         fields = {**self.profile.method, **self.profile.by_set.get(set_, {})}
@@ -259,6 +269,8 @@ class OneShots(Runs):
     def compute(self, cell: Cell) -> dict[str, Any]:
         """The result of a cell."""
         clients = self.clients(*(cell.get(name) for name in ("set", "clients", "alpha", "seed", "data")))
+        if cell["arm"] == MOST_FREQUENT:
+            return {"sites": clients.judge(most_frequent(clients)), "cost": dict(NO_COST), "seconds": 0.0}
         arm, local = cell["arm"], {name: cell["method"][name] for name in LOCAL}
         config = FedBiCrossConfig(**(local if arm == DENSE else cell["method"]))
         uploading = Uploads(config, clients.task)

@@ -23,11 +23,14 @@ from benchmarks.accuracy.papers.arms import Arm, cost
 from benchmarks.accuracy.papers.classification import (
     METRIC,
     METRICS,
+    MOST_FREQUENT,
+    NO_COST,
     PAPERS_METRIC,
     Answer,
     Clients,
     PaperOnImages,
     Runs,
+    most_frequent,
 )
 from benchmarks.accuracy.papers.own_data import readable_errors
 from benchmarks.accuracy.papers.report import Part, lines_of
@@ -59,6 +62,7 @@ _FEDINS = _published(83.12, 84.83, 86.79)
 _SINGLE: Mapping[str, Any] = {"entries": 1, "top": 1, "key_weight": 0.0}
 ARMS: Mapping[str, tuple[Arm, ...]] = {
     "comparison": (
+        Arm(MOST_FREQUENT, ""),
         Arm("SOLO", "local-only", {}, _published(62.18, 33.81, 17.17)),
         Arm("FedAvg", "fedavg", {}, _published(80.02, 81.22, 79.02)),
         Arm("FedProx", "fedprox", {"mu": 0.001}, _published(78.73, 81.56, 79.57)),
@@ -171,22 +175,27 @@ class PaperFedIns(PaperOnImages[Profile]):
 
     def cells(self) -> list[Cell]:
         """Seed by seed, set by set."""
-        name, settings = self.options.profile, self.profile
-        common = {
-            **{"profile": name, "clients": settings.clients, "alpha": settings.alpha},
-            **{"vit": dict(settings.vit), "pretraining_steps": settings.pretraining_steps},
-            **self.own_cell,
-        }
+        settings = self.profile
         return [
-            {
-                **{"part": part, "arm": arm.name, "set": set_, "seed": seed, **common},
-                "method": self._config(arm, set_).model_dump(mode="json", exclude={"backbone"}),
-            }
+            {"part": part, "arm": arm.name, "set": set_, "seed": seed, **self._facts(arm, set_)}
             for seed in range(settings.seeds)
             for set_ in self.sets
             for part, arms in ARMS.items()
             for arm in arms
         ]
+
+    def _facts(self, arm: Arm, set_: str) -> dict[str, Any]:
+        """What decides an arm's result beside set and seed: of an arm without training, the division."""
+        settings = self.profile
+        division = {"profile": self.options.profile, "clients": settings.clients, "alpha": settings.alpha}
+        if arm.name == MOST_FREQUENT:
+            return {**division, **self.own_cell}
+        return {
+            **division,
+            **{"vit": dict(settings.vit), "pretraining_steps": settings.pretraining_steps},
+            **self.own_cell,
+            "method": self._config(arm, set_).model_dump(mode="json", exclude={"backbone"}),
+        }
 
     def _config(self, arm: Arm, set_: str) -> Any:
         own = self.profile.pool if arm.method == "fedins" else self.profile.tuning
@@ -205,6 +214,8 @@ class PaperFedIns(PaperOnImages[Profile]):
         """Train and test one arm."""
         arm = next(arm for arm in ARMS[cell["part"]] if arm.name == cell["arm"])
         with readable_errors(self.data):
+            if arm.name == MOST_FREQUENT:
+                return self._federations.most_frequent(cell)
             return self._federations.compute(cell, arm.method)
 
     def parts(self, rows: Sequence[Row]) -> Mapping[str, Part]:
@@ -241,6 +252,12 @@ class Tuned(Runs):
         super().__init__(options, device)
         self._folder_of = folder_of
         self._place = lru_cache(maxsize=1)(self._new_place)
+
+    def most_frequent(self, cell: Cell) -> dict[str, Any]:
+        """The result of the arm without training."""
+        place = (cell["set"], cell["clients"], cell["alpha"], cell["seed"], cell.get("data"))
+        clients = Clients(self._folder_of(cell["set"]), *place)
+        return {"sites": clients.judge(most_frequent(clients)), "cost": dict(NO_COST)}
 
     def _new_place(
         self, set_: str, count: int, alpha: float, seed: int, digest: str | None, steps: int, vit: Any
