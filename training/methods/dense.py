@@ -11,7 +11,9 @@ z and y are drawn for each epoch, and D is the mean of the members' logits. S, t
 published. The printed algorithm trains S on the epoch's own images; the authors' code on those of all epochs.
 `pool` says of how many. By default both answers are softened by FedBiCross's temperature, 20; the paper has
 none (`temperature: 1`). The code also draws a fresh G in every epoch, moves z with it, and crops and flips
-what D sees; here G goes on, as printed. Both optimisers start afresh in every epoch.
+what D sees; here G goes on, as printed. Three defaults differ from the code as well: its Adam for G has betas
+(0.5, 0.999), here (0.9, 0.999); of an epoch it pools the images of the lowest loss, here those after the last
+step; and it keeps one SGD optimiser over all epochs, while here both optimisers start afresh in every epoch.
 
 Classification only: the generator starts from a class. By default all f_k begin alike.
 

@@ -1,8 +1,9 @@
 """FedOAP's tables: Organ-Agnostic Personalized Federated Learning for Tumor Segmentation, Tables 1 and 3.
 
 Three sites of three organs. The arms of Table 1 train Locum's U-Net by their own method; FedOAP and the
-rows of Table 3 train FedOAP's network, of which the first row is FedAvg on that network. All arms take the
-same steps at every site: those of FedOAP's second stage are rounds of their own elsewhere. As the ablation
+rows of Table 3 train FedOAP's network, of which the first row is FedAvg on that network. All arms see the
+same number of batches at every site (FedRep sees them twice, for head and body): the rounds of FedOAP's
+second stage are rounds of training elsewhere. As the ablation
 that the paper leaves out, `plain second stage` is FedOAP with the loss of stage 1 in stage 2.
 
 A cell is one arm of one seed.
@@ -70,19 +71,25 @@ NOTES = {
 _DATA_NOTE = """\
 **What differs from the paper.** The paper has breast MRI, brain MRI and liver CT, each a set of thousands
 of slices; here are bladder MRI, brain FLAIR and breast ultrasound, of at most a few hundred images, so its
-figures stand beside these for the order of the arms, not for the level."""
+figures stand beside these for the order of the arms, not for the level. Hospitals from outside
+(Table 2) are in [cross_organ](cross_organ.cpu.md), zero-shot and with a few labels."""
 _METHOD_NOTE = """\
-The paper trains for 5 rounds at
-width 64, and FedOAP for two epochs more than its rivals; here all arms take the same steps. Ablations
-without the perturbed loss keep the second stage, with the plain loss. FedDP is missing: Locum has not got
-it. Hospitals from outside (Table 2) are in [cross_organ](cross_organ.cpu.md), zero-shot and with a few
-labels.
+The paper trains for 5 rounds at width 64, and FedOAP for two epochs more than its rivals. Profile `cpu` has 8
+rounds at width 16, profile `gpu` 50 at width 64, and both add two rounds: FedOAP's second stage, or rounds of
+training for its rivals. All arms see as many batches; FedRep takes two steps for each, since it trains the
+head and then the body. Ablations without the perturbed loss keep the second stage, with the plain loss. FedDP
+is missing: Locum does not have it.
+
+**Recipes differ.** FedOAP and the ablation have AdamW with one cosine over all steps of a stage, a uniform
+mean of the sites, and binary cross-entropy with Dice. Their rivals have Adam, restarted every round, at a
+rate that falls in the second half of the rounds, weights by the number of images, and soft Dice. No arm is
+tuned: FedAvgM has momentum 0.9 and rate 1 at the server, FedAdagrad rate 0.01 and tau 0.001.
 
 *Dice*: of the foreground, per patient, over all images of the patient, on their own grids; a false alarm on
-a patient without a tumour counts 0. *Dice of slices with a tumour*: the paper's formula, mean over slices,
-at the network's resolution. Both in percent, means of sites; ± is the standard deviation over seeds, each
-of which tests another third of the patients. Intervals are 95 %, paired bootstrap over patients within
-sites. Bytes are sent and received together."""
+a patient without a tumour counts 0. *Dice of slices with a tumour*: the paper's formula, mean over slices, at
+most 200 of a site, at the network's resolution. Both in percent, means of sites; ± is the standard deviation
+over seeds, each of which tests another third of the patients. Intervals are 95 %, paired bootstrap over
+patients within sites. Bytes are sent and received together."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from training.data.federation import TASK_FILE, load_federation
 from training.errors import ConfigurationError, FederationError
 
 _OWN = """\
-**Own data.** The set is `{name}`. The paper's figures, of other sets, stand beside these for the order of the
-arms, not for the level."""
+**Own data.** The set is `{name}`. Its image size is the task's, and its other settings are those of the
+command. The paper's figures, of other sets, stand beside these for the order of the arms, not for the
+level."""
 
 
 class PaperOnData(PaperTables[P]):

@@ -12,6 +12,7 @@ from benchmarks.__main__ import app
 from benchmarks.accuracy.papers import fedbicross, fedins
 from benchmarks.accuracy.papers.classification import MOST_FREQUENT, Clients
 from benchmarks.harness.cells import Row, Rows
+from benchmarks.harness.experiment import Options
 
 SET = "wbc5_28_shift"
 CLASSES = 5
@@ -117,6 +118,16 @@ def test_the_most_frequent_class_needs_no_training(name: str, data: Path, tmp_pa
         counts = [int((own.train.labels == label).sum()) for label in range(CLASSES)]
         right = row["result"]["sites"][site]["ours"].values()
         assert [*right] == [int(counts[label] == max(counts)) for label in own.test.labels]
+
+
+def test_fedbicross_published_figures_stand_beside_their_own_alpha_alone(data: Path) -> None:
+    experiment = fedbicross.PaperFedBiCross(Options("gpu", data))
+    found = {site: {"ours": {"image": 1}, "paper": 1.0} for site in CLIENTS}
+    result = {"sites": found, "cost": {"sent": 0, "received": 0, "seconds": 0}}
+    parts = experiment.parts([{"cell": cell, "result": result} for cell in experiment.cells()])
+    for name, part in parts.items():
+        published = [line.published for line in part.lines.values() if line.published]
+        assert bool(part.columns) == bool(published) == name.endswith(".0.3"), name
 
 
 def test_judging_counts_right_answers_at_home_and_on_all_test_images(data: Path) -> None:
