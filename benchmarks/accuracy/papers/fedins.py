@@ -92,15 +92,15 @@ _DATA_NOTE = """\
 ImageNet-21k. Here are white blood cells (wbc5_28_shift) and chest X-rays (pneumoniamnist) of 28 x 28
 pixels, and the test images of the first are of another camera. So the paper's figures stand beside these for
 the order of the arms, not for the level. The network is trained before on few images: in seeds 0, 1 and 2 on
-43, 45 and 56 of wbc5_28_shift, and on 513, 82 and 27 of pneumoniamnist."""
+43, 45 and 56 of wbc5_28_shift, and on 513, 82 and 27 of pneumoniamnist. Clients with images of several
+styles (Fig. 5b) are in [instance_adaptive](instance_adaptive.cpu.md)."""
 _METHOD_NOTE = f"""\
 The images are divided by a Dirichlet distribution into six parts: five clients, and one part that no client
 holds, on which a small ViT is trained before. The paper has 300 rounds of 10 local epochs by SGD. Profile
 `cpu` has 30 rounds (5 of pneumoniamnist) of 2 epochs, profile `gpu` 100 rounds of 5, all by Adam but
 SCAFFOLD's, which is plain SGD at 0.01. No arm is tuned; mu of FedProx is 0.001. The paper reports the best
 round on test images; here the last round is tested. `{MOST_FREQUENT}` is no arm of the paper: it always
-answers a client's most frequent class in training. MOON and FedDC are missing: Locum has neither. Clients
-with images of several styles (Fig. 5b) are in [instance_adaptive](instance_adaptive.cpu.md).
+answers a client's most frequent class in training. MOON and FedDC are missing: Locum has neither.
 
 {METRICS} The paper tests on all test images. Bytes are sent and received together, of all rounds. Centralised
 has no seconds of training, since the server trains."""

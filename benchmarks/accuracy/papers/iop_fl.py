@@ -144,8 +144,8 @@ PROFILES = {
 
 
 NOTES = {
-    "inside": "Table I. Each seed tests another third of every site's patients, by the model that the site is "
-    "served. Centralised has no seconds of training, since the server trains.",
+    "inside": "Table I. Each seed tests another third of every site's patients, by the model that the site "
+    "is served. Centralised has no seconds of training, since the server trains.",
     "outside": f"Table II; of Table III, on prostate MRI alone, are `{PER_LAYER}` (the paper's `Layer`) and "
     f"`{PER_MODEL}` (its `Global`). Each site is left out in turn and all its patients are reported. MB and "
     "seconds are those of the members' training, with the seconds of the arm's own adaptation and of the "
