@@ -11,8 +11,10 @@ z and y are drawn for each epoch, and D is the mean of the members' logits. S, t
 published. The printed algorithm trains S on the epoch's own images; the authors' code on those of all epochs.
 `pool` says of how many. By default both answers are softened by FedBiCross's temperature, 20; the paper has
 none (`temperature: 1`). The code also draws a fresh G in every epoch, moves z with it, crops and flips what D
-sees, adds up BN over the members, leaves S in training mode under G, and keeps the images of the step with
-the least loss; here G goes on, as printed. Both optimisers start afresh in every epoch.
+sees, adds up BN over the members, and leaves S in training mode under G; here G goes on, as printed. Its Adam
+for G has betas (0.5, 0.999), here (0.9, 0.999); it pools the images of the step with the least loss, here
+those after the last step; and it keeps one SGD optimiser over all epochs, while here both optimisers start
+afresh in every epoch.
 
 Classification only: the generator starts from a class. By default all f_k begin alike.
 

@@ -14,11 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.harness.experiment import Options
+from benchmarks.accuracy.papers.own_data import PaperOnData
+from benchmarks.harness.experiment import Options, P
 from benchmarks.harness.federate import federate, in_memory
 from model_store.task import Task
 from training.algorithm import Algorithm, Publication
 from training.data.classification import ImageSet, LabelledData, Partition, load_npz
+from training.data.federation import TASK_FILE
 from training.engine.client import RunEnvironment
 from training.engine.history import RoundEntry
 from training.tasks import template
@@ -38,7 +40,7 @@ Answer = Callable[[ImageSet], Tensor]
 class Clients:
     """An .npz divided among clients, and one part more, which no client holds.
 
-    `place` is what decides the division: set, number of clients, alpha and seed.
+    `place` is what decides the division: set, number of clients, alpha and seed, and the digest of own data.
     """
 
     folder: Path
@@ -46,11 +48,13 @@ class Clients:
     count: int
     alpha: float
     seed: int
+    digest: str | None = None
 
     @cached_property
     def task(self) -> Task:
-        """The set's task."""
-        return template(self.set)
+        """The set's task: task.yaml of own data, else the template of the set's name."""
+        own = self.folder / TASK_FILE
+        return Task.load(own) if own.is_file() else template(self.set)
 
     @cached_property
     def _parts(self) -> list[LabelledData]:
@@ -71,7 +75,8 @@ class Clients:
     @property
     def place(self) -> dict[str, Any]:
         """What a run's identity says about its data."""
-        return {"set": self.set, "clients": self.count, "alpha": self.alpha, "seed": self.seed}
+        own = {} if self.digest is None else {"data": self.digest}
+        return {"set": self.set, "clients": self.count, "alpha": self.alpha, "seed": self.seed, **own}
 
     def judge(self, models: Mapping[str, Answer]) -> dict[str, dict[str, Any]]:
         """Scores of what each client is served, in the form of the rows.
@@ -92,6 +97,36 @@ class Clients:
             }
             for site, answer in models.items()
         }
+
+
+# The arm that answers without a network, and what it costs.
+MOST_FREQUENT = "Most frequent class"
+NO_COST: Mapping[str, float] = {"sent": 0, "received": 0, "seconds": 0.0}
+
+
+def most_frequent(clients: Clients) -> dict[str, Answer]:
+    """Always a client's most frequent class in training, the lower one of two."""
+
+    def of(own: LabelledData) -> Answer:
+        label = int(np.bincount(own.train.labels).argmax())
+        return lambda images: torch.full((len(images),), label)
+
+    return {site: of(own) for site, own in clients.data.items()}
+
+
+class PaperOnImages(PaperOnData[P]):
+    """Tables of the shared .npz files, or of one's own."""
+
+    kind = "classification"
+
+    @property
+    def own_cell(self) -> dict[str, str]:
+        """What a cell of own data says of them."""
+        return {"data": self.own_digest} if self.own else {}
+
+    def folder_of(self, set_: str) -> Path:
+        """The folder with the set's .npz."""
+        return self.data if self.own else self.shared(f"medmnist_npz/{set_}.npz").parent
 
 
 class Runs:

@@ -48,6 +48,7 @@ _FEDOAP = "weights but the personal part, and tokens of images, every round"
 ARMS: Mapping[str, str] = {
     # Members
     "local-only": "nothing",
+    "Most frequent class": "nothing",
     "Centralised": "the training images",
     **dict.fromkeys(("FedAvg", "FedProx", "FedAvgM", "FedAdagrad", "FedAvg + fine-tuning"), _WEIGHTS),
     "FedAvg, twice the rounds": _WEIGHTS,

@@ -16,7 +16,7 @@ published code leaves those of the bottleneck as they are, which preset `as-publ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -46,6 +46,7 @@ EPOCHS = 10
 DROPOUT = 0.2
 # Batches that are scored at most: 200 slices.
 MOST_BATCHES = 40
+CPU = torch.device("cpu")
 
 
 class Score(NamedTuple):
@@ -100,9 +101,8 @@ class OfficialResult:
 
     def merged(self, space: RoutingSpace, images_NCHW: Tensor) -> nn.Module:
         """The plain network that Locum would serve of it, with batch norm's statistics of these images."""
-        return recipe_of(self.config.preset).merged(
-            space, self.network, images_NCHW, self.config, never_cancelled
-        )
+        images = images_NCHW.to(_device_of(self.network))
+        return recipe_of(self.config.preset).merged(space, self.network, images, self.config, never_cancelled)
 
 
 def by_official_protocol(
@@ -110,8 +110,9 @@ def by_official_protocol(
     slices: TargetSlices,
     seed: int,
     preset: Literal["official", "as-published"] = "official",
+    device: torch.device = CPU,
 ) -> OfficialResult:
-    """Adapt and score. A score is `[Dice with background, foreground Dice]`; the row's keys are
+    """Adapt and score on `device`. A score is `[Dice with background, foreground Dice]`; the row's keys are
 
     - `slices`: their number;
     - `models`: the number of models that are mixed: the global one, and those of members who kept their own;
@@ -126,10 +127,10 @@ def by_official_protocol(
     assert isinstance(published, WeightedSum)
     objective = _ScoredAfterStep(published.weights(config), slices)
     if preset == "official":
-        network = route(space, "pooled", "official", DROPOUT, torch.Generator().manual_seed(seed))
+        network = route(space, "pooled", "official", DROPOUT, torch.Generator().manual_seed(seed)).to(device)
         learning = routing(network, config, objective)
     else:
-        found = recipe_of(preset).learning(space, slices.images, config, never_cancelled)
+        found = recipe_of(preset).learning(space, slices.images.to(device), config, never_cancelled)
         assert found is not None
         learning, network = replace(found, objective=objective), found.network
     start = score_of(network.train(), slices)
@@ -145,7 +146,7 @@ def by_official_protocol(
     best = max(range(len(epochs)), key=lambda index: epochs[index].with_background)
     # A checkpoint has what was learned: routers that were left out are as they were drawn.
     network.load_state_dict({**network.state_dict(), **states[best]})
-    plain = space.plain()
+    plain = space.plain().to(device)
     row = {
         "slices": len(slices.images),
         "models": len(space.names),
@@ -194,17 +195,20 @@ class _ScoredAfterStep(Official):
         return score
 
 
-def score_of(network: Callable[[Tensor], Tensor], slices: TargetSlices) -> Score:
-    """A network's score on the slices, in batches of neighbours."""
+def score_of(network: nn.Module, slices: TargetSlices) -> Score:
+    """A network's score on the slices, in batches of neighbours, on the network's device."""
     return Score.of(
         [_dice_of_slices(network, images, truth, slices.classes) for images, truth in slices.batches()]
     )
 
 
 @torch.no_grad()
-def _dice_of_slices(
-    network: Callable[[Tensor], Tensor], images_BCHW: Tensor, truth_BHW: Tensor, classes: int
-) -> Tensor:
+def _dice_of_slices(network: nn.Module, images_BCHW: Tensor, truth_BHW: Tensor, classes: int) -> Tensor:
     """[B, 2]: of each slice the fields of a score. A class in neither counts 0, as in the published code."""
-    found_BK = dice(network(images_BCHW).argmax(dim=1), truth_BHW, classes, empty="zero")
+    predicted = network(images_BCHW.to(_device_of(network))).argmax(dim=1)
+    found_BK = dice(predicted, truth_BHW.to(predicted.device), classes, empty="zero")
     return torch.stack([found_BK.mean(dim=1), found_BK[:, 1:].mean(dim=1)], dim=1)
+
+
+def _device_of(network: nn.Module) -> torch.device:
+    return next(network.parameters()).device

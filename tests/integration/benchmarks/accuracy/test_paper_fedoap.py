@@ -10,7 +10,7 @@ from benchmarks.harness.cells import Rows
 from benchmarks.harness.experiment import Options
 
 
-def test_all_arms_take_the_same_steps_at_every_site() -> None:
+def test_all_arms_see_the_same_number_of_batches() -> None:
     steps = set()
     for cell in PaperFedOap(Options("cpu", Path("data"))).cells():
         method = cell["method"]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -44,6 +45,19 @@ def run(data: Path, folder: Path, *only: str) -> tuple[list[Row], str]:
     )
     assert answer.exit_code == 0, answer.output
     return Rows(rows).read(), rows.with_suffix(".md").read_text()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("only", [("part=inside",), ("part=outside", "site=DRIVE")])
+def test_every_arm_runs_on_a_gpu(data: Path, tmp_path: Path, only: tuple[str, ...]) -> None:
+    rows = tmp_path / "table.jsonl"
+    command = ["run", "paper-iop-fl", "--profile", "smoke", "--data", str(data), "--rows", str(rows)]
+    options = ["--set", "device=cuda", "--state-dir", str(tmp_path / "state"), "--workers", "0"]
+    chosen = [text for each in only for text in ("--only", each)]
+    answer = CliRunner().invoke(app, [*command, *options, *chosen])
+    assert answer.exit_code == 0, answer.output
+    assert all(0 <= found["paper"] <= 1 for row in Rows(rows).read() for found in scores(row).values())
 
 
 def scores(row: Row) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from benchmarks.__main__ import app
 from benchmarks.accuracy.papers import fedbicross, fedins
-from benchmarks.accuracy.papers.classification import Clients
+from benchmarks.accuracy.papers.classification import MOST_FREQUENT, Clients
 from benchmarks.harness.cells import Row, Rows
+from benchmarks.harness.experiment import Options
 
 SET = "wbc5_28_shift"
 CLASSES = 5
@@ -68,6 +69,7 @@ def test_fedins_every_arm_tunes_the_same_network(data: Path, tmp_path: Path) -> 
     assert found["SSF"]["sent"] < found["SSF pool"]["sent"]
     assert found["SSF pool"] == {**found["FedIns"], "seconds": found["SSF pool"]["seconds"]}
     assert found["SCAFFOLD"]["sent"] > 1.8 * found["FedAvg"]["sent"]
+    assert found[MOST_FREQUENT]["sent"] == 0
     assert found["SOLO"]["sent"] < 0.2 * found["FedAvg"]["sent"]
     for part in ("comparison", "ablation"):
         assert f"](table.{part}.{SET}.svg)" in page
@@ -104,6 +106,28 @@ def test_fedbicross_every_arm_makes_something_of_the_same_uploads(data: Path, tm
     assert len(whole) == 3
     assert len([*(tmp_path / "state/papers").iterdir()]) == 3 + len(others)
     assert f"](table.ablation.{SET}.0.3.svg)" in page
+
+
+@pytest.mark.parametrize("name", ["paper-fedins", "paper-fedbicross"])
+def test_the_most_frequent_class_needs_no_training(name: str, data: Path, tmp_path: Path) -> None:
+    [row], _ = run(name, data, tmp_path, f"arm={MOST_FREQUENT}")
+    assert row["result"]["cost"] == {"sent": 0, "received": 0, "seconds": 0}
+    assert not (tmp_path / "state/papers").exists()
+    clients = Clients(data / "medmnist_npz", SET, 5, 0.3, 0)
+    for site, own in clients.data.items():
+        counts = [int((own.train.labels == label).sum()) for label in range(CLASSES)]
+        right = row["result"]["sites"][site]["ours"].values()
+        assert [*right] == [int(counts[label] == max(counts)) for label in own.test.labels]
+
+
+def test_fedbicross_published_figures_stand_beside_their_own_alpha_alone(data: Path) -> None:
+    experiment = fedbicross.PaperFedBiCross(Options("gpu", data))
+    found = {site: {"ours": {"image": 1}, "paper": 1.0} for site in CLIENTS}
+    result = {"sites": found, "cost": {"sent": 0, "received": 0, "seconds": 0}}
+    parts = experiment.parts([{"cell": cell, "result": result} for cell in experiment.cells()])
+    for name, part in parts.items():
+        published = [line.published for line in part.lines.values() if line.published]
+        assert bool(part.columns) == bool(published) == name.endswith(".0.3"), name
 
 
 def test_judging_counts_right_answers_at_home_and_on_all_test_images(data: Path) -> None:

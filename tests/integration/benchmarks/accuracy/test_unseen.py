@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.accuracy.unseen import official
@@ -18,6 +19,7 @@ from benchmarks.accuracy.unseen.official import (
     TargetSlices,
     by_official_protocol,
     evenly_spaced,
+    score_of,
 )
 from benchmarks.accuracy.unseen.report import sections
 from benchmarks.accuracy.unseen.scanner import SEVERITIES, ShiftedScanner
@@ -132,6 +134,23 @@ def test_the_official_protocol_scores_each_batch_after_the_step_on_it(
     assert found.row["start"] != found.row["epochs"][-1]
     merged = found.merged(space(), images)
     assert not any("router" in name for name, _ in merged.named_parameters())
+
+
+def test_slices_are_scored_on_the_networks_device() -> None:
+    class Elsewhere(nn.Module):
+        """A network on another device, which answers on the CPU: all pixels are background."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(1, device="meta"))
+
+        def forward(self, images_BCHW: Tensor) -> Tensor:
+            assert images_BCHW.device == self.weight.device
+            count, _, height, width = images_BCHW.shape
+            return torch.eye(2)[0, None, :, None, None].expand(count, 2, height, width)
+
+    images, truth = discs(BATCH + 1, contrast=0.3)
+    assert score_of(Elsewhere(), TargetSlices(images, truth, 2)).foreground == 0
 
 
 def test_the_official_protocol_scores_runs_of_neighbours() -> None:
