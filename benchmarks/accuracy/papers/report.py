@@ -159,7 +159,7 @@ def lines_of(rows: Sequence[Row], published: Mapping[str, Mapping[str, float]]) 
             for site, found in result["sites"].items():
                 line.add(row["cell"]["seed"], site, found["ours"], found["paper"])
             line.add_cost(result["cost"], result.get("seconds", 0.0))
-            line.settings = row["cell"]["method"]
+            line.settings = row["cell"].get("method", {})
     return lines
 
 
