@@ -84,12 +84,18 @@ class Question:
 
     def sections(self) -> list[str]:
         """The question's part of the page."""
-        header = ["arm", *(_column(s) for s in self.found), "MB, minutes per site", "leaves the hospital"]
+        priced = [s for s in self.found if s.costs]
+        header = [
+            "arm",
+            *map(_column, self.found),
+            *(["MB, minutes per site"] if priced else []),
+            "leaves the hospital",
+        ]
         body = [
             [
                 arm,
                 *(_shown(setting, arm) for setting in self.found),
-                _cost(self.found, arm),
+                *([_cost(priced, arm)] if priced else []),
                 leaves(arm, self.outside),
             ]
             for arm in self.arms
@@ -213,8 +219,12 @@ def _shown(setting: Setting, arm: str) -> str:
     found = setting.changes[own]
     if found is None:
         return "–"
-    text = f"{100 * found.mean:+.1f}"
-    return f"{text}{_SIGNS[found.word]}" if found.word in _SIGNS else f"({text})"
+    if found.word not in _SIGNS:
+        return f"({100 * found.mean:+.1f})"
+    sign = _SIGNS[found.word]
+    # A small change with a sign would read as none.
+    digits = 2 if sign and abs(found.mean) < 0.0005 else 1
+    return f"{100 * found.mean:+.{digits}f}{sign}"
 
 
 def _column(setting: Setting) -> str:
@@ -223,8 +233,8 @@ def _column(setting: Setting) -> str:
 
 def _tested(setting: Setting) -> str:
     return (
-        f"{setting.name} of {setting.table}, {len(setting.sites)} sites, {setting.units} patients or images, "
-        f"{setting.seeds} seed{'s' if setting.seeds > 1 else ''}"
+        f"{setting.name} ({setting.table}), {_counted(len(setting.sites), 'site')}, {setting.units} patients "
+        f"or images, {_counted(setting.seeds, 'seed')}"
     )
 
 
@@ -236,7 +246,7 @@ def _unscored(settings: Sequence[Setting]) -> list[str]:
 
 def _cost(settings: Sequence[Setting], arm: str) -> str:
     """In each setting that has costs: their means would compare arms on other sets."""
-    found = [setting.costs.get(_own(setting, arm) or "") for setting in settings if setting.costs]
+    found = [setting.costs.get(_own(setting, arm) or "") for setting in settings]
     return "; ".join("–" if c is None else f"{c.megabytes:.1f}, {c.minutes:.1f}" for c in found)
 
 
@@ -310,7 +320,7 @@ def _in_short(question: Question) -> list[str]:
         if changes:
             kinds.setdefault(_kind({change.word for change in changes}), []).append(_named(arm, changes))
     lines = [f"  - {kind.lower()}: {', '.join(kinds[kind])}" for kind in _KINDS[:3] if kind in kinds]
-    rest = [f"{kind.lower()}: {_arms(len(kinds[kind]))}" for kind in _KINDS[3:] if kind in kinds]
+    rest = [f"{kind.lower()}: {_counted(len(kinds[kind]), 'arm')}" for kind in _KINDS[3:] if kind in kinds]
     return [
         f"- **{question.title}**, against {question.than}:",
         *lines,
@@ -318,8 +328,8 @@ def _in_short(question: Question) -> list[str]:
     ]
 
 
-def _arms(count: int) -> str:
-    return "1 arm" if count == 1 else f"{count} arms"
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _named(arm: str, changes: Sequence[Change]) -> str:

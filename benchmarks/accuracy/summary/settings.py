@@ -155,11 +155,11 @@ def of_papers(name: str, part: str, baseline: str) -> Iterator[Setting]:
                 arm: Cost(fmean(line.bytes) / MEGABYTE, median(line.seconds) / 60)
                 for arm, line in found.lines.items()
             }
-            where = short.removeprefix(part).removeprefix(".")
+            where = found.title.partition(": ")[2] or "three organs"
             unscored = tuple(arm for arm in found.lines if arm not in scores)
             if baseline in scores:
                 yield Setting(
-                    f"{where or 'all sets'}, paper",
+                    f"{where}, {opened.title}",
                     table.name,
                     baseline,
                     scores,
@@ -236,7 +236,9 @@ def of_instance_adaptive(part: str, baseline: str) -> Iterator[Setting]:
 
 def _styles(row: Row) -> str:
     cell = row["cell"]
-    return f"{cell['set']}, {cell['styles']} styles" if "styles" in cell else cell["set"]
+    if "styles" not in cell:
+        return str(cell["set"])
+    return f"{cell['set']}, {cell['styles']} style{'s' if cell['styles'] > 1 else ''}"
 
 
 def of_one_shot(baseline: str) -> Iterator[Setting]:
