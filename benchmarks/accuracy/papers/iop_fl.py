@@ -149,7 +149,9 @@ NOTES = {
     "outside": f"Table II; of Table III, on prostate MRI alone, are `{PER_LAYER}` (the paper's `Layer`) and "
     f"`{PER_MODEL}` (its `Global`). Each site is left out in turn and all its patients are reported. MB and "
     "seconds are those of the members' training, with the seconds of the arm's own adaptation and of the "
-    "scoring. What the outside hospital downloads is not counted.",
+    "scoring. What the outside hospital downloads is not counted. `Average` is the mean of the scores of the "
+    "members' models, `Ensemble` the mean of their logits; `Tent`, `statistics` and `ladder` are presets "
+    "([all of them](../explanation/routing.md#recipes)), and Locum's loss is the preset `paper`.",
 }
 _DATA_NOTE = """\
 **What differs from the paper.** The paper has prostate MRI of six sites, and fundus photographs of four
