@@ -79,8 +79,11 @@ class Change:
     high: float | None = None
 
 
-def forest_chart(changes: Sequence[Change]) -> str:
-    """Draw a dot per hospital with its range, from the top, and a line at 0, as an <svg> element."""
+def forest_chart(changes: Sequence[Change], metric: str = "Dice") -> str:
+    """Draw a dot per hospital with its range, from the top, and a line at 0, as an <svg> element.
+
+    `metric` names what changes.
+    """
     with mpl.rc_context({**_STYLE, "svg.hashsalt": ",".join(change.name for change in changes)}):
         figure = Figure(figsize=(4.6, 0.7 + 0.28 * len(changes)), layout="constrained")
         axes = figure.add_subplot()
@@ -97,7 +100,7 @@ def forest_chart(changes: Sequence[Change]) -> str:
         axes.set_axisbelow(True)
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:+.3g}" if value else "0"))
-        axes.set_xlabel("change of Dice")
+        axes.set_xlabel(f"change of {metric}")
         return _svg(figure)
 
 

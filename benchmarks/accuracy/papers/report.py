@@ -182,7 +182,9 @@ class PaperTables(Experiment[P]):
     def figures(self, rows: Sequence[Row]) -> Mapping[str, str]:
         """A figure per part."""
         parts = self.parts(rows).items()
-        return {self._file(name): forest_chart(part.changes) for name, part in parts if part.changes}
+        return {
+            self._file(name): forest_chart(part.changes, part.metric) for name, part in parts if part.changes
+        }
 
     def _file(self, name: str) -> str:
         return f"{self.rows_path.stem}.{name}.svg"

@@ -324,3 +324,5 @@ class TestChanges:
         assert ">aster<" in drawn
         assert "<b>" not in drawn
         assert "&lt;b&gt;" in drawn
+        assert ">change of Dice<" in drawn
+        assert ">change of accuracy<" in forest_chart(changes, "accuracy")
