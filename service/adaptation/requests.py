@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from sqlalchemy.orm import Session
 
 from model_store.artefact import Artefact
+from service.catalog.adapted import require_parts
 from service.catalog.version import resolve_parent
 from service.cohorts import cohorts
 from service.context import ServiceContext
@@ -117,6 +118,7 @@ class AdaptationSubmission:
     def _asked_of(self) -> tuple[Artefact, Adaptation[Any], dict[str, Any]]:
         """Resolve the parent, the adaptation of its kind, and the validated options."""
         parent = resolve_parent(self.context.store, self.context.database, self.asked.model, self.hospital)
+        require_parts(self.context.store, parent)
         adaptation = kind_of(parent).adaptation
         assert adaptation is not None
         options = parse(adaptation.options, self.asked.options, "options").model_dump(mode="json")

@@ -24,6 +24,7 @@ from model_store.manifest import ModelManifest
 from model_store.preprocessing import check_restorable, prepare
 from model_store.scan import decode, deidentify
 from personalization.options.presets import SCAN_DEFAULT
+from service.catalog.adapted import require_parts
 from service.catalog.network import Selection, adapted_to_scan
 from service.catalog.version import resolve_parent
 from service.cohorts.intake import uid_key
@@ -116,9 +117,8 @@ class ScanRequest:
         file, small = adaptation.graph, prepared.slices[:, 0].size <= MOST_PIXELS
         usual = self.options.preset in (None, SCAN_DEFAULT) and self.options.shape_weight is None
         if file is None or file not in parent.manifest.files or not (small and usual):
-            # The worker loads every part, and this graph none.
-            for digest in parent.manifest.references().values():
-                store.by_digest(digest)
+            # This graph loads no part.
+            require_parts(store, parent)
             return None
         why = f"`{SCAN_DEFAULT}`, for this scan alone"
         return AtOnce(

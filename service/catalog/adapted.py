@@ -118,3 +118,13 @@ def resolve_adaptable(store: Store, offered: Artefact) -> Artefact:
         f"'{offered}' is of kind {offered.manifest.kind}, expected "
         f"{'; or '.join(f'{KINDS[name].noun}: {found.source}' for name, found in ADAPTABLE.items())}.",
     )
+
+
+def require_parts(store: Store, parent: Artefact) -> None:
+    """Reject now what a worker would reject later: it loads every part.
+
+    Raises:
+        ArtefactWithdrawn, ReferenceNotFound: a part was withdrawn, or is not in the store.
+    """
+    for digest in parent.manifest.references().values():
+        store.by_digest(digest)

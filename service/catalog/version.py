@@ -133,13 +133,9 @@ def resolve_parent(
         SelectionError: as `resolve_version`.
         NotAdaptable: the artefact is of another kind.
         HospitalUnknown: it is not registered.
-        StoreError: the reference does not open, or one of the artefact's parts is withdrawn or missing.
+        StoreError: the reference does not open.
     """
-    parent = resolve_adaptable(store, resolve_version(store, database, model, hospital, kind).artefact)
-    for part in parent.manifest.references().values():
-        # Else the job would find it out, after the scans were sent.
-        store.by_digest(part)
-    return parent
+    return resolve_adaptable(store, resolve_version(store, database, model, hospital, kind).artefact)
 
 
 def route_of(kind: TaskKind) -> str:
