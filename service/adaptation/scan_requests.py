@@ -117,7 +117,7 @@ class ScanRequest:
         file, small = adaptation.graph, prepared.slices[:, 0].size <= MOST_PIXELS
         usual = self.options.preset in (None, SCAN_DEFAULT) and self.options.shape_weight is None
         if file is None or file not in parent.manifest.files or not (small and usual):
-            # This graph loads no part.
+            # Unlike this graph, a worker loads every part.
             require_parts(store, parent)
             return None
         why = f"`{SCAN_DEFAULT}`, for this scan alone"
