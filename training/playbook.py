@@ -57,9 +57,9 @@ from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
 from training.engine.defence import least_uploads
 from training.engine.egress import may_take_part
+from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
-from training.engine.in_process import InProcessEngine
 from training.errors import ConfigurationError, FederationError, TrainingError
 from training.methods.common.state_tree import join, part
 from training.progress import Progress
@@ -147,7 +147,7 @@ def make_playbook(
         progress.run_started("practice", algorithm.plan(), [spec.name for spec in specs])
     with folder.held():
         folder.claim({**run.identity(), "practice": _facts(practice)}, resume=True)
-        outcome = InProcessEngine(
+        outcome = FederationEngine(
             algorithm,
             specs,
             RunEnvironment(settings.seed, settings.device, settings.threads),

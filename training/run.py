@@ -25,9 +25,9 @@ from training.data.segmentation.dataset import SiteData
 from training.data.splits import check_trains, split_by_patient
 from training.engine.client import RunEnvironment
 from training.engine.egress import ALL_KINDS, SiteSpec, check_privacy
+from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import Observer, RoundEntry
-from training.engine.in_process import InProcessEngine
 from training.engine.pool import Pool
 from training.errors import ConfigurationError
 from training.methods.registry import method, methods
@@ -194,7 +194,7 @@ def execute(
         run_folder.claim(run.identity(), resume=resume or resume_before is not None)
         if resume_before is not None:
             run_folder.take_back_to(*resume_before)
-        engine = InProcessEngine(
+        engine = FederationEngine(
             algorithm,
             specs,
             RunEnvironment(run.settings.seed, run.settings.device, run.settings.threads),

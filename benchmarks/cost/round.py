@@ -39,9 +39,9 @@ from personalization.state import StreamingMean, to_safetensors
 from training.algorithm import Memory
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
+from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry, Silent
-from training.engine.in_process import InProcessEngine
 from training.methods.common.state_tree import part
 from training.methods.fedavg import FedAvg, FedAvgConfig
 from training.methods.iop_fl import IopFl, IopFlConfig
@@ -179,7 +179,7 @@ def compute(cell: Cell, work: Path) -> dict[str, Any]:
     folder = RunFolder(work / f"run-{os.getpid()}")
     specs = [SiteSpec(site, partial(site_data, site, slices, size)) for site in SITES]
     environment = RunEnvironment(SEED, device)
-    outcome = InProcessEngine(algorithm, specs, environment, folder, workers=1, observer=clock).run()
+    outcome = FederationEngine(algorithm, specs, environment, folder, workers=1, observer=clock).run()
     if trains:
         weights = here.recv()
         # On a GPU, copies between devices come at other places, and kernels may differ by the allocation.

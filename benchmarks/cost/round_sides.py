@@ -67,11 +67,11 @@ def plain_rounds(
     # As in the engine's workers; otherwise the ratio would compare two allocators.
     keep_freed_memory()
     torch.set_num_threads(1)
-    surroundings = RunEnvironment(SEED, device)
-    surroundings.apply()
+    environment = RunEnvironment(SEED, device)
+    environment.apply()
     sites = {site: site_data(site, slices, size) for site in SITES}
     network = build("unet", in_channels=1, classes=2, width=width)
-    initialise(network, surroundings.context("initial", 0, 1).generator("weights"))
+    initialise(network, environment.context("initial", 0, 1).generator("weights"))
     network.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]  # absent from torch's stubs
     shared = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     followers = {site: {name: tensor.clone() for name, tensor in shared.items()} for site in SITES}
@@ -84,7 +84,7 @@ def plain_rounds(
             dice_per_patient(network, data.val, 2, BATCH)
             network.train()
             optimiser = torch.optim.Adam(network.parameters(), lr=RATE)
-            generator = surroundings.context("train", round_, rounds, site).generator("train")
+            generator = environment.context("train", round_, rounds, site).generator("train")
             for images, targets in batches(data.train, BATCH, generator, augment=True):
                 optimiser.zero_grad(set_to_none=True)
                 loss = soft_dice_loss(network(images.to(device)), targets.to(device))

@@ -34,9 +34,9 @@ from training.data.cases import Federation
 from training.data.federation import load_federation
 from training.data.segmentation.dataset import SiteData
 from training.engine.client import RunEnvironment
+from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
-from training.engine.in_process import InProcessEngine
 from training.errors import RoundFailed
 from training.methods.common.local_training import AnySiteData, network_of
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
@@ -110,7 +110,7 @@ class Attacks(Experiment[Profile]):
         )
         run = Run(federation, "fedavg", config, RunConfig(seed=cell["seed"]))
         method = Lying(config, federation.task, cell["attack"])
-        engine = InProcessEngine(
+        engine = FederationEngine(
             method,
             run.specs(),
             RunEnvironment(cell["seed"]),

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from training.algorithm import Algorithm
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
+from training.engine.engine import FederationEngine, RunOutcome
 from training.engine.folder import RunFolder
-from training.engine.in_process import InProcessEngine, RunOutcome
 
 Data = TypeVar("Data")
 
@@ -31,7 +31,7 @@ def federate(
     """
     folder = RunFolder(work)
     folder.claim(identity, resume=True)
-    outcome = InProcessEngine(algorithm, sites, environment, folder, workers=workers).run()
+    outcome = FederationEngine(algorithm, sites, environment, folder, workers=workers).run()
     for entry in outcome.history:
         if entry.dropped:
             raise RuntimeError(f"{work}: a site dropped out, arms cannot be compared: {entry.dropped}")

@@ -30,9 +30,9 @@ from benchmarks.network.echo import EchoConfig, EchoWeights, enlist
 from training.config import RunConfig
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec
+from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry, Silent
-from training.engine.in_process import InProcessEngine
 from training.engine.pool import Pool
 from training.network.kits import Kit
 from training.network.operator import Operator
@@ -247,7 +247,7 @@ def _rounds(folder: Path, cell: Cell, names: Sequence[str], pool: Pool | None) -
     config = EchoConfig(rounds=cell["rounds"], megabytes=cell["megabytes"])
     clock = _Clock()
     specs = [SiteSpec(name, partial(int, 0)) for name in names]
-    InProcessEngine(
+    FederationEngine(
         EchoWeights(config, TASK),
         specs,
         RunEnvironment(0),

@@ -1,1 +1,1 @@
-"""Engines run a federated method. The in-process engine runs it in worker processes on one machine."""
+"""The engine runs a federated method: in worker processes on one machine, or at hospitals on a network."""

@@ -40,17 +40,17 @@ class Inline:
     """Runs the sites' steps in this process, one after the other."""
 
     def __init__(
-        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], surroundings: RunEnvironment, root: Path
+        self, algorithm: Algorithm[Any], sites: Sequence[SiteSpec], environment: RunEnvironment, root: Path
     ) -> None:
         self.window = 1
         self.quorum = 1
-        self._worker = Worker(algorithm, sites, surroundings, root)
-        self._surroundings = surroundings
+        self._worker = Worker(algorithm, sites, environment, root)
+        self._environment = environment
 
     def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
         """Run the tasks in order."""
         for task in tasks:
-            with self._surroundings.applied():
+            with self._environment.applied():
                 answer = self._worker.answer(task)
             yield answer
 
@@ -65,13 +65,13 @@ class WorkerPool:
         self,
         algorithm: Algorithm[Any],
         sites: Sequence[SiteSpec],
-        surroundings: RunEnvironment,
+        environment: RunEnvironment,
         root: Path,
         workers: int,
     ) -> None:
         # By plain pickle: in the arguments of a process torch sends each tensor as a file descriptor, and a
         # message holds 256 of them.
-        self._work = pickle.dumps((algorithm, tuple(sites), surroundings, root))
+        self._work = pickle.dumps((algorithm, tuple(sites), environment, root))
         self._worker_of = spread(sites, workers)
         self.window = 2 * workers + 1
         self.quorum = 1

@@ -37,7 +37,7 @@ class Rounds:
         self,
         algorithm: Algorithm[Any],
         sites: Sequence[SiteSpec],
-        surroundings: RunEnvironment,
+        environment: RunEnvironment,
         pool: Pool,
         exchange: Path,
         *,
@@ -47,7 +47,7 @@ class Rounds:
     ) -> None:
         self._algorithm = algorithm
         self._sites = tuple(sites)
-        self._surroundings = surroundings
+        self._environment = environment
         self._pool = pool
         self._exchange = exchange
         self._participation = participation
@@ -147,8 +147,8 @@ class Rounds:
                     f"phase '{phase.name}', round {round_ + 1}: {found if entries else 'no site delivered'} "
                     f"({reasons}). Fix the cause and resume"
                 )
-            context = self._surroundings.context(phase.name, round_, phase.rounds)
-            with self._surroundings.applied():
+            context = self._environment.context(phase.name, round_, phase.rounds)
+            with self._environment.applied():
                 server = self._algorithm.server_step(context, server, reducer.result())
         else:
             self._observer.warning(f"phase '{phase.name}' skipped: {'; '.join(sorted(set(absent.values())))}")
@@ -193,7 +193,7 @@ class Rounds:
         able = [site for site in self._sites if site.name not in absent]
         if able and self._participation < 1 and not phase.everyone and not phase.consent:
             count = max(1, round(self._participation * len(able)))
-            draw = generator(self._surroundings.seed, phase.name, round_, "", "participation")
+            draw = generator(self._environment.seed, phase.name, round_, "", "participation")
             drawn = set(torch.randperm(len(able), generator=draw)[:count].tolist())
             absent |= {site.name: "not drawn" for index, site in enumerate(able) if index not in drawn}
         return tuple(site for site in able if site.name not in absent), absent

@@ -104,9 +104,9 @@ def serve(connection: Connection, work: bytes) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     keep_freed_memory()
-    algorithm, sites, surroundings, root = pickle.loads(work)
-    surroundings.apply()
-    worker = Worker(algorithm, sites, surroundings, root)
+    algorithm, sites, environment, root = pickle.loads(work)
+    environment.apply()
+    worker = Worker(algorithm, sites, environment, root)
     try:
         while True:
             connection.send(worker.answer(connection.recv()))
@@ -132,14 +132,14 @@ class Worker:
         self,
         algorithm: Algorithm[Any],
         sites: Sequence[SiteSpec],
-        surroundings: RunEnvironment,
+        environment: RunEnvironment,
         root: Path,
         account: Path | None = None,
     ) -> None:
         self._algorithm = algorithm
         self._plan = algorithm.plan()
         self._sites = {site.name: site for site in sites}
-        self._surroundings = surroundings
+        self._environment = environment
         self._root = root
         self._account = account
         self._data: dict[str, Any] = {}
@@ -192,7 +192,7 @@ class Worker:
             return Delivery(task.site, {}, {}, 0.0, {}, (), None, seconds, scored=scored)
         phase = self._plan[task.step]
         assert isinstance(phase, Phase)
-        context = self._surroundings.context(phase.name, task.round, phase.rounds, task.site)
+        context = self._environment.context(phase.name, task.round, phase.rounds, task.site)
         received = {name: self._download(task, name, path) for name, path in (task.received or {}).items()}
         memory = self._recall(task)
         own = SiteFolder(self._root, task.site, self._account)

@@ -20,7 +20,7 @@ from personalization.fedoap.joining import JoiningConfig, JoiningExamples, join
 from personalization.state import State
 from training.data.segmentation.dataset import SliceSet
 from training.engine.client import RunEnvironment
-from training.engine.in_process import RunOutcome
+from training.engine.engine import RunOutcome
 from training.methods.common.local_training import network_of, new_network, state_of
 from training.methods.fedoap.client import JOINED
 from training.methods.fedoap.config import FedOapConfig

@@ -13,8 +13,8 @@ import training.algorithm
 from training.algorithm import ClientResult, Group, Memory, Phase, ServerStage
 from training.engine.client import RunEnvironment
 from training.engine.egress import SiteSpec, check_plan, let_out, may_take_part
+from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
-from training.engine.in_process import InProcessEngine
 from training.errors import AlgorithmError, EgressRefused, FederationError, ProblemsFound
 
 
@@ -23,7 +23,7 @@ def test_documented_example_algorithm_runs(tmp_path):
     names = {**vars(training.algorithm), "torch": torch}
     exec(textwrap.dedent(code), names)
     sites = [SiteSpec("A", partial(list, [1.0, 2.0, 6.0])), SiteSpec("B", partial(list, [11.0]))]
-    engine = InProcessEngine(names["Mean"](), sites, RunEnvironment(0), RunFolder(tmp_path), workers=0)
+    engine = FederationEngine(names["Mean"](), sites, RunEnvironment(0), RunFolder(tmp_path), workers=0)
     assert engine.run().server.facts == {"mean": 5.0}
 
 

@@ -1,4 +1,4 @@
-"""The in-process engine with real worker processes, on a method computed by hand."""
+"""The engine with real worker processes, on a method computed by hand."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from tests.helpers.training.toy_federation import Toy, site
 from training.config import Defence
 from training.engine.client import RunEnvironment
+from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder, SiteFolder
 from training.engine.history import RoundEntry, Silent
-from training.engine.in_process import InProcessEngine
 from training.engine.pool import Inline
 from training.errors import (
     AlgorithmError,
@@ -26,7 +26,7 @@ from training.errors import (
 
 def run(root, sites, algorithm=None, *, workers=0, seed=0, folder=None, **options):
     folder = folder or RunFolder(root)
-    engine = InProcessEngine(
+    engine = FederationEngine(
         algorithm or Toy(), sites, RunEnvironment(seed), folder, workers=workers, **options
     )
     return engine.run()
@@ -265,7 +265,7 @@ def test_every_step_in_this_process_has_the_runs_threads_and_the_deterministic_m
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
     before = torch.get_num_threads()
     folder = RunFolder(tmp_path)
-    InProcessEngine(Watched(rounds=1), three_sites(), RunEnvironment(0, threads=3), folder, workers=0).run()
+    FederationEngine(Watched(rounds=1), three_sites(), RunEnvironment(0, threads=3), folder, workers=0).run()
     assert seen == [(3, False, True)] * (3 + 1 + 2)
     assert torch.get_num_threads() == before
     assert (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic) == (True, False)

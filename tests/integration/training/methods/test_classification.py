@@ -142,11 +142,11 @@ def test_fedbicross_common_start_gives_every_hospital_the_same_weights(federatio
             update={"common_start": common, "learning_rate": 1e-30, "weight_decay": 0.0}
         )
         method = FedBiCross(config, federation.task)
-        surroundings = RunEnvironment(seed=3)
-        server = method.initial(surroundings.context("initial", 0, 1))
+        environment = RunEnvironment(seed=3)
+        server = method.initial(environment.context("initial", 0, 1))
         uploads = []
         for name in ("elm", "fir"):
-            context = surroundings.context("local", 0, 1, name)
+            context = environment.context("local", 0, 1, name)
             received = method.broadcast(method.plan()[0], server, name)
             uploads.append(method.client_step(context, received, Memory(), data).uploads["model"])
         assert torch.equal(uploads[0]["conv1.weight"], uploads[1]["conv1.weight"]) == common

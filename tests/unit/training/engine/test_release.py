@@ -13,8 +13,8 @@ from tests.helpers.training.toy_federation import Toy, site
 from training.algorithm import Phase
 from training.engine.client import RunEnvironment
 from training.engine.egress import Outgoing, SiteSpec
+from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder, SiteFolder
-from training.engine.in_process import InProcessEngine
 from training.engine.release import clipped_update, with_noise
 from training.errors import RoundFailed, SiteFailed
 from training.methods.fedavg import WEIGHTS
@@ -174,7 +174,7 @@ class TestEngine:
         return [site(name, *values[name], **{"privacy": self.PRIVATE, **options}) for name in values]
 
     def run(self, root, sites, **options):
-        engine = InProcessEngine(
+        engine = FederationEngine(
             Toy(width=1, **options), sites, RunEnvironment(0), RunFolder(root, kept=6), workers=0
         )
         return engine.run()

@@ -1,4 +1,4 @@
-"""The in-process engine: run a federation on one machine, with the sites in worker processes.
+"""The engine: run a method's plan over its sites, which are worker processes here or hospitals on a network.
 
 The result depends on the algorithm, the sites and the seed, and on the sites' keys if they add noise. It does
 not depend on the number of workers, the order in which sites finish, or how often the run was killed and
@@ -40,7 +40,7 @@ class _Standing:
     history: tuple[RoundEntry, ...]
 
 
-class InProcessEngine:
+class FederationEngine:
     """Run an algorithm over sites.
 
     `workers` is the number of processes that run the sites' steps, at most one per site; with 0 this process
@@ -52,7 +52,7 @@ class InProcessEngine:
         self,
         algorithm: Algorithm[Any],
         sites: Sequence[SiteSpec],
-        surroundings: RunEnvironment,
+        environment: RunEnvironment,
         folder: RunFolder,
         *,
         workers: int,
@@ -64,7 +64,7 @@ class InProcessEngine:
         self._algorithm = algorithm
         self._plan = algorithm.plan()
         self._sites = tuple(sites)
-        self._surroundings = surroundings
+        self._environment = environment
         self._folder = folder
         self._workers = workers
         self._participation = participation
@@ -87,7 +87,7 @@ class InProcessEngine:
                     rounds = Rounds(
                         self._algorithm,
                         self._sites,
-                        self._surroundings,
+                        self._environment,
                         pool,
                         self._folder.exchange,
                         participation=self._participation,
@@ -111,7 +111,7 @@ class InProcessEngine:
     def _standing(self) -> _Standing:
         found = self._folder.checkpoint()
         if found is None:
-            context = self._surroundings.context("initial", 0, 1)
+            context = self._environment.context("initial", 0, 1)
             return _Standing(None, self._algorithm.initial(context), ())
         history = tuple(RoundEntry.from_json(note) for note in self._folder.history(found))
         if self._asks_again(found, history):
@@ -131,7 +131,7 @@ class InProcessEngine:
     def _pool(self) -> AbstractContextManager[Pool]:
         if self._remote is not None:
             return nullcontext(self._remote)
-        arguments = (self._algorithm, self._sites, self._surroundings, self._folder.root)
+        arguments = (self._algorithm, self._sites, self._environment, self._folder.root)
         if self._workers == 0:
             return nullcontext(Inline(*arguments))
         return WorkerPool(*arguments, min(self._workers, len(self._sites)))
@@ -167,8 +167,8 @@ class InProcessEngine:
     def _stage(self, stage: ServerStage, step: int, server: Memory) -> tuple[Memory, RoundEntry]:
         started = time.perf_counter()
         self._observer.round_started(stage.name, step, stage.steps, ())
-        context = self._surroundings.context(stage.name, step, stage.steps)
-        with self._surroundings.applied():
+        context = self._environment.context(stage.name, step, stage.steps)
+        with self._environment.applied():
             server = self._algorithm.server_stage(context, server)
         return server, RoundEntry(stage.name, step, stage.steps, time.perf_counter() - started)
 
