@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,9 +14,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from model_store.store import Store
+from service.__main__ import _server
 from service.app import create_app
 from service.context import ServiceContext
-from service.http.connections import KEEP_ALIVE_SECONDS
+from service.http.connections import KEEP_ALIVE_SECONDS, BoundedProtocol
 from service.settings import Settings
 
 # Nothing listens there: the API segments without Redis, and starts faster.
@@ -63,6 +65,7 @@ def running(settings: Settings) -> Iterator[Api]:
         app,
         host="127.0.0.1",
         port=0,
+        http=BoundedProtocol,
         log_config=None,
         access_log=False,
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
@@ -87,3 +90,19 @@ def running(settings: Settings) -> Iterator[Api]:
         server.should_exit = True
         thread.join(30)
         assert not thread.is_alive(), "the API did not stop"
+
+
+@contextmanager
+def serving(settings: Settings) -> Iterator[int]:
+    """The server that `python -m service` runs; gives its port."""
+    server = _server(settings)
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        time.sleep(0.01)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join(30)

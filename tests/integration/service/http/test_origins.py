@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import socket
 import ssl
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -17,10 +14,10 @@ import pytest
 import trustme
 from pydantic import ValidationError
 
-from service.__main__ import _server
 from service.http import connections
 from service.http.origins import without_port
 from service.settings import Settings
+from tests.helpers.service.api import serving
 from tests.integration.service.conftest import Api
 
 
@@ -150,22 +147,6 @@ def test_docs_load_nothing_from_elsewhere(api: Api) -> None:
 def test_a_port_is_cut_off_a_host() -> None:
     found = [without_port(host) for host in ("A.example:80", "[::1]:8000", "[::1]", "a.example", "a:b")]
     assert found == ["a.example", "[::1]", "[::1]", "a.example", "a:b"]
-
-
-@contextmanager
-def serving(settings: Settings) -> Iterator[int]:
-    """The server that `python -m service` runs; gives its port."""
-    server = _server(settings)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    try:
-        yield server.servers[0].sockets[0].getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(30)
 
 
 @pytest.fixture

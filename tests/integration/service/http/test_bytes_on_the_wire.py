@@ -1,0 +1,106 @@
+"""What the server makes of bytes on a connection: where a request ends, and for which host and path it is."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+import pytest
+
+from service.settings import Settings
+from tests.helpers.service.api import NO_REDIS, serving
+
+SMUGGLED = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    root = tmp_path_factory.mktemp("wire")
+    settings = Settings(store=root / "store", state_dir=root / "state", port=0, redis_url=NO_REDIS)
+    with serving(settings) as port:
+        yield port
+
+
+def answers(port: int, sent: bytes) -> list[bytes]:
+    """Send the bytes, read until the server closes, and return the status of every answer."""
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.sendall(sent)
+        received = b""
+        while chunk := connection.recv(4096):
+            received += chunk
+    return [part.split(b" ", 1)[0] for part in received.split(b"HTTP/1.1 ")[1:]]
+
+
+def post(*headers: bytes, body: bytes, version: bytes = b"HTTP/1.1") -> bytes:
+    lines = [b"POST /hospitals/north/cohorts " + version, b"Host: localhost", *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(
+            post(b"Content-Length: 5", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n"), id="two lengths"
+        ),
+        pytest.param(
+            post(b"Transfer-Encoding: chunked", b"Content-Length: 5", body=b"0\r\n\r\n"), id="other order"
+        ),
+        pytest.param(post(b"Content-Length: 5", b"Content-Length: 0", body=b""), id="two Content-Length"),
+        pytest.param(post(b"Transfer-Encoding: xchunked", body=b"0\r\n\r\n"), id="unknown coding"),
+        pytest.param(
+            post(b"Transfer-Encoding: chunked", body=b"0\r\n\r\n", version=b"HTTP/1.0"), id="HTTP/1.0"
+        ),
+        pytest.param(
+            post(b"X: a\n", b"Transfer-Encoding: chunked", body=b"0\r\n\r\n"), id="a header ended by LF"
+        ),
+        pytest.param(b"GET /health/live HTTP/1.1\nHost: localhost\n\n", id="LF alone"),
+        pytest.param(b"GET /health/live HTTP/1.1\r\nHost: localhost\r\n\n", id="blank line of LF"),
+        pytest.param(b"\nGET /health/live HTTP/1.1\r\nHost: localhost\r\n\r\n", id="LF first"),
+        pytest.param(post(b"Content-Length: 0", b"X: a", b" b: c", body=b""), id="folded line"),
+        pytest.param(post(b"Content-Length:", b"\t0", body=b""), id="folded length"),
+        pytest.param(post(b"Transfer-Encoding: chunked", body=b"0\r\nX: y\n\n"), id="trailer ended by LF"),
+        pytest.param(
+            post(b"Transfer-Encoding: chunked", body=b"0\r\nX: y\r\n z\r\n\r\n"), id="folded trailer"
+        ),
+        pytest.param(post(b"Transfer-Encoding: chunked", body=b"2\nab\r\n0\r\n\r\n"), id="chunk line of LF"),
+    ],
+)
+def test_request_that_may_end_elsewhere_is_rejected_and_the_connection_closed(port: int, sent: bytes) -> None:
+    """Nothing behind it is taken for a request."""
+    assert answers(port, sent + SMUGGLED) == [b"400"]
+
+
+def test_bare_line_feed_that_comes_byte_by_byte_is_rejected(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), 30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for byte in b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nX: a\n":
+            connection.send(bytes([byte]))
+        assert connection.recv(4096).startswith(b"HTTP/1.1 400")
+
+
+def test_pipelined_requests_with_bodies_are_answered_each(port: int) -> None:
+    """CRLF ends each line; what the body has of LF and folds is not looked at."""
+    chunked = post(b"Transfer-Encoding: chunked", body=b"4\r\n\n \n\t\r\n0\r\nX: y\r\n\r\n")
+    counted = post(b"Content-Length: 4", body=b"\n \n\t")
+    last = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    found = answers(port, chunked + counted + last)
+    assert len(found) == 3
+    assert found[-1] == b"200"
+    assert b"400" not in found
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "status"),
+    [
+        (b"http://localhost/health/live", b"localhost", b"200"),
+        (b"HTTP://LOCALHOST:8000/health/live", b"evil.example", b"200"),
+        (b"https://localhost/models?prefix=x", b"localhost", b"422"),
+        (b"http://evil.example/health/live", b"localhost", b"421"),
+        (b"http://localhost@evil.example/health/live", b"localhost", b"404"),
+        (b"http://localhost/nowhere", b"localhost", b"404"),
+    ],
+)
+def test_absolute_target_names_host_and_path(port: int, target: bytes, host: bytes, status: bytes) -> None:
+    """The host in the target replaces the header's (RFC 9112, section 3.2.2)."""
+    sent = b"GET " + target + b" HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n"
+    assert answers(port, sent) == [status]
