@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 import uvicorn
 
-from service.app import create_app
+from service.app import FILES, create_app
 from service.commands import audit, keys
 from service.commands.database import opened
 from service.errors import ServiceError, SettingsInvalid
@@ -46,7 +46,7 @@ def serve(
         "embedded_worker": worker,
     }
     try:
-        settings = read_settings(**{name: value for name, value in given.items() if value is not None})
+        settings = read_settings(FILES, **{name: value for name, value in given.items() if value is not None})
     except SettingsInvalid as error:
         raise typer.BadParameter(str(error)) from None
     if context.invoked_subcommand is not None:

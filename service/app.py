@@ -20,7 +20,9 @@ from fastapi_offline import FastAPIOffline
 
 from service.context import ServiceContext
 from service.database import Database, check, upgrade
+from service.dicom_node.configuration import load_node
 from service.errors import BrokerError, PartNotReady
+from service.expiry import expire
 from service.http import problems
 from service.http.authentication import AuthenticationMiddleware
 from service.http.dependencies import known_parameters
@@ -33,6 +35,7 @@ from service.inference.admission import Admission
 from service.inference.sessions import SessionCache
 from service.jobs.followers import Followers
 from service.jobs.reconcile import Reconciler
+from service.pacs.configuration import load_servers
 from service.routes import (
     adaptations,
     api_keys,
@@ -60,7 +63,7 @@ from service.runtime.readiness import Readiness
 from service.runtime.spool import prepare_spool
 from service.runtime.store_check import Verifier
 from service.serving.key_usage import drifts
-from service.settings import Settings, ignored_variables, settings_or_exit
+from service.settings import FileReaders, Settings, ignored_variables, settings_or_exit
 
 DESCRIPTION = """\
 Segments and classifies scans with models that a federation of hospitals trained, personalized to each
@@ -73,6 +76,9 @@ request's id. **For research use only: no answer of this service is a diagnosis.
 # Less than this, and neither a scan nor a decision may find room.
 _LEAST_FREE_BYTES = 64 * 2**20
 
+FILES: FileReaders = {"pacs": load_servers, "dicom_node": load_node}
+"""What the API's process reads when it starts; it only checks the node's."""
+
 _log = logging.getLogger("locum.service")
 
 
@@ -82,7 +88,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     Args:
         settings: from the environment when None; the process ends where it has a wrong one.
     """
-    chosen = settings_or_exit() if settings is None else settings
+    chosen = settings_or_exit(FILES) if settings is None else settings
     measured = Metrics()
 
     @asynccontextmanager
@@ -215,7 +221,7 @@ async def _open(
     readiness = Readiness(checks, observe=lambda part, ok: measured.ready.labels(part).set(ok))
     stack.callback(readiness.close)
     await readiness.look()
-    reconciler = Reconciler(settings, database, queue, measured)
+    reconciler = Reconciler(settings, database, queue, measured, partial(expire, database, settings))
     rates = None
     if settings.auth != "none":
         rates = RateLimits(settings.rate_limit, broker.url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,10 +27,8 @@ from model_store.errors import KeyUnusable
 from model_store.scan import Limits
 from model_store.signing import Signer, TrustedKeys
 from model_store.store import DEFAULT_CACHE, Store, located
-from service.dicom_node.configuration import load_node
 from service.errors import SettingsInvalid
 from service.files import Files, open_files
-from service.pacs.configuration import load_servers
 from service.validation import is_loopback
 
 
@@ -77,7 +75,7 @@ def _loaded_by(load: Callable[[Path], object]) -> Callable[[Path], Path]:
     def check(path: Path) -> Path:
         try:
             load(path)
-        except (KeyUnusable, SettingsInvalid) as error:
+        except KeyUnusable as error:
             raise ValueError(str(error)) from error
         return path
 
@@ -252,12 +250,10 @@ class Settings(BaseSettings):
     )
 
     # PACS
-    pacs: Annotated[Folder, AfterValidator(_loaded_by(load_servers))] | None = Field(
+    pacs: Folder | None = Field(
         None, description="file (YAML) of the PACS that scans come from, and segmentations go to"
     )
-    dicom_node: Annotated[Folder, AfterValidator(_loaded_by(load_node))] | None = Field(
-        None, description="file (YAML) of `python -m service.dicom_node`"
-    )
+    dicom_node: Folder | None = Field(None, description="file (YAML) of `python -m service.dicom_node`")
 
     # logging
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
@@ -357,24 +353,42 @@ class Settings(BaseSettings):
         return self.state_dir / "viewer-scans"
 
 
-def read_settings(**given: Any) -> Settings:
+FileReaders = Mapping[str, Callable[[Path], object]]
+"""By the name of a setting, what reads the file that it names. Raises SettingsInvalid."""
+
+
+def read_settings(files: FileReaders | None = None, **given: Any) -> Settings:
     """From the environment; what is given comes first.
+
+    Args:
+        files: of this process: each is read now, so that a wrong one is reported before its first use.
+        given: by the setting's name.
 
     Raises:
         SettingsInvalid: names every wrong one as it is set, without its value: an address may have a
             password in it.
     """
+    wrong = []
     try:
-        return Settings(**given)
+        settings = Settings(**given)
     except ValidationError as error:
         wrong = [f"{PREFIX}{str(each['loc'][0]).upper()}: {each['msg']}" for each in error.errors()]
-    raise SettingsInvalid("; ".join(wrong))
+    else:
+        for name, read in (files or {}).items():
+            try:
+                if (path := getattr(settings, name)) is not None:
+                    read(path)
+            except SettingsInvalid as error:
+                wrong.append(f"{PREFIX}{name.upper()}: {error}")
+    if wrong:
+        raise SettingsInvalid("; ".join(wrong))
+    return settings
 
 
-def settings_or_exit() -> Settings:
+def settings_or_exit(files: FileReaders | None = None) -> Settings:
     """For a process that uvicorn or celery start: a wrong setting ends it with a line, no traceback."""
     try:
-        return read_settings()
+        return read_settings(files)
     except SettingsInvalid as error:
         raise SystemExit(f"locum: {error}") from None
 

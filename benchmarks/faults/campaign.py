@@ -9,7 +9,7 @@ from random import Random
 
 from benchmarks.faults.kinds import INSTANTS, KINDS, STAGED, STAGES, VISIBLE, Scene, lives
 from benchmarks.faults.service import Held, Service
-from service.jobs.states import TERMINAL
+from service.database.job_states import TERMINAL
 
 EPOCHS = 2
 # Upper limit of a recovery: a lease, a restart, and a message that is sent again.

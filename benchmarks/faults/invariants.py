@@ -17,10 +17,10 @@ from service.audit import trail
 from service.catalog.adapted import adapted_name
 from service.cohorts import cohorts
 from service.database import CohortScan, Job, JobEvent
+from service.database.job_states import TERMINAL
 from service.errors import AuditBroken, CohortDeleted
-from service.jobs.expiry import expire
+from service.expiry import expire
 from service.jobs.files import JobFolder
-from service.jobs.states import TERMINAL
 
 WITH_CANDIDATE = frozenset({"succeeded", "fell_back"})
 _ORPHAN_S = 30.0

@@ -31,9 +31,9 @@ from benchmarks.faults.workers import Start, Started, forked, left_of, session_o
 from demo.service_process import free_port
 from service.catalog.adapted import adapted_name
 from service.database import Database, Job, upgrade
+from service.database.job_states import HELD, TERMINAL
 from service.identity import keys
 from service.jobs import records
-from service.jobs.states import HELD, TERMINAL
 from service.runtime.broker import Broker
 from service.runtime.embedded_worker import worker_environment
 from service.settings import Settings

@@ -31,10 +31,10 @@ from service.cohorts.intake import uid_key
 from service.context import ServiceContext
 from service.database import Job, in_turn
 from service.database.hospitals import share_of
+from service.database.job_states import TERMINAL
 from service.errors import DiskFull, NotAdaptableToScan, ParametersContradict, ScanQuotaExceeded
 from service.jobs import records, submission
 from service.jobs.files import JobFolder, StoredScan
-from service.jobs.states import TERMINAL
 from service.kinds import SCAN_BY_JOB, kind_of
 from service.kinds.kind import ScanAdaptation
 from service.prediction.answer import check_routing, obey_guard

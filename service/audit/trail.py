@@ -12,7 +12,6 @@ of the last row: noted outside the database, they show such a change, and the re
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -23,11 +22,9 @@ from sqlalchemy import Table, delete, func, insert, select
 from sqlalchemy.orm import Session
 
 from service.database import Assignment, AuditCheckpoint, AuditRow, Database, caller_of, in_turn
+from service.database.digest_chain import FIRST_PREVIOUS, digest_of
 from service.errors import AuditBroken
-from service.runtime.logs import current_request
-
-FIRST_PREVIOUS = "0" * 64
-"""What row 1 has in place of a digest before it."""
+from service.tracing import current_request
 
 ASSIGNED = ("version.assigned", "version.rolled-back")
 """Actions of an entry of the serving log; `details` have its id and content."""
@@ -104,11 +101,6 @@ def append(
     }
     session.execute(insert(_TABLE), {**content, "digest": digest_of(content)})
     return number
-
-
-def digest_of(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a row: its columns but `digest`, as JSON with sorted names (64 hex digits)."""
-    return hashlib.sha256(_canonical(content).encode()).hexdigest()
 
 
 def head(session: Session) -> Head:
@@ -298,11 +290,3 @@ def assignment_details(entry: Assignment) -> dict[str, Any]:
 
 def _last_checkpoint(session: Session) -> AuditCheckpoint | None:
     return session.scalars(select(AuditCheckpoint).order_by(AuditCheckpoint.upto.desc()).limit(1)).first()
-
-
-def _canonical(content: Mapping[str, Any]) -> str:
-    def plain(value: object) -> str:
-        assert isinstance(value, datetime)
-        return value.astimezone(UTC).isoformat(timespec="microseconds")
-
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=plain)

@@ -19,9 +19,9 @@ from sqlalchemy.orm import Session
 from service.cohorts.files import COHORTS, CohortFolder, ScanFile
 from service.database import Cohort, CohortMask, CohortScan, Database, Job, caller_of, in_turn
 from service.database.hospitals import require_hospital, share_of
+from service.database.job_states import TERMINAL
 from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, ScanNameTaken
 from service.files import Staged
-from service.jobs.states import TERMINAL
 from service.runtime.spool import Upload
 from service.settings import Settings
 

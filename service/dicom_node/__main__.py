@@ -51,7 +51,7 @@ def main() -> None:
 
     LOCUM_DICOM_NODE names the configuration (YAML), LOCUM_STATE_DIR the folder of the queue.
     """
-    settings = settings_or_exit()
+    settings = settings_or_exit({"dicom_node": load_node})
     logs.configure(settings, whole_process=True)
     stopping = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -10,14 +10,17 @@ deletion of the patient's scan, on a machine that does not learn of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Protocol
 
 from service.errors import FilesUnavailable
 from service.files.folder import Folder
+
+_log = logging.getLogger("locum.service")
 
 
 class Staged(Protocol):
@@ -83,3 +86,15 @@ def open_files(location: Path | str) -> Files:
     except ModuleNotFoundError as error:
         raise FilesUnavailable(f"{location}: files in a bucket need 'pip install locum[s3]'") from error
     return Bucket(location)
+
+
+@contextmanager
+def log_and_continue(what: str) -> Iterator[None]:
+    """Log what cannot be deleted now and continue; the next pass retries."""
+    try:
+        yield
+    except FileNotFoundError:
+        # Another process deleted it meanwhile.
+        return
+    except (OSError, FilesUnavailable) as error:
+        _log.warning("%s cannot be deleted: %s", what, type(error).__name__)

@@ -14,7 +14,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.runtime.logs import current_request
+from service.tracing import current_request
 
 REQUEST_HEADER = "Locum-Request"
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import Database, JobEvent
+from service.database.job_states import TERMINAL
 from service.errors import JobUnknown, TooManyFollowers
 from service.jobs import records
-from service.jobs.states import TERMINAL
 
 LOOK_SECONDS = 0.3
 """How soon a follower hears of an event."""

@@ -24,10 +24,10 @@ from sqlalchemy.orm import Session
 
 from service.audit import trail
 from service.database import Database, Job, database_now
+from service.database.job_states import HELD, WITH_RESULT, JobEnd
 from service.database.models import UtcDateTime
 from service.errors import LeaseLost
 from service.jobs import records
-from service.jobs.states import HELD, WITH_RESULT, JobEnd
 from service.settings import Settings
 
 

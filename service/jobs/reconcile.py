@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import get_args
 
@@ -21,11 +22,11 @@ from sqlalchemy import ColumnElement, func, or_, select, update
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.database import Database, Job, database_now
+from service.database.job_states import HELD, TERMINAL, JobKind, JobState
 from service.errors import BrokerError
+from service.files import log_and_continue
 from service.jobs import records
-from service.jobs.expiry import expire, log_and_continue
 from service.jobs.files import JobFolder
-from service.jobs.states import HELD, TERMINAL, JobKind, JobState
 from service.jobs.submission import send
 from service.runtime.metrics import Metrics
 from service.runtime.queue import Queue
@@ -60,13 +61,21 @@ _log = logging.getLogger("locum.service")
 
 
 class Reconciler:
-    """Reconciles every `reconcile_every_seconds`."""
+    """Reconciles every `reconcile_every_seconds`, and calls `expire` once a minute."""
 
-    def __init__(self, settings: Settings, database: Database, queue: Queue, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        queue: Queue,
+        metrics: Metrics,
+        expire: Callable[[], None],
+    ) -> None:
         self._settings = settings
         self._database = database
         self._queue = queue
         self._metrics = metrics
+        self._expire = expire
         self._statistics = JobStatistics(metrics)
         self._expired_at = float("-inf")
 
@@ -87,7 +96,7 @@ class Reconciler:
         self._recover()
         if time.monotonic() - self._expired_at > _EXPIRE_EVERY_SECONDS:
             self._expired_at = time.monotonic()
-            expire(self._database, self._settings)
+            self._expire()
         self._statistics.read(self._database)
         self._resend()
 

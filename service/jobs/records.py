@@ -20,8 +20,8 @@ from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from service.database import Caller, Job, JobEvent, caller_of, database_now, in_turn
+from service.database.job_states import HELD, TERMINAL, JobKind, JobState
 from service.errors import IdempotencyConflict, JobUnknown, QueueFull
-from service.jobs.states import HELD, TERMINAL, JobKind, JobState
 from service.settings import Settings
 
 EventType = Literal["state", "epoch", "progress", "gate", "warning"]

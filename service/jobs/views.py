@@ -9,10 +9,10 @@ from typing import Any
 from pydantic import BaseModel, Field
 from sqlalchemy.orm import Session
 
+from service.about import NOTICE
 from service.database import Job
+from service.database.job_states import JobKind, JobState
 from service.jobs import records
-from service.jobs.states import JobKind, JobState
-from service.prediction.receipt import NOTICE
 
 
 class CandidateView(BaseModel):

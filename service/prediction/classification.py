@@ -9,12 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
+from service.about import NOTICE
 from service.inference.classification import Classification, classify
 from service.inference.uncertainty import entropy
 from service.prediction.answer import Answer, Predictor
 from service.prediction.options import ClassifyOptions
 from service.prediction.output import POOL_SELECTION_TEXT, PickReport, pool_selections
-from service.prediction.receipt import NOTICE, Receipt
+from service.prediction.receipt import Receipt
 
 
 class ClassReport(BaseModel):

@@ -26,8 +26,9 @@ from pydicom.uid import UID
 from model_store.errors import UnsupportedScan
 from model_store.scan import DicomSeries
 from model_store.task import Task
+from service.about import NOTICE
 from service.errors import CodesMissing, LabelsOverlap
-from service.prediction.receipt import NOTICE, ModelReceipt, Receipt
+from service.prediction.receipt import ModelReceipt, Receipt
 
 SegmentationType = Literal["binary", "labelmap", "fractional"]
 

@@ -27,12 +27,13 @@ from pydantic import BaseModel, Field
 from model_store.preprocessing import display_slices, to_slices
 from model_store.scan import Scan, encode_nifti, encode_nrrd, encode_png
 from model_store.task import Plane, Task
+from service.about import NOTICE
 from service.errors import NoDicomSource, NoNiftiMask, NoPngMask, NoVolumeToReport, ParametersContradict
 from service.inference.pipeline import Segmentation
 from service.inference.pool import PoolPick
 from service.prediction.dicom_seg import SegmentationType, check_codes
 from service.prediction.overlay import Panel, choose_slices, overlay
-from service.prediction.receipt import NOTICE, Receipt
+from service.prediction.receipt import Receipt
 
 POOL_SELECTION_TEXT: Final = (
     "Of an ssf-pool (FedIns): what the scan picked; with routing=slice, what each slice of a volume did, in "

@@ -6,14 +6,11 @@ The same input, graph, options, provider and onnxruntime version give the same m
 from __future__ import annotations
 
 import platform
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
-from typing import Final
 
 import onnxruntime
 from pydantic import BaseModel, Field, JsonValue
 
-NOTICE: Final = "research use only"
+from service.about import NOTICE, locum_version
 
 
 class ModelReceipt(BaseModel):
@@ -42,15 +39,6 @@ class Receipt(BaseModel):
     locum: str
     machine: str = Field(description="Processor architecture; another one may round differently.")
     notice: str = NOTICE
-
-
-@cache
-def locum_version() -> str:
-    """Locum's version."""
-    try:
-        return version("locum")
-    except PackageNotFoundError:
-        return "0+unknown"
 
 
 def software() -> dict[str, str]:

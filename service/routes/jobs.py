@@ -14,6 +14,7 @@ from starlette.responses import HTMLResponse
 from service.adaptation.card.page import render
 from service.adaptation.card.reading import read_card
 from service.context import ServiceContext
+from service.database.job_states import TERMINAL, WITH_RESULT, JobState
 from service.errors import JobStillRunning
 from service.http.audit import AuditedRoute
 from service.http.dependencies import AsOperator, AsReader
@@ -23,7 +24,6 @@ from service.http.problems import Problem, problem_responses
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
 from service.jobs.followers import Feed
-from service.jobs.states import TERMINAL, WITH_RESULT, JobState
 from service.jobs.views import JobSummary, JobView, summary, view
 from service.validation import HOSPITAL_ID
 

@@ -14,7 +14,9 @@ from starlette.responses import Response
 from service.adaptation.scan_requests import ScanRequest, wait_for
 from service.catalog.network import Selection, adapts_itself, resolve_network
 from service.context import ServiceContext
+from service.database.job_states import TERMINAL
 from service.errors import ParametersContradict
+from service.files import log_and_continue
 from service.http.audit import AuditedRoute, concerns
 from service.http.conditions import preferred_wait
 from service.http.dependencies import AsReader
@@ -22,9 +24,7 @@ from service.http.parameters import ANSWER_HEADERS, described_headers
 from service.http.problems import problem_responses
 from service.inference.pipeline import Stopwatch
 from service.jobs import records
-from service.jobs.expiry import log_and_continue
 from service.jobs.files import JobFolder
-from service.jobs.states import TERMINAL
 from service.jobs.views import JobView, view
 from service.kinds import SCAN_BY_JOB
 from service.prediction.options import SegmentOptions, read_options, request_body

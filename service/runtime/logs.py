@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from service.settings import Settings
-
-current_request: ContextVar[str] = ContextVar("locum_request", default="-")
-"""The id of the request that is answered; `-` outside of one."""
+from service.tracing import current_request
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 

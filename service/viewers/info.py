@@ -11,13 +11,13 @@ from typing import Any
 from model_store.artefact import Artefact
 from model_store.store import Store
 from personalization.options.presets import FOR_SCANS
+from service.about import NOTICE, locum_version
 from service.catalog.parts import personalizations
 from service.catalog.version import offered_names
 from service.database import Database
 from service.database.hospitals import visible_hospitals
 from service.kinds import kind_of
 from service.prediction.output import label_names
-from service.prediction.receipt import NOTICE, locum_version
 
 _NO_CHOICE = ""
 

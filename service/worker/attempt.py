@@ -15,12 +15,12 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from model_store.artefact import Artefact
 from service.database import Database, Job
+from service.database.job_states import JobEnd
 from service.errors import FileDamaged, JobCancelled, LeaseLost
 from service.jobs import records
 from service.jobs.files import JobFolder
 from service.jobs.leases import Lease, fenced, renew
 from service.jobs.records import EventType
-from service.jobs.states import JobEnd
 from service.settings import Settings
 
 

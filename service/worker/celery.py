@@ -15,6 +15,7 @@ from celery.exceptions import CPendingDeprecationWarning
 from celery.signals import setup_logging, worker_init, worker_shutdown
 
 from service.database import Database, upgrade
+from service.pacs.configuration import load_servers
 from service.runtime import logs
 from service.runtime.broker import Broker
 from service.runtime.queue import RUN_JOB, VERIFY_STORE, celery_app
@@ -23,7 +24,7 @@ from service.settings import settings_or_exit
 
 _log = logging.getLogger("locum.worker")
 
-settings = settings_or_exit()
+settings = settings_or_exit({"pacs": load_servers})
 broker = Broker(settings)
 worker = celery_app(settings, broker.celery_url)
 

@@ -15,12 +15,12 @@ from model_store.manifest import GRAPH, ModelManifest
 from model_store.preprocessing import class_map, display_slices
 from model_store.scan import decode
 from model_store.task import Task
+from service.about import NOTICE
 from service.cohorts.files import ScanFile
 from service.inference.pipeline import Segmentation, Stopwatch, segment
 from service.inference.sessions import GraphSession
 from service.prediction.output import common_slices, picture
 from service.prediction.overlay import Panel, choose_slices, overlay
-from service.prediction.receipt import NOTICE
 from service.settings import Settings, scan_limits
 from service.worker.attempt import Attempt
 

@@ -19,8 +19,8 @@ from model_store.errors import LocumStoreError, StoreUnavailable
 from personalization.errors import PersonalizationError
 from service.database import Database
 from service.errors import FilesUnavailable, JobCancelled, LeaseLost, ServiceError
+from service.files import log_and_continue
 from service.jobs import records
-from service.jobs.expiry import log_and_continue
 from service.jobs.leases import claim, finish, postpone
 from service.settings import Settings
 from service.worker.attempt import Attempt, AttemptOutcome, Postponed

@@ -11,10 +11,10 @@ from typing import Final
 import jinja2
 from markupsafe import Markup
 
+from service.about import NOTICE
 from service.adaptation.card.charts import Mark, bars, curve, forest
 from service.adaptation.card.model import Card, Epoch
 from service.kinds.card import Bars, Forest, HeatMap
-from service.prediction.receipt import NOTICE
 
 REFRESH_SECONDS: Final = 5
 

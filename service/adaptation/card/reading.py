@@ -25,10 +25,10 @@ from service.adaptation.card.model import (
     Picture,
 )
 from service.database import Assignment, Database, Job
+from service.database.job_states import ON_PACS
 from service.files import Files
 from service.jobs import records
 from service.jobs.files import JobFolder
-from service.jobs.states import ON_PACS
 from service.kinds import Words, kind_of
 from service.kinds.card import number
 from service.serving.assignments import assignment

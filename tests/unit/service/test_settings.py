@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from service.__main__ import app
-from service.app import create_app
+from service.app import FILES, create_app
 from service.errors import SettingsInvalid
 from service.settings import Settings, ignored_variables
 
@@ -63,6 +63,16 @@ def test_settings_repr_hides_passwords(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_invalid_setting_is_rejected_by_name(name: str, value: object) -> None:
     with pytest.raises(ValidationError, match=name):
         Settings(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_api_with_a_wrong_file_of_a_setting_ends_with_the_name_of_both(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / "wrong.yaml").write_text("- a")
+    monkeypatch.setenv(f"LOCUM_{name.upper()}", str(tmp_path / "wrong.yaml"))
+    with pytest.raises(SystemExit, match=rf"LOCUM_{name.upper()}: {tmp_path}/wrong\.yaml: "):
+        create_app()
 
 
 def test_settings_are_frozen() -> None:

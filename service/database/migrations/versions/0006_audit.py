@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import sqlalchemy as sa
 from alembic import op
 
-from service.audit.trail import FIRST_PREVIOUS, digest_of
+from service.database.digest_chain import FIRST_PREVIOUS, digest_of
 from service.database.migrations.append_only import protect, release
 
 revision = "0006"

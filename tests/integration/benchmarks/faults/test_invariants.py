@@ -17,9 +17,9 @@ from model_store.store import Store
 from service.catalog.adapted import adapted_name
 from service.cohorts import cohorts
 from service.database import CohortScan, Hospital, Job, upgrade
+from service.database.job_states import JobState
 from service.jobs import records
 from service.jobs.files import JobFolder
-from service.jobs.states import JobState
 
 
 @pytest.fixture(scope="module")

@@ -12,8 +12,8 @@ import pytest
 from sqlalchemy import func, select
 
 from service.database import Job
+from service.expiry import expire
 from service.jobs import records
-from service.jobs.expiry import expire
 from service.jobs.files import JobFolder, StoredResult
 from service.jobs.leases import claim, finish, renew
 from tests.helpers.service.asking import adapt, note, problem, submitted, take

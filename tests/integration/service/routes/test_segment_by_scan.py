@@ -17,9 +17,9 @@ import pytest
 from model_store.artefact import Artefact
 from model_store.digest import sha256
 from model_store.scan import decode
+from service.database.job_states import JobEnd
 from service.jobs import leases, records
 from service.jobs.files import JobFolder, StoredResult
-from service.jobs.states import JobEnd
 from tests.helpers.model_store.dicom_files import zipped
 from tests.helpers.service.adapted_store import publish_adapted, publish_space
 from tests.helpers.service.coded import CODED, SERIES, STUDY, coded_series

@@ -10,8 +10,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from service.cohorts import cohorts
+from service.database.job_states import TERMINAL
 from service.jobs import records
-from service.jobs.states import TERMINAL
 from service.settings import Settings
 from service.worker.runner import run_job
 from tests.helpers.service.routing_federation import outside_scans

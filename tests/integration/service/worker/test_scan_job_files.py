@@ -16,9 +16,9 @@ from scipy.spatial.transform import Rotation
 
 from model_store.artefact import Artefact
 from service.database import Job
+from service.database.job_states import JobEnd
 from service.jobs import leases, records
 from service.jobs.files import JobFolder, StoredResult
-from service.jobs.states import JobEnd
 from tests.helpers.service.adapted_store import publish_space
 from tests.helpers.waiting import wait_for
 

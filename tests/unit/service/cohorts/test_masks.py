@@ -9,7 +9,7 @@ import pytest
 from service.cohorts import cohorts, masks
 from service.database import Database
 from service.errors import CohortDeleted, CohortFull, CohortInUse, CohortUnknown, MaskTaken
-from service.jobs.expiry import expire
+from service.expiry import expire
 from tests.helpers.service.cohort_bench import Bench, digest
 
 

@@ -70,7 +70,7 @@ def test_tls_with_ca_proves_senders_without_addresses(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_wrong_field_is_named_without_its_value(tmp_path: Path, fields: dict[str, Any], said: str) -> None:
     with pytest.raises(SettingsInvalid, match="LOCUM_DICOM_NODE") as found:
-        read_settings(dicom_node=written(tmp_path / "node.yaml", **fields))
+        read_settings({"dicom_node": load_node}, dicom_node=written(tmp_path / "node.yaml", **fields))
     assert said in str(found.value)
     assert "hunter2" not in str(found.value)
 

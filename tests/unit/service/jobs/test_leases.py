@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import update
 
 from service.database import Database, Job, JobEvent
+from service.database.job_states import JobEnd
 from service.errors import JobUnknown, LeaseLost
 from service.jobs import records
 from service.jobs.leases import Lease, RenewState, claim, fenced, finish, postpone, renew
-from service.jobs.states import JobEnd
 from service.settings import Settings
 
 SETTINGS = Settings(max_attempts=3)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import pytest
 from sqlalchemy import update
 
 from service.database import Database, Job, engine
+from service.expiry import expire
 from service.jobs import leases, reconcile, records, submission
-from service.jobs.expiry import expire
 from service.jobs.files import JobFolder
 from service.jobs.leases import Lease, claim, fenced, finish, postpone, renew
 from service.jobs.reconcile import Reconciler
@@ -37,7 +38,11 @@ class Bench:
         self.broker = Broker(self.settings)
         self.queue = Queue(self.settings, self.broker)
         self.metrics = Metrics()
-        self.reconciler = Reconciler(self.settings, database, self.queue, self.metrics)
+        self.reconciler = self.another(self.metrics)
+
+    def another(self, metrics: Metrics) -> Reconciler:
+        expiring = partial(expire, self.database, self.settings)
+        return Reconciler(self.settings, self.database, self.queue, metrics, expiring)
 
     def submit(self, **fields: Any) -> str:
         asked = {"kind": "scan", "hospital": None, "model": "brain", "parent": "sha256:" + "0" * 64}
@@ -231,7 +236,7 @@ def test_concurrent_reconcilers_recover_a_job_once(bench: Bench) -> None:
     for job_id in jobs:
         bench.lose(bench.take(job_id))
     bench.broker.client.flushall()
-    others = [Reconciler(bench.settings, bench.database, bench.queue, Metrics()) for _ in range(4)]
+    others = [bench.another(Metrics()) for _ in range(4)]
     failures: list[BaseException] = []
     barrier = threading.Barrier(len(others))
 
@@ -308,7 +313,7 @@ def test_reconciler_logs_an_unexpected_error_and_continues(
 
     settings = Settings(state_dir=tmp_path, reconcile_every_seconds=0.01)
     queue = Queue(settings, Broker(settings))
-    reconciler = Faulty(settings, database, queue, Metrics())
+    reconciler = Faulty(settings, database, queue, Metrics(), lambda: None)
 
     async def watch() -> None:
         nonlocal watching

@@ -65,9 +65,9 @@ def test_file_that_is_no_list_of_pacs_is_a_wrong_setting(tmp_path: Path, content
     path = tmp_path / "pacs.yaml"
     path.write_text(content)
     with pytest.raises(SettingsInvalid, match="LOCUM_PACS"):
-        read_settings(pacs=path)
+        read_settings({"pacs": load_servers}, pacs=path)
     with pytest.raises(SettingsInvalid, match="cannot be read"):
-        read_settings(pacs=tmp_path / "none.yaml")
+        read_settings({"pacs": load_servers}, pacs=tmp_path / "none.yaml")
 
 
 def test_pacs_is_unknown_to_other_hospitals(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ from sqlalchemy import update
 
 from service.cohorts import cohorts
 from service.database import Cohort, Database, Job, upgrade
+from service.expiry import expire
 from service.files.folder import Folder
-from service.jobs.expiry import expire
 from service.jobs.files import JobFolder, StoredResult
 from tests.helpers.service.cohort_bench import Bench, digest
 

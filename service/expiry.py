@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 
 from sqlalchemy import select
@@ -18,10 +17,10 @@ from sqlalchemy import select
 from service.cohorts import cohorts
 from service.cohorts.files import COHORTS, CohortFolder
 from service.database import Cohort, Database, Job
-from service.errors import CohortInUse, FilesUnavailable
-from service.files import Files
+from service.database.job_states import TERMINAL
+from service.errors import CohortInUse
+from service.files import Files, log_and_continue
 from service.jobs.files import JOBS, JobFolder
-from service.jobs.states import TERMINAL
 from service.settings import Settings
 from service.validation import JOB_ID
 from service.viewers.scans import sweep
@@ -107,18 +106,6 @@ def _warn_of_unknown(files: Files, cohort_id: str) -> None:
             COHORTS,
             cohort_id,
         )
-
-
-@contextmanager
-def log_and_continue(what: str) -> Iterator[None]:
-    """Log what cannot be deleted now and continue; the next pass retries."""
-    try:
-        yield
-    except FileNotFoundError:
-        # Another process deleted it meanwhile.
-        return
-    except (OSError, FilesUnavailable) as error:
-        _log.warning("%s cannot be deleted: %s", what, type(error).__name__)
 
 
 def _folders(files: Files, folder: str) -> list[tuple[str, float]]:
