@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from functools import cache
-from ipaddress import ip_network
+from ipaddress import IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -69,6 +69,14 @@ class Sender(_Strict):
     hospital: _Hospital
     addresses: tuple[Annotated[str, AfterValidator(_network)], ...] = ()
 
+    def admits(self, address: str) -> bool:
+        """Whether it may connect from this address."""
+        found = ip_address(address)
+        if isinstance(found, IPv6Address):
+            # Of a socket that takes both, where the network is written as IPv4.
+            found = found.ipv4_mapped or found
+        return not self.addresses or any(found in ip_network(one) for one in self.addresses)
+
 
 class Route(_Strict):
     """How a hospital's series are segmented, and where the SEG goes.
@@ -110,7 +118,9 @@ class NodeConfiguration(_Strict):
         max_queue_bytes: of all objects on the disk; above that, C-STORE answers A700H.
         max_object_bytes: of one object; a longer one ends its association.
         max_associations: at the same time.
-        idle_seconds: without a byte, when an association ends.
+        max_associations_per_address: of these, from one address; by default half.
+        idle_seconds: for the whole request of an association and for each PDU, and without a byte, when an
+            association ends.
         retry_seconds: the first pause after a failure; each is twice as long, up to ten minutes.
         give_up_hours: after completion, when a series fails that could not be segmented or delivered.
         failed_days: how long a failed series is kept.
@@ -131,10 +141,16 @@ class NodeConfiguration(_Strict):
     max_queue_bytes: int = Field(20 * 1024 * MEBIBYTE, gt=0)
     max_object_bytes: int = Field(512 * MEBIBYTE, gt=0)
     max_associations: int = Field(8, gt=0, le=100)
+    max_associations_per_address: int | None = Field(None, gt=0)
     idle_seconds: float = Field(60, gt=0)
     retry_seconds: float = Field(5, gt=0)
     give_up_hours: float = Field(72, ge=0)
     failed_days: float = Field(7, ge=0)
+
+    @property
+    def most_per_address(self) -> int:
+        """Associations at the same time from one address."""
+        return self.max_associations_per_address or (self.max_associations + 1) // 2
 
     @model_validator(mode="after")
     def _consistent(self) -> NodeConfiguration:
