@@ -77,13 +77,16 @@ Noise = Callable[[str, State, float], np.random.Generator]
 
 @dataclass(frozen=True)
 class SiteSize:
-    """The number of a site's cases, and the most that a score of the site can count; None where unknown.
+    """What a site announced of its data before the first round; None where it is unknown.
 
-    A segmentation is scored by patient, a classification by image, and a case may have many images: slices.
+    `cases` is the number of its cases, `scored` the most that a score of the site can count, `images` the
+    number of its training images, which its weight in a mean cannot exceed. A segmentation is scored by
+    patient, a classification by image, and a case may have many images: slices.
     """
 
     cases: int | None = None
     scored: int | None = None
+    images: int | None = None
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,10 @@ class MethodConfig(StrictConfig):
 
 
 class Defence(StrictConfig):
-    """What the server believes of the sites (`training.engine.defence`). By default it believes numbers."""
+    """What the server believes of the sites (`training.engine.defence`).
+
+    By default an update far larger than the others' is bounded.
+    """
 
     reduction: Literal["mean", "median", "trimmed-mean", "krum"] = Field(
         "mean", description="of groups that are averaged; all but `mean` count every site alike"
@@ -78,7 +81,9 @@ class Defence(StrictConfig):
     )
     liars: int = Field(1, ge=0, description="krum: sites that may lie")
     most_norm: float | None = Field(
-        None, gt=0, description="size of an update, in medians of the others'; more is scaled or dropped"
+        5.0,
+        gt=0,
+        description="size of an update, in medians of the others'; more is scaled or dropped; null: no bound",
     )
     beyond: Literal["scale", "drop"] = Field("scale", description="what happens to an update beyond it")
     most_share: float = Field(1.0, gt=0, le=1, description="share of a mean that one site has at most")
@@ -87,6 +92,9 @@ class Defence(StrictConfig):
     def needs_all(self) -> bool:
         """Whether a round's uploads must be there together before they are reduced."""
         return self.reduction != "mean" or self.most_norm is not None or self.most_share < 1
+
+
+NO_DEFENCE = Defence(most_norm=None)
 
 
 class RunConfig(StrictConfig):

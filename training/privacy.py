@@ -38,6 +38,14 @@ class Noising(_Strict):
     clip: FiniteFloat = Field(gt=0, description="largest norm of an update, over all its tensors")
     noise: FiniteFloat = Field(gt=0, description="standard deviation of the noise of every value, in clips")
 
+    def largest_norm(self, values: int) -> float:
+        """The norm that a clipped update of so many values with this noise does not exceed, but by chance.
+
+        The noise alone has at most the norm z C (sqrt(values) + 4), except with probability exp(-8) (Laurent,
+        Massart, Annals of Statistics 2000).
+        """
+        return self.clip * (1 + self.noise * (math.sqrt(values) + 4))
+
     def stricter(self, other: Noising | None) -> Noising:
         """The smaller clip and the larger noise in clips; both lower or keep the epsilon."""
         if other is None:

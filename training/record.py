@@ -16,7 +16,7 @@ from model_store.durable import write_durably
 from model_store.manifest import ModelManifest
 from model_store.task import Task
 from training.data.cases import RemoteSite, Site
-from training.engine.history import RoundEntry
+from training.engine.history import RoundEntry, defended
 from training.errors import TrainingError
 from training.publish import software
 from training.run import Result
@@ -68,7 +68,10 @@ class RunRecord(_Strict):
 
     @classmethod
     def of(cls, result: Result, warnings: Sequence[str] = ()) -> RunRecord:
-        """Make the record of a finished run; `warnings` are those that were displayed."""
+        """Make the record of a finished run.
+
+        `warnings` are those that were displayed before it; those of its rounds are added.
+        """
         run = result.run
         return cls(
             run=run.id,
@@ -94,7 +97,7 @@ class RunRecord(_Strict):
                 )
                 for artefact in result.artefacts
             ),
-            warnings=tuple(warnings),
+            warnings=(*warnings, *defended(result.history)),
             details=dict(result.publication.details),
             software=software(),
         )

@@ -4,7 +4,8 @@ The phantom's hospitals federate a small U-Net by FedAvg. One of them lies in ev
 global model is scored on the test patients of the other five. Without an attack the same table says what the
 defence costs an honest federation.
 
-    weight      claims 1e15 training slices
+    weight      announces 1e15 training slices before the first round, and claims them
+    claim       announces its slices, and then claims 1e15
     sign        sends w - (w_k - w), away from its optimum
     scale 10    sends w + 10 (w_k - w)
     scale 1e30  sends w + 1e30 (w_k - w)
@@ -16,7 +17,7 @@ defence costs an honest federation.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
@@ -29,7 +30,7 @@ from benchmarks.harness.evaluation import Scans, mean_dice, predict
 from benchmarks.harness.experiment import Experiment, Table
 from benchmarks.harness.tables import table
 from training.algorithm import ClientResult, Memory, State, StepContext
-from training.config import Defence, RunConfig
+from training.config import NO_DEFENCE, Defence, RunConfig
 from training.data.cases import Federation
 from training.data.federation import load_federation
 from training.data.segmentation.dataset import SiteData
@@ -37,6 +38,8 @@ from training.engine.client import RunEnvironment
 from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder
 from training.engine.history import RoundEntry
+from training.engine.pool import Inline
+from training.engine.worker import Delivery, Failure, Task
 from training.errors import RoundFailed
 from training.methods.common.local_training import AnySiteData, network_of
 from training.methods.fedavg import SCORES, WEIGHTS, FedAvg, FedAvgConfig
@@ -47,15 +50,18 @@ SITES = ("aster", "birch", "cedar", "elder", "furze", "grove")
 # The first in order: it must not decide what the others have to look like.
 LIAR = "aster"
 NONE = "none"
-ATTACKS = (NONE, "weight", "sign", "scale 10", "scale 1e30", "shapes", "scores", "labels")
+CLAIM, DEFAULT = "claim", "default"
+ATTACKS = (NONE, "weight", CLAIM, "sign", "scale 10", "scale 1e30", "shapes", "scores", "labels")
+# Each by itself, without the default's bound.
 DEFENCES: Mapping[str, Defence] = {
-    NONE: Defence(),
-    "share 0.3": Defence(most_share=0.3),
+    NONE: NO_DEFENCE,
+    DEFAULT: Defence(),
+    "share 0.3": Defence(most_norm=None, most_share=0.3),
     "norm 3": Defence(most_norm=3.0),
     "norm 3, drop": Defence(most_norm=3.0, beyond="drop"),
-    "median": Defence(reduction="median"),
-    "trimmed mean": Defence(reduction="trimmed-mean", trim=0.2),
-    "krum": Defence(reduction="krum", liars=1),
+    "median": Defence(most_norm=None, reduction="median"),
+    "trimmed mean": Defence(most_norm=None, reduction="trimmed-mean", trim=0.2),
+    "krum": Defence(most_norm=None, reduction="krum", liars=1),
 }
 CPU = torch.device("cpu")
 
@@ -100,6 +106,8 @@ class Attacks(Experiment[Profile]):
             for seed in range(profile.seeds)
             for attack in ATTACKS
             for defence in DEFENCES
+            # The announced size bounds the claim before any defence does.
+            if attack != CLAIM or defence in (NONE, DEFAULT)
         ]
 
     def compute(self, cell: Cell, work: Path) -> dict[str, Any]:
@@ -110,19 +118,17 @@ class Attacks(Experiment[Profile]):
         )
         run = Run(federation, "fedavg", config, RunConfig(seed=cell["seed"]))
         method = Lying(config, federation.task, cell["attack"])
+        specs, environment, folder = run.specs(), RunEnvironment(cell["seed"]), RunFolder(work / "run")
+        pool = (Announcing if cell["attack"] == "weight" else Inline)(method, specs, environment, folder.root)
         engine = FederationEngine(
-            method,
-            run.specs(),
-            RunEnvironment(cell["seed"]),
-            RunFolder(work / "run"),
-            workers=0,
-            defence=DEFENCES[cell["defence"]],
+            method, specs, environment, folder, workers=0, defence=DEFENCES[cell["defence"]], pool=pool
         )
         began = time.perf_counter()
         try:
             outcome = engine.run()
         except RoundFailed as error:
-            return {"dice": None, "seconds": None, "dropped": 0, "scaled": 0, "error": str(error)[:200]}
+            nothing = {"dice": None, "seconds": None, "dropped": 0, "scaled": 0, "reported": 0}
+            return {**nothing, "error": str(error)[:200]}
         seconds = time.perf_counter() - began
         draft = method.publication(outcome.server).models[0]
         network = network_of(draft.network, draft.weights, CPU)
@@ -138,17 +144,35 @@ class Attacks(Experiment[Profile]):
             "dropped": sum(LIAR in entry.dropped for entry in rounds),
             "scaled": sum(LIAR in entry.sites and entry.sites[LIAR].scaled is not None for entry in rounds),
             "honest": sum(_touched(entry) for entry in rounds),
+            "reported": sum(_reported(entry) for entry in rounds),
         }
 
     def sections(self, rows: Sequence[Row]) -> list[str]:
-        """Dice by attack and defence, then what a defence costs the honest."""
-        return [_dice(rows), _honest(rows)]
+        """Dice by attack and defence, what the default reports, then what a defence costs the honest."""
+        return [_dice(rows), _reports(rows), _honest(rows)]
 
 
 def _touched(entry: RoundEntry) -> int:
     """Honest sites of a round that were scaled or dropped."""
     scaled = {site for site, part in entry.sites.items() if part.scaled is not None}
     return len((scaled | set(entry.dropped)) - {LIAR})
+
+
+def _reported(entry: RoundEntry) -> bool:
+    """Whether the operator is warned of the liar in a round."""
+    part = entry.sites.get(LIAR)
+    return LIAR in entry.dropped or bool(part and {part.scaled, part.claimed, part.share} != {None})
+
+
+class Announcing(Inline):
+    """Sites of which the liar announces more training slices than there are."""
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[Delivery | Failure]:
+        """Run the tasks; where one only loads the liar's data, say so."""
+        for answer in super().run(tasks):
+            if isinstance(answer, Delivery) and answer.site == LIAR and answer.images is not None:
+                answer = replace(answer, images=2**50)
+            yield answer
 
 
 class Lying(FedAvg):
@@ -177,7 +201,7 @@ class Lying(FedAvg):
             uploads[WEIGHTS.name] = {name: tensor.reshape(1, *tensor.shape) for name, tensor in mine.items()}
         elif self.attack == "scores":
             uploads[SCORES.name] = {"score": torch.tensor([1e6, 1e6], dtype=torch.float64)}
-        weight = 1e15 if self.attack == "weight" else result.weight
+        weight = 1e15 if self.attack in ("weight", CLAIM) else result.weight
         return replace(result, uploads=uploads, weight=weight)
 
 
@@ -218,17 +242,38 @@ def _dice(rows: Sequence[Row]) -> str:
         for defence in DEFENCES:
             dice = _values(rows, attack, defence, "dice")
             spread = f" ± {100 * stdev(dice):.1f}" if len(dice) > 1 else ""
-            line.append(f"{100 * mean(dice):.1f}{spread}" if dice else "–")
+            measured = any(_is(row, attack, defence) for row in rows)
+            line.append(f"{100 * mean(dice):.1f}{spread}" if dice else "–" if measured else "")
         lines.append(line)
     head = ("attack", *DEFENCES)
     text = (
-        "Dice in percent on the honest sites' test patients, mean and standard deviation over seeds. What "
-        "the server always checks (`none`) refuses `shapes` and `scores`: the liar is dropped from every "
-        "round, so these rows are the federation of the five others, which is the measure for a defence that "
-        "drops the liar. Its spread is large because with one seed five hospitals learn nothing in so few "
-        "rounds, with or without a defence. A dash: the run failed."
+        "Dice in percent on the honest sites' test patients, mean and standard deviation over seeds. "
+        "`default` is what an operator has who sets nothing; the columns after it have each defence by "
+        "itself. What the server always checks (`none`) counts a `claim` as what was announced, and "
+        "refuses `shapes` and `scores`: the liar is dropped from every round, so these rows are the "
+        "federation of the five others, which is the measure for a defence that drops the liar. Its spread "
+        "is large because with one seed five hospitals learn nothing in so few rounds, with or without a "
+        "defence. A dash: the run failed. Empty: not run, since the check comes first."
     )
     return f"## Dice under attack\n\n{text}\n\n{table(head, lines)}"
+
+
+def _reports(rows: Sequence[Row]) -> str:
+    lines = []
+    for attack in ATTACKS:
+        found = [row for row in rows if _is(row, attack, DEFAULT)]
+        if found:
+            names = ("scaled", "dropped", "reported")
+            counts = (str(sum(int(row["result"].get(name, 0)) for row in found)) for name in names)
+            rounds = sum(int(row["cell"]["rounds"]) for row in found)
+            lines.append([attack, str(rounds), *counts])
+    head = ("attack", "rounds", "liar scaled", "liar dropped", "liar reported")
+    text = (
+        "With the default. A liar is reported where it is scaled or dropped, claims more than it announced, "
+        "or has more than half of all weight. What stays within the norms of the others, as `sign` and "
+        "`labels` do, is neither bounded nor seen; `median` is the defence."
+    )
+    return f"## What the default bounds and reports\n\n{text}\n\n{table(head, lines)}"
 
 
 def _honest(rows: Sequence[Row]) -> str:

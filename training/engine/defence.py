@@ -1,9 +1,12 @@
 """What a federation's server believes of its sites: weights of a mean, sizes of updates, robust reductions.
 
-Legend: n sites, x_k an upload, w what the server sent, f sites that may lie.
+Legend: n sites, x_k an upload, w what the server sent, m_k training images, f sites that may lie.
 
-    size of an update      ||x_k - w||; more than `most_norm` times the median of the others' is too much:
-                           x_k <- w + (x_k - w) bound / ||x_k - w||, or the site is dropped
+    size of an update      ||x_k - w||; of three sites or more, more than
+                           bound = most_norm median_j(||x_j - w||) max(1, m_k / median_j(m_j)), j not k,
+                           is too much: x_k <- w + (x_k - w) bound / ||x_k - w||, or the site is dropped.
+                           A site with more images takes more steps, and so moves further. Noise for
+                           differential privacy that the site adds is never too much
     median                 coordinate by coordinate (Yin et al., ICML 2018)
     trimmed mean           coordinate by coordinate, without the `trim` n lowest and highest, at least one of
                            each (same paper)
@@ -19,12 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Literal
+from types import MappingProxyType
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from personalization.state import State, clone
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 Robust = Literal["mean", "median", "trimmed-mean", "krum"]
 
@@ -39,17 +45,28 @@ def update_norm(upload: Mapping[str, Tensor], sent: Mapping[str, Tensor]) -> flo
     return math.sqrt(math.fsum(squares))
 
 
-def bounds(norms: Mapping[str, float], most: float) -> dict[str, float]:
-    """Map each site to the largest norm that its update may have: `most` times the median of the others'.
+def bounds(
+    norms: Mapping[str, float],
+    most: float,
+    images: Mapping[str, int] = _NONE,
+    noises: Mapping[str, float] = _NONE,
+) -> dict[str, float]:
+    """Map each site to the largest norm that its update may have (see the top of the module).
 
-    A site without others has no bound.
+    `images` has the sites' numbers of training images, without those that are unknown, and `noises` the
+    norms of the noise that sites add. There is no bound for fewer than three sites, since any of two may
+    be the one that lies, nor where the median of the other sites' updates is zero.
     """
-    return {
-        site: most * median(norm for other, norm in norms.items() if other != site)
-        if len(norms) > 1
-        else math.inf
-        for site in norms
-    }
+    found: dict[str, float] = {}
+    for site in norms:
+        typical = median(norm for other, norm in norms.items() if other != site) if len(norms) >= 3 else 0.0
+        if not typical:
+            found[site] = math.inf
+            continue
+        others = [count for other, count in images.items() if other != site and other in norms]
+        larger = images[site] / max(median(others), 1) if site in images and others else 1.0
+        found[site] = max(most * typical * max(1.0, larger), noises.get(site, 0.0))
+    return found
 
 
 def capped(weights: Sequence[float], share: float) -> list[float]:
@@ -70,9 +87,11 @@ def capped(weights: Sequence[float], share: float) -> list[float]:
 
 
 def scaled(upload: Mapping[str, Tensor], sent: Mapping[str, Tensor], factor: float) -> State:
-    """Compute w + factor (x - w). Integer tensors are the upload's."""
+    """Compute w + factor (x - w). Integer tensors are the upload's. With factor 0, x may overflow."""
     return {
-        name: (sent[name].double() + factor * (tensor.double() - sent[name].double())).to(tensor.dtype)
+        name: sent[name].clone()
+        if not factor and tensor.is_floating_point()
+        else (sent[name].double() + factor * (tensor.double() - sent[name].double())).to(tensor.dtype)
         if tensor.is_floating_point()
         else tensor.clone()
         for name, tensor in upload.items()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -14,7 +14,9 @@ class SiteEntry:
     """One site's part of a round. `sent` and `received` are bytes of tensors by group.
 
     `sent` also has the bytes of the metrics. `scaled` is the factor of its update that counted, where the
-    defence bounded it. `privacy` says, of the groups that left with noise, what they cost the site so far.
+    defence bounded it. `claimed` is the weight that it claimed, where that was more than it had announced,
+    which counted. `share` is its share of the round's weight, where it is more than half. `privacy` says, of
+    the groups that left with noise, what they cost the site so far.
     """
 
     weight: float
@@ -25,6 +27,8 @@ class SiteEntry:
     seconds: float
     scaled: float | None = None
     privacy: Mapping[str, Spent] = field(default_factory=dict)
+    claimed: float | None = None
+    share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,45 @@ class RoundEntry:
             for field in ("sites", "refused")
         }
         return cls(**{**content, **parts})
+
+
+def defended(history: Sequence[RoundEntry]) -> list[str]:
+    """Describe what the server did not believe of the sites, and which sites had most of the weight.
+
+    One sentence for each site and phase, however many rounds it was so.
+    """
+    parts: dict[tuple[str, str], list[SiteEntry]] = {}
+    for entry in history:
+        for site, part in entry.sites.items():
+            parts.setdefault((entry.phase, site), []).append(part)
+    found = []
+    for (phase, site), entries in parts.items():
+        head = f"phase '{phase}': site {site}"
+        if shares := [entry.share for entry in entries if entry.share is not None]:
+            found.append(f"{head} {majority(max(shares))} in {_rounds(len(shares))}")
+        if claims := [entry for entry in entries if entry.claimed is not None]:
+            most = max(claims, key=lambda entry: entry.claimed or 0.0)
+            found.append(f"{head} {overclaim(most)} in {_rounds(len(claims))}")
+        if factors := [entry.scaled for entry in entries if entry.scaled is not None]:
+            found.append(f"{head} had its update scaled by {min(factors):.3g} in {_rounds(len(factors))}")
+    return found
+
+
+def majority(share: float) -> str:
+    """Say that a site has more than half of the weight of a round."""
+    return (
+        f"has {share:.1%} of all weight, more than all others together, and decides what is learned "
+        "(`defence: {most_share: 0.5}` bounds it)"
+    )
+
+
+def overclaim(entry: SiteEntry) -> str:
+    """Say that a site claimed more weight than it announced."""
+    return f"claimed a weight of {entry.claimed:g}; {entry.weight:g} counts, which it announced"
+
+
+def _rounds(count: int) -> str:
+    return "one round" if count == 1 else f"{count} rounds"
 
 
 class Observer(Protocol):

@@ -7,8 +7,8 @@ A site is not believed. Its uploads must have the names, shapes and types of wha
 same name, or of what the method expects. Where the server knows neither, the first accepted site sets them
 for the others. Collected statistics may differ from site to site; their group has a check of its own.
 
-With a `Defence` that needs all uploads of a round they are kept until `settle`, which bounds and reduces
-them.
+With a `Defence` that needs all uploads of a round, as the default one does, they are kept until `settle`,
+which bounds and reduces them.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from torch import Tensor
 from personalization.errors import PersonalizationError
 from personalization.state import StreamingMean, check_compatible, check_finite, clone
 from training.algorithm import Group, Phase, RoundResult, SiteSize, State
-from training.config import Defence
+from training.config import NO_DEFENCE, Defence
 from training.engine.defence import bounds, capped, least_uploads, robust_reduction, scaled, update_norm
 from training.errors import RoundFailed, SiteFailed
 
 _NOTHING: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+_NO_NOISE: Mapping[str, float] = MappingProxyType({})
 _UNKNOWN = SiteSize()
 
 
@@ -40,14 +41,19 @@ class _Uploads:
     weight: float
     metrics: Mapping[str, float]
     sent: Mapping[str, Mapping[str, Tensor]]
+    images: int | None
+    noises: Mapping[str, float]
 
 
 class Reducer:
-    """Reduces one round of a phase. `add` must be called in site order, `settle` before `result`."""
+    """Reduces one round of a phase. `add` must be called in site order.
+
+    With a defence, `settle` must be called before `result`; without one every number is believed.
+    """
 
     def __init__(self, phase: Phase, defence: Defence | None = None) -> None:
         self._groups = {group.name: group for group in phase.uploads}
-        self._defence = defence or Defence()
+        self._defence = defence or NO_DEFENCE
         self._pending: dict[str, _Uploads] = {}
         self._means: dict[str, StreamingMean] = {}
         self._robust: dict[str, State] = {}
@@ -66,11 +72,13 @@ class Reducer:
         *,
         sent: Mapping[str, Mapping[str, Tensor]] = _NOTHING,
         size: SiteSize = _UNKNOWN,
+        noises: Mapping[str, float] = _NO_NOISE,
     ) -> None:
         """Add one site's uploads. A rejected site changes nothing.
 
-        `sent` has the tensors that uploads of the same name must match. A group that is not essential and has
-        no tensors counts as withheld.
+        `sent` has the tensors that uploads of the same name must match, `noises` the largest norms of groups
+        that the site noised for differential privacy. A group that is not essential and has no tensors counts
+        as withheld.
         Raises SiteFailed for tensors that do not match, values that are not finite or do not pass the group's
         check, or a weight that is not positive.
         """
@@ -86,7 +94,7 @@ class Reducer:
             raise SiteFailed(f"site {site}: {error}") from error
         self._likes = likes | self._likes
         begun = {name: state for name, state in sent.items() if not any(t.is_meta for t in state.values())}
-        found = _Uploads(uploads, weight, metrics, begun)
+        found = _Uploads(uploads, weight, metrics, begun, size.images, noises)
         if self._defence.needs_all:
             self._pending[site] = found
         else:
@@ -163,19 +171,21 @@ class Reducer:
         factors: dict[str, float] = {}
         dropped: dict[str, str] = {}
         most = self._defence.most_norm
+        images = {site: found.images for site, found in self._pending.items() if found.images is not None}
         for name in self._averaged() if most is not None else ():
             norms = {
                 site: update_norm(found.groups[name], found.sent[name])
                 for site, found in self._pending.items()
                 if name in found.groups and name in found.sent
             }
-            for site, bound in bounds(norms, most or math.inf).items():
+            noises = {site: found.noises.get(name, 0.0) for site, found in self._pending.items()}
+            for site, bound in bounds(norms, most or math.inf, images, noises).items():
                 if norms[site] <= bound:
                     continue
                 if self._defence.beyond == "drop":
                     dropped[site] = (
-                        f"its update of '{name}' has the norm {norms[site]:.3g}; {most:g} times the median "
-                        f"of the other sites' is {bound:.3g}"
+                        f"its update of '{name}' has the norm {norms[site]:.3g}; by {most:g} times the "
+                        f"median of the other sites' it may have {bound:.3g}"
                     )
                 else:
                     factors[site] = min(factors.get(site, 1.0), bound / norms[site])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from training.engine.client import RunEnvironment
 from training.engine.defence import least_uploads
 from training.engine.egress import SiteSpec, may_take_part
 from training.engine.folder import RunCheckpoint, Slot, free_slot
-from training.engine.history import Observer, RoundEntry, SiteEntry
+from training.engine.history import Observer, RoundEntry, SiteEntry, majority, overclaim
 from training.engine.pool import Pool
 from training.engine.reduction import Reducer
 from training.engine.seeds import generator
@@ -54,6 +55,7 @@ class Rounds:
         self._defence = defence
         self._observer = observer
         self._sizes: dict[str, SiteSize] = {}
+        self._reported: set[str] = set()
 
     def check(self, plan: Sequence[Phase | ServerStage]) -> None:
         """Check that every phase has the sites that the defence needs. Raises ConfigurationError."""
@@ -87,8 +89,8 @@ class Rounds:
         if failures:
             raise FederationError("the sites' data cannot be read", failures)
         for site, answer in zip(self._sites, answers, strict=True):
-            scored = answer.scored if isinstance(answer, Delivery) else None
-            self._sizes[site.name] = SiteSize(site.cases, site.cases if scored is None else scored)
+            scored, images = (answer.scored, answer.images) if isinstance(answer, Delivery) else (None, None)
+            self._sizes[site.name] = SiteSize(site.cases, site.cases if scored is None else scored, images)
 
     def run(
         self,
@@ -102,7 +104,8 @@ class Rounds:
         """Run one round. Returns the server's new memory, the history entry, and the sites' memory slots.
 
         `checkpoint` is that of the last committed round, with the slots of the sites' memories. `announced`
-        has the weight that each site gave in its first round of this phase: it may not claim more later.
+        has the weight that each site gave in its first round of this phase. More than that, or than the
+        images that it announced before the first round, does not count.
 
         Raises RoundFailed when no site or fewer than the pool's quorum delivered, AlgorithmError when the
         method violates its declaration.
@@ -119,24 +122,31 @@ class Rounds:
             tasks, sent = self._tasks(step, phase, round_, server, checkpoint, sites)
             expected = self._algorithm.expected(phase, server)
             reducer = Reducer(phase, self._defence)
+            specs = {site.name: site for site in sites}
             for answer in self._pool.run(tasks):
-                name = answer.site
+                name, claimed = answer.site, None
                 received = {group: size_of(state) for group, state in sent[name].items()}
                 try:
                     if isinstance(answer, Delivery):
-                        _check_figures(answer, announced.get(name))
-                    delivery = _take(phase, answer, reducer, {**sent[name], **expected}, self._sizes[name])
+                        _check_figures(answer)
+                        most = _most_weight(self._sizes[name], announced.get(name))
+                        if answer.weight > most:
+                            answer, claimed = replace(answer, weight=most), answer.weight
+                    noises = _noises(phase, specs[name], sent[name])
+                    delivery = _take(
+                        phase, answer, reducer, {**sent[name], **expected}, self._sizes[name], noises
+                    )
                 except SiteFailed as error:
                     dropped[answer.site] = str(error)
                     if isinstance(answer, Delivery):
                         refused[name] = replace(_entry(answer, received), weight=0.0)
-                    self._observer.warning(
-                        f"phase '{phase.name}', round {round_ + 1}: site {answer.site} dropped: {error}"
-                    )
+                    self._warn(phase, round_, name, f"dropped: {error}")
                     continue
                 if delivery.slot is not None:
                     new_slots[answer.site] = delivery.slot
-                entries[name] = _entry(delivery, received)
+                entries[name] = replace(_entry(delivery, received), claimed=claimed)
+                if claimed is not None:
+                    self._warn(phase, round_, name, overclaim(entries[name]))
                 self._observer.site_finished(phase.name, round_, name, entries[name])
             self._settle(phase, round_, reducer, entries, dropped, refused, new_slots, slots)
             quorum = min(self._pool.quorum, len(sites))
@@ -148,8 +158,10 @@ class Rounds:
                     f"({reasons}). Fix the cause and resume"
                 )
             context = self._environment.context(phase.name, round_, phase.rounds)
+            result = reducer.result()
+            self._report_majority(phase, round_, result.weights, entries)
             with self._environment.applied():
-                server = self._algorithm.server_step(context, server, reducer.result())
+                server = self._algorithm.server_step(context, server, result)
         else:
             self._observer.warning(f"phase '{phase.name}' skipped: {'; '.join(sorted(set(absent.values())))}")
         seconds = time.perf_counter() - started
@@ -169,17 +181,39 @@ class Rounds:
     ) -> None:
         """Apply the defence, and note what it did."""
         factors, reasons = reducer.settle()
-        head = f"phase '{phase.name}', round {round_ + 1}: site"
         for site, factor in factors.items():
             entries[site] = replace(entries[site], scaled=factor)
-            self._observer.warning(f"{head} {site}: its update was scaled by {factor:.3g}")
+            self._warn(
+                phase,
+                round_,
+                site,
+                f"had its update scaled by {factor:.3g}, because it was far larger than the others'",
+            )
         for site, reason in reasons.items():
             refused[site] = replace(entries.pop(site), weight=0.0)
             dropped[site] = reason
             new_slots.pop(site, None)
             if site in slots:
                 new_slots[site] = slots[site]
-            self._observer.warning(f"{head} {site} dropped: {reason}")
+            self._warn(phase, round_, site, f"dropped: {reason}")
+
+    def _report_majority(
+        self, phase: Phase, round_: int, weights: Mapping[str, float], entries: dict[str, SiteEntry]
+    ) -> None:
+        """Note the site that has more than half of the weight of a mean; warn of it once in a run."""
+        averages = any(group.reduction == "mean" for group in phase.uploads)
+        if len(self._sites) == 1 or self._defence.reduction != "mean" or not averages:
+            return
+        total = math.fsum(weights.values())
+        for site, weight in weights.items():
+            if weight > total / 2:
+                entries[site] = replace(entries[site], share=weight / total)
+                if site not in self._reported:
+                    self._reported.add(site)
+                    self._warn(phase, round_, site, majority(weight / total))
+
+    def _warn(self, phase: Phase, round_: int, site: str, what: str) -> None:
+        self._observer.warning(f"phase '{phase.name}', round {round_ + 1}: site {site} {what}")
 
     def _participants(self, phase: Phase, round_: int) -> tuple[tuple[SiteSpec, ...], dict[str, str]]:
         """Choose the sites of a round, in their fixed order, with the reason for each absent site."""
@@ -243,7 +277,27 @@ def _key(state: State) -> _Key:
     return tuple((name, id(tensor)) for name, tensor in state.items())
 
 
-def _check_figures(delivery: Delivery, announced: float | None) -> None:
+def _most_weight(size: SiteSize, announced: float | None) -> float:
+    """Return the largest weight of a site: its training images, and its weight in the phase's first round.
+
+    A mean in which all sites count alike has the weight 1.
+    """
+    images = math.inf if size.images is None else max(float(size.images), 1.0)
+    return min(images, math.inf if announced is None else announced)
+
+
+def _noises(phase: Phase, site: SiteSpec, sent: Mapping[str, State]) -> dict[str, float]:
+    """Return, for the groups that a site noises, the norm that its update does not exceed for that."""
+    found: dict[str, float] = {}
+    for group in phase.uploads:
+        noising = site.noising(group)
+        if noising is not None and group.name in sent:
+            values = sum(t.numel() for t in sent[group.name].values() if t.is_floating_point())
+            found[group.name] = noising.largest_norm(values)
+    return found
+
+
+def _check_figures(delivery: Delivery) -> None:
     """Check the numbers beside the tensors, which are shown, drawn and added up. Raises SiteFailed."""
     figures = (("weight", delivery.weight), ("seconds", delivery.seconds), *delivery.metrics.items())
     for name, value in figures:
@@ -251,11 +305,6 @@ def _check_figures(delivery: Delivery, announced: float | None) -> None:
             raise SiteFailed(
                 f"site {delivery.site}: {name}: expected a magnitude of at most {_MOST:g}, found {value:g}"
             )
-    if announced is not None and delivery.weight > announced:
-        raise SiteFailed(
-            f"site {delivery.site}: expected a weight of at most {announced:g}, which it announced, found "
-            f"{delivery.weight:g}"
-        )
 
 
 def _take(
@@ -264,6 +313,7 @@ def _take(
     reducer: Reducer,
     sent: Mapping[str, State],
     size: SiteSize,
+    noises: Mapping[str, float],
 ) -> Delivery:
     """Add a delivery to the round. Raises SiteFailed, or AlgorithmError when the method is at fault."""
     if isinstance(answer, Failure):
@@ -275,7 +325,7 @@ def _take(
     except Exception as error:
         # Whatever a site sends, only the site fails.
         raise SiteFailed(f"site {answer.site}: its upload cannot be read ({type(error).__name__})") from error
-    reducer.add(answer.site, uploads, answer.weight, answer.metrics, sent=sent, size=size)
+    reducer.add(answer.site, uploads, answer.weight, answer.metrics, sent=sent, size=size, noises=noises)
     return answer
 
 

@@ -68,7 +68,8 @@ class Task:
 class Delivery:
     """The uploads of a site as files, and the slot of its new memory.
 
-    When a task only loads the site's data, `scored` is the most that a score can count, if the data says so.
+    When a task only loads the site's data, `scored` is the most that a score can count, and `images` the
+    number of training images, if the data says so.
     """
 
     site: str
@@ -81,6 +82,7 @@ class Delivery:
     seconds: float
     privacy: Mapping[str, Spent] = field(default_factory=dict)
     scored: int | None = None
+    images: int | None = None
 
 
 @dataclass(frozen=True)
@@ -187,9 +189,9 @@ class Worker:
         if task.site not in self._data:
             self._data[task.site] = site.load()
         if task.step is None or task.upload is None:
-            scored = getattr(self._data[task.site], "scored", None)
-            seconds = time.perf_counter() - started
-            return Delivery(task.site, {}, {}, 0.0, {}, (), None, seconds, scored=scored)
+            data, seconds = self._data[task.site], time.perf_counter() - started
+            scored, images = getattr(data, "scored", None), getattr(data, "images", None)
+            return Delivery(task.site, {}, {}, 0.0, {}, (), None, seconds, scored=scored, images=images)
         phase = self._plan[task.step]
         assert isinstance(phase, Phase)
         context = self._environment.context(phase.name, task.round, phase.rounds, task.site)

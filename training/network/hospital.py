@@ -343,6 +343,7 @@ class Hospital:
             files=dict(split.counts.files),
             patients=dict(split.counts.patients),
             scored=loaded.scored,
+            images=loaded.images,
             certificate=self._kit.certificate.read_text(),
             nonce="-",
             signature="-",

@@ -68,7 +68,9 @@ class Invitation(Message):
 class Announcement(Message):
     """What a hospital says of itself.
 
-    `scored` is how many images the scores of a classification count. `signature` is over the invitation's
+    `scored` is how many images the scores of a classification count, `images` how many training images
+    (slices) there are: the hospital's weight is at most that. It is unknown of a run that an older operator
+    began. `signature` is over the invitation's
     nonce, by the key of `certificate` (PEM).
     """
 
@@ -85,6 +87,7 @@ class Announcement(Message):
     files: dict[Split, Count]
     patients: dict[Split, Count]
     scored: Count | None = None
+    images: Count | None = None
     nonce: Name
     certificate: Annotated[str, Field(max_length=20_000)]
     signature: Annotated[str, Field(max_length=2_000)]

@@ -65,6 +65,7 @@ NETWORK_FILE = "network.json"
 _POLL_S = 1.0
 _PATIENCE_S = 30.0  # before the operator sees a warning that a hospital is missing
 _GOODBYE_S = 5.0
+_MOST_SLICES = 2**14  # of one file: several times the longest scans
 _REVOKED = "its certificate was revoked"
 
 
@@ -268,9 +269,11 @@ class Operator:
         """Give the hospitals their tasks, and yield their results in task order."""
         if all(task.step is None for task in tasks):
             # A hospital reads and checks its data before it joins.
-            scored = {name: said.scored for name, said in self.announced.items()}
             for task in tasks:
-                yield Delivery(task.site, {}, {}, 0.0, {}, (), None, 0.0, scored=scored.get(task.site))
+                said = self.announced[task.site]
+                yield Delivery(
+                    task.site, {}, {}, 0.0, {}, (), None, 0.0, scored=said.scored, images=said.images
+                )
             return
         started = time.monotonic()
         with self._changed:
@@ -358,8 +361,14 @@ class Operator:
                 problems.append(
                     f"{name}: expected {getattr(ours, name)[:12]}, found {getattr(said, name)[:12]}"
                 )
-        if said.files.get("train", 0) < 1:
+        files = said.files.get("train", 0)
+        if files < 1:
             problems.append("there is no case to train on")
+        elif said.images is None or not 1 <= said.images <= files * _MOST_SLICES:
+            problems.append(
+                f"images: expected 1 to {files * _MOST_SLICES} training images of {files} files, found "
+                f"{said.images}"
+            )
         if problems:
             raise Rejected("; ".join(problems), "mismatch")
         serial = self._certified(peer, said)

@@ -35,6 +35,7 @@ TRAIL = Group("trail", "weights", "collect")
 class ToyData:
     values: tuple[float, ...]
     faults: dict[int, str] = field(default_factory=dict)
+    images: int | None = None
 
 
 class Toy(Algorithm[ToyData]):

@@ -65,6 +65,11 @@ class LabelledData:
         return self.train
 
     @property
+    def images(self) -> int:
+        """The number of training images, which a site announces before the first round."""
+        return len(self.train)
+
+    @property
     def scored(self) -> int:
         """The number of images that scores count, those of validation."""
         return len(self.val)

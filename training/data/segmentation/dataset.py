@@ -73,6 +73,11 @@ class SiteData:
         return self.train if self.unfiltered is None else self.unfiltered
 
     @property
+    def images(self) -> int:
+        """The number of training slices, which a site announces before the first round."""
+        return len(self.all_train)
+
+    @property
     def held_out(self) -> bool:
         """Whether `val` has patients that are not trained on."""
         return self.val is not self.all_train

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
-from tests.helpers.training.toy_federation import Toy, site
+from tests.helpers.training.toy_federation import Toy, ToyData, load, site
 from training.config import Defence
 from training.engine.client import RunEnvironment
 from training.engine.engine import FederationEngine
 from training.engine.folder import RunFolder, SiteFolder
-from training.engine.history import RoundEntry, Silent
+from training.engine.history import RoundEntry, Silent, defended
 from training.engine.pool import Inline
 from training.errors import (
     AlgorithmError,
@@ -22,6 +23,7 @@ from training.errors import (
     FederationError,
     RoundFailed,
 )
+from training.privacy import Noising, PrivacyDemand
 
 
 def run(root, sites, algorithm=None, *, workers=0, seed=0, folder=None, **options):
@@ -71,16 +73,67 @@ def test_sites_keep_memory_between_rounds_and_bytes_are_counted(tmp_path):
     assert train[0].sites["C"].received == {"weights": 2 * 4 + 8}
 
 
-def test_a_site_that_claims_more_weight_than_before_is_dropped_from_the_round(tmp_path):
-    outcome = run(tmp_path, three_sites(B={1: "heavy"}))
-    assert (
-        "expected a weight of at most 1, which it announced, found 1e+15" in outcome.history[1].dropped["B"]
-    )
-    assert [set(entry.sites) for entry in outcome.history[:3]] == [{*"ABC"}, {*"AC"}, {*"ABC"}]
-    # It left the site nevertheless.
-    first, second, _ = (entry.deliveries["B"] for entry in outcome.history[:3])
-    assert (second.sent, second.received, second.weight) == (first.sent, first.received, 0.0)
-    assert RoundEntry.from_json(json.loads(json.dumps(outcome.history[1].to_json()))) == outcome.history[1]
+class Told(Silent):
+    def __init__(self):
+        self.warnings = []
+
+    def warning(self, message):
+        self.warnings.append(message)
+
+
+@pytest.mark.parametrize(("data", "rounds"), [({"images": 1}, (0, 1)), ({}, (1,))])
+def test_a_weight_beyond_what_a_site_announced_counts_as_what_it_announced(tmp_path, data, rounds):
+    """As its training images before the first round, or where these are unknown, in the first round."""
+    told = Told()
+    sites = three_sites(B=dict.fromkeys(rounds, "heavy"))
+    sites[1] = replace(sites[1], load=partial(load, ToyData((5.0,), dict.fromkeys(rounds, "heavy"), **data)))
+    outcome = run(tmp_path, sites, observer=told)
+    honest = run(tmp_path / "honest", three_sites())
+    assert torch.equal(outcome.server.tensors["w"], honest.server.tensors["w"])
+    for entry in outcome.history[:3]:
+        claimed = 1e15 if entry.round in rounds else None
+        assert (entry.sites["B"].weight, entry.sites["B"].claimed) == (1, claimed)
+        assert RoundEntry.from_json(json.loads(json.dumps(entry.to_json()))) == entry
+    words = "site B claimed a weight of 1e+15; 1 counts, which it announced"
+    assert sum(words in warning for warning in told.warnings) == len(rounds)
+    (line,) = defended(outcome.history)
+    assert line == f"phase 'train': {words} in {'one round' if len(rounds) == 1 else '2 rounds'}"
+
+
+def test_a_site_with_more_than_half_of_the_weight_is_reported(tmp_path):
+    told = Told()
+    sites = [site("A", *[1.0] * 7), site("B", 5.0, 1.0), site("C", 0.0, 0.0, 9.0)]
+    outcome = run(tmp_path, sites, observer=told)
+    assert [entry.sites["A"].share for entry in outcome.history[:3]] == [pytest.approx(7 / 12)] * 3
+    (warning,) = told.warnings[:1]
+    assert "phase 'train', round 1: site A has 58.3% of all weight" in warning
+    assert sum("of all weight" in warning for warning in told.warnings) == 1
+    (line,) = defended(outcome.history)
+    assert line.endswith("in 3 rounds")
+    assert defended(run(tmp_path / "capped", sites, defence=Defence(most_share=0.5)).history) == []
+    assert defended(run(tmp_path / "even", three_sites()).history) == []
+    assert defended(run(tmp_path / "one", sites[:1]).history) == []
+
+
+def test_by_default_an_update_far_larger_than_the_others_is_bounded_and_reported(tmp_path):
+    told = Told()
+    sites = [site("A", 1.0, 3.0), site("B", 5.0), site("C", 3e4), site("D", 3.0, 3.0)]
+    outcome = run(tmp_path, sites, observer=told)
+    scaled = [entry.sites["C"].scaled for entry in outcome.history[:3]]
+    # The median of 2, 5 and 3, five times.
+    assert scaled == [pytest.approx(15 / 3e4)] * 3
+    assert outcome.server.tensors["w"].tolist() == pytest.approx([3 * 4 * (4 + 5 + 15 + 6) / 6] * 2)
+    assert "site C had its update scaled by 0.0005" in told.warnings[0]
+    assert "in 3 rounds" in defended(outcome.history)[0]
+
+
+def test_noise_that_a_site_adds_by_its_own_policy_is_not_bounded(tmp_path):
+    """Its update is a thousand times as large as the others', by what it demands."""
+    demand = PrivacyDemand(kinds={"weights": Noising(clip=1.0, noise=2000.0)})
+    sites = [site("A", 1.0), site("B", 1.0), replace(site("C", 1.0), demand=demand)]
+    outcome = run(tmp_path, sites, folder=RunFolder(tmp_path))
+    assert all(entry.sites["C"].scaled is None for entry in outcome.history[:3])
+    assert abs(outcome.server.tensors["w"]).max() > 100
 
 
 @pytest.mark.parametrize(

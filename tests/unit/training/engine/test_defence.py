@@ -136,9 +136,20 @@ def test_the_size_of_an_update_and_its_bound_by_hand():
     sent = state(1.0, 1.0)
     assert update_norm(state(4.0, 1.0), sent) == pytest.approx(math.sqrt(9 + 9))
     assert bounds({"A": 1.0, "B": 2.0, "C": 30.0}, 3.0) == {"A": 48.0, "B": 46.5, "C": 4.5}
-    assert bounds({"A": 1.0}, 3.0) == {"A": math.inf}
+    assert bounds({"A": 1.0, "B": 90.0}, 3.0) == {"A": math.inf, "B": math.inf}
+    assert bounds({"A": 0.0, "B": 0.0, "C": 1.0}, 3.0)["C"] == math.inf
+    # C has ten times the images of the others, so it takes more steps; A has fewer, which lowers nothing.
+    images = {"A": 5, "B": 20, "C": 125}
+    assert bounds({"A": 1.0, "B": 2.0, "C": 3.0}, 3.0, images) == {"A": 7.5, "B": 6.0, "C": 45.0}
+    assert bounds({"A": 1.0, "B": 2.0, "C": 3.0}, 3.0, noises={"A": 99.0})["A"] == 99.0
     half = scaled(state(3.0, 2.0, count=5), sent, 0.5)
     assert (half["w"].tolist(), half["b"].item(), half["n"].item()) == ([2.0, 1.5], 2.0, 5)
+
+
+def test_an_update_that_overflows_when_compared_is_left_out():
+    sent, wild = ({"w": torch.tensor([value], dtype=torch.float64)} for value in (-1.7e308, 1.7e308))
+    assert update_norm(wild, sent) == math.inf
+    assert torch.equal(scaled(wild, sent, 0.0)["w"], sent["w"])
 
 
 def reduced(defence: Defence, uploads, sent=None):
@@ -175,10 +186,25 @@ def test_a_site_beyond_the_bound_is_scaled_or_dropped_and_the_others_are_not():
 
 
 def test_a_defence_that_finds_nothing_changes_no_bit():
-    _, plain = reduced(Defence(), UPLOADS)
+    _, plain = reduced(Defence(most_norm=None), UPLOADS)
     _, defended = reduced(Defence(most_norm=1e9), UPLOADS)
     for name, tensor in plain.reduced["weights"].items():
         assert torch.equal(tensor, defended.reduced["weights"][name])
+
+
+@pytest.mark.parametrize("factor", [20.0, 1e30])
+def test_by_default_a_far_larger_update_of_three_sites_or_more_is_scaled(factor):
+    far = {
+        name: tensor * factor if tensor.is_floating_point() else tensor
+        for name, tensor in UPLOADS[0][0].items()
+    }
+    (factors, dropped), found = reduced(Defence(), [*UPLOADS[:3], (far, 1.0)])
+    assert (list(factors), dropped) == (["S3"], {})
+    norms = sorted(update_norm(upload, state(0.0, 0.0)) for upload, _ in UPLOADS[:3])
+    counted = factors["S3"] * update_norm(far, state(0.0, 0.0))
+    assert counted == pytest.approx(Defence().most_norm * norms[1])
+    assert bool(found.reduced["weights"]["w"].isfinite().all())
+    assert reduced(Defence(), [UPLOADS[0], (far, 1.0)])[0] == ({}, {})
 
 
 def test_a_robust_reduction_of_a_round_leaves_sums_as_they_are():

@@ -94,6 +94,7 @@ class HospitalSide:
             splits_digest="1" * 64,
             files={"train": 3, "val": 1, "test": 1},
             patients={"train": 3, "val": 1, "test": 1},
+            images=6,
             certificate=self.kit.certificate.read_text(),
             nonce=invitation.nonce,
             signature=sign_content(invitation.nonce, load_private_key_file(str(self.kit.key))),
@@ -202,6 +203,8 @@ class TestJoin:
             ({"configuration_digest": "2" * 64}, "configuration_digest"),
             ({"protocol": 0}, "protocol"),
             ({"files": {"train": 0}}, "no case to train on"),
+            ({"images": None}, "images: expected 1 to 49152 training images of 3 files, found None"),
+            ({"images": 10**15}, "images: expected 1 to 49152 training images of 3 files"),
         ],
     )
     def test_difference_to_the_operators_run_is_named(self, operator, kits, change, words):
