@@ -43,6 +43,10 @@ class ServiceContext:
     rates: RateLimits | None
 
     def for_caller(self, caller: Caller) -> ServiceContext:
-        """The same parts, with a store and a database in which the caller finds only what it may see."""
+        """The same parts, with a store and a database in which the caller finds only what it may see.
+
+        Its scans are in work and in the queue by its share.
+        """
         store = self.store if caller.hospitals is None else self.store.visible_to(caller.sees)
-        return replace(self, store=store, database=self.database.for_caller(caller))
+        database, admission = self.database.for_caller(caller), self.admission.for_share(caller.share)
+        return replace(self, store=store, database=database, admission=admission)

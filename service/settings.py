@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import ssl
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,19 +29,34 @@ from model_store.errors import KeyUnusable
 from model_store.scan import Limits
 from model_store.signing import Signer, TrustedKeys
 from model_store.store import DEFAULT_CACHE, Store, located
+from model_store.task import Task
 from service.errors import SettingsInvalid
 from service.files import Files, open_files
 from service.validation import is_loopback
 
+# An image of this size is taken whatever the network: it costs tenths of a second.
+_ALWAYS_TAKEN_PIXELS = 2048 * 2048
 
-def scan_limits(settings: Settings) -> Limits:
-    """For decoding, in the API and in the worker alike."""
-    return Limits(
+
+def scan_limits(settings: Settings, task: Task | None = None) -> Limits:
+    """For decoding, in the API and in the worker alike.
+
+    Where the scan is for a network of `task`, an image has at most `max_pixels_per_input` times the pixels of
+    its input, or 2048 x 2048: what it has beyond costs time, and the network does not see it.
+    """
+    limits = Limits(
         max_bytes=settings.max_upload_bytes,
         max_pixels=settings.max_pixels,
         max_voxels=settings.max_voxels,
         max_decompressed=settings.max_decompressed_bytes,
     )
+    if task is None:
+        return limits
+    usable = max(_ALWAYS_TAKEN_PIXELS, settings.max_pixels_per_input * math.prod(task.size))
+    if usable >= limits.max_pixels:
+        return limits
+    size = " x ".join(map(str, task.size))
+    return replace(limits, max_pixels=usable, pixels_for=f"for a network's input of {size}")
 
 
 def _located(location: Path | str) -> Path | str:
@@ -169,6 +186,12 @@ class Settings(BaseSettings):
     max_upload_bytes: int = Field(512 * MEBIBYTE, gt=0, description="size of one uploaded scan")
     max_decompressed_bytes: int = Field(512 * MEBIBYTE, gt=0, description="its size after gzip or deflate")
     max_pixels: int = Field(32_000_000, gt=0, description="height times width of a two-dimensional image")
+    max_pixels_per_input: int = Field(
+        256,
+        gt=0,
+        description="height times width of a two-dimensional image, in multiples of the network's input; one "
+        "of 2048 x 2048 is always taken",
+    )
     max_voxels: int = Field(128_000_000, gt=0, description="number of voxels of a volume, channels included")
 
     # how much work goes on at once

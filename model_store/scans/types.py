@@ -26,13 +26,15 @@ class Limits:
     """Upper bounds for a scan, checked before anything of that size is allocated.
 
     `max_bytes` of the file as it is sent (the sum over several files), `max_pixels` of an image (width x
-    height), `max_voxels` of a volume, and `max_decompressed` bytes after decompression.
+    height), `max_voxels` of a volume, and `max_decompressed` bytes after decompression. `pixels_for` says in
+    an error what `max_pixels` follows from, such as "for a network's input of 64 x 64".
     """
 
     max_bytes: int = 512 * 2**20
     max_pixels: int = 4096 * 4096
     max_voxels: int = 512**3
     max_decompressed: int = 2**30
+    pixels_for: str = ""
 
 
 @dataclass(frozen=True)
@@ -85,8 +87,9 @@ def check_sides(width: int, height: int, limits: Limits, name: str) -> None:
             f"{name}: expected at least {MIN_SIDE} pixels a side, found {width} x {height}; send the original"
         )
     if width * height > limits.max_pixels:
+        why = f" {limits.pixels_for}" if limits.pixels_for else ""
         raise ScanTooLarge(
-            f"{name}: expected at most {limits.max_pixels} pixels, found {width} x {height}; "
+            f"{name}: expected at most {limits.max_pixels} pixels{why}, found {width} x {height}; "
             "crop it or send a smaller version"
         )
 

@@ -106,9 +106,8 @@ class ScanRequest:
         store = self.context.store
         model = store.by_digest(adaptation.network(parent), ModelManifest)
         manifest = model.manifest
-        scan = decode(self.upload.read(), scan_limits(self.context.settings))
-        options = self.options
-        task = manifest.task
+        options, task = self.options, manifest.task
+        scan = decode(self.upload.read(), scan_limits(self.context.settings, task))
         choose_output(options.output, scan, task, options.segmentation_type, options.compress, options.voxels)
         prepared = prepare(scan, manifest.task)
         check_restorable(prepared.geometry, manifest.task)

@@ -41,6 +41,14 @@ class Caller:
     key: str | None = field(default=None, compare=False)
     until: datetime | None = field(default=None, compare=False)
 
+    @property
+    def share(self) -> str:
+        """What this caller's requests count for where callers share a limit fairly.
+
+        Its hospitals, so that another key of a hospital gives it no second share; else the caller itself.
+        """
+        return " ".join(sorted(self.hospitals)) if self.hospitals else self.actor
+
     def has(self, role: Role) -> bool:
         """Return whether the caller has this role, or one that includes it."""
         if role not in _HOSPITAL_ROLES:

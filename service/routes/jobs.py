@@ -23,7 +23,7 @@ from service.http.parameters import JobId
 from service.http.problems import Problem, problem_responses
 from service.jobs import records, submission
 from service.jobs.files import JobFolder
-from service.jobs.followers import Feed
+from service.jobs.followers import Follower
 from service.jobs.views import JobSummary, JobView, summary, view
 from service.validation import HOSPITAL_ID
 
@@ -135,11 +135,13 @@ def delete_files(context: AsOperator, job: JobId) -> None:
     JobFolder(context.settings.open_files(), job).delete()
 
 
-async def _feed(context: AsReader, job: JobId) -> AsyncIterator[Feed]:
+async def _follower(context: AsReader, job: JobId) -> AsyncIterator[Follower]:
+    share = context.database.caller.share
     # Before the stream begins: once it has, no problem can be answered any more.
+    context.followers.refuse_if_full(share)
     await asyncio.to_thread(_known, context, job)
-    async with context.followers.following(job) as feed:
-        yield feed
+    async with context.followers.following(job, share) as follower:
+        yield follower
 
 
 def _known(context: ServiceContext, job: str) -> None:
@@ -153,7 +155,7 @@ def _known(context: ServiceContext, job: str) -> None:
     responses=problem_responses(404, 422, 503),
 )
 async def follow_job(
-    feed: Annotated[Feed, Depends(_feed)],
+    follower: Annotated[Follower, Depends(_follower)],
     last_event_id: Annotated[
         int,
         Header(ge=0, le=2**53, description="Id of the last event received: the stream continues after it."),
@@ -164,7 +166,7 @@ async def follow_job(
     The stream begins with the job's first event and closes after its last state. A client that the service
     lets go returns with `Last-Event-ID`.
     """
-    async for event in feed.after(last_event_id):
+    async for event in follower.after(last_event_id):
         data = {"at": event.at, **event.data}
         yield ServerSentEvent(id=str(event.id), event=event.type, data=data)
 

@@ -115,7 +115,7 @@ def answer_upload(
         network=receipt_of(artefact),
         input_sha256=upload.sha256,
         input_bytes=upload.size,
-        limits=scan_limits(context.settings),
+        limits=scan_limits(context.settings, selection.manifest.task),
         watch=watch,
         whole=scan_graph is not None,
     ).make(data)

@@ -169,7 +169,7 @@ def _answer(attempt: Attempt, data: bytes) -> tuple[Answer, str]:
         network=receipt_of(selection.model),
         input_sha256=sha256(data),
         input_bytes=len(data),
-        limits=scan_limits(settings),
+        limits=scan_limits(settings, selection.manifest.task),
         watch=Stopwatch(),
     ).make(data)
     for warning in filter(None, answer.headers.get("Locum-Warning-Names", "").split(", ")):

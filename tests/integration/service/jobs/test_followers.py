@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from service.errors import TooManyFollowers
 from service.jobs.leases import finish
 from tests.helpers.service.asking import note, problem, submitted, take
 
@@ -78,3 +81,26 @@ def test_follower_above_the_limit_is_rejected_until_another_leaves(
     wait_for(api, 0)
     with api.client.stream("GET", place) as next_one:
         assert next_one.status_code == 200
+
+
+def test_follower_of_another_hospital_takes_the_place_of_the_one_with_most(
+    api: Any, cohort: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followers = api.context.followers
+    monkeypatch.setattr(followers, "_most", 3)
+    job = submitted(api, cohort)
+
+    async def follow() -> None:
+        async with AsyncExitStack() as stack:
+            north = [await stack.enter_async_context(followers.following(job, "north")) for _ in range(3)]
+            with pytest.raises(TooManyFollowers):
+                followers.refuse_if_full("north")
+            await stack.enter_async_context(followers.following(job, "south"))
+            assert [each.let_go for each in north] == [False, False, True]
+            # It ends by itself, although its job goes on.
+            assert [event.type async for event in north[2].after(2**40)] == []
+            with pytest.raises(TooManyFollowers):
+                followers.refuse_if_full("south")
+
+    asyncio.run_coroutine_threadsafe(follow(), api.loop).result(20)
+    wait_for(api, 0)

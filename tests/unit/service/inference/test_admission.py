@@ -77,3 +77,79 @@ def test_failed_or_cancelled_scan_releases_its_slot() -> None:
         assert not admission.full
 
     asyncio.run(scenario())
+
+
+def queued(admission: Admission, name: str, log: list[str]) -> asyncio.Task[None]:
+    """A request that holds its slot for one turn of the loop, and notes its name when it has it."""
+
+    async def scan() -> None:
+        async with admission.slot():
+            log.append(name)
+            await asyncio.sleep(0)
+
+    return asyncio.create_task(scan())
+
+
+def test_slots_go_to_the_shares_in_turns_and_within_a_share_in_order() -> None:
+    async def scenario() -> list[str]:
+        whole, log = Admission(1, 20), list[str]()
+        north, south = whole.for_share("north"), whole.for_share("south")
+        tasks = [queued(north, f"n{number}", log) for number in range(6)]
+        await asyncio.sleep(0)
+        tasks += [queued(south, f"s{number}", log) for number in range(2)]
+        await asyncio.gather(*tasks)
+        assert (whole.running, whole.waiting) == (0, 0)
+        return log
+
+    assert asyncio.run(scenario()) == ["n0", "n1", "s0", "n2", "s1", "n3", "n4", "n5"]
+
+
+def test_free_slot_goes_to_the_share_with_fewest_in_work() -> None:
+    async def scenario() -> None:
+        whole, log = Admission(3, 20), list[str]()
+        north, south = whole.for_share("north"), whole.for_share("south")
+        async with south.turn(), north.turn():
+            async with north.turn():
+                tasks = [queued(north, "n", log), queued(south, "s", log)]
+                await asyncio.sleep(0)
+            await asyncio.gather(*tasks)
+        assert log == ["s", "n"]
+
+    asyncio.run(scenario())
+
+
+def test_full_queue_takes_the_place_of_the_share_with_most() -> None:
+    async def scenario() -> None:
+        whole, log = Admission(1, 4), list[str]()
+        north, south = whole.for_share("north"), whole.for_share("south")
+        async with north.slot():
+            burst = [queued(north, f"n{number}", log) for number in range(4)]
+            await asyncio.sleep(0)
+            assert north.full
+            assert not south.full
+            others = [queued(south, f"s{number}", log) for number in range(3)]
+            await asyncio.sleep(0)
+            # One in work and two waiting of north, two of south: the third of south is one too many.
+            assert (whole.running, whole.waiting) == (1, 4)
+            assert north.full
+            assert south.full
+        outcomes = await asyncio.gather(*burst, *others, return_exceptions=True)
+        assert log == ["s0", "n0", "s1", "n1"]
+        refused = [isinstance(outcome, ServiceBusy) for outcome in outcomes]
+        assert refused == [False, False, True, True, False, False, True]
+
+    asyncio.run(scenario())
+
+
+def test_request_that_is_cancelled_when_it_is_granted_passes_its_slot_on() -> None:
+    async def scenario() -> None:
+        whole, log = Admission(1, 4), list[str]()
+        async with whole.slot():
+            first, second = queued(whole, "first", log), queued(whole, "second", log)
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, second, return_exceptions=True)
+        assert log == ["second"]
+        assert (whole.running, whole.waiting) == (0, 0)
+
+    asyncio.run(scenario())
