@@ -78,6 +78,7 @@
     │   ├── PacsUnavailable           it does not answer now; the job is retried
     │   ├── PacsRefused               it rejects the credentials, the certificate or the instance
     │   ├── SeriesMissing             it has no such series
+    │   ├── SeriesMismatched          it sends another series than the requested one
     │   └── PacsJobFailed             what was asked for cannot be done with it
     └── JobError                      a job cannot be created, changed or continued
         ├── JobUnknown           404  no such job
@@ -565,6 +566,10 @@ class PacsRefused(PacsError):
 
 class SeriesMissing(PacsError):
     """The PACS has no such series."""
+
+
+class SeriesMismatched(PacsError):
+    """The PACS sends instances of another study or series than the requested one."""
 
 
 class PacsJobFailed(PacsError):

@@ -12,9 +12,13 @@ from __future__ import annotations
 import io
 import logging
 import re
+import socket
+import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from email.message import Message
 from types import TracebackType
 from typing import Any
 
@@ -23,27 +27,34 @@ from celery.exceptions import SoftTimeLimitExceeded
 from dicomweb_client import DICOMwebClient
 from pydicom import dcmread
 from requests.adapters import HTTPAdapter
+from urllib3.connection import HTTPConnection, HTTPSConnection
+from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from model_store.digest import sha256
 from model_store.errors import DamagedScan, LocumStoreError, ScanTooLarge
 from model_store.scan import MOST_FILES, ElementCount, Limits, read_dataset
-from service.errors import PacsRefused, PacsUnavailable, SeriesMissing, ServiceError
+from service.errors import PacsRefused, PacsUnavailable, SeriesMismatched, SeriesMissing, ServiceError
 from service.pacs.configuration import PacsServer
 from service.runtime.spool import pack_into
 from service.validation import DICOM_UID
 
 # They write URLs, hence UIDs, into the log.
-for _name in ("dicomweb_client", "urllib3"):
+for _name in ("dicomweb_client", "retrying", "urllib3"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 warnings.filterwarnings("ignore", module=r"(dicomweb_client|urllib3)(\.|$)")
 
 # As stored: no transcoding by the server.
 _ANY_SYNTAX = 'multipart/related; type="application/dicom"; transfer-syntax=*'
 _PAGE = 500
+# Of one list: MOST_FILES results of a server that sends a hundred at a time.
+_MOST_PAGES = 256
 _ANSWER_BYTES = 64 * 2**20
 _PART_OVERHEAD = 1024
 _TRANSIENT = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RESULT_STEP = 2**20
+# Of a multipart answer's end: its closing delimiter (RFC 2046 5.1.1) with some epilogue.
+_TAIL_BYTES = 1024
+_WATCH_SECONDS = 0.5
 
 KeepOn = Callable[[], None]
 Found = Mapping[str, Any]
@@ -52,15 +63,16 @@ Found = Mapping[str, Any]
 class PacsClient:
     """A client of one PACS.
 
-    `keep_on` is called between pieces of an answer, and raises to stop. It is not called any more from the
-    first instance on that `store` sends or finds: the caller records it, and stores what belongs to it.
+    `keep_on` is called between pieces of an answer, and from a thread of the client while one is awaited. It
+    raises to stop. It is not called any more from the first instance on that `store` sends or finds: the
+    caller records it, and stores what belongs to it.
     """
 
     def __init__(self, name: str, server: PacsServer, keep_on: KeepOn = lambda: None) -> None:
         """Connect nothing yet. Raises PacsRefused if a secret or a certificate cannot be read."""
         self.name = name
         self._timeout = server.timeout_seconds
-        self._limit = _Limit(_ANSWER_BYTES, keep_on)
+        self._limit = _Limit(name, server.answer_seconds, keep_on)
         self._session = session = requests.Session()
         # The environment has no say: neither a proxy nor a .netrc of the account.
         session.trust_env = False
@@ -95,6 +107,7 @@ class PacsClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._session.close()
+        self._limit.close()
 
     # ------------------------------------------------------------------ QIDO-RS
 
@@ -130,16 +143,17 @@ class PacsClient:
         # Of every result, so that a page of no valid UIDs ends the search where it is repeated.
         seen: set[str] = set()
         offset = 0
-        while len(found) < most:
-            with self._answered(_ANSWER_BYTES):
+        with self._answered(_ANSWER_BYTES):
+            for _ in range(_MOST_PAGES):
+                self._limit.begin(_ANSWER_BYTES)
                 results = page(offset)
                 new = {text_of(item, keyword): item for item in results}
-            if seen.issuperset(new):
-                break
-            seen.update(new)
-            offset += len(results)
-            found |= {uid: item for uid, item in new.items() if re.fullmatch(DICOM_UID, uid)}
-        return list(found.values())[:most]
+                offset += len(results)
+                found |= {uid: item for uid, item in new.items() if re.fullmatch(DICOM_UID, uid)}
+                if seen.issuperset(new) or len(found) >= most:
+                    return list(found.values())[:most]
+                seen.update(new)
+        raise PacsUnavailable(f"PACS '{self.name}' answers a search with more than {_MOST_PAGES} pages")
 
     # ------------------------------------------------------------------ WADO-RS
 
@@ -152,13 +166,18 @@ class PacsClient:
 
         Raises:
             SeriesMissing: the PACS has no such series in this study.
+            SeriesMismatched: it sends an instance of another study or series.
             ScanTooLarge: more files, frames or bytes than `limits` allow; found out before decoding.
-            PacsUnavailable, PacsRefused.
+            PacsUnavailable: it does not send the instances that it lists, each of them and no other.
+            PacsRefused.
         """
+        if not (re.fullmatch(DICOM_UID, study) and re.fullmatch(DICOM_UID, series)):
+            raise self._missing()
         listed = self._instances(study, series)
         if not listed:
             raise self._missing()
         self._check_size(listed, limits)
+        wanted = {text_of(item, "SOPInstanceUID") for item in listed}
         files: dict[str, bytes] = {}
         received, elements = 0, ElementCount()
         most = limits.max_bytes + _PART_OVERHEAD * (len(listed) + 1)
@@ -169,12 +188,24 @@ class PacsClient:
                     raise _too_many("bytes", limits.max_bytes)
                 where = f"instance {len(files) + 1}"
                 header = read_dataset(content, limits, where, pixels=False, elements=elements)
-                files[str(header.SOPInstanceUID)] = content
-        if len(files) < len(listed):
+                self._check_series(header, study, series)
+                instance = str(header.get("SOPInstanceUID", ""))
+                if instance not in wanted:
+                    raise PacsUnavailable(f"PACS '{self.name}' sends an instance that it does not list")
+                files[instance] = content
+        if len(files) < len(wanted):
             raise PacsUnavailable(
-                f"PACS '{self.name}' lists {len(listed)} instances of the series and sent {len(files)}"
+                f"PACS '{self.name}' lists {len(wanted)} instances of the series and sent {len(files)}"
             )
         return _packed(list(files.values()))
+
+    def _check_series(self, header: Any, study: str, series: str) -> None:
+        for keyword, expected in (("StudyInstanceUID", study), ("SeriesInstanceUID", series)):
+            if str(header.get(keyword, "")) != expected:
+                raise SeriesMismatched(
+                    f"PACS '{self.name}' sends an instance with another {keyword} than the requested one, "
+                    "which may be of another patient; nothing of it is used: its log says why"
+                )
 
     def _parts(self, study: str, series: str) -> Iterator[bytes]:
         """Fetch the files of a series as they are stored.
@@ -193,6 +224,10 @@ class PacsClient:
                 return
             for part in self._wado._decode_multipart_message(answer, stream=True):
                 yield bytes(part)
+            # Without its closing delimiter the last part may have been cut.
+            boundary = _boundary(answer.headers["Content-Type"])
+            if boundary and f"--{boundary}--".encode() not in self._limit.tail:
+                raise PacsUnavailable(f"PACS '{self.name}' breaks off in the middle of an answer")
 
     def _check_size(self, listed: list[Found], limits: Limits) -> None:
         if len(listed) > MOST_FILES:
@@ -250,9 +285,9 @@ class PacsClient:
     @contextmanager
     def _answered(self, most: int) -> Iterator[None]:
         """Bound one answer, and turn what requests, pydicom and the parsers raise into PacsError."""
-        self._limit.begin(most)
         try:
-            yield
+            with self._limit.answering(most):
+                yield
         except DamagedScan as error:
             raise PacsUnavailable(f"PACS '{self.name}' sends what cannot be read: {error}") from None
         except (ServiceError, LocumStoreError, MemoryError, SoftTimeLimitExceeded):
@@ -311,32 +346,118 @@ def _too_many(what: str, most: int) -> ScanTooLarge:
     return ScanTooLarge(f"DICOM: the series has more than {most} {what}; choose another")
 
 
-class _Limit:
-    """How many bytes the answer that is read may have, after decompression."""
+def _boundary(content_type: str) -> str:
+    """The parameter of a multipart media type; empty without one."""
+    header = Message()
+    header["Content-Type"] = content_type
+    return str(header.get_boundary(""))
 
-    def __init__(self, most: int, keep_on: KeepOn) -> None:
-        self._most, self._left, self._keep_on = most, most, keep_on
+
+class _Limit:
+    """How many bytes the answer that is read may have, after decompression, and how long it may take.
+
+    While an answer is awaited, a thread ends its connection at the deadline, or when the caller wants to
+    stop: a server that sends a byte now and then, in headers or a body, meets no timeout of a socket.
+    `tail` is the end of what was read.
+    """
+
+    def __init__(self, name: str, seconds: float, keep_on: KeepOn) -> None:
+        self._name, self._seconds, self._keep_on = name, seconds, keep_on
+        self._lines: dict[tuple[str, int | None], socket.socket] = {}
+        self._stopped: Exception | None = None
+        self.begin(_ANSWER_BYTES)
+
+    @contextmanager
+    def answering(self, most: int) -> Iterator[None]:
+        """Bound one answer. Raises what `keep_on` does, and PacsUnavailable at the deadline."""
+        self.begin(most)
+        self._stopped = None
+        over, deadline = threading.Event(), time.monotonic() + self._seconds
+        watch = threading.Thread(target=self._watch, args=(over, deadline), daemon=True)
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+            watch.join()
+            if self._stopped is not None:
+                raise self._stopped
+
+    def _watch(self, over: threading.Event, deadline: float) -> None:
+        while not over.wait(_WATCH_SECONDS):
+            try:
+                self._keep_on()
+                if time.monotonic() > deadline:
+                    raise PacsUnavailable(
+                        f"PACS '{self._name}' takes more than {self._seconds:g} s to answer"
+                    )
+            except Exception as error:  # whatever the caller stops with
+                self._stopped = error
+                for line in [*self._lines.values()]:
+                    with suppress(OSError):  # where it has ended
+                        line.shutdown(socket.SHUT_RDWR)
+                return
+
+    def connected(self, host: str, port: int | None, line: socket.socket) -> None:
+        """Take note of the connection to a host: it is the only one to it that is in use."""
+        earlier = self._lines.pop((host, port), None)
+        # TLS takes the socket itself over.
+        self._lines[host, port] = line.dup()
+        if earlier is not None:
+            earlier.close()
+
+    def close(self) -> None:
+        """Free the sockets."""
+        for line in self._lines.values():
+            line.close()
+        self._lines.clear()
 
     def begin(self, most: int) -> None:
         self._most = self._left = most
+        self.tail = b""
 
     def stop_asking(self) -> None:
         self._keep_on = lambda: None
 
-    def take(self, size: int) -> None:
+    def take(self, piece: bytes) -> None:
         self._keep_on()
-        self._left -= size
+        self._left -= len(piece)
         if self._left < 0:
             raise _too_many("bytes", self._most)
+        self.tail = (self.tail + piece[-_TAIL_BYTES:])[-_TAIL_BYTES:]
 
 
 class _BoundedAdapter(HTTPAdapter):
     def __init__(self, limit: _Limit) -> None:
-        super().__init__()
         self._limit = limit
+        super().__init__()
+
+    def init_poolmanager(self, *arguments: Any, **options: Any) -> None:
+        super().init_poolmanager(*arguments, **options)
+        limit = self._limit
+
+        class Connection(HTTPConnection):
+            def _new_conn(self) -> socket.socket:
+                line = super()._new_conn()
+                limit.connected(self.host, self.port, line)
+                return line
+
+        class TlsConnection(HTTPSConnection):
+            def _new_conn(self) -> socket.socket:
+                line = super()._new_conn()
+                limit.connected(self.host, self.port, line)
+                return line
+
+        class Pool(HTTPConnectionPool):
+            ConnectionCls = Connection
+
+        class TlsPool(HTTPSConnectionPool):
+            ConnectionCls = TlsConnection
+
+        self.poolmanager.pool_classes_by_scheme = {"http": Pool, "https": TlsPool}
 
     def send(self, request: requests.PreparedRequest, *arguments: Any, **options: Any) -> requests.Response:
-        self._limit.take(0)
+        self._limit.take(b"")
         # Both may stand in a query as they are (RFC 3986 3.4), and Orthanc 1.10 does not decode them.
         request.url = str(request.url).replace("%2A", "*").replace("%3F", "?")
         response = super().send(request, *arguments, **options)
@@ -355,5 +476,5 @@ class _BoundedBody:
 
     def stream(self, amount: int, decode_content: bool | None = None) -> Iterator[bytes]:
         for piece in self._raw.stream(min(amount, _RESULT_STEP), decode_content=decode_content):
-            self._limit.take(len(piece))
+            self._limit.take(piece)
             yield piece

@@ -62,6 +62,7 @@ class PacsServer(BaseModel):
         plain_http: whether http:// is accepted beyond loopback.
         store: whether segmentations may be stored there.
         timeout_seconds: to connect, and between two pieces of an answer.
+        answer_seconds: for a whole answer: a list with all its pages, a series, or a confirmation.
         first_retry_seconds: the first pause after a failure; each is as long as all the time before it, up to
             ten minutes.
         give_up_hours: after the request, when a job fails that could not reach the PACS.
@@ -85,6 +86,7 @@ class PacsServer(BaseModel):
     plain_http: bool = False
     store: bool = False
     timeout_seconds: float = Field(60, gt=0, le=3600)
+    answer_seconds: float = Field(1800, gt=0, le=6 * 3600)
     first_retry_seconds: float = Field(5, gt=0, le=600)
     give_up_hours: float = Field(24, ge=0, le=24 * 14)
 

@@ -27,7 +27,14 @@ from service.audit import trail
 from service.catalog.network import resolve_network
 from service.cohorts import cohorts
 from service.cohorts.intake import check_and_deidentify, uid_key
-from service.errors import CohortInUse, PacsJobFailed, PacsUnavailable, SeriesMissing, ServiceError
+from service.errors import (
+    CohortInUse,
+    PacsJobFailed,
+    PacsUnavailable,
+    SeriesMismatched,
+    SeriesMissing,
+    ServiceError,
+)
 from service.inference.pipeline import Stopwatch
 from service.jobs.files import StoredResult
 from service.jobs.leases import fenced
@@ -216,7 +223,7 @@ def _fill(attempt: Attempt, pacs: PacsClient) -> AttemptOutcome:
                     scan_format,
                 )
                 _note(attempt, "scan.stored", pacs, scan=upload.sha256, cohort=cohort)
-        except (ScanError, SeriesMissing) as error:
+        except (ScanError, SeriesMissing, SeriesMismatched) as error:
             skipped[type(error).__name__] += 1
             continue
         added += 1

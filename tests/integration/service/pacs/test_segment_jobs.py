@@ -123,6 +123,28 @@ def test_answer_that_is_not_stored_is_the_result_and_equals_the_stored_one(
     assert json.loads(content.body)["labels"]["bright"]["voxels"] == int((VOLUME > 100).sum())
 
 
+def test_series_of_another_study_is_neither_used_nor_stored(
+    place: Workplace, orthanc: Orthanc, gate: Gate
+) -> None:
+    other = coded_series(StudyInstanceUID=uid("another patient's"))
+    parts = b"".join(
+        b"--x\r\nContent-Type: application/dicom\r\n\r\n" + one + b"\r\n" for one in other.values()
+    )
+    kind = 'multipart/related; type="application/dicom"; boundary=x'
+    gate.rule = lambda method, path: (
+        (200, {"Content-Type": kind}, parts + b"--x--\r\n") if path.endswith(SERIES) else None
+    )
+    job_id = ask(place)
+    job = done(place, job_id)
+    assert job.state == "failed"
+    assert "another StudyInstanceUID than the requested one" in str(job.reason)
+    assert uid("another patient's") not in str(job.reason)
+    assert orthanc.instances("SEG") == []
+    assert place.folder(job_id).names == []
+    with place.database.read() as session:
+        assert [row for row in trail.rows(session) if row["details"].get("job") == job_id] == []
+
+
 def test_unavailable_pacs_postpones_the_job_and_costs_no_attempt(
     place: Workplace, orthanc: Orthanc, gate: Gate
 ) -> None:
